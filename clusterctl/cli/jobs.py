@@ -13,11 +13,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from clusterctl.cli.all_clusters import all_clusters, are_all, ask_all
+from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cluster.status import Status, status_of
-from clusterctl.errors import Notice, TransportError, excluded
+from clusterctl.errors import Notice, TransportError, excluded, unaccompanied
 from clusterctl.jobs.events import restarts_of_job
+from clusterctl.jobs.messages import Telling, chosen_receivers
 from clusterctl.jobs.queue import Listing, find_or_list
 from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
 from clusterctl.scheduler.base import (
@@ -228,6 +230,7 @@ def jobs(
         ),
     ] = False,
     watch: Annotated[bool, option("Show changes of jobs until Ctrl-C.")] = False,
+    notify: Notify = None,
 ) -> None:
     """List your jobs, newest first, or show a single job in full.
 
@@ -238,6 +241,8 @@ def jobs(
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")
+    if notify and not watch:
+        raise unaccompanied("--notify", "--watch")
     ids = ids or []
     most = None if everything else _RECENT
     if are_all(screen, ids):
@@ -246,8 +251,8 @@ def jobs(
     with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
         if watch:
             # The user ends the watch by Ctrl-C or a signal.
-            with suppress(*ENDINGS):
-                _watch(screen, _rounds(session, ids, most))
+            with telling(screen, chosen_receivers(notify or ())) as told, suppress(*ENDINGS):
+                _watch(screen, _rounds(session, ids, most, told))
             return
         listing = find_or_list(session, ids, most)
         if ids and len({job.whole_id for job in listing.jobs}) == 1:
@@ -301,13 +306,14 @@ def _list_all(screen: Screen, most: int | None, *, watch: bool) -> None:
 
 
 def _rounds(
-    session: Session, ids: Sequence[str], most: int | None
+    session: Session, ids: Sequence[str], most: int | None, told: Telling
 ) -> Iterator[tuple[JobInfo, ...]]:
     """Every 2 s yield all listed jobs, or with ``ids`` only these jobs, until all of them have
-    ended.
+    ended. Messages about them are sent.
     """
     while True:
-        yield (infos := find_or_list(session, ids, most).jobs)
+        told.look(session, infos := find_or_list(session, ids, most).jobs)
+        yield infos
         if ids and all(job.ended for job in infos):
             return
         session.scheduler.clock.sleep(max(_REFRESH_S, session.site.pace.changed_s))

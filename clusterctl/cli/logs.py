@@ -9,12 +9,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cli.waiting import follow_job
-from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError, excluded
+from clusterctl.errors import (
+    Notice,
+    SchedulerError,
+    TransportError,
+    UsageError,
+    excluded,
+    unaccompanied,
+)
 from clusterctl.jobs import watch
 from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
+from clusterctl.jobs.messages import chosen_receivers
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.scheduler.base import worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
@@ -45,6 +54,7 @@ def logs(
     ] = None,
     label: Annotated[bool, option("Begin each line with its rank, such as `1: `.")] = False,
     raw: Annotated[bool, option("Write the bytes unchanged to files and pipes.")] = False,
+    notify: Notify = None,
     file: Annotated[Path | None, option("Cluster spec. Default: ./cluster.yaml.")] = None,
 ) -> None:
     """Print a job's stdout and stderr. Ctrl-C detaches; the job keeps running.
@@ -53,6 +63,9 @@ def logs(
     """
     if raw and screen.json:
         raise excluded("--raw", "-o json")
+    if notify and not follow:
+        raise unaccompanied("--notify", "--follow")
+    receivers = chosen_receivers(notify or ()) if follow else ()
     collected = KeptLogs()
     output = nullcontext(collected.keep) if screen.json else screen.logs(raw=raw)
     ranks = str(rank) if rank is not None else "all" if label else ""
@@ -68,7 +81,10 @@ def logs(
                 job_id_of(job_id, session.ledger) if job_id else last_submitted(screen, session)
             )
             if follow:
-                ended = follow_job(screen, session, job_id, None, show=show, rank=ranks)
+                with telling(screen, receivers) as told:
+                    ended = follow_job(
+                        screen, session, job_id, None, show=show, rank=ranks, telling=told
+                    )
                 state = {"state": worst_job(ended).state.value}
             else:
                 jobs = start_in_thread(functools.partial(session.scheduler.jobs, [job_id]))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
@@ -303,9 +304,24 @@ def _ended(exc: BaseException, screen: Screen) -> int:
     return 1
 
 
+def _redactor_of(words: Sequence[str]) -> Callable[[str], str]:
+    """Return a function that hides the values of --notify on a command line, which may have tokens,
+    and what looks like a secret.
+    """
+    # Only unexpected errors need them.
+    from clusterctl.util.receivers import secret_parts
+    from clusterctl.util.redact import redactor
+
+    flag_name = "--notify"
+    values = [after for before, after in pairwise(words) if before == flag_name]
+    values += [word.partition("=")[2] for word in words if word.startswith(f"{flag_name}=")]
+    return redactor(part for value in values for part in secret_parts(value))
+
+
 def _unexpected(screen: Screen) -> ClusterctlError:
     """Return the error for a bug. Without ``-v``, write the traceback to the state folder."""
-    text = traceback.format_exc()
+    without_secrets = _redactor_of(sys.argv)
+    text = without_secrets(traceback.format_exc())
     cause = text.strip().splitlines()[-1]
     fix = "run the command again with -v"
     if screen.verbose:
@@ -317,6 +333,7 @@ def _unexpected(screen: Screen) -> ClusterctlError:
             folder = state_home() / ".errors"
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
-            write_atomic(path, "\n".join(map(printable, [str(sys.argv), *text.splitlines(), ""])))
+            lines = [without_secrets(str(sys.argv)), *text.splitlines(), ""]
+            write_atomic(path, "\n".join(map(printable, lines)))
             fix = f"report it with the traceback in {path}"
     return ClusterctlError("unexpected error, this is a bug", code="bug", why=cause, fix=fix)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
+from clusterctl.cli.messages import Notify
 from clusterctl.cli.options import Words, job_flags, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.runs import Run, shown_value
@@ -58,6 +59,7 @@ def replay(
     wait: Annotated[bool, option("Wait until the job has ended, and compare its losses.")] = False,
     follow: Follow = False,
     timeout: Timeout = None,
+    notify: Notify = None,
     **given: object,
 ) -> None:
     """Submit a collected run again, unchanged.
@@ -76,7 +78,9 @@ def replay(
     replay = replay_job(row.run.directory, again)
     submission = Submission((replay.job,), replay=replay)
     reject_invalid_arguments(submission.jobs)
-    watching = Watching.of(submission.jobs, wait=wait, follow=follow, timeout=timeout)
+    watching = Watching.of(
+        submission.jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ()
+    )
     if dry_run:
         spec = spec_of_existing(screen.chosen())
         scripts = rendered(screen, submission, spec)

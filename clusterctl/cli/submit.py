@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import (
     GOAL,
     Words,
@@ -39,6 +40,7 @@ from clusterctl.jobs.first import (
     submit_first,
     wait_for_first,
 )
+from clusterctl.jobs.messages import chosen_receivers
 from clusterctl.jobs.prepare import (
     Preparer,
     Submission,
@@ -58,6 +60,7 @@ from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
 from clusterctl.transport.tree import format_size
 from clusterctl.util.progress import SILENT
+from clusterctl.util.receivers import Receiver
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
@@ -180,6 +183,7 @@ def submit(
     follow: Follow = False,
     timeout: Timeout = None,
     first: Places = None,
+    notify: Notify = None,
     **given: object,
 ) -> None:
     """Submit a bundled job, your own script, or a job file.
@@ -199,7 +203,7 @@ def submit(
         _run_locally(screen, jobs, model, given)
         return
     reject_invalid_arguments(jobs, model)
-    watching = Watching.of(jobs, wait=wait, follow=follow, timeout=timeout)
+    watching = Watching.of(jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ())
     submission = Submission(jobs, model)
     if first is not None:
         _submit_first(screen, submission, first, watching)
@@ -339,30 +343,42 @@ def _job_and_options(
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """The options --wait, --follow and --timeout."""
+    """The options --wait, --follow, --timeout and --notify."""
 
     follow: bool
     timeout_s: float | None
+    receivers: tuple[Receiver, ...] = ()
 
     @classmethod
     def of(
-        cls, jobs: Sequence[JobSpec], *, wait: bool, follow: bool, timeout: str | None
+        cls,
+        jobs: Sequence[JobSpec],
+        *,
+        wait: bool,
+        follow: bool,
+        timeout: str | None,
+        notify: Sequence[str] = (),
     ) -> Watching | None:
         """Check the options of a command. Return ``None`` if they don't ask to wait for the jobs.
 
         Raises:
-            UsageError: the options contradict each other, or the timeout is wrong.
+            UsageError: the options contradict each other, or a value is wrong.
+            MachineError: see ``chosen_receivers``.
         """
         timeout_s = timeout_of(timeout)
         if timeout_s is not None and not (wait or follow):
             raise unaccompanied("--timeout", "--wait or --follow")
+        if notify and not (wait or follow):
+            raise unaccompanied("--notify", "--wait or --follow")
         if follow and len(jobs) > 1:
             raise UsageError(
                 f"--follow needs a single job, but the job file has {len(jobs)}",
                 code="follow-needs-one-job",
                 fix="use --wait, or choose a single job with --variant",
             )
-        return cls(follow, timeout_s) if wait or follow else None
+        if not (wait or follow):
+            return None
+        return cls(follow, timeout_s, chosen_receivers(notify))
 
 
 def preparer(screen: Screen) -> Preparer:
@@ -481,12 +497,14 @@ def watch_jobs(
     """
     for row in rows:
         screen.note(f"submitted job {row['job_id']} ({row['name']})")
-    with marking_side_effects():
+    ids = [row["job_id"] for row in rows]
+    timeout_s = watching.timeout_s
+    with marking_side_effects(), telling(screen, watching.receivers, submitted=True) as told:
         if watching.follow and not screen.json:
             with screen.logs() as show:
-                follow_job(screen, session, rows[0]["job_id"], watching.timeout_s, show=show)
+                follow_job(screen, session, ids[0], timeout_s, show=show, telling=told)
             return True
-        ended = wait_for(screen, session, [row["job_id"] for row in rows], watching.timeout_s)
+        ended = wait_for(screen, session, ids, timeout_s, told)
         for row, job in zip(rows, jobs, strict=True):
             tasks = [info for info in ended if info.whole_id == row["job_id"]]
             row["state"] = worst_job(tasks).state.value

@@ -21,9 +21,11 @@ from rich.cells import set_cell_size
 
 from clusterctl.cli.all_clusters import Answers, all_clusters, are_all, ask_all
 from clusterctl.cli.jobs import partition_table, shown_elapsed
+from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.errors import SchedulerError, TransportError, UsageError
+from clusterctl.errors import SchedulerError, TransportError, UsageError, excluded
+from clusterctl.jobs.messages import Telling, chosen_receivers
 from clusterctl.jobs.readings import SILENT_S, Figure, GpuUse, JobUse, NodeUse, RankUse
 from clusterctl.jobs.top import Moment, Watch, watching
 from clusterctl.scheduler.base import JobInfo, NodeInfo, state_counts, worst_job
@@ -98,6 +100,7 @@ def top(
     interval: Annotated[
         float, option("Seconds between two looks.", metavar="S", min=0.5, max=3600)
     ] = 2.0,
+    notify: Notify = None,
 ) -> None:
     """Show live what nodes, jobs and their ranks do. It ends with q or Ctrl-C.
 
@@ -107,9 +110,14 @@ def top(
 
     `--cluster all` shows all your clusters that are up.
     """
+    is_once = screen.json or once
+    if notify and is_once:
+        raise excluded("--notify", "--once" if once else "-o json")
     with ExitStack() as stack:
-        watches = _watches(screen, stack, ids or [])
-        if screen.json or once:
+        receivers = () if is_once else chosen_receivers(notify or ())
+        told = stack.enter_context(telling(screen, receivers))
+        watches = _watches(screen, stack, ids or [], told)
+        if is_once:
             looks = _look(watches)
             view = View().moved(looks.found)
             lines = [] if screen.json else lines_of(screen, looks, view, _ANY_HEIGHT)
@@ -124,15 +132,17 @@ def top(
                 _print(screen, watches, interval)
 
 
-def _watches(screen: Screen, stack: ExitStack, ids: Sequence[str]) -> dict[str, Watch]:
+def _watches(
+    screen: Screen, stack: ExitStack, ids: Sequence[str], told: Telling
+) -> dict[str, Watch]:
     """Open the chosen cluster, or all clusters. Return name -> watch."""
     if are_all(screen, ids):
         return {
-            name: stack.enter_context(watching(chosen.workspace()))
+            name: stack.enter_context(watching(chosen.workspace(), told=told.of_cluster()))
             for name, chosen in all_clusters(screen).items()
         }
     workspace = screen.chosen().of_jobs(ids).workspace()
-    return {workspace.root.name: stack.enter_context(watching(workspace, ids))}
+    return {workspace.root.name: stack.enter_context(watching(workspace, ids, told))}
 
 
 Looks = Answers[Moment]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, UsageError
 from clusterctl.jobs import watch
+from clusterctl.jobs.messages import SILENT, Telling
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
@@ -15,12 +16,18 @@ from clusterctl.spec.units import parse_slurm_time_s
 
 
 def wait_for(
-    screen: Screen, session: Session, ids: list[str], timeout_s: float | None
+    screen: Screen,
+    session: Session,
+    ids: list[str],
+    timeout_s: float | None,
+    telling: Telling = SILENT,
 ) -> tuple[JobInfo, ...]:
+    """Wait until jobs have ended. ``telling`` sends messages about them."""
+    changes = ChangeNotes(session, screen.note, telling)
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        return watch.wait(
-            session, ids, timeout_s=timeout_s, on_change=ChangeNotes(session, screen.note)
-        )
+        ended = watch.wait(session, ids, timeout_s=timeout_s, on_change=changes)
+    telling.look(session, ended)
+    return ended
 
 
 def follow_job(
@@ -31,17 +38,20 @@ def follow_job(
     *,
     show: OnOutput,
     rank: str = "",
+    telling: Telling = SILENT,
 ) -> tuple[JobInfo, ...]:
     """Show the output of a job until it has ended. Return the job, or all tasks of a job array.
 
     show: called with each part of the output. rank: a rank's number, or "all" ranks; default: the
-    job's log. Raise JobFailedError or JobCancelledError if the job failed or was cancelled.
+    job's log. telling: sends messages about the job. Raise JobFailedError or JobCancelledError if the
+    job failed or was cancelled.
     """
-    changes = ChangeNotes(session, screen.note)
+    changes = ChangeNotes(session, screen.note, telling)
     with _detaching(screen, [job_id]):
         ended = watch.follow(
             session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes
         )
+    telling.look(session, ended)
     watch.raise_unless_completed(session, ended, log_is_shown=True)
     return ended
 

@@ -37,6 +37,10 @@ from clusterctl.util.process import call_on_hosts
 _MOST_READ: Final = 64  # jobs
 # So many queries of Slurm are saved up for changes that follow each other, as in a short job.
 _MOST_SAVED: Final = 5
+# If a node died, its jobs may be FAILED with this reason until the controller's watcher requeues
+# them.
+_KILLED: Final = "RaisedSignal:9("
+_KILLED_S: Final = 15.0
 # A job that has run for a shorter time was not examined for a hang.
 _SOONEST_S: Final = 5
 
@@ -78,6 +82,17 @@ def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, .
         shown_job = with_recorded_exit(shown_job, own)
         shown.append(_with_hang(shown_job, own if _may_hang(job) else ()))
     return tuple(shown)
+
+
+def requeue_grace_s(job: JobInfo) -> float:
+    """Return for how many more seconds the controller's watcher may requeue a job that was killed;
+    0 for other jobs.
+    """
+    if not job.reason.startswith(_KILLED):
+        return 0.0
+    # Slurm's times are Unix times.
+    age_s = 0.0 if job.end_time is None else max(0.0, time.time() - job.end_time)
+    return max(0.0, _KILLED_S - age_s)
 
 
 def _may_hang(job: JobInfo) -> bool:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from clusterctl.jobs.events import Turn
+from clusterctl.jobs.events import Turn, with_hangs
+from clusterctl.jobs.messages import SILENT, Telling
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.readings import JobUse, Readings, read
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
@@ -72,12 +73,18 @@ class Moment:
 
 
 class Watch:
-    """A look at a cluster, again and again. ids: only these jobs; empty: all of the queue."""
+    """A look at a cluster, again and again. ids: only these jobs; empty: all of the queue.
 
-    def __init__(self, session: Session, to: Connect, ids: Sequence[str] = ()) -> None:
+    told: sends messages about the user's jobs.
+    """
+
+    def __init__(
+        self, session: Session, to: Connect, ids: Sequence[str] = (), told: Telling = SILENT
+    ) -> None:
         self._session = session
         self._to = to
         self._ids = tuple(ids)
+        self._told = told
         self._turn = Turn(session)
         self._asked_at = 0.0
         self._overview = Overview((), is_ready=False)
@@ -94,6 +101,7 @@ class Watch:
         if self._turn.is_due(self._overview.jobs):
             self._overview = self._ask()
             self._asked_at = clock.now()
+            self._tell()
         # Ended jobs stay in Slurm's queue for some minutes.
         jobs = tuple(job for job in self._overview.jobs if not job.ended or job.token)
         running = [job for job in jobs if job.state is JobState.RUNNING and self._is_own(job)]
@@ -117,6 +125,11 @@ class Watch:
         """Whether all jobs of ``ids`` have ended, so that nothing more happens."""
         return bool(self._ids) and all(job.ended for job in self._overview.jobs)
 
+    def _tell(self) -> None:
+        if self._told is not SILENT:
+            own = [job for job in self._overview.jobs if self._is_own(job)]
+            self._told.look(self._session, with_hangs(self._session, own))
+
     def _ask(self) -> Overview:
         if self._ids:
             return Overview(known_jobs(self._session, self._ids), is_ready=True)
@@ -132,10 +145,15 @@ class Watch:
 
 
 @contextmanager
-def watching(workspace: Workspace, ids: Sequence[str] = ()) -> Iterator[Watch]:
-    """Open a connection to a cluster to look at it. Raises the errors of ``status_of``."""
+def watching(
+    workspace: Workspace, ids: Sequence[str] = (), told: Telling = SILENT
+) -> Iterator[Watch]:
+    """Open a connection to a cluster to look at it. ids, told: see ``Watch``.
+
+    Raises the errors of ``status_of``.
+    """
     with naming_lock_holder(workspace):
         site = site_of(job_inventory(workspace))
         with connections_of(site, workspace) as connections:
             session = session_of(site, workspace, connections, patience_s=SOON_S)
-            yield Watch(session, connections.to, ids)
+            yield Watch(session, connections.to, ids, told)

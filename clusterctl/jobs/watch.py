@@ -10,7 +10,6 @@ import binascii
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -31,7 +30,8 @@ from clusterctl.errors import (
     WaitTimeoutError,
     printable,
 )
-from clusterctl.jobs.events import Turn, restarts_of_job, with_attempts, with_hangs
+from clusterctl.jobs.events import Turn, requeue_grace_s, restarts_of_job, with_attempts, with_hangs
+from clusterctl.jobs.messages import SILENT, Telling
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -59,10 +59,6 @@ _APPEAR_S = 30.0
 _RECONNECT_S = 60.0
 # Slurm may report such a reason for a moment, for example while `up` changes a partition.
 _STUCK_S = 10.0
-# If a node died, its jobs may be FAILED with this reason until the controller's watcher requeues
-# them.
-_KILLED = "RaisedSignal:9("
-_KILLED_S = 15.0
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
@@ -143,12 +139,11 @@ class _Watched:
     def _note_killed(self, jobs: Sequence[JobInfo]) -> None:
         """Note until when the controller's watcher may requeue the jobs that were killed."""
         for job in jobs:
-            if not job.reason.startswith(_KILLED):
+            grace_s = requeue_grace_s(job)
+            if not grace_s:
                 self._may_be_requeued_until.pop(job.id, None)
             elif job.id not in self._may_be_requeued_until:
-                # Slurm's times are Unix times, unlike those of the clock.
-                age_s = 0.0 if job.end_time is None else max(0.0, time.time() - job.end_time)
-                self._may_be_requeued_until[job.id] = self._clock.now() + _KILLED_S - age_s
+                self._may_be_requeued_until[job.id] = self._clock.now() + grace_s
 
     def _may_be_requeued(self) -> bool:
         now = self._clock.now()
@@ -193,15 +188,27 @@ def reported_state(job: JobInfo) -> tuple[object, ...]:
     """Return the fields of a job of which each change is shown to the user."""
     hang = job.hang and job.hang.noticed
     alarms = [alarm.summary for alarm in job.alarms]
-    return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch, job.is_stuck, hang, alarms
+    # The accounting does not tell how often a job was restarted.
+    restarts = 0 if job.ended else job.restarts or 0
+    return (
+        job.state,
+        job.nodes,
+        job.lacks_nodes,
+        job.failed_to_launch,
+        job.is_stuck,
+        restarts,
+        hang,
+        alarms,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeNotes:
-    """Reports changes of jobs to the user, by calling ``note`` with each line."""
+    """Reports changes of jobs to the user, by calling ``note`` with each line, and by messages."""
 
     session: Session
     note: LineReporter
+    telling: Telling = SILENT
 
     def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
         """Report the jobs that changed. ``jobs`` are all watched jobs."""
@@ -215,6 +222,9 @@ class ChangeNotes:
             if any(job.lacks_nodes for job in changed_tasks):
                 hint = "`clusterctl status` shows why"
                 self.note(f"job {whole_id} is waiting for nodes that are out of service: {hint}")
+        self.telling.look(self.session, jobs)
+        for failure in self.telling.failures():
+            self.note(failure)
 
     def _report(self, job: JobInfo, *, array: bool) -> None:
         """Report a job. Tasks of an array are reported only if they failed or were cancelled."""

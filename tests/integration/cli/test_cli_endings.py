@@ -184,9 +184,10 @@ def test_list_names_a_damaged_workspace_beside_the_others(cli: Clusterctl) -> No
 BUGGY = """#!{python}
 from clusterctl.__main__ import main
 from clusterctl.cli.main import app, command
+from clusterctl.cli.messages import Notify
 from clusterctl.cli.options import verb
 
-def bug(screen):
+def bug(screen, notify: Notify = None):
     {{}}["nothing"]
 
 app.add_command(command("bug", verb(bug)))
@@ -195,14 +196,24 @@ main()
 
 
 def test_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None:
-    """Without -v one line; the traceback is where that line says, for this user only."""
+    """Without -v one line; the traceback is where that line says, for this user only, without the
+    tokens of receivers.
+    """
     script = cli.cwd / "buggy"
+    token = "T0ken-Zq8vN3xW7pL2"  # noqa: S105
     script.write_text(BUGGY.format(python=sys.executable))
     script.chmod(0o700)
-    result = Clusterctl(cli.home, cli.cwd, script=script)("bug", rc=1)
+    result = Clusterctl(cli.home, cli.cwd, script=script)(
+        "bug",
+        "--notify",
+        f"slack://{token}/x",
+        f"--notify=curl -d @- https://ntfy.sh/{token}",
+        rc=1,
+    )
     (report,) = (cli.home / ".errors").iterdir()
     assert str(report) in result.stderr
     assert "\nTraceback " in report.read_text()
+    assert token not in report.read_text()
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
     assert stat.S_IMODE(report.parent.stat().st_mode) == 0o700
 

@@ -21,7 +21,16 @@ def test_job_is_shown_in_text_and_json(played_session, cluster, tmp_path, capsys
     assert set(found) == {"cluster", "asked_s", "pace_s", "nodes", "partitions", "jobs", "unread"}
     (job,) = found["jobs"]
     assert job["job_id"] == job_id
-    assert set(job["use"]) == {"id", "nodes", "ranks", "silent", "progress", "hang", "log"}
+    assert set(job["use"]) == {
+        "id",
+        "nodes",
+        "ranks",
+        "silent",
+        "progress",
+        "hang",
+        "log",
+        "alarms",
+    }
     top.top(Screen(json=False, color=False), [job_id], once=True)
     assert f"job {job_id} " in capsys.readouterr().out
 

@@ -1,0 +1,40 @@
+"""The option --notify of the commands that watch jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+from clusterctl.cli.options import Words, option
+from clusterctl.cli.output import Screen
+from clusterctl.errors import Notice
+from clusterctl.jobs.messages import SILENT, Telling
+from clusterctl.util.receivers import Receiver, posting
+
+Notify = Annotated[
+    Words,
+    option(
+        "Send messages about the jobs to a command, or a URL of Apprise such as ntfy://TOPIC, while "
+        "this command runs. Repeatable. Default: those in notify.txt; `none` sends none.",
+        metavar="TARGET",
+    ),
+]
+
+
+@contextmanager
+def telling(
+    screen: Screen, receivers: Sequence[Receiver], *, submitted: bool = False
+) -> Iterator[Telling]:
+    """Send messages about jobs in the ``with`` block.
+
+    submitted: see ``Telling``.
+    """
+    if not receivers:
+        yield SILENT
+        return
+    names = ", ".join(receiver.name for receiver in receivers)
+    text = f"messages are sent to {names} while this command runs, from this machine"
+    screen.note(Notice("messages-while-running", text))
+    with posting(receivers, screen.note) as post:
+        yield Telling(post, submitted=submitted)

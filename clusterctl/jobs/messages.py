@@ -1,0 +1,283 @@
+"""Messages about jobs, to receivers that the user has chosen: commands, or services such as ntfy.
+
+They are sent from this machine while a command watches the jobs. What happened is found by comparing
+two states of a job; the first state of a job that was submitted before the command is only known,
+and nothing is told of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from clusterctl.errors import ClusterctlError, UsageError, printable
+from clusterctl.jobs.events import requeue_grace_s
+from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, worst_job
+from clusterctl.scheduler.diagnosis import Diagnosis
+from clusterctl.scheduler.evidence import diagnose_jobs
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm_values import fold_nodes
+from clusterctl.spec.units import format_duration
+from clusterctl.state.workspace import state_home
+from clusterctl.util.receivers import Message, Post, Receiver, receivers_of
+from clusterctl.util.redact import redactor
+
+# Instead of a receiver: no messages.
+NO_MESSAGES: Final = "none"
+# In the state folder. No cluster has a name with a dot.
+FILE: Final = "notify.txt"
+_MOST_LINES: Final = 20
+_MOST_LETTERS: Final = 400
+
+
+class Happening(StrEnum):
+    """What a message tells about a job, as CLUSTERCTL_EVENT has it."""
+
+    START = "start"
+    RESTART = "restart"
+    HANG = "hang"
+    ALARM = "alarm"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    COMPLETED = "completed"
+
+
+_ENDS: Final = MappingProxyType(
+    {
+        Outcome.FAILED: Happening.FAILED,
+        Outcome.CANCELLED: Happening.CANCELLED,
+        Outcome.COMPLETED: Happening.COMPLETED,
+    }
+)
+_BAD_ENDS: Final = frozenset({Happening.FAILED, Happening.CANCELLED})
+_VERBS: Final = MappingProxyType(
+    {
+        Happening.START: "started",
+        Happening.RESTART: "restarts",
+        Happening.HANG: "hangs",
+        Happening.ALARM: "wastes its time",
+        Happening.FAILED: "failed",
+        Happening.CANCELLED: "ended",
+        Happening.COMPLETED: "completed",
+    }
+)
+# Apprise's kinds of messages. The others are "info".
+_KINDS: Final = MappingProxyType(
+    {
+        Happening.RESTART: "warning",
+        Happening.HANG: "warning",
+        Happening.ALARM: "warning",
+        Happening.FAILED: "failure",
+        Happening.CANCELLED: "failure",
+        Happening.COMPLETED: "success",
+    }
+)
+# From these states a job goes to RUNNING without having run.
+_BEFORE_START: Final = frozenset(
+    {
+        JobState.PENDING,
+        JobState.CONFIGURING,
+        JobState.REQUEUED,
+        JobState.REQUEUE_HOLD,
+        JobState.REQUEUE_FED,
+        JobState.SPECIAL_EXIT,
+        JobState.RESV_DEL_HOLD,
+    }
+)
+
+
+def chosen_receivers(targets: Sequence[str]) -> tuple[Receiver, ...]:
+    """Return the receivers that the user has chosen: ``targets`` (--notify) or, if these are empty,
+    those of the file notify.txt in the state folder, one a line. "none": no receivers.
+
+    Raises the errors of ``receivers_of``.
+    """
+    where = "--notify"
+    if not targets:
+        where = str(state_home() / FILE)
+        try:
+            lines = Path(where).read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return ()
+        except UnicodeDecodeError as exc:
+            raise UsageError(
+                f"{where} is not a text in UTF-8", code="notify-file", why=str(exc)
+            ) from exc
+        targets = [line.strip() for line in lines if line.strip() and line.strip()[0] != "#"]
+    return () if [*targets] == [NO_MESSAGES] else receivers_of(targets, where)
+
+
+def happenings(before: JobInfo | None, job: JobInfo) -> Iterator[Happening]:
+    """Yield what happened to a job since its state ``before``. None: since its submission."""
+    if job.ended:
+        if before is None or not before.ended:
+            yield _ENDS[job.outcome]
+        return
+    if before is not None and (before.ended or _is_restarted(before, job)):
+        yield Happening.RESTART
+    elif job.state is JobState.RUNNING and (before is None or before.state in _BEFORE_START):
+        yield Happening.START
+    if job.hang and not (before and before.hang):
+        yield Happening.HANG
+    known = {alarm.kind for alarm in before.alarms} if before is not None else set()
+    if {alarm.kind for alarm in job.alarms} - known:
+        yield Happening.ALARM
+
+
+def _is_restarted(before: JobInfo, job: JobInfo) -> bool:
+    # The accounting does not tell how often a job was restarted.
+    if before.restarts is None or job.restarts is None:
+        return False
+    return before.restarts < job.restarts
+
+
+class Telling:
+    """Sends messages about what happens to jobs. post: None: it sends none.
+
+    submitted: whether this command has submitted the jobs, so that all is told. Otherwise the first
+        look only shows what is known already.
+    Of an array, each happening is told once, by the first task that it happens to, and the end of
+    all tasks.
+    """
+
+    def __init__(self, post: Post | None = None, *, submitted: bool = False) -> None:
+        self._post = post
+        self._tells_unseen = submitted
+        self._tells_old = submitted
+        self._began = time.time()
+        self._seen: dict[str, JobInfo] = {}
+        self._told: set[tuple[str, Happening]] = set()
+
+    def of_cluster(self) -> Telling:
+        """Return a further ``Telling``, for the jobs of another cluster."""
+        return self if self._post is None else Telling(self._post, submitted=self._tells_old)
+
+    def look(self, session: Session, jobs: Sequence[JobInfo]) -> None:
+        """Tell what happened to jobs since the last look."""
+        if self._post is None:
+            return
+        # The controller's watcher may requeue a job that was killed.
+        settled = [job for job in jobs if not (job.end_time and requeue_grace_s(job))]
+        previous = self._seen
+        self._seen = previous | {job.id: job for job in settled}
+        news = {
+            job.id: [*happenings(previous.get(job.id), job)]
+            for job in settled
+            if self._tells_unseen and not self._is_old(previous.get(job.id), job)
+        }
+        self._tells_unseen = True
+        for whole_id in dict.fromkeys(job.whole_id for job in settled):
+            tasks = [job for job in self._seen.values() if job.whole_id == whole_id]
+            changed = [job for job in tasks if news.get(job.id)]
+            if tasks[0].task is None:
+                for job in changed:
+                    self._tell(session, job, news[job.id])
+            elif changed:
+                self._tell_array(session, tasks, changed, news)
+
+    def _is_old(self, before: JobInfo | None, job: JobInfo) -> bool:
+        """Return whether a job ended before the command began, and only appears now, for example
+        because the accounting answers again.
+        """
+        is_unseen = before is None and job.ended and not self._tells_old
+        return is_unseen and (job.end_time or 0) < self._began
+
+    def _tell_array(
+        self,
+        session: Session,
+        tasks: Sequence[JobInfo],
+        changed: Sequence[JobInfo],
+        news: Mapping[str, Sequence[Happening]],
+    ) -> None:
+        if all(task.ended for task in tasks):
+            worst = worst_job(tasks)
+            self._tell(session, worst, [_ENDS[worst.outcome]], of_all=state_counts(tasks))
+            return
+        for task in changed:
+            untold = [each for each in news[task.id] if (task.whole_id, each) not in self._told]
+            # The end of a task is told only if it is bad.
+            untold = [each for each in untold if each is not Happening.COMPLETED]
+            self._told |= {(task.whole_id, each) for each in untold}
+            self._tell(session, task, untold)
+
+    def _tell(
+        self, session: Session, job: JobInfo, news: Sequence[Happening], *, of_all: str = ""
+    ) -> None:
+        """Send a message for each happening. of_all: the states of all tasks of an ended array."""
+        for happening in news:
+            diagnosis = _diagnosis(session, job) if happening in _BAD_ENDS else None
+            job_id = job.whole_id if of_all else job.id
+            cluster = session.inventory.cluster
+            lines = [of_all, *_lines(job, happening, diagnosis)]
+            values = {
+                "EVENT": happening.value,
+                "CLUSTER": cluster,
+                "JOB": job_id,
+                "JOB_NAME": job.name,
+                "STATE": job.state.value,
+                "CAUSE": _cause(job, happening, diagnosis),
+            }
+            title = f"job {job_id} ({job.name}) {_VERBS[happening]} on {cluster}"
+            message = Message(
+                title=_shown(title),
+                text="\n".join(_shown(line) for line in lines[:_MOST_LINES] if line),
+                kind=_KINDS.get(happening, "info"),
+                values={name: _shown(value) for name, value in values.items()},
+            )
+            if self._post is not None:
+                self._post.send(message)
+
+    def failures(self) -> Iterator[str]:
+        """Yield a note about each message that was not sent, since the last call."""
+        yield from self._post.failures() if self._post is not None else ()
+
+
+SILENT: Final = Telling()
+
+
+def _shown(text: str) -> str:
+    """Return a line for other people's services: short, and without control characters and what
+    looks like a secret.
+    """
+    return redactor(())(printable(text[:_MOST_LETTERS]))
+
+
+def _diagnosis(session: Session, job: JobInfo) -> Diagnosis | None:
+    """Return why a job failed or was cancelled. None: the cluster does not answer."""
+    try:
+        return next(iter(diagnose_jobs(session, [job])), None)
+    except ClusterctlError:
+        return None
+
+
+def _cause(job: JobInfo, happening: Happening, diagnosis: Diagnosis | None) -> str:
+    """Return what is wrong with a job. "": nothing, or it is unknown."""
+    match happening:
+        case Happening.HANG:
+            return str(job.hang)
+        case Happening.ALARM:
+            return "; ".join(map(str, job.alarms))
+    return diagnosis.cause if diagnosis is not None else ""
+
+
+def _lines(job: JobInfo, happening: Happening, diagnosis: Diagnosis | None) -> list[str]:
+    """Return the text of a message."""
+    reason = f" ({job.reason})" if job.reason not in {"", "None"} else ""
+    where = f" on {fold_nodes(job.nodes)}" if job.nodes else ""
+    elapsed = f" after {format_duration(job.elapsed_s)}" if job.elapsed_s else ""
+    match happening:
+        case Happening.HANG:
+            return [str(job.hang)]
+        case Happening.ALARM:
+            return [str(alarm) for alarm in job.alarms]
+        case Happening.START | Happening.RESTART:
+            return [f"{job.state.value}{where}{reason}"]
+    state = f"{job.state.value}{where}{elapsed}"
+    if diagnosis is None:
+        return [f"{state}{reason}"]
+    quoted = (f"| {line}" for line in diagnosis.lines)
+    return [diagnosis.cause, state, *quoted, f"fix: {diagnosis.fix}"]
