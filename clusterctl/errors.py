@@ -407,7 +407,15 @@ class SchedulerError(ClusterctlError, code="scheduler"):
 
 
 class SlurmError(SchedulerError, code="slurm"):
-    """Slurm rejected a request, or its output could not be parsed."""
+    """Slurm rejected a request, or its output could not be parsed.
+
+    nodes_out: a pattern of sbatch's messages with --test-only about a job whose nodes are all drained
+        or down. Without --test-only, the job waits.
+    """
+
+    nodes_out: ClassVar = re.compile(
+        "node configuration is not available|nodes? (required|not available)", re.IGNORECASE
+    )
 
 
 class SlurmAwayError(SlurmError, code="slurm-away", retryable=True):

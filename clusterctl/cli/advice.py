@@ -40,6 +40,7 @@ OF_CLUSTER: Final = (
     "top",
     "up",
     "usage",
+    "where",
 )
 _COMMAND: Final = re.compile(rf"`clusterctl ({'|'.join(OF_CLUSTER)})((?: [^`]*)?)`")
 _CHOICE: Final = re.compile(r" (--cluster|--file|-f)(?=[ =])")

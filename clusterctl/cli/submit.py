@@ -23,6 +23,7 @@ from clusterctl.cli.options import (
     takes,
 )
 from clusterctl.cli.output import ENDINGS, Screen
+from clusterctl.cli.ranking import BEST, best_places
 from clusterctl.cli.waiting import follow_job, timeout_of, wait_for
 from clusterctl.errors import ClusterctlError, Notice, UsageError, excluded, unaccompanied
 from clusterctl.jobs.bundled import (
@@ -79,8 +80,8 @@ Timeout = Annotated[
 Places = Annotated[
     str | None,
     option(
-        "Submit to partitions (P), accounts (P@ACCOUNT) or clusters (C, C/P), and keep the job "
-        "that starts first.",
+        "Submit to partitions (P), accounts (P@ACCOUNT) or clusters (C, C/P), or to the best "
+        "places that `where` finds (best:3), and keep the job that starts first.",
         metavar="PLACE,PLACE...",
     ),
 ]
@@ -238,6 +239,11 @@ def _submit_first(
     """Submit a job to several places. Show, and follow if asked for, the job that starts first."""
     chosen = screen.chosen()
     (job,) = submission.jobs
+    if best := BEST.fullmatch(text):
+        found = best_places(screen, job, int(best[1]))
+        text = ",".join(place.shown for place in found)
+        screen.note(f"--first {text}")
+        chosen = ChosenCluster(name=found[0].cluster, note=chosen.note)
     with ExitStack() as stack:
         session = stack.enter_context(open_session(chosen))
         places = places_of(text, session.inventory, clusters_up())

@@ -335,7 +335,9 @@ def _node_row(name: str, node: NodeInfo | None, use: NodeUse | None) -> list[str
     return [
         name,
         node.shown if node is not None else "",
-        f"{node.allocated_cpus}/{node.cpus}" if node is not None else "",
+        f"{'?' if node.allocated_cpus is None else node.allocated_cpus}/{node.cpus}"
+        if node is not None
+        else "",
         cpu,
         memory,
         f"{gpu_count(node.gres_used)}/{total}" if node is not None and total else "",

@@ -147,6 +147,15 @@ def top() -> Verb:
     return top.top
 
 
+@_verb(
+    "where", "Show where a job would run, on all clusters, partitions and accounts that you have."
+)
+def where() -> Verb:
+    from clusterctl.cli import where
+
+    return where.where
+
+
 @_verb("logs", "Print a job's stdout and stderr.")
 def logs() -> Verb:
     from clusterctl.cli import logs

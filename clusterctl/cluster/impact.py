@@ -156,7 +156,7 @@ def impact_of(
         partition = partitions[name]
         old = old_sizes[name]
         new = new_sizes[name]
-        allocated = snapshot.nodes[name].allocated_mib if name in snapshot.nodes else 0
+        allocated = (snapshot.nodes[name].allocated_mib if name in snapshot.nodes else 0) or 0
         too_small = partition.memory is not None and allocated > new.memory_mib
         if old.disk_mib != new.disk_mib or (partition.cpus and old.cpus != new.cpus) or too_small:
             reasons[name] = f"{name} gets {new} instead of {old}"

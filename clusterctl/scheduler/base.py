@@ -41,6 +41,7 @@ from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.slurm_parse import PartitionInfo
+    from clusterctl.scheduler.trial import Trial
     from clusterctl.spec.sbatch import Request
 
 _UNUSABLE = frozenset(
@@ -528,7 +529,7 @@ class NodeInfo:
     """A node of the cluster, as the scheduler reports it.
 
     shown: the node's state as sinfo prints it: ``idle+drain*``. allocated_mib: memory allocated to
-        jobs. allocated_cpus, gres_used: likewise.
+        jobs; None: unknown. allocated_cpus, gres_used: likewise.
     load: mean number of processes that ran or could run in the last minute; None: unknown.
     reason_by: account that set the reason. Slurm's daemons use slurm or root.
     """
@@ -541,8 +542,8 @@ class NodeInfo:
     gres: str
     partitions: tuple[str, ...]
     reason_by: str = ""
-    allocated_mib: int = 0
-    allocated_cpus: int = 0
+    allocated_mib: int | None = 0
+    allocated_cpus: int | None = 0
     load: float | None = None
     gres_used: str = ""
 
@@ -775,6 +776,22 @@ class Jobs(Protocol):
         round trip.
         """
         return (), self.own_jobs()
+
+    def nodes_and_own_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
+        """Return the results of ``nodes`` and ``own_jobs``. With Slurm, this takes a single round
+        trip.
+        """
+        return self.nodes(), self.own_jobs()
+
+    def accounts(self, user: str) -> tuple[str, ...]:
+        """Return the accounts of a user; () if there is no accounting, or it lists none."""
+        return ()
+
+    def trial(self, script: str) -> Trial | None:
+        """Return whether Slurm would accept a job script, and when the job would start; None on a
+        cluster without Slurm. Nothing is submitted.
+        """
+        return None
 
     def slurm_ids(self, ids: Sequence[str]) -> list[str]:
         """Return the scheduler's ids of jobs: several of an array that Slurm has in parts."""

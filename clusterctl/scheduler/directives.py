@@ -133,9 +133,7 @@ class Directives:
         Raises:
             UsageError: a line contradicts the flags, or is not an option of a job.
         """
-        replaced = self._replaced(job)
-        given = [new for request in self.requests if (new := request.without(replaced))]
-        kept = [in_program_folder(request, job) for request in given]
+        kept = [in_program_folder(request, job) for request in self.effective(job)]
         for request in kept:
             if contradiction := _contradiction(job, request):
                 problem, fix = contradiction
@@ -147,6 +145,11 @@ class Directives:
         return tuple(
             f"{MARK} {' '.join(quoted(str(request)) for request in line)}" for line in lines
         )
+
+    def effective(self, job: JobSpec) -> list[Request]:
+        """Return the options that the job's flags do not replace."""
+        replaced = self._replaced(job)
+        return [new for request in self.requests if (new := request.without(replaced))]
 
     def _replaced(self, job: JobSpec) -> frozenset[str]:
         """Return the quantities that the job's flags set."""

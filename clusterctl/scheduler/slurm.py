@@ -49,6 +49,7 @@ from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comme
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.slurm_values import expand_nodes, fold_nodes
+from clusterctl.scheduler.trial import Trial
 from clusterctl.spec.names import SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
@@ -84,14 +85,17 @@ _SOON_S = 5.0
 # script. If slurmctld and its backup are down, sbatch would try to reach them for a MessageTimeout,
 # so check with a ping first, unless a process listens on slurmctld's port (state 0A), because a
 # ping is slower than the rest.
+_UNSET = r"unset $(env | sed -n 's/^\(SBATCH_[A-Z0-9_]*\)=.*/\1/p')"
 _SBATCH = f"""\
 if ! grep -qs ":{SLURMCTLD_PORT:04X} [0-9A-F:]* 0A" /proc/net/tcp /proc/net/tcp6 &&
     timeout 2 scontrol ping | tr -d '\\n' | grep -v " is UP" | grep -q " is DOWN"; then
     echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2
     exit 1
 fi
-unset $(env | sed -n 's/^\\(SBATCH_[A-Z0-9_]*\\)=.*/\\1/p')
+{_UNSET}
 cd -- "$1" && shift && exec sbatch "$@\""""
+_TRIAL = f"{_UNSET}; cd / && exec sbatch --test-only"
+_TRIAL_S = 20.0
 # A step beside the job's own steps.
 _STEP = (
     "srun --quiet --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mem=0 --gres=none "
@@ -210,6 +214,28 @@ class SlurmClient(Jobs):
 
     def partitions_and_own_jobs(self) -> tuple[tuple[PartitionInfo, ...], tuple[JobInfo, ...]]:
         return self._with_queue(slurm_parse.PARTITIONS, "--me")
+
+    def nodes_and_own_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
+        return self._with_queue(slurm_parse.SINFO, "--me")
+
+    def accounts(self, user: str) -> tuple[str, ...]:
+        if self.no_accounting:
+            return ()
+        argv = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "where"]
+        answer = self._ask([*argv, f"user={user}", "format=Account"], patience_s=_ACCOUNTING_S)
+        return tuple(dict.fromkeys(filter(None, answer.splitlines())))
+
+    def trial(self, script: str) -> Trial:
+        result = self.transport.run(
+            ["sh", "-c", _TRIAL],
+            stdin=script.encode(errors="surrogateescape"),
+            env=slurm_parse.ENVIRONMENT,
+            timeout_s=_TRIAL_S,
+            check=False,
+        )
+        if result.rc != 0 and SlurmAwayError.words.search(result.stderr):
+            raise SlurmAwayError("slurmctld did not answer sbatch", why=result.stderr.strip())
+        return Trial.of(result.rc, result.stderr, time.time())
 
     def _with_queue(
         self, query: slurm_parse.Query[_T], *options: str

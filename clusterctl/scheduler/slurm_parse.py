@@ -278,8 +278,8 @@ def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
             gres=as_text(record["Gres"]),
             partitions=partitions,
             reason_by=record["User"],
-            allocated_mib=as_known_number(record["AllocMem"]) or 0,
-            allocated_cpus=as_known_number(record["CPUsState"].partition("/")[0]) or 0,
+            allocated_mib=as_known_number(record["AllocMem"]),
+            allocated_cpus=as_known_number(record["CPUsState"].partition("/")[0]),
             load=_load(record["CPUsLoad"]),
             gres_used=as_text(record["GresUsed"]),
         )

@@ -6,7 +6,8 @@ Each conversion raises ValueError if Slurm would not print the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
@@ -16,7 +17,7 @@ from clusterctl.spec.units import parse_slurm_time_s
 
 # Time limit of a job without a limit in sacct's output, and sometimes in squeue's in 24.11.
 _YEAR_S = 365 * 86_400
-_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,(]+)?:([0-9]+)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,(]+))?:([0-9]+)")
 
 
 def is_number(text: str) -> bool:
@@ -25,7 +26,15 @@ def is_number(text: str) -> bool:
 
 def gpu_count(gres: str) -> int:
     """Return the number of GPUs in a text such as ``gpu:h100:8(S:0-1),shard:16``."""
-    return sum(map(int, _GPUS.findall(gres)))
+    return sum(gpus_by_type(gres).values())
+
+
+def gpus_by_type(gres: str) -> Mapping[str, int]:
+    """Return type -> number of GPUs in such a text. The type "" is that of GPUs without one."""
+    counts: Counter[str] = Counter()
+    for name, count in _GPUS.findall(gres):
+        counts[name] += int(count)
+    return counts
 
 
 def as_number(text: str) -> int:

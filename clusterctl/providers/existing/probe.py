@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -34,11 +33,6 @@ _PROBE_S: Final = 120.0
 _TEST: Final = "sbatch --test-only"
 # remote_probe.sh writes it in place of the line feeds in a value.
 _LINE: Final = "\x1f"
-# With --test-only, sbatch refuses a job whose nodes are all drained or down. Without it, the job
-# waits.
-_NODES_OUT: Final = re.compile(
-    "node configuration is not available|nodes? (required|not available)", re.IGNORECASE
-)
 # Field of SiteDescription -> the command on the login node that printed it.
 _LEARNED: Final = {
     "slurm_version": "sinfo --version",
@@ -292,7 +286,7 @@ def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[Att
         words = " ".join(line for line in lines if row.is_accepted or line not in noise)
         nodes = int(row.nodes)
         attempt = Attempt(row.account, row.partition, nodes, row.is_accepted, words)
-        if _NODES_OUT.search(words) and _lacks_nodes(known.get(row.partition), nodes):
+        if SlurmError.nodes_out.search(words) and _lacks_nodes(known.get(row.partition), nodes):
             # If Slurm accepts no job, the first account whose job would wait is chosen.
             account = row.account if account is None else account
             attempt = replace(attempt, accepted=row.account == account)

@@ -52,6 +52,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "code": ["1"],
     "cancel": ["1"],
     "usage": [],
+    "where": [],
     "collect": [],
     "put": ["cluster.yaml", "."],
     "get": ["x", "."],

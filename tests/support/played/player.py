@@ -61,7 +61,36 @@ def say_record(argv: list[str], values: list[str] | dict[str, str]) -> None:
     say("".join(value + separator for value in values) + "\n")
 
 
+def test_only(state: dict[str, Any]) -> None:
+    """Print what `sbatch --test-only` prints about a script on stdin.
+
+    state["trials"]: partition, or partition@account -> the messages of a refusal, or a start in Unix
+    seconds.
+    """
+    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", sys.stdin.read(), re.MULTILINE))
+    partition = asked.get("partition", "train")
+    state.setdefault("tried", []).append(asked)
+    known = {fields["Partition"] for fields in state.get("nodes", [])}
+    if known and partition not in known:
+        fail(f"sbatch: error: invalid partition specified: {partition}\n"
+             "allocation failure: Invalid partition name specified")  # fmt: skip
+    trials = state.get("trials", {})
+    answer = trials.get(f"{partition}@{asked.get('account')}", trials.get(partition, time.time()))
+    if isinstance(answer, str):
+        fail(answer)
+    start = int(answer)
+    if os.environ.get("SLURM_TIME_FORMAT") != "%s":
+        raise AssertionError("the time is in the site's format and time zone")
+    sys.stderr.write(
+        f"sbatch: Job {state['next']} to start at {start} using 1 processors on nodes n1 in "
+        f"partition {partition}\n"
+    )
+
+
 def sbatch(argv: list[str], state: dict[str, Any]) -> None:
+    if "--test-only" in argv:
+        test_only(state)
+        return
     if len(state["jobs"]) >= state.get("most", 1000):
         fail("sbatch: error: AssocMaxSubmitJobLimit")
     if refusal := state.get("refuse"):

@@ -20,7 +20,7 @@ from clusterctl.scheduler.base import (
     StepInfo,
     worst_job,
 )
-from clusterctl.scheduler.slurm_values import expand_nodes, gpu_count
+from clusterctl.scheduler.slurm_values import expand_nodes, gpu_count, gpus_by_type
 from tests.support.messages import refused
 from tests.support.scripted import CAPTURED, captured, separator_in
 
@@ -304,6 +304,16 @@ def test_use_of_nodes_is_parsed():
 )
 def test_gpus_in_a_gres_are_counted(gres, count):
     assert gpu_count(gres) == count
+
+
+def test_gpus_in_a_gres_are_counted_by_type():
+    assert gpus_by_type("gpu:a:2(IDX:0-1),gpu:b:1(IDX:2),gpu:3,gpu:a:1") == {"a": 3, "b": 1, "": 3}
+
+
+def test_use_of_nodes_that_slurm_does_not_tell_is_unknown():
+    unknown = sinfo(with_field("sinfo", "CPUsState", "N/A"))[0]
+    assert (unknown.allocated_cpus, unknown.allocated_mib) == (None, 0)
+    assert sinfo(with_field("sinfo", "AllocMem", "N/A"))[0].allocated_mib is None
 
 
 def test_sinfo_nodes_are_parsed():

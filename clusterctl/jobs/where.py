@@ -1,0 +1,326 @@
+"""`where`: the places of a cluster that accept a job, what is free there, and the expected start.
+
+Slurm's answers are remembered in the workspace, because a site may be asked only at its pace, and
+so are its estimates of the starts of the user's waiting jobs, to tell later how far off they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from clusterctl.errors import ClusterctlError, Notice
+from clusterctl.jobs.first import Place
+from clusterctl.providers.registry import provider_of
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
+from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
+from clusterctl.scheduler.script import render_script, with_account, with_gpus, with_launcher
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.trial import Trial
+from clusterctl.scheduler.user_script import UserScript
+from clusterctl.spec.job import JobSpec
+from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.assets import payload_hash
+from clusterctl.util.disk import read_text
+from clusterctl.util.typed_json import from_json
+
+# At most this many questions are put to Slurm at once. The next command puts the rest.
+MOST_ASKED: Final = 16
+_MOST_ACCOUNTS: Final = 12
+_MOST_REMEMBERED: Final = 400
+_MOST_ESTIMATES: Final = 50
+_REMEMBERED_S: Final = 30 * 86400.0
+# An expected start that is so near is as good as now.
+SOON_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How far off Slurm's estimates of starts lately were for jobs of the user.
+
+    median_s: positive: the jobs started later than estimated.
+    """
+
+    jobs: int
+    median_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A place for a job.
+
+    accepted: whether Slurm would accept the job now. None: unknown, since Slurm was not asked yet,
+        or refuses the job as it does while nodes are out of service, for which a job may wait.
+    words: Slurm's answer. asked_at: its time; None: Slurm was not asked yet.
+    start: the expected start. All times are in Unix seconds by the local clock.
+    usd_per_hour: the price of the job's nodes; None: unknown.
+    finding: what is odd about these values, or what to do before the place can be used.
+    is_known: whether `submit` can use the partition.
+    """
+
+    place: Place
+    accepted: bool | None
+    words: str
+    asked_at: float | None
+    start: int | None
+    capacity: Capacity
+    accuracy: Accuracy | None
+    usd_per_hour: float | None
+    finding: str
+    is_known: bool
+
+    @property
+    def is_submittable(self) -> bool:
+        """Whether Slurm accepts the job, and `submit` can use the partition."""
+        return self.is_known and self.accepted is True
+
+    def as_dict(self, now: float) -> dict[str, Any]:
+        return {
+            **asdict(self.place),
+            "accepted": self.accepted,
+            "slurm": self.words,
+            "asked_s": None if self.asked_at is None else round(now - self.asked_at, 1),
+            "expected_start": self.start,
+            "estimates": None if self.accuracy is None else asdict(self.accuracy),
+            "usd_per_hour": self.usd_per_hour,
+            **asdict(self.capacity),
+            "finding": self.finding,
+            "submittable": self.is_submittable,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Estimate:
+    """Slurm's first estimate of the start of a job, and the start (None: not yet), in Unix
+    seconds.
+    """
+
+    job_id: str
+    token: str
+    estimated_at: float
+    estimate: int
+    start: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """What earlier commands have learned of a cluster. trials: hash of a job script -> answer."""
+
+    asked_at: float = 0.0
+    trials: Mapping[str, Trial] = field(default_factory=dict)
+    estimates: tuple[_Estimate, ...] = ()
+
+    @classmethod
+    def read(cls, workspace: Workspace) -> _Memory:
+        """Read the workspace's file. A missing or damaged file is an empty memory."""
+        with suppress(ValueError, TypeError):
+            return from_json(cls, json.loads(read_text(workspace.where)))
+        return cls()
+
+    def write(self, workspace: Workspace, now: float) -> None:
+        recent = sorted(
+            (item for item in self.trials.items() if now - item[1].asked_at < _REMEMBERED_S),
+            key=lambda item: item[1].asked_at,
+        )
+        kept = replace(
+            self,
+            trials=dict(recent[-_MOST_REMEMBERED:]),
+            estimates=self.estimates[-_MOST_ESTIMATES:],
+        )
+        write_atomic(workspace.where, f"{json.dumps(asdict(kept))}\n")
+
+
+def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
+    """Return the places of a cluster for a job.
+
+    Slurm is asked about the places at the pace of the site, first about those of which no answer
+    is remembered, then about those with the oldest.
+
+    Raises:
+        UsageError: the cluster does not run Slurm, or it lacks the job's partition.
+        SchedulerError, TransportError: the cluster does not answer.
+    """
+    session.site.reject_without_slurm()
+    nodes, jobs = session.scheduler.nodes_and_own_jobs()
+    scripts = {place: _script(session, place.of_job(job)) for place in _places(session, job, nodes)}
+    memory = _Memory.read(session.workspace)
+    memory = _with_trials(session, memory, [*scripts.values()])
+    memory = replace(memory, estimates=_with_starts(session, memory.estimates, jobs))
+    memory.write(session.workspace, time.time())
+    accuracy = _accuracy(memory.estimates)
+    shape = shape_of(job)
+    return tuple(
+        _candidate(
+            session,
+            place,
+            memory.trials.get(_key(script)),
+            nodes=nodes,
+            shape=shape,
+            accuracy=accuracy,
+        )
+        for place, script in scripts.items()
+    )
+
+
+def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the best places first: by acceptance, expected start, price and room."""
+    now = time.time()
+
+    def key(each: Candidate) -> tuple[Any, ...]:
+        acceptance = (True, None, False).index(each.accepted)
+        start = math.inf if each.start is None else max(each.start - now - SOON_S, 0)
+        price = math.inf if each.usd_per_hour is None else each.usd_per_hour
+        return acceptance, start, price, -(each.capacity.fitting or 0), each.place.shown
+
+    return sorted(candidates, key=key)
+
+
+def _places(session: Session, job: JobSpec, nodes: Sequence[NodeInfo]) -> Iterator[Place]:
+    """Yield the places that the job's options leave open."""
+    partitions = dict.fromkeys(name for node in nodes for name in node.partitions)
+    if job.partition is not None:
+        if job.partition not in partitions:
+            raise session.site.unknown_partition(job.partition)
+        partitions = {job.partition: None}
+    accounts: Sequence[str | None] = (job.account,)
+    script = UserScript.of(job)
+    if job.account is None and not (script and script.directives.last("account")):
+        with suppress(ClusterctlError):
+            accounts = session.scheduler.accounts(session.inventory.job_user)[:_MOST_ACCOUNTS]
+    for partition in partitions:
+        for account in accounts or (None,):
+            yield Place(session.inventory.cluster, partition, account)
+
+
+def _script(session: Session, job: JobSpec) -> str:
+    """Return the job script for a place. Slurm alone judges whether the job fits there."""
+    site = session.site
+    job = with_account(site, with_launcher(with_gpus(site, job), has_pmix=site.inventory.pmix))
+    return render_script(site.inventory, job, payload_hash=payload_hash())
+
+
+def _key(script: str) -> str:
+    return hashlib.sha256(script.encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def _with_trials(session: Session, memory: _Memory, scripts: Sequence[str]) -> _Memory:
+    """Ask Slurm about job scripts, unless it was asked so lately that the site's pace forbids."""
+    trials = dict(memory.trials)
+    if time.time() - memory.asked_at < session.site.pace.pending_s:
+        return memory
+    oldest_first = sorted(
+        scripts, key=lambda script: trials[key].asked_at if (key := _key(script)) in trials else 0
+    )
+    for script in oldest_first[:MOST_ASKED]:
+        trial = session.scheduler.trial(script)
+        if trial is not None:
+            trials[_key(script)] = trial
+    return replace(memory, trials=trials, asked_at=time.time())
+
+
+def _candidate(
+    session: Session,
+    place: Place,
+    trial: Trial | None,
+    *,
+    nodes: Sequence[NodeInfo],
+    shape: Shape | None,
+    accuracy: Accuracy | None,
+) -> Candidate:
+    own = [node for node in nodes if place.partition in node.partitions]
+    capacity = capacity_of(own, shape)
+    accepted = trial.accepted if trial is not None else None
+    if trial is not None and trial.is_about_nodes_out and capacity.usable_nodes < capacity.nodes:
+        accepted = None
+    spec = session.spec
+    price = provider_of(spec.provider).node_price(spec, place.partition or "")
+    is_known = place.partition in {each.name for each in session.inventory.partitions}
+    candidate = Candidate(
+        place=place,
+        accepted=accepted,
+        words=trial.words if trial is not None else "",
+        asked_at=trial.asked_at if trial is not None else None,
+        start=trial.start if trial is not None else None,
+        capacity=capacity,
+        accuracy=accuracy,
+        usd_per_hour=None if price is None or shape is None else price * shape.nodes,
+        finding="",
+        is_known=is_known,
+    )
+    return replace(candidate, finding=_finding(session, candidate, shape))
+
+
+def _finding(session: Session, each: Candidate, shape: Shape | None) -> str:
+    """Return where the values of a place contradict each other, or why `submit` can't use it."""
+    if each.accepted and not each.is_known:
+        error = session.site.unknown_partition(each.place.partition or "")
+        text = f"`submit` can't use this partition yet: {error.fix}"
+        return Notice("where-not-submittable", text)
+    if each.accepted is None and each.asked_at is not None:
+        text = "nodes of the partition are out of service; a job that needs them waits for them"
+        return Notice("where-nodes-out", text)
+    fitting = each.capacity.fitting
+    if not each.accepted or each.start is None or fitting is None or shape is None:
+        return ""
+    starts_later = each.start - (each.asked_at or 0) > SOON_S
+    if starts_later and fitting >= shape.nodes:
+        text = "nodes have room, yet Slurm expects a later start: they may be kept for jobs with a "
+        return Notice(
+            "where-room-but-later", f"{fitting} {text}higher priority, or for a reservation"
+        )
+    if not starts_later and fitting < shape.nodes:
+        text = "nodes are known to have room, yet Slurm expects a start now: jobs may be preempted"
+        return Notice("where-no-room-but-now", f"only {fitting} {text}, or nodes become free")
+    return ""
+
+
+def _with_starts(
+    session: Session, estimates: Sequence[_Estimate], jobs: Sequence[JobInfo]
+) -> tuple[_Estimate, ...]:
+    """Add Slurm's estimates for the user's waiting jobs, and the starts of those that have begun.
+
+    jobs: of the user, in the queue.
+    """
+    found = {job.token: job for job in jobs if job.token}
+    open_ids = [each.job_id for each in estimates if each.start is None and each.token not in found]
+    if open_ids:
+        # Without an answer, the estimates stay open.
+        with suppress(ClusterctlError):
+            ended = session.scheduler.accounted(open_ids)
+            found |= {job.token: job for job in ended if job.token}
+    known = [_with_start(each, found.get(each.token)) for each in estimates]
+    tokens = {each.token for each in estimates}
+    new = [
+        _Estimate(
+            job_id=job.id, token=job.token, estimated_at=time.time(), estimate=job.expected_start
+        )
+        for job in jobs
+        if job.token
+        and job.token not in tokens
+        and job.task is None
+        and job.state is JobState.PENDING
+        and job.expected_start is not None
+    ]
+    return (*filter(None, known), *new)
+
+
+def _with_start(each: _Estimate, job: JobInfo | None) -> _Estimate | None:
+    """Return an estimate with the start of its job. None: the job has ended without a start."""
+    if each.start is not None or job is None:
+        return each
+    first = job.attempts[0].start_time if job.attempts else job.start_time
+    if first is None or not job.nodes:
+        return None if job.ended else each
+    return replace(each, start=first)
+
+
+def _accuracy(estimates: Sequence[_Estimate]) -> Accuracy | None:
+    errors = [each.start - each.estimate for each in estimates if each.start is not None]
+    return Accuracy(len(errors), statistics.median(errors)) if errors else None

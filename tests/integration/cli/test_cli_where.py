@@ -1,0 +1,192 @@
+"""The command `where`, and `submit --first best`, on a cluster whose Slurm is a double."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cli import submit
+from clusterctl.cli.output import Screen
+from clusterctl.cli.where import where
+from clusterctl.errors import SlurmAwayError, UsageError
+from clusterctl.jobs import where as places_of_jobs
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.sites import ForeignSlurm
+from clusterctl.state.workspace import Workspace
+from tests.support.messages import refused, shows
+from tests.support.played.cluster import PlayedCluster, submitted
+
+TEXT = Screen(json=False, color=False)
+BUSY = "allocation failure: Requested node configuration is not available"
+LIMIT = "allocation failure: Requested time limit is invalid (missing or exceeds some limit)"
+Where = Callable[..., list[dict[str, Any]]]
+
+
+def node(name: str, partition: str, state: str = "idle", **fields: str) -> dict[str, str]:
+    return {
+        "NodeList": name,
+        "Partition": partition,
+        "StateComplete": state,
+        "StateLong": state,
+        "Reason": "none",
+        "CPUs": "4",
+        "Memory": "1000",
+        "Gres": "(null)",
+        "User": "root",
+        "AllocMem": "0",
+        "CPUsState": "0/4/0/4",
+        "CPUsLoad": "0.1",
+        "GresUsed": "(null)",
+        **fields,
+    }
+
+
+@pytest.fixture
+def asked(
+    played_session: Session, cluster: PlayedCluster, capsys: pytest.CaptureFixture[str]
+) -> Where:
+    """Return a function that runs `where` and returns the places. Slurm has train and short."""
+    with cluster.state() as state:
+        state["nodes"] = [node("n1", "train*"), node("n2", "train"), node("n3", "short")]
+        state["nodes"][0]["Partition"] = "train"
+
+    def asked(target: str = "probe", **options: Any) -> list[dict[str, Any]]:
+        where(Screen(json=True, color=False), target, **options)
+        return list(json.loads(capsys.readouterr().out)["places"])
+
+    return asked
+
+
+def trials(cluster: PlayedCluster, **answers: str | float) -> None:
+    with cluster.state() as state:
+        state["trials"] = answers
+
+
+def names(places: list[dict[str, Any]]) -> list[str]:
+    return [each["partition"] for each in places]
+
+
+def test_where_ranks_accepted_places_by_their_expected_start(asked, cluster) -> None:
+    trials(cluster, train=time.time() + 7200)
+    first, second = asked()
+    assert (first["partition"], first["accepted"]) == ("short", True)
+    assert (second["partition"], second["nodes"], second["free_nodes"]) == ("train", 2, 2)
+    assert second["expected_start"] > time.time() + 7000
+    trials(cluster, short=LIMIT)
+    first, second = asked(time="10m")
+    assert (names([first, second]), second["accepted"]) == (["train", "short"], False)
+    assert second["slurm"] == LIMIT.partition(": ")[2]
+    assert (second["account"], second["cluster"], second["usd_per_hour"]) == (
+        "default",
+        "demo",
+        None,
+    )
+
+
+def test_where_sends_the_options_that_shape_the_job(asked, cluster, tmp_path) -> None:
+    (script := tmp_path / "a.sh").write_text(
+        "#!/bin/bash\n#SBATCH --partition=x\n#SBATCH --mem=1G\n"
+    )
+    (found,) = asked(str(script), partition="train", account="mine", nodes=3)
+    assert (found["account"], found["fitting"]) == ("mine", 0)
+    with cluster.state() as state:
+        (tried,) = state["tried"]
+        assert not state["jobs"]
+    assert [tried[name] for name in ("nodes", "mem", "partition", "account")] == [
+        "3",
+        "1G",
+        "train",
+        "mine",
+    ]
+    with refused("unknown-partition", UsageError):
+        asked(partition="x")
+
+
+def test_where_names_what_contradicts_slurms_answer(asked, cluster) -> None:
+    """Free nodes with a late start, and a start now without free nodes, are both shown."""
+    trials(cluster, train=time.time() + 7200)
+    (train,) = asked(partition="train")
+    assert shows(train["finding"], "where-room-but-later")
+    trials(cluster)
+    with cluster.state() as state:
+        for number in (0, 1):
+            state["nodes"][number] |= {"StateComplete": "mixed", "CPUsState": "n/a"}
+    (train,) = asked(partition="train")
+    assert (train["unknown_nodes"], train["free_cpus"], train["fitting"]) == (2, 0, 0)
+    assert shows(train["finding"], "where-no-room-but-now")
+    (short,) = asked(partition="short")
+    assert shows(short["finding"], "where-not-submittable")
+
+
+def test_where_refusal_while_nodes_are_out_of_service_is_unknown(asked, cluster) -> None:
+    trials(cluster, train=BUSY, short=BUSY)
+    with cluster.state() as state:
+        state["nodes"][1] = node("n2", "train", "down")
+    found = {each["partition"]: each["accepted"] for each in asked()}
+    assert found == {"train": None, "short": False}
+
+
+def test_where_keeps_the_pace_of_a_site_and_shows_the_age(
+    asked, cluster, monkeypatch, capsys
+) -> None:
+    inventory = Workspace.of("demo").inventory
+    inventory.write_text(json.dumps({**json.loads(inventory.read_text()), "is_foreign": True}))
+    monkeypatch.setattr(places_of_jobs, "MOST_ASKED", 1)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert sorted(each["asked_s"] is None for each in asked()) == [False, True]
+    where(TEXT)
+    assert shows(capsys.readouterr().out, "where-unasked")
+    assert cluster.calls("sbatch") == 1
+    now += ForeignSlurm.pace.pending_s
+    assert sorted(each["asked_s"] for each in asked()) == [0, 30]
+    assert cluster.calls("sbatch") == 2
+
+
+def test_where_tells_how_far_off_slurms_estimates_were(
+    asked, cluster, tmp_path, played_session
+) -> None:
+    with cluster.state() as state:
+        state["hold"] = True
+    job_id = submitted(played_session, tmp_path, "true")
+    cluster.change(job_id, start=5000)
+    assert {each["estimates"] for each in asked() if each["estimates"]} == set()
+    cluster.change(job_id, state="COMPLETED", start=5600, end=5700, forgotten=True)
+    assert [each["estimates"] for each in asked()] == [{"jobs": 1, "median_s": 600}] * 2
+
+
+def test_where_in_text_has_a_row_for_each_place_and_the_reasons(asked, cluster, capsys) -> None:
+    trials(cluster, short=LIMIT)
+    where(TEXT)
+    head, train, short, _, reason = capsys.readouterr().out.splitlines()
+    assert head.split() == "PLACE ACCEPTED START OFF ROOM NODES CPUS GPUS USD/H ASKED".split()
+    assert train.split()[:5] == ["demo/train@default", "yes", "now", "unknown", "2"]
+    assert short.split()[:2] == ["demo/short@default", "no"]
+    assert reason.startswith("demo/short@default: Requested time limit is invalid")
+
+
+def test_trial_without_an_answer_of_slurm_is_no_refusal(session, cluster) -> None:
+    trials(cluster, train="sbatch: error: Unable to contact slurm controller (connect failure)")
+    with pytest.raises(SlurmAwayError):
+        session.scheduler.trial("#!/bin/bash\n")
+
+
+def test_first_best_submits_to_the_best_places(asked, cluster, tmp_path: Path, capsys) -> None:
+    """It leaves out the partitions that `submit` does not know."""
+    (script := tmp_path / "a.sh").write_text("#!/bin/bash\ntrue\n")
+    with refused("first-needs-places", UsageError):
+        submit.submit(TEXT, str(script), first="best:3")
+    inventory = Workspace.of("demo").inventory
+    facts = json.loads(inventory.read_text())
+    facts["partitions"] += [{"name": "short", "nodes": ["n3"]}]
+    inventory.write_text(json.dumps(facts))
+    capsys.readouterr()
+    submit.submit(Screen(json=True, color=False), str(script), first="best:3")
+    answer = json.loads(capsys.readouterr().out)
+    places = {answer["partition"], *(each["partition"] for each in answer["cancelled"])}
+    assert (places, answer["account"]) == ({"train", "short"}, "default")
