@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -148,7 +148,10 @@ def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
         SchedulerError, TransportError: the cluster does not answer.
     """
     session.site.reject_without_slurm()
-    nodes, jobs = session.scheduler.nodes_and_own_jobs()
+    partitions, jobs = session.scheduler.partitions_and_own_jobs()
+    nodes = session.scheduler.nodes()
+    # With --test-only, Slurm accepts a job in a partition that is down as if it were up.
+    down = {partition.name for partition in partitions if not partition.is_up}
     scripts = {place: _script(session, place.of_job(job)) for place in _places(session, job, nodes)}
     memory = _Memory.read(session.workspace)
     memory = _with_trials(session, memory, [*scripts.values()])
@@ -161,7 +164,8 @@ def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
             session,
             place,
             memory.trials.get(_key(script)),
-            nodes=nodes,
+            capacity=capacity_of(_nodes_of(place, nodes, down), shape),
+            is_up=place.partition not in down,
             shape=shape,
             accuracy=accuracy,
         )
@@ -230,12 +234,11 @@ def _candidate(
     place: Place,
     trial: Trial | None,
     *,
-    nodes: Sequence[NodeInfo],
+    capacity: Capacity,
+    is_up: bool,
     shape: Shape | None,
     accuracy: Accuracy | None,
 ) -> Candidate:
-    own = [node for node in nodes if place.partition in node.partitions]
-    capacity = capacity_of(own, shape)
     accepted = trial.accepted if trial is not None else None
     if trial is not None and trial.is_about_nodes_out and capacity.usable_nodes < capacity.nodes:
         accepted = None
@@ -247,17 +250,24 @@ def _candidate(
         accepted=accepted,
         words=trial.words if trial is not None else "",
         asked_at=trial.asked_at if trial is not None else None,
-        start=trial.start if trial is not None else None,
+        start=trial.start if trial is not None and is_up else None,
         capacity=capacity,
         accuracy=accuracy,
         usd_per_hour=None if price is None or shape is None else price * shape.nodes,
         finding="",
         is_known=is_known,
     )
-    return replace(candidate, finding=_finding(session, candidate, shape))
+    return replace(candidate, finding=_finding(session, candidate, shape, is_up=is_up))
 
 
-def _finding(session: Session, each: Candidate, shape: Shape | None) -> str:
+def _nodes_of(place: Place, nodes: Iterable[NodeInfo], down: Container[str]) -> Iterator[NodeInfo]:
+    """Yield the nodes of a place's partition. While it is down, no job starts on them."""
+    for node in nodes:
+        if place.partition in node.partitions:
+            yield replace(node, shown="inact") if place.partition in down else node
+
+
+def _finding(session: Session, each: Candidate, shape: Shape | None, *, is_up: bool) -> str:
     """Return where the values of a place contradict each other, or why `submit` can't use it."""
     if each.accepted and not each.is_known:
         error = session.site.unknown_partition(each.place.partition or "")
@@ -266,6 +276,8 @@ def _finding(session: Session, each: Candidate, shape: Shape | None) -> str:
     if each.accepted is None and each.asked_at is not None:
         text = "nodes of the partition are out of service; a job that needs them waits for them"
         return Notice("where-nodes-out", text)
+    if each.accepted and not is_up:
+        return Notice("where-partition-down", "the partition is down; jobs wait until it is up")
     fitting = each.capacity.fitting
     if not each.accepted or each.start is None or fitting is None or shape is None:
         return ""
@@ -276,8 +288,10 @@ def _finding(session: Session, each: Candidate, shape: Shape | None) -> str:
             "where-room-but-later", f"{fitting} {text}higher priority, or for a reservation"
         )
     if not starts_later and fitting < shape.nodes:
-        text = "nodes are known to have room, yet Slurm expects a start now: jobs may be preempted"
-        return Notice("where-no-room-but-now", f"only {fitting} {text}, or nodes become free")
+        text = (
+            "nodes are known to have room, yet Slurm expects a start within a minute: a job may end"
+        )
+        return Notice("where-no-room-but-now", f"only {fitting} {text}, or be preempted")
     return ""
 
 

@@ -777,12 +777,6 @@ class Jobs(Protocol):
         """
         return (), self.own_jobs()
 
-    def nodes_and_own_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
-        """Return the results of ``nodes`` and ``own_jobs``. With Slurm, this takes a single round
-        trip.
-        """
-        return self.nodes(), self.own_jobs()
-
     def accounts(self, user: str) -> tuple[str, ...]:
         """Return the accounts of a user; () if there is no accounting, or it lists none."""
         return ()

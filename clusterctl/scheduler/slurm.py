@@ -215,9 +215,6 @@ class SlurmClient(Jobs):
     def partitions_and_own_jobs(self) -> tuple[tuple[PartitionInfo, ...], tuple[JobInfo, ...]]:
         return self._with_queue(slurm_parse.PARTITIONS, "--me")
 
-    def nodes_and_own_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
-        return self._with_queue(slurm_parse.SINFO, "--me")
-
     def accounts(self, user: str) -> tuple[str, ...]:
         if self.no_accounting:
             return ()

@@ -46,14 +46,18 @@ def node(name: str, partition: str, state: str = "idle", **fields: str) -> dict[
     }
 
 
+def partition(name: str, state: str = "up") -> dict[str, str]:
+    return {"Partition": name, "Available": state, "Time": "infinite", "NodeAIOT": "0/2/0/2"}
+
+
 @pytest.fixture
 def asked(
     played_session: Session, cluster: PlayedCluster, capsys: pytest.CaptureFixture[str]
 ) -> Where:
     """Return a function that runs `where` and returns the places. Slurm has train and short."""
     with cluster.state() as state:
-        state["nodes"] = [node("n1", "train*"), node("n2", "train"), node("n3", "short")]
-        state["nodes"][0]["Partition"] = "train"
+        state["nodes"] = [node("n1", "train"), node("n2", "train"), node("n3", "short")]
+        state["partitions"] = [partition("train"), partition("short")]
 
     def asked(target: str = "probe", **options: Any) -> list[dict[str, Any]]:
         where(Screen(json=True, color=False), target, **options)
@@ -129,6 +133,16 @@ def test_where_refusal_while_nodes_are_out_of_service_is_unknown(asked, cluster)
         state["nodes"][1] = node("n2", "train", "down")
     found = {each["partition"]: each["accepted"] for each in asked()}
     assert found == {"train": None, "short": False}
+
+
+def test_where_in_a_partition_that_is_down_expects_no_start(asked, cluster) -> None:
+    """With --test-only, Slurm 24.11 expects a start now, and the job that is submitted waits."""
+    with cluster.state() as state:
+        state["partitions"] = [partition("train", "down"), partition("short")]
+    short, train = asked()
+    assert (train["accepted"], train["expected_start"], train["fitting"]) == (True, None, 0)
+    assert shows(train["finding"], "where-partition-down")
+    assert short["expected_start"] is not None
 
 
 def test_where_keeps_the_pace_of_a_site_and_shows_the_age(
