@@ -215,10 +215,17 @@ def _key(script: str) -> str:
 
 
 def _with_trials(session: Session, memory: _Memory, scripts: Sequence[str]) -> _Memory:
-    """Ask Slurm about job scripts, unless it was asked so lately that the site's pace forbids."""
+    """Ask Slurm about job scripts at the pace of the site.
+
+    If it was asked so lately that the pace forbids, remembered answers suffice, or else this waits.
+    """
     trials = dict(memory.trials)
-    if time.time() - memory.asked_at < session.site.pace.pending_s:
-        return memory
+    pace_s = session.site.pace.pending_s
+    rest_s = min(pace_s - (time.time() - memory.asked_at), pace_s)
+    if rest_s > 0:
+        if all(_key(script) in trials for script in scripts):
+            return memory
+        session.scheduler.clock.sleep(rest_s)
     oldest_first = sorted(
         scripts, key=lambda script: trials[key].asked_at if (key := _key(script)) in trials else 0
     )

@@ -18,8 +18,9 @@ from clusterctl.jobs import where as places_of_jobs
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.sites import ForeignSlurm
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
-from tests.support.played.cluster import PlayedCluster, submitted
+from tests.support.played.cluster import SPEC, PlayedCluster, submitted
 
 TEXT = Screen(json=False, color=False)
 BUSY = "allocation failure: Requested node configuration is not available"
@@ -146,20 +147,34 @@ def test_where_in_a_partition_that_is_down_expects_no_start(asked, cluster) -> N
 
 
 def test_where_keeps_the_pace_of_a_site_and_shows_the_age(
-    asked, cluster, monkeypatch, capsys
+    asked, cluster, monkeypatch, capsys, set_clock
 ) -> None:
+    """It waits for a place without an answer. If all have one, these are shown with their age."""
     inventory = Workspace.of("demo").inventory
     inventory.write_text(json.dumps({**json.loads(inventory.read_text()), "is_foreign": True}))
     monkeypatch.setattr(places_of_jobs, "MOST_ASKED", 1)
     now = time.time()
+    pauses = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pauses.append(seconds)
+
     monkeypatch.setattr(time, "time", lambda: now)
-    assert sorted(each["asked_s"] is None for each in asked()) == [False, True]
+    set_clock(Clock(sleep=sleep))
     where(TEXT)
     assert shows(capsys.readouterr().out, "where-unasked")
-    assert cluster.calls("sbatch") == 1
-    now += ForeignSlurm.pace.pending_s
-    assert sorted(each["asked_s"] for each in asked()) == [0, 30]
-    assert cluster.calls("sbatch") == 2
+    assert (cluster.calls("sbatch"), pauses) == (1, [])
+    now += 10
+    pace_s = ForeignSlurm.pace.pending_s
+    assert sorted(each["asked_s"] for each in asked()) == [0, pace_s]
+    assert (cluster.calls("sbatch"), pauses) == (2, [pace_s - 10])
+    now += pace_s - 1
+    assert sorted(each["asked_s"] for each in asked()) == [pace_s - 1, 2 * pace_s - 1]
+    assert (cluster.calls("sbatch"), len(pauses)) == (2, 1)
+    now += 1
+    assert sorted(each["asked_s"] for each in asked()) == [0, pace_s]
 
 
 def test_where_tells_how_far_off_slurms_estimates_were(
@@ -172,6 +187,31 @@ def test_where_tells_how_far_off_slurms_estimates_were(
     assert {each["estimates"] for each in asked() if each["estimates"]} == set()
     cluster.change(job_id, state="COMPLETED", start=5600, end=5700, forgotten=True)
     assert [each["estimates"] for each in asked()] == [{"jobs": 1, "median_s": 600}] * 2
+
+
+def test_where_multiplies_the_price_of_a_node(asked) -> None:
+    spec = Workspace.of("demo").spec
+    spec.write_text(SPEC.replace("nodes: 2}", "nodes: 2, price_per_hour: 0.5}"))
+    (train,) = asked(partition="train", nodes=2)
+    assert train["usd_per_hour"] == 1.0
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"trials": {"a": 1}}'])
+def test_where_ignores_a_damaged_memory(asked, content: str) -> None:
+    Workspace.of("demo").where.write_text(content)
+    assert names(asked()) == ["train", "short"]
+
+
+def test_where_names_clusters_that_do_not_answer(asked, capsys) -> None:
+    far = Workspace.of("far")
+    far.create()
+    far.inventory.write_text("{")
+    where(Screen(json=True, color=False))
+    answer = json.loads(capsys.readouterr().out)
+    assert [each["cluster"] for each in answer["unanswered"]] == ["far"]
+    assert names(answer["places"]) == ["train", "short"]
+    where(Screen(json=True, color=False, cluster="demo"))
+    assert json.loads(capsys.readouterr().out)["unanswered"] == []
 
 
 def test_where_in_text_has_a_row_for_each_place_and_the_reasons(asked, cluster, capsys) -> None:
