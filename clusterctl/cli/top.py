@@ -233,7 +233,9 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
     try:
         yield partial(_key, [fd])
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        # A terminal that was closed has no settings any more, and shows no output to wait for.
+        with suppress(termios.error):
+            termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 def _key(inputs: Sequence[int], seconds: float) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from clusterctl.cli import top
 from clusterctl.cli.all_clusters import Answers
 from clusterctl.cli.output import Screen
 from clusterctl.cli.top import Section, View, fit, lines_of, sparkline
@@ -178,3 +182,12 @@ def test_curve_has_a_block_for_each_part_of_the_values(
     values: list[float], width: int, line: str
 ) -> None:
     assert sparkline(values, width) == line
+
+
+def test_terminal_that_is_closed_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a window is while `top` runs: its settings can't be restored."""
+    window, terminal = pty.openpty()
+    with open(terminal) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with top._keyboard():
+            os.close(window)
