@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -21,11 +21,19 @@ from clusterctl.jobs.first import Place
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
-from clusterctl.scheduler.script import render_script, with_account, with_gpus, with_launcher
+from clusterctl.scheduler.script import (
+    render_script,
+    time_limit_s,
+    with_account,
+    with_gpus,
+    with_launcher,
+)
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.trial import Trial
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.disk import read_text
@@ -62,7 +70,8 @@ class Candidate:
     start: the expected start. All times are in Unix seconds by the local clock.
     usd_per_hour: the price of the job's nodes; None: unknown.
     finding: what is odd about these values, or what to do before the place can be used.
-    is_known: whether `submit` can use the partition.
+    is_known: whether `submit` can use the partition. is_blocked: whether the job would not start
+        there, although Slurm may accept it.
     """
 
     place: Place
@@ -75,11 +84,12 @@ class Candidate:
     usd_per_hour: float | None
     finding: str
     is_known: bool
+    is_blocked: bool = False
 
     @property
     def is_submittable(self) -> bool:
-        """Whether Slurm accepts the job, and `submit` can use the partition."""
-        return self.is_known and self.accepted is True
+        """Whether Slurm accepts the job, which can start, and `submit` can use the partition."""
+        return self.is_known and self.accepted is True and not self.is_blocked
 
     def as_dict(self, now: float) -> dict[str, Any]:
         return {
@@ -150,8 +160,8 @@ def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
     session.site.reject_without_slurm()
     partitions, jobs = session.scheduler.partitions_and_own_jobs()
     nodes = session.scheduler.nodes()
-    # With --test-only, Slurm accepts a job in a partition that is down as if it were up.
-    down = {partition.name for partition in partitions if not partition.is_up}
+    limit_s = time_limit_s(job, UserScript.of(job))
+    obstacles = {each.name: _obstacle(each, limit_s) for each in partitions}
     scripts = {place: _script(session, place.of_job(job)) for place in _places(session, job, nodes)}
     memory = _Memory.read(session.workspace)
     memory = _with_trials(session, memory, [*scripts.values()])
@@ -164,8 +174,8 @@ def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
             session,
             place,
             memory.trials.get(_key(script)),
-            capacity=capacity_of(_nodes_of(place, nodes, down), shape),
-            is_up=place.partition not in down,
+            capacity=capacity_of(_nodes_of(place, nodes), shape),
+            obstacle=obstacles.get(place.partition or ""),
             shape=shape,
             accuracy=accuracy,
         )
@@ -181,7 +191,14 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
         acceptance = (True, None, False).index(each.accepted)
         start = math.inf if each.start is None else max(each.start - now - SOON_S, 0)
         price = math.inf if each.usd_per_hour is None else each.usd_per_hour
-        return acceptance, start, price, -(each.capacity.fitting or 0), each.place.shown
+        return (
+            acceptance,
+            each.is_blocked,
+            start,
+            price,
+            -(each.capacity.fitting or 0),
+            each.place.shown,
+        )
 
     return sorted(candidates, key=key)
 
@@ -242,7 +259,7 @@ def _candidate(
     trial: Trial | None,
     *,
     capacity: Capacity,
-    is_up: bool,
+    obstacle: Notice | None,
     shape: Shape | None,
     accuracy: Accuracy | None,
 ) -> Candidate:
@@ -257,24 +274,36 @@ def _candidate(
         accepted=accepted,
         words=trial.words if trial is not None else "",
         asked_at=trial.asked_at if trial is not None else None,
-        start=trial.start if trial is not None and is_up else None,
+        start=trial.start if trial is not None and obstacle is None else None,
         capacity=capacity,
         accuracy=accuracy,
         usd_per_hour=None if price is None or shape is None else price * shape.nodes,
         finding="",
         is_known=is_known,
+        is_blocked=obstacle is not None,
     )
-    return replace(candidate, finding=_finding(session, candidate, shape, is_up=is_up))
+    return replace(candidate, finding=obstacle or _finding(session, candidate, shape))
 
 
-def _nodes_of(place: Place, nodes: Iterable[NodeInfo], down: Container[str]) -> Iterator[NodeInfo]:
-    """Yield the nodes of a place's partition. While it is down, no job starts on them."""
-    for node in nodes:
-        if place.partition in node.partitions:
-            yield replace(node, shown="inact") if place.partition in down else node
+def _obstacle(partition: PartitionInfo, limit_s: int | None) -> Notice | None:
+    """Return why a job with this time limit does not start in a partition that accepts the job.
+
+    With --test-only, Slurm then expects a start as if there were no obstacle.
+    """
+    if not partition.is_up:
+        return Notice("where-partition-down", "the partition is down; jobs wait until it is up")
+    with suppress(ValueError):
+        if limit_s is not None and limit_s > parse_slurm_time_s(partition.max_time):
+            text = f"the partition's time limit is {partition.max_time}; the job would never start"
+            return Notice("where-beyond-time-limit", text)
+    return None
 
 
-def _finding(session: Session, each: Candidate, shape: Shape | None, *, is_up: bool) -> str:
+def _nodes_of(place: Place, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:
+    return (node for node in nodes if place.partition in node.partitions)
+
+
+def _finding(session: Session, each: Candidate, shape: Shape | None) -> str:
     """Return where the values of a place contradict each other, or why `submit` can't use it."""
     if each.accepted and not each.is_known:
         error = session.site.unknown_partition(each.place.partition or "")
@@ -283,8 +312,6 @@ def _finding(session: Session, each: Candidate, shape: Shape | None, *, is_up: b
     if each.accepted is None and each.asked_at is not None:
         text = "nodes of the partition are out of service; a job that needs them waits for them"
         return Notice("where-nodes-out", text)
-    if each.accepted and not is_up:
-        return Notice("where-partition-down", "the partition is down; jobs wait until it is up")
     fitting = each.capacity.fitting
     if not each.accepted or each.start is None or fitting is None or shape is None:
         return ""

@@ -490,15 +490,20 @@ def with_dependency(script: bytes, dependency: str) -> str:
     return f"--dependency={','.join([*filter(None, [own]), dependency])}"
 
 
+def time_limit_s(job: JobSpec, script: UserScript | None) -> int | None:
+    """Return the time limit that a job or its script asks for. None: it asks for none."""
+    if job.time is None and script is not None and (own := script.directives.last("time")):
+        with suppress(ValueError):
+            return parse_slurm_time_s(own.value)
+    return job.time
+
+
 def _with_signal(job: JobSpec, script: UserScript | None) -> JobSpec:
     """Return the job; if it is requeued, with a signal shortly before its time limit."""
     own_signal = script is not None and script.directives.last("signal")
     if not job.requeue or job.signal or own_signal:
         return job
-    limit_s = job.time
-    if limit_s is None and script is not None and (own := script.directives.last("time")):
-        with suppress(ValueError):
-            limit_s = parse_slurm_time_s(own.value)
+    limit_s = time_limit_s(job, script)
     lead_s = _SIGNAL_S if limit_s is None else min(_SIGNAL_S, max(limit_s // _SIGNAL_PART, 1))
     return job.model_copy(update={"signal": f"{_SIGNAL}@{lead_s}"})
 

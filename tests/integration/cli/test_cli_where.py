@@ -141,9 +141,22 @@ def test_where_in_a_partition_that_is_down_expects_no_start(asked, cluster) -> N
     with cluster.state() as state:
         state["partitions"] = [partition("train", "down"), partition("short")]
     short, train = asked()
-    assert (train["accepted"], train["expected_start"], train["fitting"]) == (True, None, 0)
+    assert (train["accepted"], train["expected_start"], train["submittable"]) == (True, None, False)
     assert shows(train["finding"], "where-partition-down")
     assert short["expected_start"] is not None
+
+
+def test_where_beyond_a_time_limit_expects_no_start(asked, cluster, tmp_path) -> None:
+    """Without EnforcePartLimits, Slurm accepts the job, expects a start, and never starts it."""
+    with cluster.state() as state:
+        state["partitions"] = [partition("train") | {"Time": "1:00:00"}, partition("short")]
+    short, train = asked(time="2h")
+    assert (train["accepted"], train["expected_start"], train["submittable"]) == (True, None, False)
+    assert shows(train["finding"], "where-beyond-time-limit")
+    assert short["expected_start"] is not None
+    assert asked(time="1h", partition="train")[0]["expected_start"] is not None
+    (script := tmp_path / "a.sh").write_text("#!/bin/bash\n#SBATCH --time=0-02\n")
+    assert asked(str(script), partition="train")[0]["expected_start"] is None
 
 
 def test_where_keeps_the_pace_of_a_site_and_shows_the_age(
