@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
 from tests.support.cluster import Cluster
-from tests.support.lab import PASSWORD, Lab
+from tests.support.lab import PASSWORD, Lab, LabHost
 from tests.support.messages import shows
 from tests.support.nested import Host
 from tests.support.verbs import Clusterctl, CommandResult
@@ -108,3 +110,46 @@ ls /var/lib /var/spool /opt /; cut -d' ' -f5 /proc/self/mountinfo | sort
 def picture(host: Host) -> list[str]:
     """Return a description of the machine, line by line. It must have a folder /shared."""
     return host.sh(_LOOK).splitlines()
+
+
+@dataclass(frozen=True)
+class SharedFolder:
+    """A folder of one machine, which the others can mount by sshfs: the kernel that runs the tests
+    has no NFS. The machines need the option `--bind=/dev/fuse`.
+
+    Files that anybody creates in it belong to ``user``, whose home is in it.
+    """
+
+    path: str
+    user: str
+    uid: int
+    options: ClassVar[str] = "allow_other,default_permissions,cache=no,IdentityFile=/root/key"
+
+    @property
+    def home(self) -> str:
+        return f"{self.path}/home/{self.user}"
+
+    def serve(self, lab: Lab, server: LabHost) -> str:
+        """Make the folder and the user's account on all machines. Return what the others mount."""
+        account = f"{self.uid} {self.user}"
+        for host in lab.hosts:
+            host.inside.sh(
+                f"groupadd -g {account}; useradd -d {self.home} -s /bin/bash -g {self.user} -u {account}; "
+                f"install -d {self.path}"
+            )
+        own = f"-o {self.user} -g {self.user}"
+        server.inside.sh(
+            f"install -d {self.path}/home; install -d -m 755 {own} {self.home}; "
+            f"install -d -m 700 {own} {self.home}/.ssh"
+        )
+        for host in lab.hosts:
+            if host == server:
+                continue
+            host.inside.sh("apt-get -q update >/dev/null; apt-get -q -y install sshfs >/dev/null")
+            key = host.inside.sh(
+                "ssh-keygen -q -t ed25519 -N '' -f /root/key; cat /root/key.pub"
+            ).strip()
+            keys = f"{self.home}/.ssh/authorized_keys"
+            server.inside.sh(f"echo '{key}' >>{keys}; chown {self.user}: {keys}")
+            host.inside.sh(f"echo '{server.address} {server.host_key}' >/etc/ssh/ssh_known_hosts")
+        return f"{self.user}@{server.address}:{self.path}"

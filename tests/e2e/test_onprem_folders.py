@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.own import SharedFolder
 from tests.support.cluster import Cluster
 from tests.support.lab import Lab, lab
 from tests.support.verbs import Clusterctl
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.sweep, pytest.mark.platform("stand-in", "nfs")]  # min
 FOLDER = "/srv/cluster"
 USER = "hpc"
 UID = 10000
-HOME = f"{FOLDER}/home/{USER}"
+SHARED = SharedFolder(FOLDER, USER, UID)
 # Each node writes a file under its own name, and looks for those of the others.
 JOB = """\
 #!/bin/bash
@@ -29,31 +30,16 @@ JOB = """\
 srun bash -c 'cat given.txt; echo "made on $SLURMD_NODENAME" >"by-$SLURMD_NODENAME.txt"'
 srun bash -c 'echo $SLURMD_NODENAME sees by-*.txt'
 """
-WORDS = "-o allow_other,default_permissions,cache=no,IdentityFile=/root/key"
 
 
 @pytest.fixture(scope="module")
 def machines(no_residue: None) -> Iterator[Lab]:
+    """As in many a lab, the people's accounts are there already."""
     with lab("debian", 3, internet=True, options=["--bind=/dev/fuse"]) as one:
         first, *others = one.hosts
-        for host in one.hosts:  # as in many a lab, the people's accounts are there already
-            host.inside.sh(
-                f"groupadd -g {UID} {USER}; useradd -d {HOME} -u {UID} -g {UID} -s /bin/bash {USER}"
-            )
-            host.inside.sh(
-                f"install -d {FOLDER}/home; install -d -m 755 -o {USER} -g {USER} {HOME}"
-            )
-        first.inside.sh(f"install -d -m 700 -o {USER} -g {USER} {HOME}/.ssh")
+        source = SHARED.serve(one, first)
         for host in others:
-            host.inside.sh("apt-get -q update >/dev/null; apt-get -q -y install sshfs >/dev/null")
-            key = host.inside.sh(
-                "ssh-keygen -q -t ed25519 -N '' -f /root/key; cat /root/key.pub"
-            ).strip()
-            first.inside.sh(
-                f"echo '{key}' >>{HOME}/.ssh/authorized_keys; chown -R {USER}: {HOME}/.ssh"
-            )
-            host.inside.sh(f"echo '{first.address} {first.host_key}' >/etc/ssh/ssh_known_hosts")
-            mount = f"sshfs {WORDS} {USER}@{first.address}:{FOLDER} {FOLDER}"
+            mount = f"sshfs -o {SHARED.options} {source} {FOLDER}"
             host.inside.sh(
                 f"systemd-run --quiet --unit=cluster-folder --property=Type=forking {mount}"
             )
@@ -124,4 +110,4 @@ def test_cluster_without_shared_folder_runs_and_collects(mine: Cluster, machines
 
 def test_down_keeps_files_of_users(mine: Cluster, machines: Lab) -> None:
     mine("down", "--yes")
-    assert machines.host("node1").inside.sh(f"stat -c %U {HOME}").strip() == USER
+    assert machines.host("node1").inside.sh(f"stat -c %U {SHARED.home}").strip() == USER

@@ -51,7 +51,11 @@ _BOOT_TIMEOUT_S = 60
 _TRIES = 50
 _SERVICES = 254  # the bridges' own address in their subnets: what serves the machines listens there
 # 133: the machine wants to be booted again. $0: a file that exists while the machine has no power.
-_AGAIN = 'while "$@"; [ $? -eq 133 ] || [ -e "$0" ]; do while [ -e "$0" ]; do sleep 0.1; done; done'
+# $0.cut exists when the machine has ended.
+_AGAIN = (
+    'while "$@"; [ $? -eq 133 ] || [ -e "$0" ]; do '
+    ': >"$0.cut"; while [ -e "$0" ]; do sleep 0.1; done; rm "$0.cut"; done'
+)
 
 
 class Keeper:

@@ -28,7 +28,7 @@ from clusterctl.state.inventory import KEEPALIVE
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import render
 from tests.support.nested import Host, leader
-from tests.support.processes import ROOT, as_root, run_as_root
+from tests.support.processes import ROOT, as_root, eventually, run_as_root
 from tests.support.verbs import CommandResult
 
 USER = "rocky"
@@ -140,8 +140,10 @@ class Lab:
 
     def cut_power(self, *hosts: str) -> None:
         """End machines at once and without warning, until `restore_power`."""
-        run_as_root("touch", *(power_switch(self.id, host) for host in hosts))
+        switches = [power_switch(self.id, host) for host in hosts]
+        run_as_root("touch", *switches)
         run_as_root("kill", "-KILL", *(str(self.host(host).leader) for host in hosts))
+        eventually(lambda: all(Path(f"{switch}.cut").exists() for switch in switches))
 
     def restore_power(self, *hosts: str) -> None:
         run_as_root("rm", *(power_switch(self.id, host) for host in hosts))

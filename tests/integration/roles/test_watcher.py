@@ -102,6 +102,8 @@ class Slurm:
             case ("scontrol", "update", target, *words):
                 self.update(target.partition("=")[2], dict(word.split("=", 1) for word in words))
                 return ""
+            case ("scontrol", "reconfigure"):
+                return ""
             case ("scontrol", "requeue", number):
                 self.jobs[number].state = "COMPLETING"
                 return ""
@@ -842,6 +844,32 @@ def test_job_is_requeued_if_slurmctld_has_forgotten_its_end(watcher: Any, slurm:
     slurm.now += 10
     look(watcher)
     assert slurm.calls.count("scontrol requeue 7") == 2
+
+
+def test_nodes_register_so_that_slurm_ends_a_job_that_may_not_restart(
+    watcher: Any, slurm: Slurm
+) -> None:
+    """Slurm ends jobs that are missing on a registering node only 60 s after its own start."""
+    slurm.jobs = {"10": Job(N2, script="#!/bin/bash\n")}
+    slurm.lists, slurm.boot = {N2: []}, int(slurm.now)
+    slurm.now += 10
+    look(watcher)
+    slurm.now += 69
+    look(watcher)
+    assert "scontrol reconfigure" not in slurm.calls
+    slurm.now += 1
+    look(watcher, 3)
+    assert slurm.calls.count("scontrol reconfigure") == 1
+    assert "scontrol requeue 10" not in slurm.calls
+
+
+def test_nodes_do_not_register_again_if_no_job_is_missing(watcher: Any, slurm: Slurm) -> None:
+    slurm.jobs = {"7": Job("t-[1-2]"), "8": Job(N2)}
+    slurm.lists, slurm.boot = {N2: ["8"], N1: ["7"]}, int(slurm.now)
+    for seconds in (10, 80):
+        slurm.now += seconds
+        look(watcher)
+    assert "scontrol reconfigure" not in slurm.calls
 
 
 def test_node_without_an_answer_about_its_jobs_is_asked_again(watcher: Any, slurm: Slurm) -> None:

@@ -27,6 +27,7 @@ slurm.py beside it, and writes no bytecode there.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -52,6 +53,10 @@ DUPLICATE = "Duplicate jobid"
 # before.
 BOOT = re.compile(r"^BOOT_TIME *= (\d+)", re.MULTILINE)
 LAUNCHED_S = 10.0
+# When a node registers, Slurm ends jobs that are missing there, but not within this time after its
+# start, and some seconds (the time of a message).
+BATCH_START = re.compile(r"^BatchStartTimeout *= (\d+)", re.MULTILINE)
+MESSAGE_S = 20.0
 EVERY_S = 1.0
 # Time for the answer of a node that is lost already. Jobs are read more often shortly after a job
 # ended.
@@ -129,6 +134,7 @@ class Watcher:
     stay: set[str] = field(default_factory=set)
     losses: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     boot: int = 0
+    register_at: float = math.inf
 
     def run(self) -> None:
         while True:
@@ -148,6 +154,7 @@ class Watcher:
             self.nodes = slurm.read_nodes() or self.nodes
             self.nodes_due = time.monotonic() + NODES_S
             self.find_forgotten_ends()
+            self.have_nodes_register()
         lost = [node for node in self.nodes.values() if is_lost(node)]
         others = [node for node in self.nodes.values() if not is_lost(node)]
         self.silent = slurm.silent_nodes(others, EVERY_S) | slurm.silent_nodes(lost, LOST_S)
@@ -171,7 +178,8 @@ class Watcher:
         """After a start of slurmctld, requeue jobs that have ended, but are running according to
         Slurm.
         """
-        match = BOOT.search(slurm.ask("scontrol", "show", "config"))
+        config = slurm.ask("scontrol", "show", "config")
+        match = BOOT.search(config)
         boot = int(match[1]) if match else self.boot
         if (
             boot == self.boot
@@ -197,6 +205,18 @@ class Watcher:
             if slurm.asks_for_requeue(slurm.read_script(job)):
                 slurm.ask("scontrol", "requeue", job.task)
                 log(f"job {job.task}: requeued, because slurmctld has forgotten its end")
+            else:
+                timeout = BATCH_START.search(config)
+                self.register_at = boot + (int(timeout[1]) if timeout else 0) + MESSAGE_S
+
+    def have_nodes_register(self) -> None:
+        """Have all nodes register, if Slurm shows jobs as running that have ended, so that it ends
+        them. Otherwise they hold their nodes until nodes register by themselves, after minutes.
+        """
+        if time.time() >= self.register_at:
+            self.register_at = math.inf
+            slurm.ask("scontrol", "reconfigure")
+            log("nodes register again, because slurmctld has forgotten ends of jobs")
 
     def look_at_jobs(self) -> None:
         if time.monotonic() >= self.jobs_due:
