@@ -5,7 +5,7 @@ library of Python 3.8 or newer.
 
 This program runs on the job's first node beside telemetry. RULES is a list such as
 ``idle=warn@1800,memory=end@60``: the kind of an alarm, its action, and for how many seconds its
-condition must hold without interruption, in every window of ``WINDOW_S``. FILES is the program's
+condition must hold without interruption, in every window (see ``window_s``). FILES is the program's
 folder. An alarm is recorded in the job's log and in job.events, as is its end. If the action is
 `end`, this program also writes ``ALARM_FILE``, and job.py then ends the program.
 
@@ -38,6 +38,8 @@ from payload.node.restarts import ALARM_FILE
 
 POLL_S = 2.0
 WINDOW_S = 60.0
+# Programs may write a line of metrics for many steps.
+DATA_WINDOW_S = 600.0
 # A window with fewer samples says nothing.
 FEWEST = 3
 # A GPU is idle if its memory was in use for at most this part of the time, in percent, and its power
@@ -72,6 +74,8 @@ if TYPE_CHECKING:
     Sample = Mapping[str, Any]
     # Subject -> sentence.
     Found = Mapping[str, str]
+    # When lines of a file were read, and the lines.
+    Lines = list[tuple[float, dict[str, Any]]]
 
 
 class Rule(NamedTuple):
@@ -105,6 +109,19 @@ def rules_of(text: str) -> list[Rule]:
     return rules
 
 
+def window_s(rule: Rule) -> float:
+    """Return the length of the windows in which a condition is judged, in seconds.
+
+    The ranks are looked at six times in the time of their alarm: a window has three of these looks. A
+    look at disks needs no window.
+    """
+    if rule.kind == "straggler":
+        return rule.seconds / 2
+    if rule.kind == "disk":
+        return 0.0
+    return min(DATA_WINDOW_S if rule.kind == "data" else WINDOW_S, rule.seconds)
+
+
 def idle(window: Window) -> Found:
     """Return the GPUs of the job that do nothing: no process uses them, or their memory is unused
     and their power is that of an idle GPU. The share of busy time does not count, because a program
@@ -117,14 +134,12 @@ def idle(window: Window) -> Found:
             found[name] = f"{name} is idle: no process uses it"
             continue
         least = window.least_power.get((node, index))
-        traffic = [_number(state, "mem_util") for state in states]
-        watts = [_number(state, "power_w") for state in states]
-        if least is None or None in traffic or None in watts:
+        traffic = [use for state in states if (use := _number(state, "mem_util")) is not None]
+        watts = [power for state in states if (power := _number(state, "power_w")) is not None]
+        if least is None or not len(traffic) == len(watts) == len(states):
             continue
-        if max(filter(None, traffic), default=0) <= FEW_TRAFFIC and (
-            max(filter(None, watts), default=0) <= IDLE_POWER * least
-        ):
-            found[name] = f"{name} is idle: no memory traffic, {max(filter(None, watts)):.0f} W"
+        if max(traffic) <= FEW_TRAFFIC and max(watts) <= IDLE_POWER * least:
+            found[name] = f"{name} is idle: no memory traffic, {max(watts):.0f} W"
     return found
 
 
@@ -320,12 +335,12 @@ class Judge:
         self._raised: dict[str, set[str]] = {}
 
     def step(
-        self, now: float, found: Mapping[str, Found], span_s: float
+        self, now: float, found: Mapping[str, Found]
     ) -> tuple[list[tuple[Rule, str, float]], list[str]]:
         """Return the alarms that begin now (rule, sentence, seconds that the condition has held), and
         the kinds of those that have ended.
 
-        found: kind -> what its condition returns for the last ``span_s`` seconds.
+        found: kind -> what its condition returns for the window that ends now.
         """
         begun = []
         ended = []
@@ -335,7 +350,7 @@ class Judge:
                 if key[1] not in holding:
                     del self._since[key]
             for subject in holding:
-                self._since.setdefault((rule.kind, subject), now - span_s)
+                self._since.setdefault((rule.kind, subject), now - window_s(rule))
             due = {
                 subject
                 for subject in holding
@@ -394,14 +409,16 @@ class Watch:
     def __init__(self, rules: Sequence[Rule], files: str) -> None:
         self._rules = rules
         self._files = files
-        self._span_s = min([WINDOW_S, *(rule.seconds for rule in rules)])
+        self._windows = {rule.kind: window_s(rule) for rule in rules}
         self._judge = Judge(rules)
         self._reader = Reader()
-        self._lines: dict[str, list[tuple[float, dict[str, Any]]]] = {}
-        self._metrics: list[tuple[float, dict[str, Any]]] = []
-        self._least_power: dict[tuple[str, int], float] = {}
+        # File -> when lines were read, and the lines.
+        self._samples: dict[str, Lines] = {}
+        self._places: dict[str, Lines] = {}
+        self._metrics: Lines = []
         # File -> when its first line was read.
         self._first_line: dict[str, float] = {}
+        self._least_power: dict[tuple[str, int], float] = {}
         self._disk: Found = {}
         self._disk_at = -DISK_S
         number = os.environ.get("SLURM_ARRAY_TASK_ID", "")
@@ -412,9 +429,11 @@ class Watch:
         while True:
             time.sleep(POLL_S)
             now = time.monotonic()
-            window = self.window(now)
-            found = {rule.kind: CONDITIONS[rule.kind](window) for rule in self._rules}
-            begun, ended = self._judge.step(now, found, self._span_s)
+            self.read(now)
+            found = {
+                rule.kind: CONDITIONS[rule.kind](self.window(rule, now)) for rule in self._rules
+            }
+            begun, ended = self._judge.step(now, found)
             for kind in ended:
                 Events().add("alarm-over", kind=kind)
             for rule, text, held_s in begun:
@@ -422,35 +441,46 @@ class Watch:
                 if rule.action == "end":
                     return
 
-    def window(self, now: float) -> Window:
-        """Read what is new, and return the window that ends now."""
-        begin = now - self._span_s
+    def read(self, now: float) -> None:
+        """Read what is new, and forget what is older than the windows."""
         for name in _names("telemetry"):
-            lines = self._lines.setdefault(name, [])
+            samples = self._samples.setdefault(name, [])
+            places = self._places.setdefault(name, [])
             for sample in self._reader.gained(f"telemetry/{name}"):
                 if sample.get("kind") == "sample":
-                    lines.append((now, sample))
+                    samples.append((now, sample))
                     self._first_line.setdefault(name, now)
                     self._note_power(_node(name), sample)
-            lines[:] = [line for line in lines if line[0] > begin]
-        if any(rule.kind == "data" for rule in self._rules):
+                    if "places" in sample:
+                        places.append((now, {"places": sample["places"]}))
+            _forget(samples, now - WINDOW_S)
+            _forget(places, now - self._windows.get("straggler", 0.0))
+        if "data" in self._windows:
             gained = self._reader.gained(f"{self._files}/{METRICS}", from_start=True)
             if gained:
                 self._first_line.setdefault(METRICS, now)
             self._metrics += [(now, line) for line in gained]
-            self._metrics = [line for line in self._metrics if line[0] > begin]
-        if any(rule.kind == "disk" for rule in self._rules) and now - self._disk_at >= DISK_S:
+            _forget(self._metrics, now - self._windows["data"])
+        if "disk" in self._windows and now - self._disk_at >= DISK_S:
             quotas = used_quotas(_output("quota", "-p", "-w"))
-            self._disk = {**full_disks((".", "/tmp")), **quotas}  # noqa: S108
+            self._disk = {**full_disks((os.getcwd(), "/tmp")), **quotas}  # noqa: S108
             self._disk_at = time.monotonic()
-        samples = {
-            _node(name): [sample for _, sample in lines]
-            for name, lines in self._lines.items()
-            # A window that has just begun is shorter than the others.
-            if len(lines) >= FEWEST and self._is_whole(name, begin)
-        }
-        metrics = [line for _, line in self._metrics] if self._is_whole(METRICS, begin) else []
-        return Window(samples, metrics, self._least_power, self._disk)
+
+    def window(self, rule: Rule, now: float) -> Window:
+        """Return the window of an alarm that ends now. What does not reach back to its beginning is
+        left out.
+        """
+        begin = now - self._windows[rule.kind]
+        if rule.kind == "data":
+            lines = self._metrics if self._is_whole(METRICS, begin) else []
+            return Window({}, [line for _, line in lines])
+        is_straggler = rule.kind == "straggler"
+        samples = {}
+        for name, lines in (self._places if is_straggler else self._samples).items():
+            inside = [sample for at, sample in lines if at > begin]
+            if self._is_whole(name, begin) and len(inside) >= (1 if is_straggler else FEWEST):
+                samples[_node(name)] = inside
+        return Window(samples, (), self._least_power, self._disk)
 
     def _is_whole(self, file: str, begin: float) -> bool:
         """Return whether a file has had lines for the whole window."""
@@ -468,8 +498,8 @@ class Watch:
         seconds = round(held_s)
         Events().add("alarm", kind=rule.kind, seconds=seconds, summary=text, action=rule.action)
         consequence = "; the program is ended" if rule.action == "end" else ""
-        advice = f"--alarm {rule.kind}=off is silent"
-        line = f"\nclusterctl: alarm: {text}, for {seconds} s{consequence} ({advice})\n"
+        advice = f"`--alarm {rule.kind}=off` turns this alarm off"
+        line = f"\nclusterctl: alarm: {text}, for {seconds} s{consequence}; {advice}\n"
         file = task.open_for_writing(self._log, os.O_APPEND)
         task.write_all(file, line.encode(errors="replace"))
         os.close(file)
@@ -477,6 +507,12 @@ class Watch:
             with open(f"{ALARM_FILE}.new", "w") as record:
                 record.write(json.dumps({"kind": rule.kind, "summary": text}) + "\n")
             os.replace(f"{ALARM_FILE}.new", ALARM_FILE)
+
+
+def _forget(lines: Lines, before: float) -> None:
+    """Remove the lines that were read before a time. They are in order."""
+    kept = next((at for at, line in enumerate(lines) if line[0] > before), len(lines))
+    del lines[:kept]
 
 
 def _names(folder: str) -> list[str]:

@@ -55,6 +55,7 @@ RESTING = gpu(mem_util=0, power_w=72.0, util=0)
         (gpus(*[{**RESTING, "power_w": 300.0}] * 3), False),
         (gpus(*[{**RESTING, "mem_util": None}] * 3), False),
         (gpus(*[{**RESTING, "power_w": None}] * 3), False),
+        (gpus(*[{**RESTING, "power_w": 0}] * 3), True),
         (gpus(*[{**RESTING, "processes": None}] * 3), True),
         # The job has two of the GPUs here, or none: others may be those of other jobs.
         (gpus(*[gpu(processes=0)] * 3, job_gpus=2), False),
@@ -196,7 +197,7 @@ def test_full_file_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begun(judge: Judge, now: float, *subjects: str) -> list[str]:
     found = {"idle": {subject: f"{subject} is idle" for subject in subjects}}
-    return [text for _, text, _ in judge.step(now, found, 60.0)[0]]
+    return [text for _, text, _ in judge.step(now, found)[0]]
 
 
 def test_alarm_is_due_after_its_time_without_interruption() -> None:
@@ -216,8 +217,8 @@ def test_alarm_is_raised_once_and_again_for_others() -> None:
     assert begun(judge, 1002, "a") == []
     assert begun(judge, 1004, "a", "b") == ["a is idle; b is idle"]
     assert begun(judge, 1006, "a", "b") == []
-    assert judge.step(1008, {"idle": {}}, 60.0) == ([], ["idle"])
-    assert judge.step(1010, {"idle": {}}, 60.0) == ([], [])
+    assert judge.step(1008, {"idle": {}}) == ([], ["idle"])
+    assert judge.step(1010, {"idle": {}}) == ([], [])
 
 
 def telemetry(folder: Path, **fields: Any) -> None:
@@ -230,15 +231,52 @@ def test_window_is_judged_only_when_it_is_whole(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "telemetry").mkdir()
-    watch = Watch(rules_of("memory=warn@60,data=warn@600"), "files")
+    (rule,) = rules_of("memory=warn@60")
+    watch = Watch([rule], "files")
     telemetry(tmp_path, before=True)
     for now in range(1000, 1060, 2):
-        assert watch.window(now).samples == {}
+        watch.read(now)
+        assert watch.window(rule, now).samples == {}
         telemetry(tmp_path, at=now)
-    (samples,) = watch.window(1060).samples.values()
+    watch.read(1060)
+    (samples,) = watch.window(rule, 1060).samples.values()
     assert samples[0] == {"kind": "sample", "at": 1000}
     # A node whose telemetry has ended is not judged any longer.
-    assert watch.window(1200).samples == {}
+    assert watch.window(rule, 1200).samples == {}
+
+
+def test_straggler_is_found_by_the_looks_that_a_job_takes_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "telemetry").mkdir()
+    rules, places = (option.partition("=")[2] for option in alarm_options(()))
+    (rule,) = [rule for rule in rules_of(rules) if rule.kind == "straggler"]
+    watch = Watch([rule], "files")
+    judge = Judge([rule])
+    begun_at = []
+    for now in range(0, 4000, 10):
+        waits = {"rounds": 10, "MPI": 9}
+        if now % int(places) == 0:
+            telemetry(tmp_path, places={"0": waits, "1": {"rounds": 10}, "2": waits})
+        watch.read(now)
+        found = {"straggler": straggler(watch.window(rule, now))}
+        if judge.step(now, found)[0]:
+            begun_at.append(now)
+    # The first looks are those after the program has started.
+    assert len(begun_at) == 1
+    assert rule.seconds <= begun_at[0] <= rule.seconds + 2 * int(places)
+
+
+def test_full_disk_is_named_after_its_time_and_not_at_the_first_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    judge = Judge([Rule("disk", "warn", 60)])
+    full = {"disk": {"/": "full"}}
+    assert judge.step(1000, full) == ([], [])
+    assert judge.step(1059, full) == ([], [])
+    assert len(judge.step(1060, full)[0]) == 1
 
 
 def test_lines_are_read_once_and_only_if_they_are_whole(tmp_path: Path) -> None:
