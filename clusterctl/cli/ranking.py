@@ -16,7 +16,7 @@ from clusterctl.scheduler.session import SOON_S, open_session
 from clusterctl.spec.job import JobSpec
 
 # The value of --first for the first N places of the ranking.
-BEST: Final = re.compile(r"best:([1-9][0-9]?)")
+BEST: Final = re.compile(r"best:([2-9]|[1-9][0-9])")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,10 @@ from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import SchedulerError, TransportError, UsageError, excluded
 from clusterctl.jobs.messages import Telling, chosen_receivers
-from clusterctl.jobs.readings import SILENT_S, Figure, GpuUse, JobUse, NodeUse, RankUse
+from clusterctl.jobs.readings import Figure, GpuUse, JobUse, NodeUse, RankUse
 from clusterctl.jobs.top import Moment, Watch, watching
 from clusterctl.scheduler.base import JobInfo, NodeInfo, state_counts, worst_job
 from clusterctl.scheduler.slurm_values import fold_nodes, gpu_count
-from clusterctl.spec.units import shown_memory
 from clusterctl.transport.tree import format_size
 
 _CURVE: Final = "▁▂▃▄▅▆▇█"
@@ -276,7 +275,7 @@ def fit(sections: Sequence[Section], height: int) -> list[str]:
 
 def _cluster_sections(screen: Screen, moment: Moment) -> Iterator[Section]:
     asked = f"Slurm was asked {moment.asked_s:.0f} s ago"
-    pace = f", at most every {moment.pace_s:.0f} s" if moment.pace_s else ""
+    pace = f", on average every {moment.pace_s:.0f} s at most" if moment.pace_s else ""
     yield Section((f"{moment.cluster}   {time.strftime('%H:%M:%S')}   {asked}{pace}",))
     if moment.nodes or moment.uses:
         yield _table(screen, *_node_table(moment))
@@ -331,7 +330,7 @@ def _node_row(name: str, node: NodeInfo | None, use: NodeUse | None) -> list[str
         memory = _of(use.memory_mib, use.memory_total_mib or (node.memory_mib if node else None))
     elif node is not None:
         cpu = "" if node.load is None else f"load {node.load:.1f}"
-        memory = f"{shown_memory(node.memory_mib)}"
+        memory = _size(node.memory_mib)
     gpus = use.gpus if use is not None else ()
     total = gpu_count(node.gres) if node is not None else 0
     return [
@@ -407,9 +406,9 @@ def _job_sections(screen: Screen, moment: Moment, job_id: str, prefix: str) -> I
     if not uses:
         return
     if len(jobs) > 1:
-        rows = [[use.id, *(rank.node for rank in use.ranks[:1]), *_use(use)] for use in uses]
-        rows = [row if len(row) > len(_USE) + 1 else [row[0], "", *row[1:]] for row in rows]
-        yield _table(screen, ["TASK", "NODE", *_USE], rows)
+        nodes = {job.id: fold_nodes(list(job.nodes)) for job in jobs}
+        rows = [[use.id, nodes[use.id], *_use(use)] for use in uses]
+        yield _table(screen, ["TASK", "NODES", *_USE], rows)
         return
     use = uses[0]
     title = [f"job {prefix}{use.id} ({jobs[0].name})", *_progress_lines(use)]
@@ -419,7 +418,7 @@ def _job_sections(screen: Screen, moment: Moment, job_id: str, prefix: str) -> I
         yield _table(screen, heads, [_rank_row(rank) for rank in use.ranks])
     if use.silent:
         names = fold_nodes(list(use.silent))
-        yield Section((f"no telemetry of {names} in the last {SILENT_S:.0f} s",))
+        yield Section((f"no recent telemetry of {names}",))
     if use.log:
         yield Section(("log:",), tuple(f"| {line}" for line in use.log), keeps_end=True)
 

@@ -41,6 +41,9 @@ def check_budget(session: Session, note: LineReporter) -> None:
     spec = session.spec
     provider = provider_of(spec.provider)
     usage = usage_of_jobs(jobs, [By.MONTH], first, lambda name: provider.node_price(spec, name))
+    if usage.unread:
+        text = f"{usage.unread} records of jobs can't be read, so that more is used than is known"
+        note(Notice("budget-unchecked", f"note: the budget was not wholly checked: {text}"))
     for name, limit in limits.items():
         used = getattr(usage.total, name)
         if used is None:
@@ -60,5 +63,5 @@ def check_budget(session: Session, note: LineReporter) -> None:
             )
         if used >= _NEARLY * limit:
             share = f"{100 * used / limit:.0f} %"
-            warning = f"note: {share} of this month's budget are used: {text}"
+            warning = f"note: {share} of this month's budget is used: {text}"
             note(Notice("budget-nearly-spent", warning))

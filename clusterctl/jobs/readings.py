@@ -214,12 +214,12 @@ class Readings:
             shown = (plain_line(line.decode(errors="surrogateescape")) for line in lines)
             self._log.extend(line for line in shown if line.strip())
 
-    def use(self, job: JobInfo, now: float) -> JobUse:
-        """Return what the job does, by the samples of the last seconds."""
+    def use(self, job: JobInfo, now: float, silent_s: float = SILENT_S) -> JobUse:
+        """Return what the job does, by the samples that were read in the last ``silent_s`` seconds."""
         recent = {
             host: sample
             for host, (at, sample) in self._samples.items()
-            if host in job.nodes and now - at <= SILENT_S
+            if host in job.nodes and now - at <= silent_s
         }
         nodes = tuple(
             _node(host, self._hosts.get(host, {}), recent[host])

@@ -26,7 +26,8 @@ from clusterctl.scheduler.remote_logs import log_suffix, own_prefix
 from clusterctl.transport.remote_open import open_file, open_folder
 
 # The most bytes that are sent of a file at a time.
-OF_TELEMETRY = 1 << 13
+# A sample of payload/node/rank_use.py's MOST_RANKS ranks must fit.
+OF_TELEMETRY = 1 << 16
 OF_METRICS = 1 << 18
 OF_EVENTS = 1 << 16
 OF_LOGS = 1 << 12

@@ -14,7 +14,7 @@ from typing import Any, Final
 from clusterctl.jobs.events import Turn, with_hangs
 from clusterctl.jobs.messages import SILENT, Telling
 from clusterctl.jobs.queue import known_jobs
-from clusterctl.jobs.readings import JobUse, Readings, read
+from clusterctl.jobs.readings import SILENT_S, JobUse, Readings, read
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 from clusterctl.scheduler.session import SOON_S, Session, connections_of, session_of, site_of
 from clusterctl.scheduler.site import Overview
@@ -26,6 +26,8 @@ from clusterctl.transport.base import Connect
 
 # The folders of at most this many running jobs are read, the newest first.
 MOST_READ: Final = 64
+# A node is silent after so many intervals of telemetry without a sample.
+_SAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Watch:
         self._readings = {job.id: self._readings.get(job.id, Readings()) for job in read_jobs}
         read(self._session, read_jobs, self._readings, clock.now())
         now = clock.now()
+        silent_s = max(SILENT_S, _SAMPLES * self._session.inventory.interval_s)
         return Moment(
             cluster=self._session.inventory.cluster,
             asked_s=now - self._asked_at,
@@ -116,7 +119,7 @@ class Watch:
             nodes=self._overview.nodes,
             partitions=self._overview.partitions,
             jobs=jobs,
-            uses={job.id: self._readings[job.id].use(job, now) for job in read_jobs},
+            uses={job.id: self._readings[job.id].use(job, now, silent_s) for job in read_jobs},
             unread=len(running) - len(read_jobs),
         )
 

@@ -41,6 +41,8 @@ from clusterctl.util.typed_json import from_json
 
 # At most this many questions are put to Slurm at once. The next command puts the rest.
 MOST_ASKED: Final = 16
+# An older answer tells no start.
+_FRESH_S: Final = 600.0
 _MOST_ACCOUNTS: Final = 12
 _MOST_REMEMBERED: Final = 400
 _MOST_ESTIMATES: Final = 50
@@ -114,7 +116,6 @@ class _Estimate:
 
     job_id: str
     token: str
-    estimated_at: float
     estimate: int
     start: int | None = None
 
@@ -266,6 +267,8 @@ def _candidate(
     accepted = trial.accepted if trial is not None else None
     if trial is not None and trial.is_about_nodes_out and capacity.usable_nodes < capacity.nodes:
         accepted = None
+    # The queue has changed since, and the start may have passed.
+    is_fresh = trial is not None and time.time() - trial.asked_at <= _FRESH_S
     spec = session.spec
     price = provider_of(spec.provider).node_price(spec, place.partition or "")
     is_known = place.partition in {each.name for each in session.inventory.partitions}
@@ -274,7 +277,7 @@ def _candidate(
         accepted=accepted,
         words=trial.words if trial is not None else "",
         asked_at=trial.asked_at if trial is not None else None,
-        start=trial.start if trial is not None and obstacle is None else None,
+        start=trial.start if trial is not None and is_fresh and obstacle is None else None,
         capacity=capacity,
         accuracy=accuracy,
         usd_per_hour=None if price is None or shape is None else price * shape.nodes,
@@ -346,9 +349,7 @@ def _with_starts(
     known = [_with_start(each, found.get(each.token)) for each in estimates]
     tokens = {each.token for each in estimates}
     new = [
-        _Estimate(
-            job_id=job.id, token=job.token, estimated_at=time.time(), estimate=job.expected_start
-        )
+        _Estimate(job_id=job.id, token=job.token, estimate=job.expected_start)
         for job in jobs
         if job.token
         and job.token not in tokens

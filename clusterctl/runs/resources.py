@@ -1,7 +1,7 @@
 """What a run asked for and what it used, and what to ask for next time.
 
 The figures are from Slurm's record of the job (its resources, and sacct.json), and from telemetry.
-Advice needs enough evidence, and never takes what the same job needs: its margins are `_MARGINS`.
+Advice needs enough evidence, and leaves a margin above what the same job needs.
 """
 
 from __future__ import annotations
@@ -120,7 +120,6 @@ class _NodeUse:
     cores: int = 0
     busy: list[float] = field(default_factory=list)
     busy_s: float = 0.0
-    seen_s: float = 0.0
     gpus: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     is_gpu_unknown: bool = False
 

@@ -11,7 +11,8 @@ from payload.node.sensors import MIB, own_memory
 from payload.node.stacks import TICKS_PER_S, Activity, Process, Tracer, ranks_here
 
 PROC = Path("/proc")
-# Of a node with more ranks, only so many are read: lines of telemetry must stay short.
+# Of a node with more ranks, only so many are read: a sample must fit into what `top` reads at a time
+# (OF_TELEMETRY of clusterctl/jobs/remote_readings.py).
 MOST_RANKS = 512
 # How often and at what intervals the instructions of the ranks are looked at for a sample.
 ROUNDS = 10
