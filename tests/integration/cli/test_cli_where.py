@@ -188,6 +188,11 @@ def test_where_keeps_the_pace_of_a_site_and_shows_the_age(
     assert (cluster.calls("sbatch"), len(pauses)) == (2, 1)
     now += 1
     assert sorted(each["asked_s"] for each in asked()) == [0, pace_s]
+    # An answer that is days old tells no start.
+    now += 3 * 86400
+    starts = {each["asked_s"] == 0: each["expected_start"] for each in asked()}
+    assert starts[True] is not None
+    assert starts[False] is None
 
 
 def test_where_tells_how_far_off_slurms_estimates_were(
