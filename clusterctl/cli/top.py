@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import shutil
@@ -28,7 +27,7 @@ from clusterctl.errors import SchedulerError, TransportError, UsageError, exclud
 from clusterctl.jobs.messages import Telling, chosen_receivers
 from clusterctl.jobs.readings import Figure, GpuUse, JobUse, NodeUse, RankUse
 from clusterctl.jobs.top import Moment, Watch, watching
-from clusterctl.scheduler.base import JobInfo, NodeInfo, state_counts, worst_job
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, state_counts, worst_job
 from clusterctl.scheduler.slurm_values import fold_nodes, gpu_count
 from clusterctl.transport.tree import format_size
 
@@ -38,6 +37,7 @@ _CURVE_WIDTH: Final = 40
 _ANY_HEIGHT: Final = 1 << 30
 _MIB: Final = 1 << 20
 _ONLY_WHOLE: Final = 1e4
+_TOO_LONG: Final = 1e12
 _KEYS: Final = "q: quit   ↑ ↓: choose a job   space: look now"
 # What terminals send for keys.
 _UP: Final = ("\x1b[A", "\x1bOA", "k")
@@ -46,11 +46,15 @@ _DOWN: Final = ("\x1b[B", "\x1bOB", "j")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Lines of the screen that belong together. keeps_end: if it is cut, the last rows stay."""
+    """Lines of the screen that belong together. keeps_end: if it is cut, the last rows stay.
+
+    chosen: the number of the row that stays.
+    """
 
     head: tuple[str, ...]
     rows: tuple[str, ...] = ()
     keeps_end: bool = False
+    chosen: int = 0
 
     def cut(self, rows: int) -> list[str]:
         """Return the section with at most this number of rows."""
@@ -59,7 +63,9 @@ class Section:
             return [*self.head, *self.rows]
         if self.keeps_end:
             return [*self.head, *self.rows[len(self.rows) - rows :]]
-        kept = self.rows[: max(0, rows - 1)]
+        most = max(0, rows - 1)
+        begin = max(0, self.chosen - most + 1)
+        kept = self.rows[begin : begin + most]
         return [*self.head, *kept, *([f"... {len(self.rows) - len(kept)} more"] if rows else [])]
 
 
@@ -75,21 +81,27 @@ class View:
         the first that runs.
         """
         jobs = [
-            View(name, job_id)
+            View(name, tasks[0].whole_id)
             for name, moment in moments.items()
-            for job_id in dict.fromkeys(job.whole_id for job in moment.jobs)
-        ]
-        running = [
-            View(name, job.whole_id)
-            for name, moment in moments.items()
-            for job in moment.jobs
-            if job.id in moment.uses
+            for tasks in _groups(moment)
         ]
         if not jobs:
             return View()
         if self not in jobs:
-            return next(iter(running), jobs[0])
+            return jobs[0]
         return jobs[min(max(0, jobs.index(self) + step), len(jobs) - 1)]
+
+
+def _groups(moment: Moment) -> list[list[JobInfo]]:
+    """Return the jobs, each with its tasks: those that run first, then those that wait."""
+    groups = [list(group) for _, group in groupby(moment.jobs, key=lambda job: job.whole_id)]
+    return sorted(
+        groups,
+        key=lambda group: (
+            not any(job.state is JobState.RUNNING for job in group),
+            all(job.ended for job in group),
+        ),
+    )
 
 
 def top(
@@ -158,8 +170,16 @@ def _look(watches: Mapping[str, Watch]) -> Looks:
 
 def _print(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> None:
     """Print a line for each running job, again and again, until given jobs have ended."""
+    has_looked = False
     while True:
-        screen.result({}, *_plain_lines(_look(watches)))
+        try:
+            lines = _plain_lines(_look(watches))
+        except (TransportError, SchedulerError) as exc:
+            if not has_looked:
+                raise
+            lines = [f"{time.strftime('%H:%M:%S')} no answer: {exc.what}"]
+        has_looked = True
+        screen.result({}, *lines)
         if all(watch.has_ended for watch in watches.values()):
             return
         time.sleep(interval_s)
@@ -250,7 +270,7 @@ def lines_of(screen: Screen, looks: Looks, view: View, height: int) -> list[str]
         for name, error in looks.errors.items()
     ]
     for moment in looks.found.values():
-        sections += _cluster_sections(screen, moment)
+        sections += _cluster_sections(screen, moment, view.job if len(_groups(moment)) > 1 else "")
     chosen = looks.found.get(view.cluster)
     if chosen is not None and view.job:
         is_only = len(looks.found) == 1
@@ -273,7 +293,8 @@ def fit(sections: Sequence[Section], height: int) -> list[str]:
     return lines[: max(0, height)]
 
 
-def _cluster_sections(screen: Screen, moment: Moment) -> Iterator[Section]:
+def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[Section]:
+    """Yield the sections about a cluster. chosen: the job that is marked; "": none."""
     asked = f"Slurm was asked {moment.asked_s:.0f} s ago"
     pace = f", on average every {moment.pace_s:.0f} s at most" if moment.pace_s else ""
     yield Section((f"{moment.cluster}   {time.strftime('%H:%M:%S')}   {asked}{pace}",))
@@ -283,19 +304,27 @@ def _cluster_sections(screen: Screen, moment: Moment) -> Iterator[Section]:
         head, *rows = partition_table(screen, moment.partitions)
         yield Section((head,), tuple(rows))
     if moment.jobs:
-        yield _table(screen, *_job_table(moment))
+        yield _table(screen, *_job_table(moment, chosen), chosen=_place(moment, chosen))
     else:
         yield Section(("no jobs",))
     if moment.unread:
         yield Section((f"{moment.unread} more running jobs are not read",))
 
 
-def _table(screen: Screen, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Section:
-    """Return a table without the columns of which all cells are empty."""
+def _place(moment: Moment, chosen: str) -> int:
+    """Return the number of the chosen job in the table; 0 if it is not there."""
+    ids = [tasks[0].whole_id for tasks in _groups(moment)]
+    return ids.index(chosen) if chosen in ids else 0
+
+
+def _table(
+    screen: Screen, heads: Sequence[str], rows: Sequence[Sequence[str]], *, chosen: int = 0
+) -> Section:
+    """Return a table without the columns of which all cells are empty. chosen: see ``Section``."""
     kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
     cells = [[row[at] for at in kept] for row in rows]
     head, *lines = screen.table([heads[at] for at in kept], cells)
-    return Section((head,), tuple(lines))
+    return Section((head,), tuple(lines), chosen=chosen)
 
 
 def _node_table(moment: Moment) -> tuple[list[str], list[list[str]]]:
@@ -330,7 +359,7 @@ def _node_row(name: str, node: NodeInfo | None, use: NodeUse | None) -> list[str
         memory = _of(use.memory_mib, use.memory_total_mib or (node.memory_mib if node else None))
     elif node is not None:
         cpu = "" if node.load is None else f"load {node.load:.1f}"
-        memory = _size(node.memory_mib)
+        memory = f"of {_size(node.memory_mib)}"
     gpus = use.gpus if use is not None else ()
     total = gpu_count(node.gres) if node is not None else 0
     return [
@@ -367,17 +396,17 @@ def _use(use: JobUse) -> list[str]:
     ]
 
 
-def _job_table(moment: Moment) -> tuple[list[str], list[list[str]]]:
+def _job_table(moment: Moment, chosen: str) -> tuple[list[str], list[list[str]]]:
     several = len({job.user for job in moment.jobs}) > 1
-    heads = ["JOB", "NAME", "USER", "STATE", "NODES", "TIME", *_USE, "REASON"]
+    heads = ["", "JOB", "NAME", "USER", "STATE", "NODES", "TIME", *_USE, "REASON"]
     rows = []
-    for _, group in groupby(moment.jobs, key=lambda job: job.whole_id):
-        jobs = list(group)
+    for jobs in _groups(moment):
         job = worst_job(jobs)
         uses = [moment.uses[each.id] for each in jobs if each.id in moment.uses]
         elapsed = [each.elapsed_s for each in jobs if each.elapsed_s is not None]
         rows.append(
             [
+                ">" if job.whole_id == chosen else "",
                 f"{job.whole_id} ({len(jobs)} tasks)" if len(jobs) > 1 else job.id,
                 job.name,
                 job.user if several else "",
@@ -404,6 +433,9 @@ def _job_sections(screen: Screen, moment: Moment, job_id: str, prefix: str) -> I
     jobs = [job for job in moment.jobs if job.whole_id == job_id]
     uses = [moment.uses[job.id] for job in jobs if job.id in moment.uses]
     if not uses:
+        for job in jobs[:1]:
+            reason = f" ({job.reason})" if job.reason else ""
+            yield Section((f"job {prefix}{job.id} ({job.name}): {job.state.value}{reason}",))
         return
     if len(jobs) > 1:
         nodes = {job.id: fold_nodes(list(job.nodes)) for job in jobs}
@@ -439,7 +471,9 @@ def sparkline(values: Sequence[float], width: int = _CURVE_WIDTH) -> str:
     """
     width = min(width, len(values))
     ends = [len(values) * at // width for at in range(width + 1)]
-    means = [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
+    # Without this, sums of huge values would overflow.
+    largest = max(map(abs, values)) or 1.0
+    means = [sum(value / largest for value in values[a:b]) / (b - a) for a, b in pairwise(ends)]
     low = min(means)
     span = max(means) - low
     top_block = len(_CURVE) - 1
@@ -495,7 +529,10 @@ def _of(mib: float | None, total_mib: float | None) -> str:
 
 
 def _value(figure: Figure | None) -> str:
-    """Return a metric's value with five digits, and all before the decimal point."""
+    """Return a metric's value with five digits and, unless it is huge, all before the decimal
+    point.
+    """
     if figure is None:
         return ""
-    return f"{figure.value:,.0f}" if abs(figure.value) >= _ONLY_WHOLE else f"{figure.value:,.5g}"
+    is_whole = _ONLY_WHOLE <= abs(figure.value) < _TOO_LONG
+    return f"{figure.value:,.0f}" if is_whole else f"{figure.value:,.5g}"

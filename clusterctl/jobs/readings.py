@@ -36,6 +36,8 @@ _MOST_LINES: Final = 30
 _MOST_POINTS: Final = 4096
 _MOST_KEPT: Final = 1 << 16  # bytes of an unfinished line
 _MOST_NAMES: Final = 1000
+# Of MiB, percent, watts or bytes per second.
+_MOST_AMOUNT: Final = 1e13
 _LONGEST_NAME: Final = 40
 _SPEED: Final = re.compile(r"(?:_per_s(?:ec(?:ond)?)?|_s|/s(?:ec)?)$")
 # Keys of a line of metrics that are no metrics.
@@ -146,7 +148,7 @@ class Metrics:
         self._curves: dict[str, deque[float]] = {}
 
     def add(self, line: Mapping[str, Any]) -> None:
-        if line.get("kind") in _NO_STEPS:
+        if str(line.get("kind")) in _NO_STEPS:
             return
         for key, axis in METRICS_PLACES:
             if (place := _number(line, key)) is not None:
@@ -232,7 +234,10 @@ class Readings:
             id=job.id,
             nodes=nodes,
             ranks=tuple(sorted(ranks, key=lambda use: (use.rank, use.node))),
-            silent=tuple(node for node in job.nodes if node not in recent),
+            # Telemetry of a job that has just started may still come.
+            silent=tuple(
+                node for node in job.nodes if node not in recent and (job.elapsed_s or 0) > silent_s
+            ),
             progress=self._metrics.progress(),
             hang=hang_of(events),
             alarms=lasting_alarms(events),
@@ -276,18 +281,30 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
     return _finite(values.get(key))
 
 
+def _amount(value: Any) -> float | None:
+    """Return a use of something. None: unknown, or impossible, as in telemetry that a job has
+    forged.
+    """
+    number = _finite(value)
+    return number if number is not None and 0 <= number < _MOST_AMOUNT else None
+
+
+def _amount_of(values: Mapping[str, Any], key: str) -> float | None:
+    return _amount(values.get(key))
+
+
 def _node(name: str, host: Mapping[str, Any], sample: Mapping[str, Any]) -> NodeUse:
     def total(key: str) -> float | None:
         links = sample.get(key)
         if not isinstance(links, dict):
             return None
-        return sum(value for value in map(_finite, links.values()) if value is not None)
+        return _amount(sum(value for value in map(_finite, links.values()) if value is not None))
 
     return NodeUse(
         name,
-        _number(sample, "cpu_percent"),
-        _number(sample, "memory_used_mib"),
-        _number(host, "memory_total_mib"),
+        _amount_of(sample, "cpu_percent"),
+        _amount_of(sample, "memory_used_mib"),
+        _amount_of(host, "memory_total_mib"),
         total("net_rx_bytes_per_s"),
         total("net_tx_bytes_per_s"),
         tuple(_gpus(sample)),
@@ -304,10 +321,10 @@ def _gpus(sample: Mapping[str, Any]) -> list[GpuUse]:
             uses.append(
                 GpuUse(
                     index,
-                    _number(gpu, "util"),
-                    _number(gpu, "mem_used_mib"),
-                    _number(gpu, "mem_total_mib"),
-                    _number(gpu, "power_w"),
+                    _amount_of(gpu, "util"),
+                    _amount_of(gpu, "mem_used_mib"),
+                    _amount_of(gpu, "mem_total_mib"),
+                    _amount_of(gpu, "power_w"),
                     processes if isinstance(processes, int) else None,
                 )
             )
@@ -325,8 +342,8 @@ def _ranks(node: NodeUse, sample: Mapping[str, Any]) -> list[RankUse]:
                 RankUse(
                     int(number),
                     node.node,
-                    _number(rank, "cpu_percent"),
-                    _number(rank, "memory_mib"),
+                    _amount_of(rank, "cpu_percent"),
+                    _amount_of(rank, "memory_mib"),
                     tuple(gpu for gpu in node.gpus if gpu.index in indices),
                 )
             )

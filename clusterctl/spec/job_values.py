@@ -19,6 +19,8 @@ from clusterctl.spec.units import parse_duration_s, shown
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _RESERVED: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
+_SHORTEST_ALARM_S: Final = 10
+
 
 def _can_travel(value: str) -> str:
     """Return the text. Reject null bytes and text that is not UTF-8, which no process can
@@ -76,9 +78,12 @@ def _alarm(text: str) -> str:
     _, _, time = text.partition("@")
     if time:
         try:
-            parse_duration_s(time)
+            seconds = parse_duration_s(time)
         except ValueError as exc:
             raise BadValueError("bad-value", f"the time of the alarm, {exc}") from exc
+        if seconds < _SHORTEST_ALARM_S:
+            text = f"{shown(time)} is shorter than {_SHORTEST_ALARM_S}s, in which nothing can be judged"
+            raise BadValueError("bad-value", text)
     return text
 
 

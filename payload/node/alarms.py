@@ -1,13 +1,14 @@
 """Names what makes a job waste its time, by its telemetry and metrics. Uses only the standard
 library of Python 3.8 or newer.
 
-    python -IS alarms.py FOLDER RULES FILES
+    python -IS alarms.py FOLDER RULES FILES INTERVAL
 
 This program runs on the job's first node beside telemetry. RULES is a list such as
 ``idle=warn@1800,memory=end@60``: the kind of an alarm, its action, and for how many seconds its
 condition must hold without interruption, in every window (see ``window_s``). FILES is the program's
-folder. An alarm is recorded in the job's log and in job.events, as is its end. If the action is
-`end`, this program also writes ``ALARM_FILE``, and job.py then ends the program.
+folder, INTERVAL the seconds between two samples. An alarm is recorded in the job's log and in
+job.events, as is its end. If the action is `end`, this program also writes ``ALARM_FILE``, and
+job.py then ends the program.
 
 A condition is a function of the samples of a window (see ``Window``) that returns subject ->
 sentence. What is not known breaks a condition: an alarm never rests on a missing value.
@@ -55,6 +56,8 @@ FEWEST_STEPS = 5
 WAIT_SHARE = 0.5
 WORK_SHARE = 0.15
 FEWEST_ROUNDS = 20
+# In each series, the others wait in at least this share of the looks, which are few.
+SOME_WAIT = 0.2
 # Memory and disks are near their limit from this share on.
 NEAR = 0.95
 # How often the disk and the quota are looked at, and how long quota(1) may take.
@@ -100,6 +103,21 @@ class Window(NamedTuple):
     disk: Found = MappingProxyType({})
 
 
+class Looks(NamedTuple):
+    """A series of looks at a rank: their number, and how many found it waiting in each library."""
+
+    rounds: int
+    counts: Mapping[str, int]
+
+    @property
+    def waits(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def share(self) -> float:
+        return self.waits / self.rounds if self.rounds else 0.0
+
+
 def rules_of(text: str) -> list[Rule]:
     rules = []
     for part in filter(None, text.split(",")):
@@ -109,17 +127,18 @@ def rules_of(text: str) -> list[Rule]:
     return rules
 
 
-def window_s(rule: Rule) -> float:
+def window_s(rule: Rule, interval_s: float) -> float:
     """Return the length of the windows in which a condition is judged, in seconds.
 
     The ranks are looked at six times in the time of their alarm: a window has three of these looks. A
-    look at disks needs no window.
+    look at disks needs no window. interval_s: between two samples.
     """
     if rule.kind == "straggler":
         return rule.seconds / 2
     if rule.kind == "disk":
         return 0.0
-    return min(DATA_WINDOW_S if rule.kind == "data" else WINDOW_S, rule.seconds)
+    longest_s = DATA_WINDOW_S if rule.kind == "data" else WINDOW_S
+    return max(min(longest_s, rule.seconds), (FEWEST + 1) * interval_s)
 
 
 def idle(window: Window) -> Found:
@@ -204,41 +223,44 @@ def data(window: Window) -> Found:
 
 
 def straggler(window: Window) -> Found:
-    """Return a rank for which all other ranks wait, by looks at the ranks' instructions."""
-    rounds: dict[str, int] = {}
-    waits: dict[str, dict[str, int]] = {}
+    """Return a rank for which all other ranks wait, by looks at the ranks' instructions.
+
+    So it must be in each series of looks: an evaluation of a single rank is no straggler.
+    """
+    series: dict[str, list[Looks]] = {}
     where: dict[str, str] = {}
     for node, samples in window.samples.items():
         for sample in samples:
             for rank, looks in _mapping(sample.get("places")).items():
                 counts = {str(at): n for at, n in _mapping(looks).items() if isinstance(n, int)}
-                rounds[rank] = rounds.get(rank, 0) + counts.pop("rounds", 0)
+                series.setdefault(rank, []).append(Looks(counts.pop("rounds", 0), counts))
                 where[rank] = node
-                for library, count in counts.items():
-                    waited = waits.setdefault(rank, {})
-                    waited[library] = waited.get(library, 0) + count
+    rounds = {rank: sum(looks.rounds for looks in each) for rank, each in series.items()}
     if len(rounds) < 2 or min(rounds.values()) < FEWEST_ROUNDS:  # noqa: PLR2004
         return {}
-    shares = {rank: sum(waits.get(rank, {}).values()) / rounds[rank] for rank in rounds}
+    shares = {
+        rank: sum(looks.waits for looks in each) / rounds[rank] for rank, each in series.items()
+    }
     first = min(shares, key=lambda rank: shares[rank])
     others = [rank for rank in shares if rank != first]
     if shares[first] > WORK_SHARE or min(shares[rank] for rank in others) < WAIT_SHARE:
         return {}
+    if not all(looks.share >= SOME_WAIT for rank in others for looks in series[rank]):
+        return {}
     total: dict[str, int] = {}
     for rank in others:
-        for library, count in waits[rank].items():
-            total[library] = total.get(library, 0) + count
+        for looks in series[rank]:
+            for library, count in looks.counts.items():
+                total[library] = total.get(library, 0) + count
     library = max(total, key=lambda name: total[name])
-    share = statistics.median(shares[rank] for rank in others)
+    share = 100 * statistics.median(shares[rank] for rank in others)
     subject = (
         f"rank {others[0]} waits"
         if len(others) == 1
         else (f"{len(others)} ranks ({ranges(sorted(map(int, others)))}) wait")
     )
-    text = (
-        f"{subject} {100 * share:.0f} % of the time in {library} for rank {first} on {where[first]}"
-    )
-    return {first: text}
+    place = f"rank {first} on {where[first]}"
+    return {first: f"{subject} {share:.0f} % of the time in {library} for {place}"}
 
 
 CONDITIONS = {
@@ -325,10 +347,14 @@ def _output(*command: str) -> str:
 
 
 class Judge:
-    """Decides which alarms are due, from how long their conditions hold."""
+    """Decides which alarms are due, from how long their conditions hold.
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    windows: kind -> the length of its windows, in seconds.
+    """
+
+    def __init__(self, rules: Sequence[Rule], windows: Mapping[str, float]) -> None:
         self._rules = rules
+        self._windows = windows
         # (Kind, subject) -> since when its condition holds.
         self._since: dict[tuple[str, str], float] = {}
         # Kind -> the subjects of the alarm that is raised.
@@ -350,7 +376,7 @@ class Judge:
                 if key[1] not in holding:
                     del self._since[key]
             for subject in holding:
-                self._since.setdefault((rule.kind, subject), now - window_s(rule))
+                self._since.setdefault((rule.kind, subject), now - self._windows[rule.kind])
             due = {
                 subject
                 for subject in holding
@@ -404,13 +430,13 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 class Watch:
-    """The watch over a job. files: the program's folder."""
+    """The watch over a job. files: the program's folder. interval_s: between two samples."""
 
-    def __init__(self, rules: Sequence[Rule], files: str) -> None:
+    def __init__(self, rules: Sequence[Rule], files: str, interval_s: float = 1.0) -> None:
         self._rules = rules
         self._files = files
-        self._windows = {rule.kind: window_s(rule) for rule in rules}
-        self._judge = Judge(rules)
+        self._windows = {rule.kind: window_s(rule, interval_s) for rule in rules}
+        self._judge = Judge(rules, self._windows)
         self._reader = Reader()
         # File -> when lines were read, and the lines.
         self._samples: dict[str, Lines] = {}
@@ -453,7 +479,10 @@ class Watch:
                     self._note_power(_node(name), sample)
                     if "places" in sample:
                         places.append((now, {"places": sample["places"]}))
-            _forget(samples, now - WINDOW_S)
+            longest_s = max(
+                self._windows.get(kind, 0.0) for kind in ("idle", "throttled", "memory")
+            )
+            _forget(samples, now - longest_s)
             _forget(places, now - self._windows.get("straggler", 0.0))
         if "data" in self._windows:
             gained = self._reader.gained(f"{self._files}/{METRICS}", from_start=True)
@@ -543,10 +572,10 @@ def _gib(mib: float | None) -> str:
     return f"{(mib or 0) / MIB_OF_GIB:.1f} GiB"
 
 
-def main(folder: str, rules: str, files: str) -> None:
+def main(folder: str, rules: str, files: str, interval_s: str) -> None:
     """Run the program, with the arguments that the module describes."""
     os.chdir(folder)
-    Watch(rules_of(rules), files).run()
+    Watch(rules_of(rules), files, float(interval_s)).run()
 
 
 if __name__ == "__main__":

@@ -588,7 +588,7 @@ def watch(words: Sequence[str]) -> int:
         mode, files, *where = hang_words
         watchers += start_watcher("hang.py", "watch", folder, mode, files, *where) if mode else []
         rules = options.get("alarms", "")
-        watchers += start_watcher("alarms.py", folder, rules, files) if rules else []
+        watchers += start_watcher("alarms.py", folder, rules, files, seconds) if rules else []
     # If `run` is killed, Slurm ends all steps. This process then still has to requeue the job.
     if may_requeue:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

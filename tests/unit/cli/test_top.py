@@ -79,17 +79,17 @@ def test_screen_of_a_running_job() -> None:
         "lab   TIME   Slurm was asked 12 s ago, on average every 30 s at most",
         "",
         "NODE  STATE  CPUS  CPU       MEMORY                GPUS  GPU   POWER  IN         OUT        REASON",
-        "n3    down*  0/8             64.0 GiB                                                       "
+        "n3    down*  0/8             of 64.0 GiB                                                    "
         "Not responding",
         "n1    mixed  0/8   55 %      10.0 GiB of 64.0 GiB  2/2   90 %  600 W  2.0 KiB/s  1.0 MiB/s",
-        "n2    idle   0/8   load 0.2  64.0 GiB",
+        "n2    idle   0/8   load 0.2  of 64.0 GiB",
         "",
-        "JOB  NAME   STATE    NODES  TIME      CPU   GPU   STEP  LOSS     SPEED   REASON",
-        "8    train  PENDING                                                      Resources",
-        "7    train  RUNNING  n1     00:01:20  98 %  90 %  410   0.41235  12,346",
+        "   JOB  NAME   STATE    NODES  TIME      CPU   GPU   STEP  LOSS     SPEED   REASON",
+        ">  7    train  RUNNING  n1     00:01:20  98 %  90 %  410   0.41235  12,346",
+        "   8    train  PENDING                                                      Resources",
         "",
         "job 7 (train)",
-        "step 410   loss 0.41235   samples_per_s 12,346   █▅▁",
+        "step 410   loss 0.41235   samples_per_s 12,346   █▄▁",
         "",
         "RANK  NODE  CPU   MEMORY   GPU  USE   GPU MEMORY            POWER",
         "0     n1    99 %  3.0 GiB  0    90 %  40.0 GiB of 80.0 GiB  300 W",
@@ -107,7 +107,7 @@ def test_hang_and_nodes_without_telemetry_are_said() -> None:
     lines = drawn(replace(RUNNING, uses={"7": use}))
     assert "hangs: no progress for 1m30s: rank 0 on n1 is waiting in MPI" in lines
     assert "no recent telemetry of n[2-3]" in lines
-    assert lines[9].endswith("hangs")
+    assert lines[8].endswith("hangs")
 
 
 def test_array_has_one_line_and_its_running_tasks_below() -> None:
@@ -164,8 +164,10 @@ def test_choice_moves_between_jobs_and_starts_at_the_first_that_runs() -> None:
     looks = {"lab": RUNNING}
     first = View().moved(looks)
     assert first == View("lab", "7")
-    assert first.moved(looks, -1) == View("lab", "8")
-    assert first.moved(looks, 1) == first
+    assert first.moved(looks, 1) == View("lab", "8")
+    assert first.moved(looks, -1) == first
+    waiting = drawn(RUNNING, choice=View("lab", "8"))
+    assert waiting[-1] == "job 8 (train): PENDING (Resources)"
     assert View("lab", "gone").moved(looks) == first
     assert first.moved({"lab": Moment("lab")}) == View()
 
@@ -176,6 +178,10 @@ def test_choice_moves_between_jobs_and_starts_at_the_first_that_runs() -> None:
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 8, "▁▂▃▄▅▆▇█"),
         ([0.0, 0.0, 7.0, 7.0], 2, "▁█"),
         ([5.0, 5.0], 40, "▁▁"),
+        # Their sum and their difference are too large for a float.
+        ([-1.7e308, 1.7e308] * 2, 4, "▁█▁█"),
+        ([1e308] * 40, 5, "▁▁▁▁▁"),
+        ([0.0, 0.0], 40, "▁▁"),
     ],
 )
 def test_curve_has_a_block_for_each_part_of_the_values(
@@ -191,3 +197,14 @@ def test_terminal_that_is_closed_meanwhile_is_no_error(monkeypatch: pytest.Monke
         monkeypatch.setattr(sys, "stdin", stdin)
         with top._keyboard():
             os.close(window)
+
+
+def test_chosen_row_stays_if_a_table_is_cut() -> None:
+    rows = tuple(map(str, range(30)))
+    assert Section(("head",), rows, chosen=20).cut(4) == ["head", "18", "19", "20", "... 27 more"]
+
+
+def test_huge_figures_are_short() -> None:
+    progress = Progress(loss=Figure("loss", 1e308), speed=Figure("x_per_s", 123456.7))
+    lines = drawn(replace(RUNNING, uses={"7": replace(USE, progress=progress)}))
+    assert "loss 1e+308   x_per_s 123,457" in lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,16 @@ from clusterctl.jobs.readings import SILENT_S, Figure, GpuUse, Metrics, Progress
 from clusterctl.scheduler.base import JobInfo, JobState
 
 NODES = ("n1", "n2")
-JOB = JobInfo(number=7, name="train", user="hpc", state=JobState.RUNNING, reason="", nodes=NODES)
+JOB = JobInfo(
+    number=7,
+    name="train",
+    user="hpc",
+    state=JobState.RUNNING,
+    reason="",
+    nodes=NODES,
+    start_time=100,
+    end_time=500,
+)
 
 
 def text(*records: dict[str, Any]) -> bytes:
@@ -62,6 +72,8 @@ def test_node_that_is_silent_for_long_has_no_values() -> None:
     assert [use.node for use in readings.use(JOB, SILENT_S).nodes] == ["n1"]
     late = readings.use(JOB, SILENT_S + 1)
     assert (late.nodes, late.silent) == ((), NODES)
+    just_started = replace(JOB, start_time=100, end_time=110)
+    assert readings.use(just_started, SILENT_S + 1).silent == ()
 
 
 def test_memory_of_a_node_comes_from_the_record_about_its_host() -> None:
@@ -76,6 +88,9 @@ def test_traffic_is_the_sum_of_all_interfaces() -> None:
     readings = added(("telemetry/n1", sample(net_rx_bytes_per_s=links)))
     (node,) = readings.use(JOB, 0.0).nodes
     assert (node.rx_bytes_per_s, node.tx_bytes_per_s) == (15.5, None)
+    huge = {"a": 1.7e308, "b": 1.7e308}
+    (node,) = added(("telemetry/n1", sample(net_rx_bytes_per_s=huge))).use(JOB, 0.0).nodes
+    assert node.rx_bytes_per_s is None
 
 
 def test_file_that_begins_anew_replaces_the_earlier_values() -> None:
@@ -106,6 +121,8 @@ def test_hang_is_shown_until_the_next_progress() -> None:
         b'{"kind": "sample", "gpus": 3, "ranks": [1], "net_rx_bytes_per_s": 7}\n',
         b'{"kind": "sample", "gpus": [1, {"index": "x"}], "ranks": {"x": 1, "2": 3}}\n',
         b'{"kind": "sample", "cpu_percent": 1e999, "memory_used_mib": true}\n',
+        b'{"kind": "sample", "cpu_percent": 1e300}\n',
+        b'{"kind": "sample", "cpu_percent": -5}\n',
         b"[" * 100_000 + b"\n",
         b"\xff\xfe\n",
     ],
@@ -144,6 +161,7 @@ def test_control_characters_of_logs_are_not_passed_on() -> None:
         ),
         ([{"_step": 2, "reward": 3.0}], Progress(Figure("step", 2))),
         ([{"loss": float("nan"), "tokens_per_s": "many"}], Progress()),
+        ([{"kind": {"a": 1}, "step": 1}], Progress(Figure("step", 1))),
     ],
 )
 def test_progress_is_read_from_lines_of_metrics(

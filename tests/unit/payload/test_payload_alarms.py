@@ -24,6 +24,7 @@ from payload.node.alarms import (
     straggler,
     throttled,
     used_quotas,
+    window_s,
 )
 
 
@@ -140,6 +141,21 @@ def test_steps_that_wait_for_data_are_found(window: Window, waits: bool) -> None
     assert bool(data(window)) == waits
 
 
+def test_ranks_that_wait_only_for_a_while_have_no_straggler() -> None:
+    """A rank evaluates while the others wait, and in the other series of looks all compute."""
+    waits = {"0": {"rounds": 10}, "1": {"rounds": 10, "MPI": 10}}
+    works = {"0": {"rounds": 10}, "1": {"rounds": 10, "MPI": 1}}
+    series = [{"places": each} for each in (waits, waits, works)]
+    assert straggler(Window({"n1": series})) == {}
+    assert [*straggler(Window({"n1": series[:2]}))] == ["0"]
+
+
+def test_windows_are_long_enough_for_the_interval_of_telemetry() -> None:
+    rule = Rule("memory", "warn", 60)
+    assert window_s(rule, 2) == 60
+    assert window_s(rule, 60) == 240
+
+
 def looks(*of_rank: dict[str, Any], rounds: int = 20) -> Window:
     """Looks at the ranks 0, 1 ... on n1, of which the last is on n2."""
     *first, last = ({"rounds": rounds, **counts} for counts in of_rank)
@@ -195,13 +211,17 @@ def test_full_file_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alarms.full_disks(["/data"]) == {}
 
 
+def judge_of(rule: Rule) -> Judge:
+    return Judge([rule], {rule.kind: window_s(rule, 2.0)})
+
+
 def begun(judge: Judge, now: float, *subjects: str) -> list[str]:
     found = {"idle": {subject: f"{subject} is idle" for subject in subjects}}
     return [text for _, text, _ in judge.step(now, found)[0]]
 
 
 def test_alarm_is_due_after_its_time_without_interruption() -> None:
-    judge = Judge([Rule("idle", "warn", 600)])
+    judge = judge_of(Rule("idle", "warn", 600))
     assert begun(judge, 1000, "a") == []
     assert begun(judge, 1500, "a") == []
     assert begun(judge, 1530) == []
@@ -212,7 +232,7 @@ def test_alarm_is_due_after_its_time_without_interruption() -> None:
 
 
 def test_alarm_is_raised_once_and_again_for_others() -> None:
-    judge = Judge([Rule("idle", "warn", 60)])
+    judge = judge_of(Rule("idle", "warn", 60))
     assert begun(judge, 1000, "a") == ["a is idle"]
     assert begun(judge, 1002, "a") == []
     assert begun(judge, 1004, "a", "b") == ["a is idle; b is idle"]
@@ -253,7 +273,7 @@ def test_straggler_is_found_by_the_looks_that_a_job_takes_by_default(
     rules, places = (option.partition("=")[2] for option in alarm_options(()))
     (rule,) = [rule for rule in rules_of(rules) if rule.kind == "straggler"]
     watch = Watch([rule], "files")
-    judge = Judge([rule])
+    judge = judge_of(rule)
     begun_at = []
     for now in range(0, 4000, 10):
         waits = {"rounds": 10, "MPI": 9}
@@ -272,7 +292,7 @@ def test_full_disk_is_named_after_its_time_and_not_at_the_first_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    judge = Judge([Rule("disk", "warn", 60)])
+    judge = judge_of(Rule("disk", "warn", 60))
     full = {"disk": {"/": "full"}}
     assert judge.step(1000, full) == ([], [])
     assert judge.step(1059, full) == ([], [])
