@@ -147,9 +147,7 @@ def top() -> Verb:
     return top.top
 
 
-@_verb(
-    "where", "Show where a job would run, on all clusters, partitions and accounts that you have."
-)
+@_verb("where", "Show where a job would run, and when it would start.")
 def where() -> Verb:
     from clusterctl.cli import where
 

@@ -49,7 +49,9 @@ def where(
     variant: Annotated[Words, option("The variant of the job file.")] = None,
     **given: object,
 ) -> None:
-    """Show where a job would run, on all clusters, partitions and accounts that you have.
+    """Show where a job would run, and when it would start.
+
+    All your clusters that are up, their partitions and your accounts are compared.
 
     The best place comes first: Slurm accepts the job there, expects the earliest start, and the
     price is low. Nothing is submitted. With `--cluster`, only this cluster is asked.
