@@ -29,7 +29,7 @@ from clusterctl.jobs.log_text import KeptLogs, labelled
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.scheduler.session import Session
 from tests.support.messages import shows
-from tests.support.played.cluster import PlayedCluster, submitted
+from tests.support.played.cluster import PlayedCluster, node_record, submitted
 
 TITLE = "\x1b]0;owned\x07"
 CLIPBOARD = "\x1b]52;c;b3duZWQ=\x07"
@@ -62,23 +62,8 @@ def job(played_session: Session, cluster: PlayedCluster, tmp_path: Path) -> str:
         rf"{BODY}; mkfifo {TITLE!r}; exit 3".replace(repr(TITLE), r"$'\e]0;owned\a'"),
     )
     cluster.wait_until_ended(job_id)
-    node = [
-        "demo-train-1",
-        "train",
-        "idle",
-        "idle",
-        NAME,
-        "4",
-        "1000",
-        "(null)",
-        "root",
-        "0",
-        "0/4/0/4",
-        "0.1",
-        "",
-    ]
     with cluster.state() as state:
-        state["nodes"] = [node]
+        state["nodes"] = [node_record("demo-train-1", "train", Reason=NAME)]
         state["jobs"][job_id] |= {
             "name": NAME,
             "reason": NAME,

@@ -20,31 +20,12 @@ from clusterctl.scheduler.sites import ForeignSlurm
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
-from tests.support.played.cluster import SPEC, PlayedCluster, submitted
+from tests.support.played.cluster import SPEC, PlayedCluster, node_record, submitted
 
 TEXT = Screen(json=False, color=False)
 BUSY = "allocation failure: Requested node configuration is not available"
 LIMIT = "allocation failure: Requested time limit is invalid (missing or exceeds some limit)"
 Where = Callable[..., list[dict[str, Any]]]
-
-
-def node(name: str, partition: str, state: str = "idle", **fields: str) -> dict[str, str]:
-    return {
-        "NodeList": name,
-        "Partition": partition,
-        "StateComplete": state,
-        "StateLong": state,
-        "Reason": "none",
-        "CPUs": "4",
-        "Memory": "1000",
-        "Gres": "(null)",
-        "User": "root",
-        "AllocMem": "0",
-        "CPUsState": "0/4/0/4",
-        "CPUsLoad": "0.1",
-        "GresUsed": "(null)",
-        **fields,
-    }
 
 
 def partition(name: str, state: str = "up") -> dict[str, str]:
@@ -57,7 +38,11 @@ def asked(
 ) -> Where:
     """Return a function that runs `where` and returns the places. Slurm has train and short."""
     with cluster.state() as state:
-        state["nodes"] = [node("n1", "train"), node("n2", "train"), node("n3", "short")]
+        state["nodes"] = [
+            node_record("n1", "train"),
+            node_record("n2", "train"),
+            node_record("n3", "short"),
+        ]
         state["partitions"] = [partition("train"), partition("short")]
 
     def asked(target: str = "probe", **options: Any) -> list[dict[str, Any]]:
@@ -131,7 +116,7 @@ def test_where_names_what_contradicts_slurms_answer(asked, cluster) -> None:
 def test_where_refusal_while_nodes_are_out_of_service_is_unknown(asked, cluster) -> None:
     trials(cluster, train=BUSY, short=BUSY)
     with cluster.state() as state:
-        state["nodes"][1] = node("n2", "train", "down")
+        state["nodes"][1] = node_record("n2", "train", "down")
     found = {each["partition"]: each["accepted"] for each in asked()}
     assert found == {"train": None, "short": False}
 

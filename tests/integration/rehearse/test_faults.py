@@ -22,7 +22,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from tests.support.local_transport import LocalTransport
-from tests.support.played.cluster import PlayedCluster
+from tests.support.played.cluster import PlayedCluster, node_record
 
 SIZE = 100
 NOW = time.time()
@@ -137,23 +137,7 @@ def test_killed_node_is_started_if_its_job_keeps_waiting(
 ) -> None:
     """Another node is in service, but the job does not fit on it, or it is busy."""
     with cluster.state() as state:
-        state["nodes"] = [
-            [
-                "n2",
-                "other",
-                "idle",
-                "idle",
-                "none",
-                "4",
-                "1000",
-                "(null)",
-                "root",
-                "0",
-                "0/4/0/4",
-                "0.1",
-                "",
-            ]
-        ]
+        state["nodes"] = [node_record("n2", "other")]
     monkeypatch.setattr(rehearsal, "_WAITS_S", 0.0)
     monkeypatch.setattr(rehearsal, "LONGEST_TIMES", 0)
     monkeypatch.setattr(rehearsal, "LONGEST_MORE_S", 10.0)

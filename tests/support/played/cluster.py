@@ -134,3 +134,23 @@ def finished(
     job_id = submitted(session, folder, body, name)
     cluster.wait_until_ended(job_id)
     return job_id
+
+
+def node_record(name: str, partition: str, state: str = "idle", **fields: str) -> dict[str, str]:
+    """A node of 4 CPUs and 1000 MiB, as sinfo prints it. ``fields`` replace those of the same name."""
+    return {
+        "NodeList": name,
+        "Partition": partition,
+        "StateComplete": state,
+        "StateLong": state,
+        "Reason": "none",
+        "CPUs": "4",
+        "Memory": "1000",
+        "Gres": "(null)",
+        "User": "root",
+        "AllocMem": "0",
+        "CPUsState": "0/4/0/4",
+        "CPUsLoad": "0.1",
+        "GresUsed": "(null)",
+        **fields,
+    }
