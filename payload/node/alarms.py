@@ -227,6 +227,27 @@ def straggler(window: Window) -> Found:
 
     So it must be in each series of looks: an evaluation of a single rank is no straggler.
     """
+    series, where = _series(window)
+    sums = {rank: _sum(each) for rank, each in series.items()}
+    if len(sums) < 2 or min(looks.rounds for looks in sums.values()) < FEWEST_ROUNDS:  # noqa: PLR2004
+        return {}
+    first = min(sums, key=lambda rank: sums[rank].share)
+    others = [rank for rank in sums if rank != first]
+    if sums[first].share > WORK_SHARE or min(sums[rank].share for rank in others) < WAIT_SHARE:
+        return {}
+    if not all(looks.share >= SOME_WAIT for rank in others for looks in series[rank]):
+        return {}
+    together = _sum([sums[rank] for rank in others])
+    library = max(together.counts, key=lambda name: together.counts[name])
+    share = 100 * statistics.median(sums[rank].share for rank in others)
+    numbers = ranges(sorted(map(int, others)))
+    subject = f"{len(others)} ranks ({numbers}) wait" if others[1:] else f"rank {numbers} waits"
+    place = f"rank {first} on {where[first]}"
+    return {first: f"{subject} {share:.0f} % of the time in {library} for {place}"}
+
+
+def _series(window: Window) -> tuple[dict[str, list[Looks]], dict[str, str]]:
+    """Return rank -> its series of looks, and rank -> its node."""
     series: dict[str, list[Looks]] = {}
     where: dict[str, str] = {}
     for node, samples in window.samples.items():
@@ -235,32 +256,18 @@ def straggler(window: Window) -> Found:
                 counts = {str(at): n for at, n in _mapping(looks).items() if isinstance(n, int)}
                 series.setdefault(rank, []).append(Looks(counts.pop("rounds", 0), counts))
                 where[rank] = node
-    rounds = {rank: sum(looks.rounds for looks in each) for rank, each in series.items()}
-    if len(rounds) < 2 or min(rounds.values()) < FEWEST_ROUNDS:  # noqa: PLR2004
-        return {}
-    shares = {
-        rank: sum(looks.waits for looks in each) / rounds[rank] for rank, each in series.items()
-    }
-    first = min(shares, key=lambda rank: shares[rank])
-    others = [rank for rank in shares if rank != first]
-    if shares[first] > WORK_SHARE or min(shares[rank] for rank in others) < WAIT_SHARE:
-        return {}
-    if not all(looks.share >= SOME_WAIT for rank in others for looks in series[rank]):
-        return {}
-    total: dict[str, int] = {}
-    for rank in others:
-        for looks in series[rank]:
-            for library, count in looks.counts.items():
-                total[library] = total.get(library, 0) + count
-    library = max(total, key=lambda name: total[name])
-    share = 100 * statistics.median(shares[rank] for rank in others)
-    subject = (
-        f"rank {others[0]} waits"
-        if len(others) == 1
-        else (f"{len(others)} ranks ({ranges(sorted(map(int, others)))}) wait")
-    )
-    place = f"rank {first} on {where[first]}"
-    return {first: f"{subject} {share:.0f} % of the time in {library} for {place}"}
+    return series, where
+
+
+def _sum(series: Iterable[Looks]) -> Looks:
+    """Return several series of looks as one."""
+    rounds = 0
+    counts: dict[str, int] = {}
+    for looks in series:
+        rounds += looks.rounds
+        for library, count in looks.counts.items():
+            counts[library] = counts.get(library, 0) + count
+    return Looks(rounds, counts)
 
 
 CONDITIONS = {
