@@ -35,6 +35,7 @@ from clusterctl.jobs.bundled import (
 )
 from clusterctl.jobs.first import (
     Kept,
+    Place,
     new_first,
     places_of,
     reject_unfit,
@@ -239,14 +240,14 @@ def _submit_first(
     """Submit a job to several places. Show, and follow if asked for, the job that starts first."""
     chosen = screen.chosen()
     (job,) = submission.jobs
+    found: tuple[Place, ...] = ()
     if best := BEST.fullmatch(text):
         found = best_places(screen, job, int(best[1]))
-        text = ",".join(place.shown for place in found)
-        screen.note(f"--first {text}")
+        screen.note(f"--first {','.join(place.shown for place in found)}")
         chosen = ChosenCluster(name=found[0].cluster, note=chosen.note)
     with ExitStack() as stack:
         session = stack.enter_context(open_session(chosen))
-        places = places_of(text, session.inventory, clusters_up())
+        places = found or places_of(text, session.inventory, clusters_up())
         sessions = {session.inventory.cluster: session}
         for cluster in {place.cluster for place in places} - {*sessions}:
             other = ChosenCluster(name=cluster, note=chosen.note)

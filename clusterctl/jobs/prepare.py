@@ -32,12 +32,7 @@ from clusterctl.jobs.submit import (
 )
 from clusterctl.jobs.times import with_local_times
 from clusterctl.scheduler.base import Outcome, worst_job
-from clusterctl.scheduler.script import (
-    Environment,
-    with_account,
-    with_gpus,
-    with_launcher,
-)
+from clusterctl.scheduler.script import Environment, fitted_to
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.scheduler.site import Site
 from clusterctl.scheduler.user_script import (
@@ -292,8 +287,7 @@ class Preparer:
         restarted = [with_restarts(site, job) for job in jobs]
         for notice in filter(None, map(restart_notice, jobs, restarted)):
             self.note(notice)
-        jobs = [with_launcher(with_gpus(site, job), has_pmix=has_pmix) for job in restarted]
-        jobs = [with_account(site, job) for job in jobs]
+        jobs = [fitted_to(site, job) for job in restarted]
         if any(map(points_in_time, jobs)):
             timed = [with_local_times(session.transport if session else None, job) for job in jobs]
             jobs = [job for job, _ in timed]

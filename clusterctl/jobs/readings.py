@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.state.ledger import METRICS_PLACES, PROGRAM_FOLDER
 from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.util.numbers import finite
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.terminal import plain_line
 
@@ -155,7 +155,7 @@ class Metrics:
                 self._step = Figure(axis, place)
                 break
         for key, value in line.items():
-            if key in _NO_METRICS or (number := _finite(value)) is None:
+            if key in _NO_METRICS or (number := finite(value)) is None:
                 continue
             name = printable(key[:_LONGEST_NAME])
             if name in self._last or len(self._last) < _MOST_NAMES:
@@ -269,23 +269,15 @@ def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     return found
 
 
-def _finite(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    with suppress(OverflowError):
-        return float(value) if math.isfinite(value) else None
-    return None
-
-
 def _number(values: Mapping[str, Any], key: str) -> float | None:
-    return _finite(values.get(key))
+    return finite(values.get(key))
 
 
 def _amount(value: Any) -> float | None:
     """Return a use of something. None: unknown, or impossible, as in telemetry that a job has
     forged.
     """
-    number = _finite(value)
+    number = finite(value)
     return number if number is not None and 0 <= number < _MOST_AMOUNT else None
 
 
@@ -298,7 +290,7 @@ def _node(name: str, host: Mapping[str, Any], sample: Mapping[str, Any]) -> Node
         links = sample.get(key)
         if not isinstance(links, dict):
             return None
-        return _amount(sum(value for value in map(_finite, links.values()) if value is not None))
+        return _amount(sum(value for value in map(finite, links.values()) if value is not None))
 
     return NodeUse(
         name,

@@ -22,11 +22,9 @@ from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
 from clusterctl.scheduler.script import (
+    fitted_to,
     render_script,
     time_limit_s,
-    with_account,
-    with_gpus,
-    with_launcher,
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import PartitionInfo
@@ -224,8 +222,7 @@ def _places(session: Session, job: JobSpec, nodes: Sequence[NodeInfo]) -> Iterat
 def _script(session: Session, job: JobSpec) -> str:
     """Return the job script for a place. Slurm alone judges whether the job fits there."""
     site = session.site
-    job = with_account(site, with_launcher(with_gpus(site, job), has_pmix=site.inventory.pmix))
-    return render_script(site.inventory, job, payload_hash=payload_hash())
+    return render_script(site.inventory, fitted_to(site, job), payload_hash=payload_hash())
 
 
 def _key(script: str) -> str:

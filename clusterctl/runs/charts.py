@@ -15,11 +15,12 @@ from typing import Any, Final, TypeAlias
 from clusterctl.runs.compare import mapping
 from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.find import Row
-from clusterctl.runs.metric_files import Block, MetricFiles, finite, is_number
+from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, rounded, thinned
 from clusterctl.runs.spread import Spread, mean_of
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
+from clusterctl.util.numbers import finite, is_number
 
 MOST_LINES: Final = 16  # per chart
 # The clocks of hosts differ a little, and Slurm reports whole seconds.

@@ -21,7 +21,7 @@ from io import BufferedReader
 from itertools import groupby, islice, takewhile
 from operator import itemgetter, lt
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
 
@@ -31,6 +31,7 @@ from clusterctl.runs.tensorboard import EventFiles
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json, read_whole
 from clusterctl.transport.tree import format_size
+from clusterctl.util.numbers import LARGEST, finite, is_number
 
 MAX_DEPTH: Final = 4
 MAX_NAMES: Final = 1000
@@ -55,7 +56,6 @@ _NO_SERIES: Final = frozenset({"run", "result"})
 _RUN: Final = "run"
 _RUN_KEY: Final = re.compile(rb'"run"\s*:\s*"')
 _MOST_RUNS: Final = 16
-_LARGEST: Final = 1 << 1023
 _CHUNK: Final = 1 << 20
 _MAX_BYTES: Final = 1 << 30
 _MAX_LINE: Final = 1 << 20
@@ -307,18 +307,6 @@ class Names:
             yield f"{more}{count:,} of {total} metrics: the first {MAX_NAMES:,} names are kept"
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number (also NaN or infinity) that fits a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isinstance(value, float) or abs(value) < _LARGEST
-
-
-def finite(value: Any) -> float | None:
-    """Return the value if it is a finite number, otherwise None."""
-    return float(value) if is_number(value) and math.isfinite(value) else None
-
-
 def _number(cell: str) -> float | None:
     try:
         return float(cell)
@@ -565,7 +553,7 @@ def _are_finite(values: Sequence[Any]) -> bool:
     if not {*map(type, values)} <= {int, float}:
         return False
     # Integers that do not fit a float may have a sum that does.
-    if not -_LARGEST < min(values) <= max(values) < _LARGEST:
+    if not -LARGEST < min(values) <= max(values) < LARGEST:
         return False
     with suppress(OverflowError):
         return math.isfinite(sum(values))

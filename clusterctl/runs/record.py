@@ -226,8 +226,8 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
 def _with_time_use(record: RunRecord, tree: Path) -> RunRecord:
     tasks = []
     for task in record.tasks:
-        folder = tree / task.folder if task.number else tree
-        tasks.append(task.model_copy(update={"time_use": find_time_use(record, task, folder)}))
+        seconds = find_time_use(record, task, task.folder_in(tree))
+        tasks.append(task.model_copy(update={"time_use": seconds}))
     return record.model_copy(update={"tasks": tuple(tasks)})
 
 

@@ -11,25 +11,21 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.runs.find import Row
 from clusterctl.runs.folder import ACCOUNTING
-from clusterctl.runs.metric_files import finite, json_lines
-from clusterctl.runs.series import gpus_of
+from clusterctl.runs.series import gpus_of, samples_with_cores
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.limits import amounts_of
-from clusterctl.spec.units import format_duration, format_size, shown_memory
+from clusterctl.scheduler.limits import GPU, amounts_of
+from clusterctl.spec.units import GIB_MIB, format_duration, format_size, shown_memory
 from clusterctl.state.run_record import RunRecord, TaskRecord
 from clusterctl.transport.remote_open import read_whole
+from clusterctl.util.numbers import finite
 
 _MIB: Final = 1 << 20
-_GIB_MIB: Final = 1024
-_GPU: Final = "gres/gpu"
 _MOST_ACCOUNTING: Final = 256 << 20
 _MOST_NODES: Final = 256
 _MOST_TASKS: Final = 1000
@@ -173,7 +169,7 @@ def _amounts(
     if core_s and (cpus := asked.get("cpu")):
         mean = sum(used or 0.0 for used, _ in core_s) / sum(seconds or 0 for _, seconds in core_s)
         yield Amount("CPUs", f"{cpus:.0f}", f"{mean:.2g} on average", 100 * mean / cpus)
-    if gpus := asked.get(_GPU):
+    if gpus := asked.get(GPU):
         counts = [use.gpus for use in uses if use.gpus is not None]
         means = [use.gpu_mean for use in uses if use.gpu_mean is not None]
         if counts and means:
@@ -214,7 +210,7 @@ def _advice(
             margin = f"time: {100 * _TIME - 100:.0f} % more than it took, and at least 10m"
             yield f"--time {format_duration(seconds)}", margin
     yield from _cpu_advice(row, tasks, uses, asked, nodes)
-    gpus = asked.get(_GPU, 0.0) / nodes
+    gpus = asked.get(GPU, 0.0) / nodes
     counts = [use.gpus for use in uses]
     if gpus > 1 and is_seen and shortest >= _SHORTEST_S and None not in counts:
         used = max(count or 0 for count in counts)
@@ -253,7 +249,7 @@ def _cpu_advice(
 
 def _rounded_mib(mib: float) -> int:
     """Round up to a size that people write: quarters of a GiB, from 8 GiB on whole GiB."""
-    unit = _GIB_MIB if mib >= 8 * _GIB_MIB else _GIB_MIB // 4
+    unit = GIB_MIB if mib >= 8 * GIB_MIB else GIB_MIB // 4
     return math.ceil(mib / unit) * unit
 
 
@@ -264,7 +260,7 @@ def _rounded_s(seconds: float) -> int:
 
 
 def _use_of(run: RunRecord, task: TaskRecord, accounting: Mapping[str, Mapping[str, Any]]) -> _Use:
-    folder = run.directory / task.folder if task.number else run.directory
+    folder = task.folder_in(run.directory)
     names = [*dict.fromkeys(node for each in task.known_attempts for node in each.nodes)]
     asked = amounts_of(task.tres)
     count = max(1, int(asked.get("node", 1)))
@@ -278,7 +274,7 @@ def _use_of(run: RunRecord, task: TaskRecord, accounting: Mapping[str, Mapping[s
             use.cores = max(max(node.busy, default=0.0) for node in nodes)
             use.memory_mib = use.memory_mib or max(node.node_mib for node in nodes)
             use.core_s = sum(node.busy_s for node in nodes) or None
-        own_gpus = asked.get(_GPU, 0.0) / count
+        own_gpus = asked.get(GPU, 0.0) / count
         if own_gpus and all(
             len(node.gpus) == own_gpus and not node.is_gpu_unknown for node in nodes
         ):
@@ -294,19 +290,9 @@ def _use_of(run: RunRecord, task: TaskRecord, accounting: Mapping[str, Mapping[s
 def _node_use(folder: Path, node: str) -> _NodeUse:
     """Return what telemetry saw on a node."""
     found = _NodeUse()
-    before = math.inf
-    # A node's name with a null byte raises a ValueError.
-    with suppress(ValueError):
-        for line in chain.from_iterable(json_lines(folder, f"telemetry/{node}.jsonl", [])):
-            time = finite(line.get("time"))
-            if time is None:
-                continue
-            if line.get("kind") == "host":
-                cpus = line.get("cpus")
-                found.cores = len(cpus) if isinstance(cpus, list) else 0
-            elif line.get("kind") == "sample":
-                _add_sample(found, line, time - before)
-            before = time
+    for sample, cores, before in samples_with_cores(folder, node):
+        found.cores = cores
+        _add_sample(found, sample, sample["time"] - before)
     return found
 
 

@@ -30,7 +30,7 @@ from clusterctl.runs.find import (
     runs_of_scaling,
     swept_keys,
 )
-from clusterctl.runs.metric_files import MetricFiles, finite
+from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import events_in
 from clusterctl.runs.spread import Spread
@@ -41,6 +41,7 @@ from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.metrics import Goal, Target, goal_of, is_time_of_all_work
 from clusterctl.spec.sweep import SIZE_FIELDS
 from clusterctl.spec.units import GIB_MIB
+from clusterctl.util.numbers import finite
 
 _TIME: Final = "time_s"
 _STEP: Final = "step_ms"

@@ -28,8 +28,6 @@ from clusterctl.runs.metric_files import (
     MAX_TEXT,
     MetricFiles,
     Names,
-    finite,
-    is_number,
     json_lines,
 )
 from clusterctl.runs.spread import mean_of
@@ -49,6 +47,7 @@ from clusterctl.scheduler.attempts import (
 from clusterctl.scheduler.remote_logs import END, end_of
 from clusterctl.spec.sweep import Form, configured_name
 from clusterctl.state.run_record import AttemptRecord, Metric, Value
+from clusterctl.util.numbers import finite, is_number
 
 _OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 # Arguments for Hydra, such as ++lr=0.1
@@ -92,12 +91,33 @@ def samples_of(
 
     left_out: gets sentences on samples that were not read.
     """
-    left_out = [] if left_out is None else left_out
+    for line in _telemetry(folder, node, [] if left_out is None else left_out):
+        if line.get("kind") == "sample":
+            yield line
+
+
+def samples_with_cores(folder: Path, node: str) -> Iterator[tuple[dict[str, Any], int, float]]:
+    """Yield each sample, the number of the node's cores (0: unknown), and the time of the line
+    before the sample, infinite without one. Telemetry begins anew with each attempt.
+    """
+    cores = 0
+    before = math.inf
+    for line in _telemetry(folder, node, []):
+        if line.get("kind") == "host":
+            cpus = line.get("cpus")
+            cores = len(cpus) if isinstance(cpus, list) else 0
+        elif line.get("kind") == "sample":
+            yield line, cores, before
+        before = line["time"]
+
+
+def _telemetry(folder: Path, node: str, left_out: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a node's telemetry whose ``time`` is valid, in Unix seconds."""
     # A node's name with a null byte raises a ValueError.
     with suppress(ValueError):
         for line in chain.from_iterable(json_lines(folder, f"telemetry/{node}.jsonl", left_out)):
             time = finite(line.get("time"))
-            if line.get("kind") == "sample" and time is not None and 0 <= time < _LATEST:
+            if time is not None and 0 <= time < _LATEST:
                 yield {**line, "time": time}
 
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 from clusterctl.runs.charts import CLOCK_S, ProgramMetrics, line_chart, loss_lines, with_unit
 from clusterctl.runs.curve import Column, Curve
 from clusterctl.runs.find import Row
-from clusterctl.runs.metric_files import finite
 from clusterctl.runs.page import Chart, Section, Series, rounded
 from clusterctl.runs.series import gpus_of, samples_of
+from clusterctl.util.numbers import finite
 
 _MOST_NODES: Final = 16
 # Samples that are read at a time.

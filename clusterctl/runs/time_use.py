@@ -11,20 +11,20 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain, islice, pairwise, repeat
+from itertools import islice, pairwise, repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from clusterctl.runs.curve import EPOCH, STEP
 from clusterctl.runs.find import Row
-from clusterctl.runs.metric_files import Block, MetricFiles, finite, json_lines
-from clusterctl.runs.series import events_in, gpus_of, hangs_in, sample_times
-from clusterctl.scheduler.attempts import SKEW_S, Trace, traces_of
-from clusterctl.scheduler.limits import amounts_of
+from clusterctl.runs.metric_files import Block, MetricFiles
+from clusterctl.runs.series import events_in, gpus_of, sample_times, samples_with_cores
+from clusterctl.scheduler.attempts import SKEW_S, Trace, hangs_of, traces_of
+from clusterctl.scheduler.limits import GPU, amounts_of
 from clusterctl.state.run_record import AttemptRecord, RunRecord, TaskRecord
+from clusterctl.util.numbers import finite
 
 
 class Use(StrEnum):
@@ -117,7 +117,7 @@ class Evidence:
         return cls(
             traces=traces,
             samples=sample_times(folder, events) if is_open else (),
-            hangs=_merged((hang.since, hang.until) for hang in hangs_in(folder)),
+            hangs=_merged((hang.since, hang.until) for hang in hangs_of(events)),
             idle=_idle_times(folder, nodes, gpus),
             records=records,
             lost=lost,
@@ -128,7 +128,7 @@ def time_use_of(run: RunRecord, task: TaskRecord) -> Mapping[str, float]:
     """Return the seconds of a job or array task by use: as recorded, or else from its folder."""
     if task.time_use is not None:
         return task.time_use
-    return find_time_use(run, task, run.directory / task.folder if task.number else run.directory)
+    return find_time_use(run, task, task.folder_in(run.directory))
 
 
 def total_time_use(rows: Iterable[Row]) -> dict[str, float]:
@@ -165,7 +165,7 @@ def find_time_use(run: RunRecord, task: TaskRecord, folder: Path) -> dict[str, f
         return {Use.QUEUE: end - begin}
     nodes = [*dict.fromkeys(node for attempt in attempts for node in attempt.nodes)]
     asked = amounts_of(task.tres)
-    gpus = asked.get("gres/gpu", 0.0) / max(1.0, asked.get("node", 1.0))
+    gpus = asked.get(GPU, 0.0) / max(1.0, asked.get("node", 1.0))
     return divide(begin, attempts, end, Evidence.of(folder, nodes, gpus))
 
 
@@ -173,7 +173,7 @@ def divide(
     begin: float, attempts: Sequence[AttemptRecord], end: float, evidence: Evidence
 ) -> dict[str, float]:
     """Return the seconds by use between the submission ``begin`` and ``end``, without uses of 0."""
-    line = _Line(begin, _merged(evidence.hangs), _merged(evidence.idle))
+    line = _Line(begin, evidence.hangs, evidence.idle)
     reached = 0.0
     starts = [*(float(attempt.start_time) for attempt in attempts), math.inf]
     traces = [
@@ -421,21 +421,10 @@ def _idle_times(folder: Path, nodes: Sequence[str], gpus: float) -> list[_Span]:
 
 def _idle_windows(folder: Path, node: str, gpus: float) -> Iterator[_Span]:
     """Yield the times between two samples in which a node did nothing."""
-    cores = 0
-    before = math.inf
-    # A node's name with a null byte raises a ValueError.
-    with suppress(ValueError):
-        for line in chain.from_iterable(json_lines(folder, f"telemetry/{node}.jsonl", [])):
-            time = finite(line.get("time"))
-            if time is None:
-                continue
-            if line.get("kind") == "host":
-                # Telemetry starts with each attempt.
-                cpus = line.get("cpus")
-                cores = len(cpus) if isinstance(cpus, list) else 0
-            elif cores and 0 < time - before <= _LONGEST_SILENCE_S and _is_idle(line, cores, gpus):
-                yield before, time
-            before = time
+    for sample, cores, before in samples_with_cores(folder, node):
+        time = sample["time"]
+        if cores and 0 < time - before <= _LONGEST_SILENCE_S and _is_idle(sample, cores, gpus):
+            yield before, time
 
 
 def _is_idle(sample: Mapping[str, Any], cores: int, own_gpus: float) -> bool:

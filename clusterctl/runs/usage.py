@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from clusterctl.providers.registry import provider_of
 from clusterctl.runs.query import RunQuery, parse_since, select_runs
-from clusterctl.scheduler.limits import amounts_of
+from clusterctl.scheduler.limits import GPU, amounts_of
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.usage import GPU, By, Held, Usage, summarize_usage, usage_of_jobs
+from clusterctl.scheduler.usage import By, Held, Usage, summarize_usage, usage_of_jobs
 from clusterctl.state.run_record import RunRecord
 
 

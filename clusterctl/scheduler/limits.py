@@ -90,6 +90,10 @@ def exceeded_limit(job: JobInfo, ask: Ask) -> str:
     return ""
 
 
+# The resource of Slurm for GPUs of any type.
+GPU: Final = "gres/gpu"
+
+
 def amounts_of(tres: str) -> Mapping[str, float]:
     """Return resource -> amount in a text such as ``cpu=2,mem=4G``. Memory without a unit is in
     MiB.

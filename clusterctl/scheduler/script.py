@@ -370,6 +370,11 @@ def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
     return job.model_copy(update={"launcher": Launcher.MPIRUN}) if by_srun else job
 
 
+def fitted_to(site: Site, job: JobSpec) -> JobSpec:
+    """Return the job with the site's defaults for GPUs, ranks, launcher, account and partition."""
+    return with_account(site, with_launcher(with_gpus(site, job), has_pmix=site.inventory.pmix))
+
+
 def render_script(
     inventory: Inventory, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
 ) -> str:

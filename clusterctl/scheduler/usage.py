@@ -11,10 +11,9 @@ from enum import StrEnum
 from functools import cache
 
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.limits import amounts_of
+from clusterctl.scheduler.limits import GPU, amounts_of
 from clusterctl.spec.names import reject_unknown
 
-GPU = "gres/gpu"
 _HOUR_S = 3600
 
 

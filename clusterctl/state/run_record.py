@@ -176,6 +176,10 @@ class TaskRecord(_Stored):
     def folder(self) -> str:
         return f"task-{self.number}"
 
+    def folder_in(self, directory: Path) -> Path:
+        """Return the folder of the task in that of its run; the run's own, if it is not an array."""
+        return directory / self.folder if self.number else directory
+
 
 class Skipped(_Stored):
     """A file or folder of a job that `collect` did not copy, and why.
