@@ -9,7 +9,8 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -48,13 +49,15 @@ _DOWN: Final = ("\x1b[B", "\x1bOB", "j")
 class Section:
     """Lines of the screen that belong together. keeps_end: if it is cut, the last rows stay.
 
-    chosen: the number of the row that stays.
+    chosen: the number of the row that stays. kinds: the kind of each row, such as a node's state;
+        rows that are left out are counted by kind. Empty: the rows have no kinds.
     """
 
     head: tuple[str, ...]
     rows: tuple[str, ...] = ()
     keeps_end: bool = False
     chosen: int = 0
+    kinds: tuple[str, ...] = ()
 
     def cut(self, rows: int) -> list[str]:
         """Return the section with at most this number of rows."""
@@ -66,7 +69,12 @@ class Section:
         most = max(0, rows - 1)
         begin = max(0, self.chosen - most + 1)
         kept = self.rows[begin : begin + most]
-        return [*self.head, *kept, *([f"... {len(self.rows) - len(kept)} more"] if rows else [])]
+        if not rows:
+            return [*self.head]
+        counts = Counter([*self.kinds[:begin], *self.kinds[begin + most :]])
+        text = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        more = f"... {len(self.rows) - len(kept)} more"
+        return [*self.head, *kept, f"{more}: {text}" if text else more]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +101,26 @@ class View:
 
 
 def _groups(moment: Moment) -> list[list[JobInfo]]:
-    """Return the jobs, each with its tasks: those that run first, then those that wait."""
+    """Return the jobs, each with its tasks: the user's own before those of other users, of these
+    those that run before those that wait, and at last those that have ended.
+    """
     groups = [list(group) for _, group in groupby(moment.jobs, key=lambda job: job.whole_id)]
     return sorted(
         groups,
         key=lambda group: (
-            not any(job.state is JobState.RUNNING for job in group),
             all(job.ended for job in group),
+            group[0].user != moment.user,
+            not any(job.state is JobState.RUNNING for job in group),
         ),
     )
+
+
+def _state_of_group(group: Sequence[JobInfo]) -> JobState:
+    """Return RUNNING if a task runs, or else that of a task that waits, or else the worst."""
+    states = [job.state for job in group]
+    if JobState.RUNNING in states:
+        return JobState.RUNNING
+    return next((job.state for job in group if not job.ended), worst_job(group).state)
 
 
 def top(
@@ -269,8 +288,9 @@ def lines_of(screen: Screen, looks: Looks, view: View, height: int) -> list[str]
         Section((f"{name}: {error.what}", f"fix: {error.fix}"))
         for name, error in looks.errors.items()
     ]
-    for moment in looks.found.values():
-        sections += _cluster_sections(screen, moment, view.job if len(_groups(moment)) > 1 else "")
+    for name, moment in looks.found.items():
+        is_marked = name == view.cluster and len(_groups(moment)) > 1
+        sections += _cluster_sections(screen, moment, view.job if is_marked else "")
     chosen = looks.found.get(view.cluster)
     if chosen is not None and view.job:
         is_only = len(looks.found) == 1
@@ -298,13 +318,22 @@ def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[S
     asked = f"Slurm was asked {moment.asked_s:.0f} s ago"
     pace = f", on average every {moment.pace_s:.0f} s at most" if moment.pace_s else ""
     yield Section((f"{moment.cluster}   {time.strftime('%H:%M:%S')}   {asked}{pace}",))
-    if moment.nodes or moment.uses:
-        yield _table(screen, *_node_table(moment))
+    if out := _out_of_service(moment.nodes):
+        head, *rows = screen.table(["OUT OF SERVICE", "STATE", "REASON"], out)
+        yield Section((head,), tuple(rows))
+    nodes, uses = _shown_nodes(moment, chosen)
+    if nodes:
+        cells = [_node_row(name, node, uses.get(name)) for name, node in nodes.items()]
+        states = [node.shown if node is not None else "unknown" for node in nodes.values()]
+        kinds = states if moment.nodes else ()
+        yield _table(screen, _NODE, cells, kinds=kinds)
     if moment.partitions:
         head, *rows = partition_table(screen, moment.partitions)
         yield Section((head,), tuple(rows))
     if moment.jobs:
-        yield _table(screen, *_job_table(moment, chosen), chosen=_place(moment, chosen))
+        at = _place(moment, chosen)
+        kinds = [_state_of_group(jobs).value for jobs in _groups(moment)]
+        yield _table(screen, *_job_table(moment, chosen), chosen=at, kinds=kinds)
     else:
         yield Section(("no jobs",))
     if moment.unread:
@@ -318,37 +347,44 @@ def _place(moment: Moment, chosen: str) -> int:
 
 
 def _table(
-    screen: Screen, heads: Sequence[str], rows: Sequence[Sequence[str]], *, chosen: int = 0
+    screen: Screen,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    chosen: int = 0,
+    kinds: Iterable[str] = (),
 ) -> Section:
-    """Return a table without the columns of which all cells are empty. chosen: see ``Section``."""
+    """Return a table without the columns of which all cells are empty. chosen, kinds: see
+    ``Section``.
+    """
     kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
     cells = [[row[at] for at in kept] for row in rows]
     head, *lines = screen.table([heads[at] for at in kept], cells)
-    return Section((head,), tuple(lines), chosen=chosen)
+    return Section((head,), tuple(lines), chosen=chosen, kinds=tuple(kinds))
 
 
-def _node_table(moment: Moment) -> tuple[list[str], list[list[str]]]:
-    uses = {use.node: use for job in moment.uses.values() for use in job.nodes}
+def _out_of_service(nodes: Sequence[NodeInfo]) -> list[list[str]]:
+    """Return a row for all nodes that can't be used in the same state and for the same reason."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        if not node.usable:
+            names.setdefault((node.shown, node.reason), []).append(node.name)
+    return [[fold_nodes(same), state, reason] for (state, reason), same in names.items()]
+
+
+def _shown_nodes(
+    moment: Moment, chosen: str
+) -> tuple[dict[str, NodeInfo | None], dict[str, NodeUse]]:
+    """Return name -> node, and name -> use, of the nodes that can be used or run jobs of the user.
+
+    Those of the chosen job come first, then those of the user's other jobs.
+    """
     known = {node.name: node for node in moment.nodes}
-    # First the nodes that can't be used, then those that work.
-    names = sorted(
-        {**known, **uses},
-        key=lambda name: (name not in known or known[name].usable, name not in uses),
-    )
-    heads = [
-        "NODE",
-        "STATE",
-        "CPUS",
-        "CPU",
-        "MEMORY",
-        "GPUS",
-        "GPU",
-        "POWER",
-        "IN",
-        "OUT",
-        "REASON",
-    ]
-    return heads, [_node_row(name, known.get(name), uses.get(name)) for name in names]
+    uses = {use.node: use for job in moment.uses.values() for use in job.nodes}
+    own = {name for job in moment.jobs if job.whole_id == chosen for name in job.nodes}
+    usable = {name: node for name, node in known.items() if node.usable}
+    names = sorted({**usable, **uses}, key=lambda name: (name not in own, name not in uses))
+    return {name: known.get(name) for name in names}, uses
 
 
 def _node_row(name: str, node: NodeInfo | None, use: NodeUse | None) -> list[str]:
@@ -375,10 +411,21 @@ def _node_row(name: str, node: NodeInfo | None, use: NodeUse | None) -> list[str
         _watts(gpus),
         _rate(use.rx_bytes_per_s if use is not None else None),
         _rate(use.tx_bytes_per_s if use is not None else None),
-        node.reason if node is not None else "",
     ]
 
 
+_NODE: Final = (
+    "NODE",
+    "STATE",
+    "CPUS",
+    "CPU",
+    "MEMORY",
+    "GPUS",
+    "GPU",
+    "POWER",
+    "IN",
+    "OUT",
+)
 # The columns of what a running job does.
 _USE: Final = ("CPU", "GPU", "STEP", "LOSS", "SPEED")
 
@@ -459,8 +506,10 @@ def _progress_lines(use: JobUse) -> list[str]:
     progress = use.progress
     figures = (progress.step, progress.loss, progress.speed)
     parts = [f"{figure.name} {_value(figure)}" for figure in figures if figure is not None]
-    curve = sparkline(progress.curve) if len(progress.curve) > 1 else ""
-    lines = ["   ".join([*parts, *([curve] if curve else [])])] if parts else []
+    lines = ["   ".join(parts)] if parts else []
+    if progress.loss is not None and len(progress.curve) > 1:
+        curve = sparkline(progress.curve)
+        lines.append(f"last {len(progress.curve):,} values of {progress.loss.name}: {curve}")
     hang = [f"hangs: {use.hang}"] if use.hang else []
     return [*lines, *hang, *(f"alarm: {alarm}" for alarm in use.alarms)]
 

@@ -101,7 +101,7 @@ class Figure:
 class Progress:
     """The progress of a program, by its metrics.jsonl. None: it has no such metric.
 
-    step: such as step 410. curve: the values of ``loss`` so far, in order.
+    step: such as step 410. curve: the last values of ``loss``, in order.
     """
 
     step: Figure | None = None

@@ -36,11 +36,13 @@ class Moment:
 
     asked_s: how long ago the scheduler was asked. pace_s: it is asked at most once in this time, in
         seconds; 0: at each look.
-    jobs: those in the queue, newest first. uses: job id -> what the job does, of the user's running
-        jobs. unread: the number of further running jobs of the user.
+    user: the account that the user's jobs run as. jobs: those in the queue, newest first. uses: job
+        id -> what the job does, of the user's running jobs. unread: the number of further running
+        jobs of the user.
     """
 
     cluster: str
+    user: str = ""
     asked_s: float = 0.0
     pace_s: float = 0.0
     nodes: tuple[NodeInfo, ...] = ()
@@ -114,6 +116,7 @@ class Watch:
         silent_s = max(SILENT_S, _SAMPLES * self._session.inventory.interval_s)
         return Moment(
             cluster=self._session.inventory.cluster,
+            user=self._session.inventory.job_user,
             asked_s=now - self._asked_at,
             pace_s=self._session.site.pace.changed_s,
             nodes=self._overview.nodes,

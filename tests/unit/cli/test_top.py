@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -78,9 +79,10 @@ def test_screen_of_a_running_job() -> None:
     assert drawn(RUNNING) == [
         "lab   TIME   Slurm was asked 12 s ago, on average every 30 s at most",
         "",
-        "NODE  STATE  CPUS  CPU       MEMORY                GPUS  GPU   POWER  IN         OUT        REASON",
-        "n3    down*  0/8             of 64.0 GiB                                                    "
-        "Not responding",
+        "OUT OF SERVICE  STATE  REASON",
+        "n3              down*  Not responding",
+        "",
+        "NODE  STATE  CPUS  CPU       MEMORY                GPUS  GPU   POWER  IN         OUT",
         "n1    mixed  0/8   55 %      10.0 GiB of 64.0 GiB  2/2   90 %  600 W  2.0 KiB/s  1.0 MiB/s",
         "n2    idle   0/8   load 0.2  of 64.0 GiB",
         "",
@@ -89,7 +91,8 @@ def test_screen_of_a_running_job() -> None:
         "   8    train  PENDING                                                      Resources",
         "",
         "job 7 (train)",
-        "step 410   loss 0.41235   samples_per_s 12,346   █▄▁",
+        "step 410   loss 0.41235   samples_per_s 12,346",
+        "last 3 values of loss: █▄▁",
         "",
         "RANK  NODE  CPU   MEMORY   GPU  USE   GPU MEMORY            POWER",
         "0     n1    99 %  3.0 GiB  0    90 %  40.0 GiB of 80.0 GiB  300 W",
@@ -107,7 +110,7 @@ def test_hang_and_nodes_without_telemetry_are_said() -> None:
     lines = drawn(replace(RUNNING, uses={"7": use}))
     assert "hangs: no progress for 1m30s: rank 0 on n1 is waiting in MPI" in lines
     assert "no recent telemetry of n[2-3]" in lines
-    assert lines[8].endswith("hangs")
+    assert next(line for line in lines if line.startswith(">  7")).endswith("hangs")
 
 
 def test_array_has_one_line_and_its_running_tasks_below() -> None:
@@ -208,3 +211,107 @@ def test_huge_figures_are_short() -> None:
     progress = Progress(loss=Figure("loss", 1e308), speed=Figure("x_per_s", 123456.7))
     lines = drawn(replace(RUNNING, uses={"7": replace(USE, progress=progress)}))
     assert "loss 1e+308   x_per_s 123,457" in lines
+
+
+def many_nodes() -> Moment:
+    """64 nodes, of which three are drained and one is down; an array of the user on 40 of them, a
+    training on four, and jobs of another user.
+    """
+    out = {50: "ECC errors", 51: "ECC errors", 52: "ECC errors", 60: "power supply"}
+    states = {50: "idle+drain", 51: "idle+drain", 52: "idle+drain", 60: "down"}
+    nodes = tuple(
+        node(
+            number,
+            states.get(number, "allocated" if number <= 46 else "idle"),
+            allocated_cpus=8 if number <= 46 else 0,
+            reason=out.get(number, ""),
+        )
+        for number in range(1, 65)
+    )
+    tasks = [job(9, task=task, nodes=(f"n{task}",), name="sweep") for task in range(1, 41)]
+    training = job(12, nodes=("n41", "n42", "n43", "n44"), start_time=100, end_time=180)
+    others = [
+        replace(job(number, state, name="md"), user="eve", nodes=nodes)
+        for number, state, nodes in (
+            (14, JobState.RUNNING, ("n45", "n46")),
+            (13, JobState.PENDING, ()),
+            (11, JobState.PENDING, ()),
+            (8, JobState.PENDING, ()),
+        )
+    ]
+    uses = {
+        each.id: JobUse(
+            each.id,
+            tuple(NodeUse(name, 97.0, 9 * GIB, 64 * GIB, 2048.0, 1024.0) for name in each.nodes),
+        )
+        for each in (*tasks, training)
+    }
+    jobs = (*others, training, job(10, JobState.PENDING, reason="Priority"), *tasks)
+    return Moment("big", user="hpc", asked_s=4.0, nodes=nodes, jobs=jobs, uses=uses)
+
+
+@pytest.fixture
+def shown_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Return a function that returns the lines of the screen with so many columns and rows."""
+
+    def shown_at(columns: int, rows: int, moment: Moment, chosen: str = "") -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("LINES", str(rows))
+        looks = Answers({moment.cluster: moment}, {})
+        view = View(moment.cluster, chosen) if chosen else View().moved(looks.found)
+        lines = top._screenful(TEXT, looks, view, "")
+        return [re.sub(r"\d\d:\d\d:\d\d   Slurm", "TIME   Slurm", line) for line in lines]
+
+    return shown_at
+
+
+def test_screen_of_64_nodes_tells_first_what_is_out_of_service(shown_at) -> None:
+    """What does not fit is counted by state. The user's own jobs come before those of others."""
+    assert shown_at(80, 24, many_nodes()) == [
+        "big   TIME   Slurm was asked 4 s ago",
+        "",
+        "OUT OF SERVICE  STATE       REASON",
+        "n[50-52]        idle+drain  ECC errors",
+        "n60             down        power supply",
+        "",
+        "NODE  STATE      CPUS  CPU   MEMORY               IN         OUT",
+        "n41   allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
+        "n42   allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
+        "n43   allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
+        "n44   allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
+        "n1    allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
+        "... 55 more: 41 allocated, 14 idle",
+        "",
+        "   JOB           NAME   USER  STATE       NODES     TIME      REASON",
+        ">  12            train  hpc   RUNNING     n[41-44]  00:01:20",
+        "   9 (40 tasks)  sweep  hpc   40 RUNNING  n[1-40]",
+        "   10            train  hpc   PENDING                         Priority",
+        "   14            md     eve   RUNNING     n[45-46]",
+        "   13            md     eve   PENDING",
+        "... 2 more: 2 PENDING",
+        "",
+        "job 12 (train)",
+        "q: quit   ↑ ↓: choose a job   space: look now",
+    ]
+
+
+def test_screen_of_64_nodes_on_a_large_terminal_has_all_columns(shown_at) -> None:
+    lines = shown_at(200, 50, many_nodes(), "9")
+    assert [line.split()[0] for line in lines if line.startswith("n")][:4] == [
+        "n[50-52]",
+        "n60",
+        "n1",
+        "n2",
+    ]
+    assert [line for line in lines if line.startswith("...")] == [
+        "... 46 more: 32 allocated, 14 idle",
+        "... 26 more",
+    ]
+    assert len(lines) <= 50
+
+
+def test_chosen_job_is_marked_on_its_own_cluster_only() -> None:
+    looks = Answers({"lab": RUNNING, "far": replace(RUNNING, cluster="far")}, {})
+    lines = lines_of(TEXT, looks, View("far", "7"), EVERYTHING)
+    begin = lines.index(next(line for line in lines if line.startswith("far")))
+    assert [at > begin for at, line in enumerate(lines) if line.startswith(">")] == [True]
