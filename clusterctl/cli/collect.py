@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.options import OutFolder, Words, argument, flag, job_ids, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice, printable
-from clusterctl.runs.collect import collect_runs, selection_of, uncollected_elsewhere
+from clusterctl.runs.collect import (
+    collect_runs,
+    collected_before,
+    selection_of,
+    uncollected_elsewhere,
+)
 from clusterctl.runs.fetch import CHECKPOINTS
 from clusterctl.runs.find import Row
 from clusterctl.runs.resources import resources_of
+from clusterctl.runs.trackers import (
+    BEFORE,
+    FAILED,
+    LEFT,
+    SENT,
+    TRACKERS,
+    Synced,
+    chosen_trackers,
+    sync_error,
+    sync_run,
+)
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import RUNS
@@ -20,6 +37,14 @@ from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 
 _MOST_REASONS = 8
+# What a line says of a recording, by ``Synced.state``.
+_STATES: Final = MappingProxyType(
+    {
+        SENT: "sent by",
+        FAILED: "not sent by",
+        LEFT: "left out by",
+    }
+)
 
 # Parameters of ``selection_of``.
 _SELECTION: Final = {
@@ -64,6 +89,16 @@ def collect(
             "--everywhere",
         ),
     ] = False,
+    sync: Annotated[
+        Words,
+        option(
+            "Also send what programs have recorded offline for this tool, by its program on this "
+            "machine and with your keys, once: wandb, mlflow or trackio. Repeatable. Without IDs, of "
+            "all runs of this folder's project that are here.",
+            metavar="TOOL",
+            tab=lambda: [*TRACKERS],
+        ),
+    ] = None,
     **given: Any,
 ) -> None:
     """Copy runs from the cluster, with the SHA-256 of each file.
@@ -74,6 +109,7 @@ def collect(
     everything = bool(given.get("everything"))
     everywhere = (everywhere or everything) and not ids
     selection = selection_of(**given)
+    trackers = chosen_trackers(sync or [])
     with (
         open_session(screen.chosen().of_jobs(ids or []), patience_s=SHORT_PATIENCE_S) as session,
         screen.transfers() as progress,
@@ -89,6 +125,7 @@ def collect(
         )
         runs = [*collecting]
         elsewhere = {} if ids or everywhere else uncollected_elsewhere(session)
+        earlier = [] if ids or not trackers else collected_before(session.ledger, runs)
         folders: tuple[Path, ...] = ()
         if everything and not ids:
             # A slow import, which takes a fifth of the time of a short `collect`.
@@ -105,14 +142,28 @@ def collect(
         place = f"{_nearby(run.directory)}{cost}{advice}"
         lines.append(f"job {run.job_id} ({run.name}) {run.state}: {place}")
     lines += [f"files outside runs: {_nearby(folder)}" for folder in folders]
+    synced = [each for run in [*runs, *earlier] for each in sync_run(run, trackers, screen.note)]
+    lines += [_sync_line(each) for each in synced if each.state != BEFORE]
     answer = {
         "runs": [_answer(run) for run in runs],
         "folders": [str(folder) for folder in folders],
         "elsewhere": sum(elsewhere.values()),
+        "synced": [each.as_dict() for each in synced],
     }
-    screen.result(answer, *(lines or ["nothing to collect"]))
+    failed = [each for each in synced if each.state == FAILED]
+    if not (failed and screen.json):
+        screen.result(answer, *(lines or ["nothing to collect"]))
     if elsewhere:
         screen.note(elsewhere_note(elsewhere))
+    if failed:
+        error = sync_error(failed, len(synced))
+        error.answer = answer
+        raise error
+
+
+def _sync_line(synced: Synced) -> str:
+    reason = f": {synced.reason}" if synced.reason else ""
+    return f"job {synced.job_id}: {synced.path}: {_STATES[synced.state]} {synced.tool}{reason}"
 
 
 def elsewhere_note(elsewhere: Mapping[str, int]) -> Notice:

@@ -317,6 +317,19 @@ def uncollected_elsewhere(session: Session) -> Mapping[str, int]:
     return Counter(folder for folder in folders if not is_of_project(folder, here))
 
 
+def collected_before(ledger: Ledger, runs: Collection[RunRecord]) -> Iterator[RunRecord]:
+    """Yield the runs of this folder's project that are on this machine, without ``runs`` and without
+    those with a damaged record.
+    """
+    known = {run.directory for run in runs}
+    for entry in ledger.entries():
+        folder = Path(entry.run_dir or "")
+        is_here = entry.run_dir is not None and is_of_project(entry.folder, Path.cwd())
+        if is_here and folder not in known:
+            with suppress(CollectError):
+                yield RunRecord.load(folder)
+
+
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
     """Return the jobs submitted from this machine that were not collected since they ended."""
     entries = Ledger(workspace.jobs).entries()

@@ -42,6 +42,8 @@ _MOST_SHOWN: Final = 3
 
 RUN_FILE = "run.json"
 SUMS_FILE = "SHA256SUMS"
+# What `collect --sync` has sent from a run.
+SYNCED_FILE = "synced.json"
 SOURCE_FILE = "source.json"
 SWEEP_FILE = "sweep-tasks.json"
 OUTPUTS_FILE = "outputs.json"
@@ -75,7 +77,9 @@ WRITTEN_FILES = frozenset(
         "heartbeat"
     ).split()
 )
-ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} {SUMS_FILE}".split())
+ADDED_FILES = frozenset(
+    f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} {SUMS_FILE} {SYNCED_FILE}".split()
+)
 _OWN = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | ADDED_FILES)
 TASK = re.compile(rb"task-[0-9]+")
 TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
