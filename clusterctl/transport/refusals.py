@@ -27,10 +27,10 @@ from clusterctl.util.disk import read_text
 
 _PROBLEM: Final = "clusterctl can't connect by SSH"
 _CHANGED: Final = "REMOTE HOST IDENTIFICATION HAS CHANGED"
-# ssh's own lines, among the words of the site.
-_UNANSWERED: Final = re.compile(
-    r"Permission denied \(|Host key verification failed|Too many authentication failures"
-)
+# ssh's own lines, among the words of the site. A server with `MaxAuthTries 1` ends the connection
+# after the first key, also of an account that does not exist.
+_REFUSED: Final = r"Permission denied \(|Too many authentication failures"
+_UNANSWERED: Final = re.compile(rf"{_REFUSED}|Host key verification failed")
 # No server has answered: a later attempt does no harm, and may succeed.
 _NO_SERVER: Final = re.compile(
     r"^(ssh: |no answer within |Connection (to \S+ port \d+ )?timed out|Timeout, server "
@@ -126,7 +126,7 @@ def _host_error(
             "removes the cluster",
             host=host,
         )
-    if "Permission denied (" in stderr:
+    if re.search(_REFUSED, stderr):
         problem = f"{host} does not accept the cluster's SSH key" + (
             f" for user {user}" if user else ""
         )
