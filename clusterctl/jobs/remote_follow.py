@@ -85,6 +85,8 @@ def select_logs(folder: str, task: str, rank: str) -> list[str]:
             paths += [f"{path}/{number}.log" for number in ranks if rank in ("all", number)]
     if rank in ("", "all", "0"):
         paths += [name for name, number in logs.items() if task in ("", number)]
+        # The logs of a packed task, in its own folder. They may not exist.
+        paths += [f"task-{task}/{name}.log" for name in ("stdout", "stderr") if task]
     return paths[:MOST_LOGS]
 
 

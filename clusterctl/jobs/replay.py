@@ -250,6 +250,8 @@ def _job(
     elif target not in BUNDLED_JOBS:
         raise _no_replay(run, f"{ENVIRONMENT_FILE} has neither a script nor a bundled job")
     kept |= _given_options(run, client, recorded)
+    if again.task:
+        kept.pop("pack", None)
     try:
         options = job_options(
             {name: value for name, value in kept.items() if value not in (None, {}, [])}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.project import project_obstacle
-from clusterctl.scheduler.script import is_array
+from clusterctl.scheduler.script import indices_of
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import first_few
@@ -112,7 +112,8 @@ def source_of(job: JobSpec) -> Source | None:
             Include.of(job.include, folder),
             patterns("--exclude", job.exclude, folder),
             # The script of an interactive session is a folder.
-            has_tasks=not job.script.is_dir() and is_array(job, UserScript.read(job.script)),
+            has_tasks=not job.script.is_dir()
+            and bool(indices_of(job, UserScript.read(job.script))),
         )
         walk.run()
         walk.add_folder(job.place.start)

@@ -35,6 +35,7 @@ from clusterctl.scheduler.script import (
     PLAIN,
     Environment,
     array_of,
+    as_for_slurm,
     with_dependency,
 )
 from clusterctl.scheduler.session import Session
@@ -612,6 +613,7 @@ def outputs_file(job: JobSpec) -> dict[str, bytes]:
 
 def _asked(job: JobSpec, script: UserScript | None) -> tuple[str, ...]:
     """Return the options for Slurm in a job's script, without those that clusterctl sets."""
+    job = as_for_slurm(job, script)
     own = script.directives.without_replaced(job) if script is not None else ()
     return (
         *(line.removeprefix("#SBATCH").strip() for line in own),

@@ -61,7 +61,10 @@ _RECONNECT_S = 60.0
 _STUCK_S = 10.0
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
-_LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
+_LOG = re.compile(
+    r"(?:task-(?P<folder>[0-9]+)/)?"
+    r"(?:(?P<stream>stdout|stderr)(?:-(?P<task>[0-9]+))?|rank-logs/(?P<rank>[0-9]+))\.log"
+)
 _ERRORS: Mapping[Outcome, type[ClusterctlError]] = {
     Outcome.FAILED: JobFailedError,
     Outcome.CANCELLED: JobCancelledError,
@@ -442,9 +445,9 @@ class LogReader:
             raise self._not_understood(line) from exc
         if match is None:
             return None
-        task = match[2] or match[3]
-        stream: Literal["stdout", "stderr"] = "stderr" if match[1] == "stderr" else "stdout"
-        rank = int(match[4]) if match[4] else None
+        task = match["task"] or match["folder"]
+        stream: Literal["stdout", "stderr"] = "stderr" if match["stream"] == "stderr" else "stdout"
+        rank = int(match["rank"]) if match["rank"] else None
         return LogChunk(stream, int(task) if task else None, data, rank, int(answer["at"]))
 
     def _not_understood(self, line: bytes) -> TransportError:

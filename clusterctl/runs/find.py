@@ -91,9 +91,11 @@ class Row:
 
     @property
     def tasks(self) -> Sequence[Row]:
-        """A row for each task of an array; empty for other runs."""
-        has_tasks = self.task is None and self.run.is_array
-        return [Row(self.run, task) for task in self.run.tasks] if has_tasks else []
+        """A row for each task of an array, also of a packed array; empty for other runs."""
+        if self.task is not None:
+            return []
+        tasks = self.run.tasks if self.run.is_array else self.run.packed
+        return [Row(self.run, task) for task in tasks]
 
     def value(self, key: str) -> Value:
         """Return the value of a field (``state``), a program's option or a metric; None if it has
@@ -474,7 +476,8 @@ def runs_of_scaling(name: str, folders: Iterable[Path]) -> tuple[list[RunRecord]
 
 
 def _task_of(run: RunRecord, number: str) -> Row:
-    for row in Row(run).tasks:
+    tasks = Row(run).tasks
+    for row in tasks:
         if row.number == number:
             return row
     whole = run.directory.name
@@ -482,6 +485,6 @@ def _task_of(run: RunRecord, number: str) -> Row:
         f"job {run.job_id} has no task {number}",
         code="unknown-task",
         where=str(run.directory),
-        why="" if run.is_array else "the job is not an array",
-        fix=f"`clusterctl runs show {whole}` lists the tasks" if run.is_array else f"use {whole}",
+        why="" if tasks else "the job is not an array",
+        fix=f"`clusterctl runs show {whole}` lists the tasks" if tasks else f"use {whole}",
     )

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -21,6 +21,7 @@ from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import provider_of
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
+from clusterctl.runs.packed import packed_tasks
 from clusterctl.runs.series import (
     config_of_task,
     events_in,
@@ -39,6 +40,7 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.evidence import diagnose_run
+from clusterctl.scheduler.parts import tasks_of
 from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
 from clusterctl.scheduler.session import Session
 from clusterctl.state.inventory import applied_text
@@ -204,23 +206,28 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
         submitted["scaling"] = TypeAdapter(ScalingRecord | None).validate_python(job.get("scaling"))
     submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
     if not record.is_array:
-        return record.model_copy(update={**submitted, **vars(summarize(tree, args))})
+        record = record.model_copy(update=vars(summarize(tree, args)))
+    if job.get("pack") and isinstance(array := job.get("array"), str):
+        packed = packed_tasks(tree, record.job_id, tasks_of(array), has_ended=record.final)
+        record = record.model_copy(update={"packed": packed})
     values, form = (
         (sweep.pop("tasks"), sweep.get("form")) if isinstance(sweep, dict) else ([], None)
     )
     if isinstance(sweep, dict):
         # Older versions of clusterctl did not record them.
         sweep.pop("arguments", None)
-    tasks = []
-    for task in record.tasks:
-        number = task.number
-        folder = tree / task.folder
-        has_values = number.isdecimal() and int(number) < len(values)
-        summary = summarize(folder, args)
-        if has_values:
-            summary.config |= config_of_task(values[int(number)], form)
-        tasks.append(task.model_copy(update=vars(summary)))
-    return record.model_copy(update={**submitted, "tasks": tuple(tasks), "sweep": sweep})
+
+    def summarized(tasks: Sequence[TaskRecord]) -> Iterator[TaskRecord]:
+        for task in tasks:
+            summary = summarize(tree / task.folder, args)
+            if task.number.isdecimal() and int(task.number) < len(values):
+                summary.config |= config_of_task(values[int(task.number)], form)
+            yield task.model_copy(update=vars(summary))
+
+    if record.is_array:
+        submitted["tasks"] = tuple(summarized(record.tasks))
+    submitted["packed"] = tuple(summarized(record.packed))
+    return record.model_copy(update={**submitted, "sweep": sweep})
 
 
 def _with_time_use(record: RunRecord, tree: Path) -> RunRecord:

@@ -1661,6 +1661,18 @@ ENDED: Final[Sequence[CauseFunction]] = (
     ),
     unanswered_read,
     Cause(
+        "packed-tasks",
+        launcher=(
+            r"^clusterctl: (?P<failed>\d+) of (?P<all>\d+) tasks have failed: "
+            r"(?P<tasks>(?P<first>\d+)[\d, .]*);"
+        ),
+        why=lambda case: f"{case['failed']} of {case['all']} packed tasks failed: {case['tasks']}",
+        fix=lambda case: (
+            f"`clusterctl logs {case.job.id}_{case['first']}` shows the output of the first; after "
+            f"`clusterctl collect`, `clusterctl replay {case.job.id} --failed` runs them again"
+        ),
+    ),
+    Cause(
         "exit-code",
         exit_code=75,
         why=lambda case: (

@@ -12,8 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, excluded
 from clusterctl.scheduler.directives import Directives, in_program_folder
+from clusterctl.scheduler.parts import fold_tasks, tasks_of
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.alarms import alarm_options
 from clusterctl.spec.job import JobSpec
@@ -55,6 +56,9 @@ _ON_THE_CPU: Final = ("probe", "export")
 
 # A job without progress for less than this is not examined for a hang.
 _SHORTEST_SILENCE_S: Final = 60
+# The options of sbatch that tell how many tasks of a packed job run on a node at a time.
+_TASK_COUNTS: Final = {"--ntasks", "--ntasks-per-node"}
+_MEMORY: Final = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 # The variable of the job's script with the folder of the program's files.
 FILES: Final = '"$files"'
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too
@@ -171,15 +175,16 @@ def program(
             job, script, by_mpirun=is_rank and not torchrun and "--of=mpirun" in words.started_by
         )
     runner = ' "$node"/rank.py' if is_rank and script is not None and not torchrun else ""
-    env = program_variables(
-        job, cluster, is_alone=bool(script and script.is_python and not is_rank)
-    )
+    is_python = script is None or script.is_python
+    env = program_variables(job, cluster, is_alone=is_python and not is_rank)
     python = "python3" if job.container else environment.python
     # `env` rather than `export`: --env wins over what job.py sets.
     parts = ["env " + " ".join(f"{name}={value}" for name, value in env.items())] if env else []
     if is_rank:
         parts += [*words.launcher, *([] if torchrun else rank_starter(job, python, words))]
-    if not torchrun:
+    if job.pack:
+        parts.append(f'"$python" -IS "$node"/pack.py run {" ".join(_pack_options(job, script))}')
+    elif not torchrun:
         parts.append(words.start)
     if job.container is not None:
         folders = (
@@ -195,6 +200,46 @@ def program(
     if torchrun:
         parts += [*rank_starter(job, python, words), words.start]
     return [*parts, _command(job, script, f"{python}{runner}")]
+
+
+def _pack_options(job: JobSpec, script: UserScript | None) -> Iterator[str]:
+    """Yield the options of pack.py."""
+    numbers, _, most = str(job.array).partition("%")
+    yield f"--tasks={fold_tasks(tasks_of(numbers))}"
+    if most:
+        yield f"--most={most}"
+    if fills_nodes(job, script):
+        yield "--fit"
+    yield f"--files={FILES}"
+    if job.place.start != ".":
+        yield f"--start={shlex.quote(job.place.start)}"
+    if job.sweep is not None:
+        yield "--sweep"
+
+
+def fills_nodes(job: JobSpec, script: UserScript | None) -> bool:
+    """Return whether a packed job has whole nodes, because nothing tells how many tasks run on a
+    node at a time.
+    """
+    is_given = "tasks_per_node" in job.model_fields_set
+    return job.pack and not is_given and not _requested(job, script) & _TASK_COUNTS
+
+
+def _requested(job: JobSpec, script: UserScript | None) -> frozenset[str]:
+    """Return the quantities that the script's lines and --slurm set."""
+    requests = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
+    return frozenset(quantity for request in requests for quantity in request.quantities)
+
+
+def as_for_slurm(job: JobSpec, script: UserScript | None) -> JobSpec:
+    """Return the job as Slurm gets it: packed tasks are no array, and may need whole nodes."""
+    if not job.pack:
+        return job
+    # Slurm would give a job of whole nodes only the default part of their memory.
+    has_memory = job.mem is not None or bool(_requested(job, script) & _MEMORY)
+    whole = ("--exclusive", *(() if has_memory else ("--mem=0",)))
+    more = whole if fills_nodes(job, script) else ()
+    return job.model_copy(update={"array": None, "slurm": (*job.slurm, *more)})
 
 
 def program_variables(job: JobSpec, cluster: str = "", *, is_alone: bool) -> dict[str, str]:
@@ -307,9 +352,11 @@ def sweep_variable(key: str) -> str:
 
 
 def is_launched(job: JobSpec, script: UserScript | None) -> bool:
-    """Return whether srun, mpirun or torchrun starts the ranks: not for shell scripts and single
-    ranks.
+    """Return whether srun, mpirun or torchrun starts the ranks: not for shell scripts, single ranks
+    and packed tasks.
     """
+    if job.pack:
+        return False
     if script is None or not script.is_python:
         return script is None
     return job.tasks > 1 or bool(script.directives.lines) or job.launcher is Launcher.TORCHRUN
@@ -370,9 +417,34 @@ def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
     return job.model_copy(update={"launcher": Launcher.MPIRUN}) if by_srun else job
 
 
+def with_tasks(job: JobSpec) -> JobSpec:
+    """Return the job; if its tasks are packed, with the array of its script. UsageError: it has no
+    tasks, or its tasks have ranks.
+    """
+    if not job.pack:
+        return job
+    array = indices_of(job, UserScript.of(job))
+    if not tasks_of(array):
+        raise UsageError(
+            "--pack needs the tasks of an array or a sweep",
+            code="pack-without-tasks",
+            fix="add --array or --sweep, or leave out --pack",
+        )
+    for name in ("ranks", "launcher"):
+        if name in job.model_fields_set:
+            raise excluded("--pack", OPTIONS[name].flag)
+    return job.model_copy(update={"array": array})
+
+
 def fitted_to(site: Site, job: JobSpec) -> JobSpec:
-    """Return the job with the site's defaults for GPUs, ranks, launcher, account and partition."""
-    return with_account(site, with_launcher(with_gpus(site, job), has_pmix=site.inventory.pmix))
+    """Return the job with the site's defaults for GPUs, ranks, launcher, account and partition, and
+    with its tasks.
+
+    Raises the errors of ``with_tasks``.
+    """
+    job = with_tasks(job)
+    job = job if job.pack else with_gpus(site, job)
+    return with_account(site, with_launcher(job, has_pmix=site.inventory.pmix))
 
 
 def render_script(
@@ -381,19 +453,20 @@ def render_script(
     """Return the sbatch script of a job."""
     script = UserScript.of(job)
     has_tasks = is_array(job, script)
+    for_slurm = as_for_slurm(job, script)
     job_options = [
         *watch_options(job, inventory.interval_s),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
         *(['--array="$own"'] if has_tasks else []),
-        *(["--sweep"] if job.sweep is not None else []),
+        *(["--sweep"] if job.sweep is not None and not job.pack else []),
     ]
     return render(
         "job.sbatch.j2",
         **common_words(job, script, environment, payload_hash),
         shell_script=script is not None and not script.is_python,
-        own_directives=script.directives.without_replaced(job) if script else (),
-        options=_options(job, script),
+        own_directives=script.directives.without_replaced(for_slurm) if script else (),
+        options=_options(for_slurm, script),
         array=has_tasks,
         launcher=job.launcher,
         starter=(),
@@ -452,12 +525,17 @@ def common_words(
     }
 
 
-def array_of(job: JobSpec, script: UserScript | None) -> str:
-    """Return the indices of a job's array, from its option or its script. Empty: the job is not an
-    array.
-    """
+def indices_of(job: JobSpec, script: UserScript | None) -> str:
+    """Return the indices of a job's tasks, from its option or its script. Empty: it has no tasks."""
     own = script.directives.last("array") if job.array is None and script is not None else None
     return str(plain_array(own.value if own is not None else job.array) or "")
+
+
+def array_of(job: JobSpec, script: UserScript | None) -> str:
+    """Return the indices of a job's array in Slurm. Empty: the job is not an array, or its tasks
+    are packed into a single job.
+    """
+    return "" if job.pack else indices_of(job, script)
 
 
 def is_array(job: JobSpec, script: UserScript | None) -> bool:

@@ -56,6 +56,9 @@ class JobKeywords(ReplayKeywords, total=False):
     # Run one task per value of a program option, or per line of a table. Repeat it for all
     # combinations.
     sweep: Mapping[str, Any] | Sequence[str]
+    # Run the tasks of the array or sweep inside a single job, as many at a time as fit: for many
+    # short tasks.
+    pack: bool
     # Run the job on each of these numbers of nodes in turn, for a table of speed-up and efficiency.
     scaling: Mapping[str, Any]
     # Start after this job has ended: ok (successfully, the default), any or notok.

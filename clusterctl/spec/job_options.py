@@ -430,6 +430,16 @@ class JobOptions(Model):
             again=Again.CHOSEN,
         ),
     ] = None
+    pack: Annotated[
+        Toggle,
+        JobOption(
+            "Run the tasks of the array or sweep inside a single job, as many at a time as fit: for "
+            "many short tasks.",
+            needs_slurm=True,
+            in_rehearse=False,
+            compared=False,
+        ),
+    ] = False
     scaling: Annotated[
         Scaling | None,
         JobOption(

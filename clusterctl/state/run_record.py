@@ -231,6 +231,8 @@ class RunRecord(_Stored):
         metrics.jsonl. Each task of an array has its own ``config`` and ``metrics``.
     left_out: sentences on metrics that the program wrote and that ``metrics`` does not have.
     tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
+    packed: the tasks that ran inside this job (`submit --pack`). Their times, nodes and energy are
+        part of the job's.
     shares_machine: whether the nodes are containers of the same machine.
     scaling: set for a job of a scaling. The runs of a scaling have the same name.
     replay_of: token of the run that this run repeats. of_failed: whether only the failed tasks of
@@ -271,6 +273,7 @@ class RunRecord(_Stored):
     note: str | None = None
     sweep: SweepRecord | None = None
     scaling: ScalingRecord | None = None
+    packed: tuple[TaskRecord, ...] = ()
     shares_machine: bool = False
     replay_of: str | None = None
     of_failed: bool = False

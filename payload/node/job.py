@@ -40,6 +40,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from typing import Any
 
 # The folder that holds the payload.
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -263,7 +265,10 @@ def run(words: Sequence[str]) -> int:
     if "array" in options:
         prepare_nodes(options["files"], options.get("start", ""))
     if "sweep" in options:
-        program += take_sweep_values(options["files"])
+        number = int(os.environ["SLURM_ARRAY_TASK_ID"])
+        words, variables = take_sweep_values(read_sweep(".."), number, options["files"])
+        program += words
+        os.environ.update(variables)
     task.mark_restart([1, 2])
     set_variables(nodes)
     events = Events()
@@ -386,7 +391,7 @@ def prepare(folder: str, files: str, start: str) -> int:
     os.chdir(folder)
     prepare_folder(files, start, is_task=True)
     if os.path.exists("../sweep-tasks.json") and not os.path.exists(f"{files}/sweep-values.json"):
-        take_sweep_values(files)
+        take_sweep_values(read_sweep(".."), int(os.environ["SLURM_ARRAY_TASK_ID"]), files)
     return 0
 
 
@@ -404,11 +409,19 @@ def link_given_files(files: str, start: str) -> None:
         target = os.path.join(files, below)
         source = os.path.join(sent, below)
         os.makedirs(target, exist_ok=True)
-        for name in os.listdir(source):
-            is_tasks = depth == 0 and is_task_folder(name)
-            if name not in (next_part, "metrics.jsonl") and not is_tasks:
+        for name in sent_names(source, has_tasks=depth == 0):
+            if name not in (next_part, "metrics.jsonl"):
                 with suppress(FileExistsError):
                     os.symlink(os.path.relpath(f"{source}/{name}", target), f"{target}/{name}")
+
+
+@lru_cache(maxsize=None)
+def sent_names(folder: str, *, has_tasks: bool) -> Sequence[str]:
+    """Return the names in a folder of sent files, as they were first seen.
+
+    has_tasks: whether folders of tasks may be among them, which are left out.
+    """
+    return [name for name in os.listdir(folder) if not (has_tasks and is_task_folder(name))]
 
 
 def is_task_folder(name: str) -> bool:
@@ -417,26 +430,37 @@ def is_task_folder(name: str) -> bool:
     return kind == "task" and number.isdigit()
 
 
-def take_sweep_values(files: str) -> list[str]:
-    """Return this task's arguments in sweep-tasks.json. Set variables SWEEP_NAME to the values.
-
-    files: the folder of the task's program, which gets them in sweep-values.json.
-    """
-    number = os.environ["SLURM_ARRAY_TASK_ID"]
+def read_sweep(folder: str) -> Mapping[str, Any]:
+    """Return the content of sweep-tasks.json, which is in the job's folder. Exit if it is damaged."""
     try:
-        with open("../sweep-tasks.json") as file:
+        with open(f"{folder}/sweep-tasks.json") as file:
             sweep = json.load(file)
-        values = dict(sweep["tasks"][int(number)])
-        words = list(sweep["arguments"][int(number)])
+        return {"tasks": list(sweep["tasks"]), "arguments": list(sweep["arguments"])}
     except (OSError, ValueError, LookupError, TypeError) as exc:
+        task.complain(f"sweep-tasks.json can't be read: {exc!r}")
+        sys.exit(2)
+
+
+def take_sweep_values(
+    sweep: Mapping[str, Any], number: int, files: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and the variables SWEEP_NAME of a task of a sweep.
+
+    files: the folder of the task's program, which gets the values in sweep-values.json.
+    """
+    try:
+        values = dict(sweep["tasks"][number])
+        words = list(sweep["arguments"][number])
+    except (ValueError, LookupError, TypeError) as exc:
         task.complain(f"sweep-tasks.json does not contain valid values of task {number}: {exc!r}")
         sys.exit(2)
     with open(f"{files}/sweep-values.json", "w") as file:
         file.write(json.dumps(values) + "\n")
-    for key, value in values.items():
-        variable = "".join(letter if letter.isalnum() else "_" for letter in key.lstrip("+"))
-        os.environ[f"SWEEP_{variable.upper()}"] = value
-    return words
+    names = {
+        key: "".join(letter if letter.isalnum() else "_" for letter in key.lstrip("+"))
+        for key in values
+    }
+    return words, {f"SWEEP_{names[key].upper()}": str(value) for key, value in values.items()}
 
 
 def set_rendezvous(nodes: Sequence[str], *, hand_on: bool) -> None:

@@ -296,12 +296,14 @@ def describe_rank(launcher: str, per_node: int) -> None:
     # Launchers pass on the name of the node on which the job's script runs.
     os.environ["HOSTNAME"] = os.uname().nodename
     if launcher == "mpirun" and "SLURM_JOB_ID" in os.environ:
-        os.environ.update(slurm_variables(variables, per_node))
+        nodes = os.environ.get("SLURM_JOB_NODELIST", "")
+        os.environ.update(slurm_variables(variables, per_node, nodes))
 
 
-def slurm_variables(rank: Mapping[str, str], per_node: int) -> dict[str, str]:
-    """Return Slurm's variables for a rank of mpirun. rank: PyTorch's variables. per_node: ranks per
-    node.
+def slurm_variables(rank: Mapping[str, str], per_node: int, nodes: str) -> dict[str, str]:
+    """Return Slurm's variables for a rank that srun has not started.
+
+    rank: PyTorch's variables. per_node: ranks per node. nodes: Slurm's list of the nodes, or "".
 
     mpirun passes on the variables of the batch script, and on other nodes those of the step of its
     daemon, so that libraries that detect Slurm, such as Lightning, would see another number of
@@ -311,13 +313,12 @@ def slurm_variables(rank: Mapping[str, str], per_node: int) -> dict[str, str]:
     full, rest = divmod(size, per_node)
     counts = [f"{per_node}(x{full})" if full > 1 else str(per_node)] if full else []
     tasks = ",".join(counts + ([str(rest)] if rest else []))
-    nodes = str(full + (rest > 0))
+    count = str(full + (rest > 0))
     variables = {"PROCID": rank["RANK"], "LOCALID": rank["LOCAL_RANK"], "NODEID": rank["NODE_RANK"]}
     variables.update(dict.fromkeys(("NTASKS", "NPROCS", "STEP_NUM_TASKS"), rank["WORLD_SIZE"]))
-    variables.update(dict.fromkeys(("NNODES", "STEP_NUM_NODES"), nodes))
+    variables.update(dict.fromkeys(("NNODES", "STEP_NUM_NODES"), count))
     variables.update(dict.fromkeys(("TASKS_PER_NODE", "STEP_TASKS_PER_NODE"), tasks))
-    node_list = os.environ.get("SLURM_JOB_NODELIST", "")
-    variables.update(dict.fromkeys(("NODELIST", "STEP_NODELIST"), node_list) if node_list else {})
+    variables.update(dict.fromkeys(("NODELIST", "STEP_NODELIST"), nodes) if nodes else {})
     return {f"SLURM_{name}": value for name, value in variables.items()}
 
 

@@ -550,6 +550,59 @@ def test_sweep_reruns_failed_tasks_and_replays_the_best_one(cluster: Cluster) ->
     assert not_the_same(cluster, f"{job}_2", changed["job_id"]) == ["seed"]
 
 
+PACKED = """\
+import argparse, json, os, signal, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=int)
+lr = parser.parse_args().lr
+assert json.load(open("sweep-values.json")) == {"lr": str(lr)} == {"lr": os.environ["SWEEP_LR"]}
+assert (os.environ["SLURM_NTASKS"], os.environ["WORLD_SIZE"]) == ("1", "1")
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+if not os.path.exists("seen"):
+    open("seen", "w")
+    if lr == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if lr == 4:
+        open(os.path.expanduser("~/packed-waits"), "w")
+        time.sleep(300)
+if lr == 3:
+    raise SystemExit(5)
+print("task", os.environ["SLURM_ARRAY_TASK_ID"], "of", lr)
+with open("metrics.jsonl", "w") as file:
+    file.write(json.dumps({"step": 1, "val_loss": lr}) + "\\n")
+"""
+
+
+def test_packed_sweep_goes_on_after_a_requeue_and_ranks_its_tasks(cluster: Cluster) -> None:
+    path = script(cluster, "packed.py", PACKED)
+    flags = ("--sweep", "lr=0..7", "--pack", "--nodes", "2", "--requeue")
+    job = cluster.json("submit", path, *flags)["job_id"]
+    # As Slurm does before the time limit.
+    notice = f"sudo scancel --batch --signal=USR1 {job}"
+    waits = f"until sudo test -e ~{cluster.user}/packed-waits; do sleep 0.1; done"
+    cluster.ssh(f"{cluster.name}-ctl", f"{waits}; {notice}")
+    cluster.job_in("PENDING", job)
+    cluster("logs", job, "--follow", rc=4, timeout_s=180)
+    run = cluster.run_of(job)
+    ends = records(run / "packed.jsonl")
+    succeeded = [end["task"] for end in ends if end["status"] == 0]
+    assert sorted(succeeded) == [0, 1, 2, 4, 5, 6, 7]
+    assert {end["node"] for end in ends} == {f"{cluster.name}-train-{number}" for number in (1, 2)}
+    assert [end["status"] for end in ends if end["task"] == 2] == [137, 0]
+    assert {end["status"] for end in ends if end["task"] == 3} == {5}
+    ranking = cluster.json("runs", "--sweep", job)["runs"]
+    order = [(row["job"], row["state"]) for row in ranking]
+    assert order == [
+        *((f"{job}_{task}", "COMPLETED") for task in (0, 1, 2, 4, 5, 6, 7)),
+        (f"{job}_3", "FAILED"),
+    ]
+    assert cluster("logs", f"{job}_5").stdout == "task 5 of 5\n"
+    record = json.loads((run / "run.json").read_text())
+    assert record["diagnosis"]["code"] == "stopped-no-progress"
+    again = cluster.json("replay", job, "--failed", "--no-requeue", "--wait", rc=4)["job_id"]
+    assert [end["task"] for end in records(cluster.run_of(again) / "packed.jsonl")] == [3]
+
+
 def not_the_same(cluster: Cluster, a: str, b: str) -> list[str]:
     """Return the differences that `runs diff` names, without the results."""
     found = cluster.json("runs", "diff", a, b)["differences"]

@@ -243,6 +243,10 @@ LOGS = (
     ("out-of-memory", ("slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being "
         "killed\n")),
     ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),
+    (
+        "packed-tasks",
+        "clusterctl: 2 of 24 tasks have failed: 3, 7; see task-3/stderr.log\n",
+    ),
     ("segmentation-fault", "srun: error: n1: task 0: Segmentation fault (core dumped)\n"),
     ("bus-error", "srun: error: n1: task 0: Bus error\n"),
     ("illegal-instruction", "srun: error: n1: task 0: Illegal instruction\n"),

@@ -35,6 +35,7 @@ constraint: a100&ib
 reservation: maintenance
 licenses: "matlab:2,ansys@server:1"
 array: "0-3"
+pack: true
 after: [12, 13_1:any]
 from_run: "11"
 slurm: [--exclude=demo-train-1, --nice=10]

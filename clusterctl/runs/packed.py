@@ -1,0 +1,75 @@
+"""The tasks that ran inside a single job (`submit --pack`), from packed.jsonl in its run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from clusterctl.scheduler.base import JobState
+from clusterctl.state.run_record import AttemptRecord, TaskRecord
+
+# The job's program writes it (payload/node/pack.py).
+_RECORDS: Final = "packed.jsonl"
+_BY_SIGNAL: Final = 128
+_LONGEST: Final = 1 << 12
+
+
+class _End(BaseModel):
+    """A line of packed.jsonl: a task has ended. status: as in a shell. Times: Unix seconds."""
+
+    model_config = ConfigDict(strict=True)
+
+    task: int
+    status: Annotated[int, Field(ge=0, le=255)]
+    node: str
+    start: Annotated[float, Field(ge=0, le=1 << 40)]
+    end: Annotated[float, Field(ge=0, le=1 << 40)]
+
+
+def packed_tasks(
+    tree: Path, job_id: str, numbers: Iterable[int], *, has_ended: bool
+) -> tuple[TaskRecord, ...]:
+    """Return a record for each task of a packed job, by its last end.
+
+    tree: the folder of the run. has_ended: whether the job has, so that other tasks do not run any
+        more.
+    """
+    ends = {end.task: end for end in _ends(tree / _RECORDS)}
+    waiting = JobState.CANCELLED if has_ended else JobState.PENDING
+    return tuple(
+        # The time is divided up for the job, not for its tasks.
+        TaskRecord(id=f"{job_id}_{number}", time_use={}, **_facts(ends.get(number), waiting))
+        for number in numbers
+    )
+
+
+def _ends(path: Path) -> Iterator[_End]:
+    """Yield the records in a file that a job may have damaged."""
+    with suppress(OSError), path.open("rb") as file:
+        while line := file.readline(_LONGEST):
+            with suppress(ValidationError):
+                yield _End.model_validate_json(line)
+
+
+def _facts(end: _End | None, waiting: JobState) -> Mapping[str, Any]:
+    if end is None:
+        return {"state": waiting.value}
+    signal = max(0, end.status - _BY_SIGNAL)
+    attempt = AttemptRecord(
+        start_time=int(end.start),
+        end_time=int(max(end.start, end.end)),
+        nodes=(end.node,),
+    )
+    return {
+        "state": (JobState.FAILED if end.status else JobState.COMPLETED).value,
+        "exit_code": None if signal else end.status,
+        "signal": signal,
+        "nodes": attempt.nodes,
+        "start_time": attempt.start_time,
+        "end_time": attempt.end_time,
+        "attempts": (attempt,),
+    }

@@ -1,0 +1,440 @@
+"""Runs the tasks of an array inside a single job. Uses only the standard library of Python 3.8 or
+newer.
+
+    pack.py run --tasks=NUMBERS [--most=N] [--fit] --files=FOLDER [--start=FOLDER] [--sweep] PROGRAM...
+        --tasks=NUMBERS   the tasks' numbers, such as 0-4999,7000
+        --most=N          the maximum number of tasks at the same time
+        --fit             as many tasks at a time as a node's CPUs allow. Default: as many as the
+                          job has Slurm tasks on the node
+        --files=FOLDER    the folder of the program's files
+        --start=FOLDER    the folder below it in which the program starts
+        --sweep           pass the task's values in sweep-tasks.json to the program
+    pack.py work [OPTION...] PROGRAM...
+
+job.py starts `run` on the job's first node as its program. `run` starts `work` on each node with
+srun, and tells it by srun's standard input which task to start; `work` prints each end. Slurm is
+not asked about single tasks. A task has its own folder with its logs, and a folder with its files,
+as in a job array. Each end is added to the file packed.jsonl. If the job starts again, tasks that
+have succeeded there do not run again.
+
+`run` ends with 0 if all tasks have succeeded, with 1 if a task has failed twice, and with 75 if the
+job has to start again for the remaining tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, ROOT)
+
+from payload.node import ports, processes, restarts, task
+from payload.node.job import prepare_folder, read_sweep, take_sweep_values
+from payload.node.requeue import own_nodes
+
+RECORDS = "packed.jsonl"
+# A failed task runs once more.
+ATTEMPTS = 2
+# `work` prints a line at least this often. A node that prints nothing for SILENT_S is lost.
+ALIVE_S = 10.0
+SILENT_S = 90.0
+# How often the number of ended tasks is written to the log.
+PROGRESS_S = 10.0
+MOST_NAMED = 10
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# Variables of the step. MPI programs would look for its other ranks.
+STEP_ONLY = ("SLURM_STEP", "SLURM_LABELIO", "SLURM_CPU_BIND", "PMI")
+# PyTorch's variables of a task, which is a single rank.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "NODE_RANK": "0"}
+
+
+class Tasks:
+    """The tasks of a job, which are waiting, running or ended.
+
+    failures: number of a task -> how often it has failed in this attempt of the job.
+    """
+
+    def __init__(self, numbers: Sequence[int], records: str) -> None:
+        self._records = records
+        statuses = {record["task"]: record["status"] for record in _records_in(records)}
+        self.succeeded = {number for number in numbers if statuses.get(number) == 0}
+        self.failures: Counter[int] = Counter()
+        self.waiting = deque(number for number in numbers if number not in self.succeeded)
+        self._again: list[int] = []
+        self.total = len(numbers)
+
+    @property
+    def failed(self) -> list[int]:
+        """The numbers of the tasks that have failed for the last time."""
+        return sorted(number for number, count in self.failures.items() if count == ATTEMPTS)
+
+    def next(self) -> int | None:
+        """Return the next task to start. Failed tasks come last, if others have succeeded: if all
+        tasks fail, the program itself is wrong.
+        """
+        if self.waiting:
+            return self.waiting.popleft()
+        return self._again.pop(0) if self._again and self.succeeded else None
+
+    def end(self, number: int, status: int, **facts: object) -> None:
+        """Record the end of a task. status: its exit status as in a shell."""
+        with open(self._records, "a") as file:
+            file.write(json.dumps({"task": number, **facts, "status": status}) + "\n")
+        if status == 0:
+            self.succeeded.add(number)
+            self.failures.pop(number, None)
+            return
+        self.failures[number] += 1
+        if self.failures[number] < ATTEMPTS:
+            self._again.append(number)
+
+    def give_up(self) -> None:
+        """Count the tasks as failed that would only run again if another task had succeeded."""
+        for number in self._again:
+            self.failures[number] = ATTEMPTS
+        self._again = []
+
+
+def _records_in(path: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of a file's whole lines. The last may be cut off by a lost node."""
+    for line in task.text_of(path).splitlines():
+        with suppress(ValueError, TypeError):
+            record = json.loads(line)
+            if isinstance(record["task"], int) and isinstance(record["status"], int):
+                yield record
+
+
+class Node(NamedTuple):
+    """A node of the job. rank: of `work` in its step. free: the numbers of its unused slots.
+    running: task -> its slot.
+    """
+
+    name: str
+    rank: int
+    free: list[int]
+    running: dict[int, int]
+
+
+def slots_of(options: Mapping[str, str], nodes: Sequence[str]) -> dict[str, int]:
+    """Return node -> how many tasks it runs at a time."""
+    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+    name = "SLURM_JOB_CPUS_PER_NODE" if "fit" in options else "SLURM_TASKS_PER_NODE"
+    counts = os.environ.get(name, "1")
+    each = cpus if "fit" in options else 1
+    return {
+        node: max(1, int(task.tasks_of_node(counts, number)) // each)
+        for number, node in enumerate(nodes)
+    }
+
+
+class Pack:
+    """The step of `work` on all nodes, and the tasks that it runs.
+
+    is_ending: whether no task is to be started any more, because the job is about to end.
+    """
+
+    def __init__(self, options: Mapping[str, str], program: Sequence[str]) -> None:
+        names = own_nodes()
+        self._slots = slots_of(options, names)
+        self._most = int(options.get("most") or 0) or sum(self._slots.values())
+        self.tasks = Tasks(numbers_in(options["tasks"]), RECORDS)
+        self._nodes: dict[int, Node] = {}
+        self._seen: dict[int, float] = {}
+        self._lost: list[str] = []
+        self._reported = ""
+        self.is_ending = False
+        passed = [f"--{name}={options[name]}" for name in ("files", "start") if name in options]
+        passed += ["--sweep"] if "sweep" in options else []
+        count = str(len(names))
+        srun = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--label"]
+        srun += ["--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0"]
+        slots = [f"--slots={max(self._slots.values())}"]
+        work = [sys.executable, "-IS", os.path.abspath(__file__), "work", *slots, *passed, *program]
+        # With these variables, the step would have only the CPUs of a single task.
+        unset = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+        environment = {name: text for name, text in os.environ.items() if name not in unset}
+        self._srun = subprocess.Popen(
+            [*srun, *work],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            restore_signals=True,
+        )
+
+    def run(self) -> None:
+        """Run all tasks. Return when they have ended, or the step has."""
+        output = self._srun.stdout
+        assert output is not None  # noqa: S101 - it is a pipe
+        os.set_blocking(output.fileno(), False)
+        rest = b""
+        reported = time.monotonic()
+        while True:
+            if select.select([output], [], [], task.POLL_S)[0]:
+                data = os.read(output.fileno(), task.CHUNK)
+                if not data:
+                    break
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    self._take(line.decode(errors="replace"))
+            self._forget_silent_nodes()
+            self._start_tasks()
+            if time.monotonic() - reported > PROGRESS_S:
+                reported = time.monotonic()
+                self._report()
+        self._srun.wait()
+        self._report()
+
+    def signal(self, number: int) -> None:
+        """Start no more tasks, and pass a signal on to the step."""
+        self.is_ending = True
+        with suppress(ProcessLookupError):
+            self._srun.send_signal(number)
+
+    def _take(self, line: str) -> None:
+        """Take a line of `work`: RANK: on NODE, RANK: alive or RANK: end TASK STATUS START END."""
+        label, _, text = line.partition(":")
+        verb, *words = text.split() or [""]
+        if not label.strip().isdigit():
+            return
+        rank = int(label)
+        if verb == "on":
+            slots = self._slots.get(words[0], 1)
+            self._nodes[rank] = Node(words[0], rank, list(range(slots)), {})
+        if rank not in self._nodes:
+            return
+        self._seen[rank] = time.monotonic()
+        node = self._nodes[rank]
+        if verb == "end":
+            number, status = int(words[0]), int(words[1])
+            node.free.append(node.running.pop(number))
+            if self.is_ending and status == restarts.SAVED:
+                # The task has saved its work, and goes on when the job starts again.
+                return
+            start, end = map(float, words[2:])
+            self.tasks.end(number, status, node=node.name, start=start, end=end)
+
+    def _start_tasks(self) -> None:
+        running = sum(len(node.running) for node in self._nodes.values())
+        for node in sorted(self._nodes.values(), key=lambda node: -len(node.free)):
+            while node.free and running < self._most and not self.is_ending:
+                number = self.tasks.next()
+                if number is None:
+                    break
+                node.running[number] = node.free.pop(0)
+                running += 1
+                self._tell(f"{node.rank} {number} {node.running[number]}")
+        if self._seen and not running:
+            self.tasks.give_up()
+            self._tell("")
+        if self._lost and not running:
+            # srun would wait for the lost nodes.
+            self._srun.terminate()
+
+    def _tell(self, line: str) -> None:
+        """Write a line for `work` on all nodes. Empty: it ends."""
+        pipe = self._srun.stdin
+        # The end of the step is seen in its output.
+        with suppress(BrokenPipeError, ValueError):
+            if line:
+                pipe.write(f"{line}\n".encode())  # type: ignore[union-attr]
+                pipe.flush()  # type: ignore[union-attr]
+            else:
+                pipe.close()  # type: ignore[union-attr]
+
+    def _forget_silent_nodes(self) -> None:
+        """Give the tasks of nodes that have been silent for long to the other nodes."""
+        for rank, seen in list(self._seen.items()):
+            if time.monotonic() - seen > SILENT_S:
+                node = self._nodes.pop(rank)
+                del self._seen[rank]
+                self._lost.append(node.name)
+                self.tasks.waiting.extendleft(node.running)
+                task.complain(f"{node.name} gives no sign of life; its tasks run on other nodes")
+
+    def _report(self) -> None:
+        """Write the number of ended tasks to the log, and to the file that shows progress."""
+        done = len(self.tasks.succeeded)
+        with suppress(OSError), open(os.environ["CLUSTERCTL_HEARTBEAT"], "w") as file:
+            file.write(f"{done}\n")
+        failed = len(self.tasks.failed)
+        text = f", {failed} failed" if failed else ""
+        line = f"{done} of {self.tasks.total} tasks have succeeded{text}"
+        if line != self._reported:
+            self._reported = line
+            say(line)
+
+
+def say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+def numbers_in(text: str) -> list[int]:
+    """Return the numbers of a list such as 0-4,7."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def run(words: Sequence[str]) -> int:
+    """Run all tasks, and return the exit status."""
+    options, program = task.split(words)
+    pack = Pack(options, program)
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, _: pack.signal(number))
+    pack.run()
+    failed = pack.tasks.failed
+    left = pack.tasks.total - len(pack.tasks.succeeded) - len(failed)
+    if failed:
+        names = ", ".join(map(str, failed[:MOST_NAMED])) + (", ..." if failed[MOST_NAMED:] else "")
+        task.complain(
+            f"{len(failed)} of {pack.tasks.total} tasks have failed: {names}; "
+            f"see task-{failed[0]}/stderr.log"
+        )
+    if left and not pack.is_ending:
+        task.complain(f"the step has ended before {left} tasks")
+    if left and pack.is_ending:
+        return restarts.SAVED
+    return 1 if failed or left else 0
+
+
+class Worker:
+    """Runs tasks on this node."""
+
+    def __init__(self, options: Mapping[str, str], program: Sequence[str]) -> None:
+        self._options = options
+        self._program = list(program)
+        self._sweep = read_sweep(".") if "sweep" in options else None
+        # Number of a task -> its process and its start.
+        self.running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        self._gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+        job = int(os.environ.get("SLURM_JOB_ID", "0"))
+        self._ports = [ports.claim_job_port(job + slot)[0] for slot in range(int(options["slots"]))]
+
+    def start(self, number: int, slot: int) -> None:
+        """Start a task, and print its end at once if that fails."""
+        start = time.time()
+        folder = f"task-{number}"
+        files = os.path.join(self._options["files"], folder)
+        where = self._options.get("start", "")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            prepare_folder(files, where, is_task=True)
+            words: list[str] = []
+            variables: dict[str, str] = {}
+            if self._sweep is not None:
+                words, variables = take_sweep_values(self._sweep, number, files)
+            variables.update(self._variables(number, slot))
+            with open(f"{folder}/stdout.log", "ab") as out, open(
+                f"{folder}/stderr.log", "ab"
+            ) as err:
+                process = subprocess.Popen(
+                    [*self._program, *words],
+                    cwd=os.path.join(files, where),
+                    env={**os.environ, **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                )
+        except OSError as exc:
+            task.complain(f"task {number} can't start: {exc}")
+            self._emit(number, 127 if isinstance(exc, FileNotFoundError) else 126, start)
+            return
+        self.running[number] = process, start
+
+    def _variables(self, number: int, slot: int) -> dict[str, str]:
+        """Return the variables that differ between tasks."""
+        job = os.environ.get("SLURM_JOB_ID", "0")
+        host = task.host_name()
+        ours = {
+            # As in a job of its own.
+            **task.slurm_variables(ALONE, per_node=1, nodes=host),
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_NODELIST": host,
+            "SLURM_ARRAY_JOB_ID": job,
+            "SLURM_ARRAY_TASK_ID": str(number),
+            "SLURM_SUBMIT_DIR": self._options["files"],
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(self._ports[slot]),
+            "CLUSTERCTL_HEARTBEAT": os.path.abspath(f"task-{number}/heartbeat"),
+        }
+        if self._gpus:
+            # Slots that share a GPU, or GPUs that share a slot.
+            slots = int(self._options["slots"])
+            own = self._gpus[slot::slots] or [self._gpus[slot % len(self._gpus)]]
+            ours["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        return ours
+
+    def reap(self) -> None:
+        """Print the end of each task that has ended."""
+        for number, (process, start) in list(self.running.items()):
+            code = process.poll()
+            if code is not None:
+                del self.running[number]
+                self._emit(number, code if code >= 0 else restarts.FROM_SHELL - code, start)
+
+    @staticmethod
+    def _emit(number: int, status: int, start: float) -> None:
+        for name in ("stdout.log", "stderr.log"):
+            with suppress(OSError):
+                if not os.path.getsize(f"task-{number}/{name}"):
+                    os.unlink(f"task-{number}/{name}")
+        say(f"end {number} {status} {start:.3f} {time.time():.3f}")
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the tasks. Those that do not handle a notice of the end keep running."""
+        for process, _ in self.running.values():
+            is_end = number in (signal.SIGTERM, signal.SIGINT)
+            if is_end or processes.handles(process.pid, number):
+                process.send_signal(number)
+
+
+def work(words: Sequence[str]) -> int:
+    """Run the tasks on this node that `run` tells, until the end of standard input."""
+    options, program = task.split(words)
+    worker = Worker(options, program)
+    own_rank = os.environ.get("SLURM_PROCID", "0")
+    for name in [name for name in os.environ if name.startswith(STEP_ONLY)]:
+        del os.environ[name]
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, _: worker.signal(number))
+    # The end of a task ends `select`.
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    say(f"on {task.host_name()}")
+    rest = b""
+    inputs = [0, reads]
+    while 0 in inputs or worker.running:
+        ready = select.select(inputs, [], [], ALIVE_S)[0]
+        if not ready:
+            say("alive")
+        if reads in ready:
+            os.read(reads, task.CHUNK)
+        if 0 in ready:
+            data = os.read(0, task.CHUNK)
+            if not data:
+                inputs.remove(0)
+            *lines, rest = (rest + data).split(b"\n")
+            for rank, task_number, slot in (line.decode().split() for line in lines):
+                if rank == own_rank:
+                    worker.start(int(task_number), int(slot))
+        worker.reap()
+    return 0
+
+
+if __name__ == "__main__":
+    command, *arguments = sys.argv[1:]
+    sys.exit(run(arguments) if command == "run" else work(arguments))

@@ -1,0 +1,89 @@
+"""Which of the tasks of a packed job run, how often, and how many at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from payload.node.pack import Tasks, numbers_in, slots_of
+
+
+def run_all(tasks: Tasks, failing: dict[int, int]) -> list[int]:
+    """Run tasks one by one, and return them in order. failing: task -> how often it still fails."""
+    order = []
+    while (number := tasks.next()) is not None:
+        order.append(number)
+        fails = failing.get(number, 0) > 0
+        failing[number] = failing.get(number, 0) - 1
+        tasks.end(number, 3 if fails else 0)
+    tasks.give_up()
+    return order
+
+
+@pytest.mark.parametrize(
+    ("failing", "order", "failed"),
+    [
+        ({}, [0, 1, 2], []),
+        # A failed task runs again after all others.
+        ({0: 1}, [0, 1, 2, 0], []),
+        ({0: 9, 1: 1}, [0, 1, 2, 0, 1], [0]),
+        # If none succeeds, the program is wrong.
+        ({0: 9, 1: 9, 2: 9}, [0, 1, 2], [0, 1, 2]),
+    ],
+)
+def test_failed_tasks_run_once_more_unless_all_fail(
+    tmp_path: Path, failing: dict[int, int], order: list[int], failed: list[int]
+) -> None:
+    tasks = Tasks([0, 1, 2], str(tmp_path / "packed.jsonl"))
+    assert run_all(tasks, failing) == order
+    assert tasks.failed == failed
+
+
+def test_tasks_that_succeeded_in_an_earlier_attempt_do_not_run_again(tmp_path: Path) -> None:
+    records = tmp_path / "packed.jsonl"
+    lines = [
+        {"task": 0, "status": 0},
+        {"task": 1, "status": 137},
+        {"task": 2, "status": 1},
+        {"task": 2, "status": 0},
+        {"task": "x", "status": 0},
+    ]
+    records.write_text("\n".join(map(json.dumps, lines)) + '\n{"task": 3, "sta')
+    tasks = Tasks([0, 1, 2, 3], str(records))
+    assert run_all(tasks, {}) == [1, 3]
+    assert tasks.succeeded == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "slots"),
+    [
+        ({}, {"SLURM_TASKS_PER_NODE": "4(x2),1"}, {"a": 4, "b": 4, "c": 1}),
+        (
+            {"fit": ""},
+            {"SLURM_JOB_CPUS_PER_NODE": "16(x2),6", "SLURM_CPUS_PER_TASK": "4"},
+            {"a": 4, "b": 4, "c": 1},
+        ),
+        # A task that needs more CPUs than a node has runs alone.
+        (
+            {"fit": ""},
+            {"SLURM_JOB_CPUS_PER_NODE": "2(x3)", "SLURM_CPUS_PER_TASK": "4"},
+            dict.fromkeys("abc", 1),
+        ),
+    ],
+)
+def test_slots_of_a_node_follow_slurms_variables(
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, str],
+    variables: dict[str, str],
+    slots: dict[str, int],
+) -> None:
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert slots_of(options, ["a", "b", "c"]) == slots
+
+
+def test_numbers_in_a_list_of_tasks() -> None:
+    assert numbers_in("0-3,7,9-10") == [0, 1, 2, 3, 7, 9, 10]

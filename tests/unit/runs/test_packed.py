@@ -1,0 +1,58 @@
+"""The records of tasks that ran inside a single job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from clusterctl.runs.packed import packed_tasks
+
+END = {"node": "n1", "start": 100.2, "end": 103.9}
+
+
+def written(folder: Path, *lines: Any) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    (folder / "packed.jsonl").write_text("\n".join(texts) + "\n")
+    return folder
+
+
+def test_last_end_of_a_task_counts(tmp_path: Path) -> None:
+    tree = written(
+        tmp_path,
+        {"task": 0, "status": 3, **END},
+        {"task": 1, "status": 137, **END},
+        {"task": 0, "status": 0, **END},
+        {"task": 2, "status": 4, **END},
+    )
+    tasks = packed_tasks(tree, "12", range(4), has_ended=True)
+    assert [(task.id, task.state, task.exit_code, task.signal) for task in tasks] == [
+        ("12_0", "COMPLETED", 0, 0),
+        ("12_1", "FAILED", None, 9),
+        ("12_2", "FAILED", 4, 0),
+        ("12_3", "CANCELLED", None, None),
+    ]
+    assert (tasks[0].nodes, tasks[0].elapsed_s, tasks[3].elapsed_s) == (("n1",), 3, None)
+    (waiting,) = packed_tasks(tree, "12", [3], has_ended=False)
+    assert waiting.state == "PENDING"
+
+
+def test_damaged_records_of_a_job_are_passed_over(tmp_path: Path) -> None:
+    tree = written(
+        tmp_path,
+        "[]",
+        "null",
+        "{",
+        {"task": 0, "status": 0, **END, "end": 1e300},
+        {"task": 0, "status": -1, **END},
+        {"task": "0", "status": 0, **END},
+        {"task": 0, "status": 0, **END, "node": 5},
+        "x" * 10_000,
+        {"task": 1, "status": 0, **END, "end": 50.0},
+    )
+    tasks = packed_tasks(tree, "12", [0, 1], has_ended=True)
+    assert [(task.state, task.elapsed_s) for task in tasks] == [
+        ("CANCELLED", None),
+        ("COMPLETED", 0),
+    ]
+    assert packed_tasks(tmp_path / "none", "12", [0], has_ended=True)[0].state == "CANCELLED"
