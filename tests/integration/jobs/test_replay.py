@@ -113,6 +113,7 @@ def edit(run: Path, name: str, change: Callable[[Any], object]) -> None:
         ("train", {"nodes": 2, "launcher": "mpirun", "cpus": 2, "args": ["--epochs", "1"]}),
         ("train", {"sweep": ["lr=0.1,0.2"]}),
         ("plain.sh", {"sweep": ["a.lr=0.1,0.2"], "args": ["x=1"]}),
+        ("plain.sh", {"sweep": ["lr=0.1,0.2"], "pack": True}),
     ],
 )
 def test_script_is_that_of_the_original(
@@ -206,6 +207,13 @@ def test_task_of_another_array_keeps_its_number(collected: Collected) -> None:
     run, _ = collected("plain.sh", array="1-3")
     replay = replay_job(run, ReplayRequest("x", task="3"))
     assert replay.job.array == "3"
+
+
+@pytest.mark.parametrize("tasks", [{"array": "1-3"}, {"sweep": ["lr=0..5"]}])
+def test_task_of_a_packed_job_is_not_packed(collected: Collected, tasks: dict[str, object]) -> None:
+    run, _ = collected("plain.sh", pack=True, **tasks)
+    assert not replay_job(run, ReplayRequest("x", task="3")).job.pack
+    assert replay_job(run, ReplayRequest("x", indices=[1, 3])).job.pack
 
 
 def test_tasks_that_failed_keep_their_numbers_values_and_tags(collected: Collected) -> None:
