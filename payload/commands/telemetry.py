@@ -17,7 +17,7 @@ from payload.cli.config import TelemetryConfig
 from payload.cli.jsonl import JsonLines
 from payload.node import host
 from payload.node.rank_use import Places, Ranks
-from payload.node.sensors import Cpu, Gpus, Memory, Network, Sensor, SensorError, own_group
+from payload.node.sensors import Cpu, Disk, Gpus, Memory, Network, Sensor, SensorError, own_group
 
 
 def run(config: TelemetryConfig) -> int:
@@ -44,6 +44,7 @@ def run(config: TelemetryConfig) -> int:
         Cpu(host.node_cores(), group=group),
         memory,
         Network(),
+        Disk(),
         gpus,
         ranks,
         *([Places(config.places)] if config.places else ()),

@@ -21,7 +21,6 @@ import json
 import math
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -36,6 +35,7 @@ from payload.node import task
 from payload.node.hang import ranges
 from payload.node.requeue import Events
 from payload.node.restarts import ALARM_FILE
+from payload.node.sensors import MIB, TMP, room
 
 POLL_S = 2.0
 WINDOW_S = 60.0
@@ -51,10 +51,12 @@ IDLE_POWER = 1.15
 # A job waits for data if it does so for this share of the time of its steps.
 DATA_SHARE = 0.5
 FEWEST_STEPS = 5
-# A rank is a straggler if all other ranks wait for at least this share of the time, and it for at
-# most that. So many looks at each rank are necessary.
+# A rank is a straggler if the other ranks together wait for at least this share of the time, each of
+# them for at least the next, of which there are only some looks, and the rank for at most the last.
 WAIT_SHARE = 0.5
+LEAST_SHARE = 0.3
 WORK_SHARE = 0.15
+# So many looks at each rank are necessary.
 FEWEST_ROUNDS = 20
 # In each series, the others wait in at least this share of the looks, which are few.
 SOME_WAIT = 0.2
@@ -63,8 +65,9 @@ NEAR = 0.95
 # How often the disk and the quota are looked at, and how long quota(1) may take.
 DISK_S = 30.0
 QUOTA_S = 10.0
-GIB = 1 << 30
 MIB_OF_GIB = 1024
+# Smaller sizes are shown in MiB.
+FEW_GIB = 10
 # Keys of lines of metrics: the time for which a step waited for data, its unit in seconds, and the
 # time of the step. They are those of clusterctl's own programs, and of MMEngine and Detectron2.
 DATA_KEYS = (("data_ms", 1e-3, "seconds"), ("data_time", 1.0, "time"))
@@ -193,8 +196,8 @@ def memory(window: Window) -> Found:
         ranks = _mapping(samples[-1].get("ranks"))
         sizes = {rank: _number(_mapping(use), "memory_mib") or 0 for rank, use in ranks.items()}
         largest = max(sizes, key=lambda rank: sizes[rank], default="")
-        most = f", most by rank {largest} ({_gib(sizes[largest])})" if largest else ""
-        found[node] = f"{node} uses {_gib(used)} of the job's {_gib(limit)} of memory{most}"
+        most = f", most by rank {largest} ({_size(sizes[largest])})" if largest else ""
+        found[node] = f"{node} uses {_size(used)} of the job's {_size(limit)} of memory{most}"
     return found
 
 
@@ -233,13 +236,15 @@ def straggler(window: Window) -> Found:
         return {}
     first = min(sums, key=lambda rank: sums[rank].share)
     others = [rank for rank in sums if rank != first]
-    if sums[first].share > WORK_SHARE or min(sums[rank].share for rank in others) < WAIT_SHARE:
+    together = _sum([sums[rank] for rank in others])
+    if sums[first].share > WORK_SHARE or together.share < WAIT_SHARE:
+        return {}
+    if min(sums[rank].share for rank in others) < LEAST_SHARE:
         return {}
     if not all(looks.share >= SOME_WAIT for rank in others for looks in series[rank]):
         return {}
-    together = _sum([sums[rank] for rank in others])
     library = max(together.counts, key=lambda name: together.counts[name])
-    share = 100 * statistics.median(sums[rank].share for rank in others)
+    share = 100 * together.share
     numbers = ranges(sorted(map(int, others)))
     subject = f"{len(others)} ranks ({numbers}) wait" if others[1:] else f"rank {numbers} waits"
     place = f"rank {first} on {where[first]}"
@@ -299,21 +304,30 @@ def _gpus(window: Window) -> Iterator[tuple[str, int, list[Mapping[str, Any]]]]:
                 yield node, index, [gpus[index] for gpus in listed]
 
 
-def full_disks(folders: Iterable[str]) -> Found:
-    """Return the folders on file systems that are nearly full."""
+def full_disk(folder: str, room: Mapping[str, Any]) -> Found:
+    """Return whether the file system of a folder is nearly full. room: see ``sensors.room``."""
     found = {}
-    for folder in folders:
-        with suppress(OSError):
-            status = os.statvfs(folder)
-            free = status.f_bavail
-            total = status.f_blocks - status.f_bfree + status.f_bavail
-            if total and free < (1 - NEAR) * total:
-                size = f"{free * status.f_frsize / GIB:.1f} of {total * status.f_frsize / GIB:.1f}"
-                found[folder] = f"the file system of {folder} has only {size} GiB left"
-            inodes = status.f_files
-            if inodes and status.f_favail < (1 - NEAR) * inodes:
-                text = f"the file system of {folder} has only {status.f_favail} of {inodes} inodes"
-                found[f"{folder} inodes"] = f"{text} left"
+    free, total, free_inodes, inodes = (
+        _number(room, key) or 0 for key in ("free", "total", "free_inodes", "inodes")
+    )
+    if total and free <= (1 - NEAR) * total:
+        size = f"{_size(free / MIB)} of {_size(total / MIB)}"
+        found[folder] = f"the file system of {folder} has only {size} left"
+    if inodes and free_inodes <= (1 - NEAR) * inodes:
+        text = f"the file system of {folder} has only {free_inodes:,} of {inodes:,} inodes left"
+        found[f"{folder} inodes"] = text
+    return found
+
+
+def full_disks(samples: Mapping[str, Sample]) -> dict[str, str]:
+    """Return the file systems that are nearly full: that of the current folder, and of each node the
+    one for temporary files. samples: node -> its last sample.
+    """
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        found.update(full_disk(os.getcwd(), room(os.getcwd())))
+    for node, sample in samples.items():
+        found.update(full_disk(f"{TMP} on {node}", _mapping(sample.get("tmp"))))
     return found
 
 
@@ -449,6 +463,9 @@ class Watch:
         self._samples: dict[str, Lines] = {}
         self._places: dict[str, Lines] = {}
         self._metrics: Lines = []
+        # File -> when its last sample was read, and this sample.
+        self._last: dict[str, tuple[float, Sample]] = {}
+        self._interval_s = interval_s
         # File -> when its first line was read.
         self._first_line: dict[str, float] = {}
         self._least_power: dict[tuple[str, int], float] = {}
@@ -482,6 +499,7 @@ class Watch:
             for sample in self._reader.gained(f"telemetry/{name}"):
                 if sample.get("kind") == "sample":
                     samples.append((now, sample))
+                    self._last[name] = now, sample
                     self._first_line.setdefault(name, now)
                     self._note_power(_node(name), sample)
                     if "places" in sample:
@@ -498,8 +516,13 @@ class Watch:
             self._metrics += [(now, line) for line in gained]
             _forget(self._metrics, now - self._windows["data"])
         if "disk" in self._windows and now - self._disk_at >= DISK_S:
-            quotas = used_quotas(_output("quota", "-p", "-w"))
-            self._disk = {**full_disks((os.getcwd(), "/tmp")), **quotas}  # noqa: S108
+            recent_s = max(DISK_S, FEWEST * self._interval_s)
+            recent = {
+                _node(name): sample
+                for name, (at, sample) in self._last.items()
+                if now - at <= recent_s
+            }
+            self._disk = {**full_disks(recent), **used_quotas(_output("quota", "-p", "-w"))}
             self._disk_at = time.monotonic()
 
     def window(self, rule: Rule, now: float) -> Window:
@@ -575,8 +598,12 @@ def _list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _gib(mib: float | None) -> str:
-    return f"{(mib or 0) / MIB_OF_GIB:.1f} GiB"
+def _size(mib: float | None) -> str:
+    """Return a size with at least three digits, so that it can be compared with its limit."""
+    known = mib or 0.0
+    if known < FEW_GIB * MIB_OF_GIB:
+        return f"{known:,.0f} MiB"
+    return f"{known / MIB_OF_GIB:,.1f} GiB"
 
 
 def main(folder: str, rules: str, files: str, interval_s: str) -> None:

@@ -11,6 +11,9 @@ from types import ModuleType
 from typing import Any, Protocol
 
 MIB = 1 << 20
+# Version 1 of control groups has a number like this if there is no limit.
+NO_LIMIT = 1 << 60
+TMP = "/tmp"  # noqa: S108
 # Variable with the number of GPUs that Slurm has given to the job on each node.
 JOB_GPUS = "CLUSTERCTL_JOB_GPUS"
 # nvml.h: NVML_CLOCK_SM, and nvmlClocksEventReason*.
@@ -185,6 +188,30 @@ class Network:
         return counters
 
 
+class Disk:
+    """The free room of the node's own folder for temporary files."""
+
+    def __init__(self, folder: str = TMP) -> None:
+        self._folder = folder
+
+    def read(self) -> dict[str, Any]:
+        with _source(Path(self._folder)):
+            return {"tmp": room(self._folder)}
+
+
+def room(folder: str) -> dict[str, int]:
+    """Return the bytes and the inodes that a user may still use on the file system of a folder, and
+    all of them. inodes: 0: it has no fixed number. Raises OSError.
+    """
+    status = os.statvfs(folder)
+    return {
+        "free": status.f_bavail * status.f_frsize,
+        "total": (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize,
+        "free_inodes": status.f_favail,
+        "inodes": status.f_files,
+    }
+
+
 class Gpus:
     """All GPUs of the node, if pynvml is installed. A value that a GPU does not report is null."""
 
@@ -300,17 +327,19 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
 
 
 def _job_use(group: Path) -> dict[str, int]:
-    """Return the memory of a job's control group (version 2) without files that the kernel can drop,
-    and its limit, both in MiB. Empty if the group is not limited, or of version 1.
+    """Return the memory of a job's control group without files that the kernel can drop, and its
+    limit, both in MiB. Empty if the group is not limited.
     """
     try:
-        limit = (group / "memory.max").read_text().strip()
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Only version 1 has it: its limit is there, and the sums of the group with its children.
+        limit = stat.get("hierarchical_memory_limit") or (group / "memory.max").read_text().strip()
     except OSError:
         return {}
-    if not limit.isdecimal():
+    if not limit.isdecimal() or int(limit) >= NO_LIMIT:
         return {}
-    used = sum(int(stat[name]) for name in ("anon", "shmem") if name in stat)
+    names = ("total_rss", "total_shmem") if "total_rss" in stat else ("anon", "shmem")
+    used = sum(int(stat[name]) for name in names if name in stat)
     return {"job_used_mib": used // MIB, "job_limit_mib": int(limit) // MIB}
 
 

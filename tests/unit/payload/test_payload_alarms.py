@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from clusterctl.spec.alarms import ALARMS, alarm_options, alarm_rules
-from payload.node import alarms
 from payload.node.alarms import (
     CONDITIONS,
     Judge,
@@ -18,6 +17,8 @@ from payload.node.alarms import (
     Watch,
     Window,
     data,
+    full_disk,
+    full_disks,
     idle,
     memory,
     rules_of,
@@ -169,6 +170,9 @@ def looks(*of_rank: dict[str, Any], rounds: int = 20) -> Window:
     [
         (looks({"MPI": 14}, {"MPI": 13}, {"MPI": 1}), "2"),
         (looks({"MPI": 1}, {"NCCL": 18}), "0"),
+        # By chance, some looks find a rank that waits as long as the others less often.
+        (looks({"MPI": 14}, {"MPI": 8}, {"MPI": 0}), "2"),
+        (looks({"MPI": 20}, {"MPI": 5}, {"MPI": 0}), None),
         # All wait, all compute, or two compute for which the others wait.
         (looks({"MPI": 14}, {"MPI": 13}, {"MPI": 9}), None),
         (looks({}, {}, {}), None),
@@ -201,14 +205,30 @@ def test_quotas_that_are_nearly_used_up_are_read_from_quota() -> None:
     assert used_quotas("") == {}
 
 
-def test_full_file_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Status:
-        f_bavail, f_bfree, f_blocks, f_frsize, f_files, f_favail = 4, 9, 105, 1 << 30, 0, 0
+@pytest.mark.parametrize(
+    ("room", "subjects"),
+    [
+        ({"free": 5, "total": 100, "free_inodes": 0, "inodes": 0}, ["/data"]),
+        ({"free": 6, "total": 100, "free_inodes": 6, "inodes": 100}, []),
+        ({"free": 50, "total": 100, "free_inodes": 5, "inodes": 100}, ["/data inodes"]),
+        ({"free": None, "total": "x"}, []),
+        ({}, []),
+    ],
+)
+def test_full_file_system_is_named(room: dict[str, Any], subjects: list[str]) -> None:
+    assert [*full_disk("/data", room)] == subjects
 
-    monkeypatch.setattr(alarms.os, "statvfs", lambda _: Status)
-    assert [*alarms.full_disks(["/data"])] == ["/data"]
-    Status.f_bavail = 50
-    assert alarms.full_disks(["/data"]) == {}
+
+def test_full_temporary_files_are_named_with_their_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    samples = {
+        "n1": {"tmp": {"free": 90, "total": 100}},
+        "n2": {"tmp": {"free": 1, "total": 100}},
+        "n3": {},
+    }
+    assert [*full_disks(samples).keys() - {str(tmp_path)}] == ["/tmp on n2"]
 
 
 def judge_of(rule: Rule) -> Judge:
@@ -241,8 +261,8 @@ def test_alarm_is_raised_once_and_again_for_others() -> None:
     assert judge.step(1010, {"idle": {}}) == ([], [])
 
 
-def telemetry(folder: Path, **fields: Any) -> None:
-    with (folder / "telemetry/n1.jsonl").open("a") as file:
+def telemetry(folder: Path, node: str = "n1", **fields: Any) -> None:
+    with (folder / f"telemetry/{node}.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "sample", **fields}) + "\n")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import pytest
 
 from payload.commands.telemetry import sample
 from payload.node import host
-from payload.node.rank_use import Ranks
-from payload.node.sensors import Cpu, Memory, Network, SensorError, own_group
+from payload.node.rank_use import LOOKS, Places, Ranks
+from payload.node.sensors import Cpu, Disk, Memory, Network, SensorError, own_group
 from payload.node.stacks import Process
 
 _MIB = 1 << 20
@@ -144,6 +145,37 @@ def test_memory_that_the_job_needs_is_read_with_its_limit(
     } == fields
 
 
+# As the kernel 6.18 writes it for a group with a child, without rows that do not matter.
+_STAT_OF_VERSION_1 = """\
+cache 104857600
+rss 4096
+shmem 0
+hierarchical_memory_limit {limit}
+total_cache 104857600
+total_rss 314572800
+total_shmem 33554432
+total_inactive_file 71303168
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "fields"),
+    [(419430400, {"job_used_mib": 332, "job_limit_mib": 400}), (9223372036854771712, {})],
+)
+def test_memory_of_a_job_in_version_1_of_control_groups_has_a_limit(
+    tmp_path: Path, limit: int, fields: dict[str, int]
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("4:memory:/slurm/uid_7/job_7/step_0\n0::/\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 1024 kB\n")
+    group = tmp_path / "cgroup/memory/slurm/uid_7/job_7"
+    group.mkdir(parents=True)
+    (group / "memory.usage_in_bytes").write_text(f"{400 * _MIB}\n")
+    (group / "memory.stat").write_text(_STAT_OF_VERSION_1.format(limit=limit))
+    read = Memory(tmp_path, tmp_path / "cgroup").read()
+    assert read == {"memory_used_mib": 3, "job_memory_mib": 400, **fields}
+
+
 def _interfaces(received: int, sent: int) -> str:
     columns = f"{received} 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0"
     return f"Inter-| Receive\n face |bytes\n    lo: {columns}\n  eth0:{columns}\n"
@@ -211,3 +243,40 @@ def test_source_without_sense_is_a_sensor_error(tmp_path: Path, text: str | None
         (tmp_path / "meminfo").write_text(text)
     with pytest.raises(SensorError, match="meminfo"):
         Memory(tmp_path, tmp_path).read()
+
+
+def test_looks_at_ranks_are_spread_over_their_series() -> None:
+    """Looks one after the other would all be in the same step of a program."""
+    series_s = 0.5
+    times: list[float] = []
+
+    def look() -> dict[int, dict[str, int]]:
+        times.append(time.monotonic())
+        return {0: {"MPI": 1}, 1: {}}
+
+    places = Places(series_s, look)
+    assert places.read() == {}
+    while not (found := places.read()):
+        time.sleep(0.01)
+    counts = found["places"]
+    assert counts["0"]["rounds"] == counts["0"]["MPI"] == counts["1"]["rounds"] >= LOOKS
+    assert times[LOOKS - 1] - times[0] >= 0.5 * series_s * (LOOKS - 1) / LOOKS
+    assert places.read() == {}
+
+
+def test_looks_that_the_system_refuses_tell_nothing() -> None:
+    has_ended = threading.Event()
+
+    def look() -> None:
+        has_ended.set()
+
+    places = Places(0.1, look)
+    assert has_ended.wait(10)
+    assert places.read() == {}
+
+
+def test_room_for_temporary_files_is_read(tmp_path: Path) -> None:
+    tmp = Disk(str(tmp_path)).read()["tmp"]
+    assert 0 < tmp["free"] <= tmp["total"]
+    with pytest.raises(SensorError):
+        Disk(str(tmp_path / "none")).read()
