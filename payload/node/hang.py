@@ -38,6 +38,7 @@ from payload.node.restarts import HANG_FILE
 from payload.node.stacks import BLOCKED, BUSY, ENDED, LIBRARIES, NO_DISK, STOPPED, TRACED, WAITING
 
 POLL_S = 1.0
+NS_PER_S = 1e9
 # No progress for this many times the longest interval may be a hang. Until ``SETTLED`` changes, and
 # between two looks at the same silence, wait up to ``PATIENT`` times the shortest time.
 FACTOR = 5
@@ -74,14 +75,17 @@ class Patience:
         self.silent_s = 0.0
         self._due_s = PATIENT * shortest_s
 
-    def tick(self, elapsed_s: float, *, has_progress: bool) -> bool:
-        """Return whether the job is now due for a look. elapsed_s: seconds since the last call."""
+    def tick(self, elapsed_s: float, *, has_progress: bool, age_s: float = 0.0) -> bool:
+        """Return whether the job is now due for a look. elapsed_s: seconds since the last call.
+        age_s: of the progress, at most ``elapsed_s``.
+        """
         self.silent_s += elapsed_s
         if has_progress:
+            self.silent_s -= age_s
             # The first interval includes the start of the program.
             self._longest_s = max(self._longest_s, self.silent_s) if self._changes else 0.0
             self._changes += 1
-            self.silent_s = 0.0
+            self.silent_s = age_s
             usual_s = (
                 FACTOR * self._longest_s if self._changes >= SETTLED else PATIENT * self._shortest_s
             )
@@ -304,7 +308,8 @@ class Watch:
             if is_reported and has_progress:
                 is_reported = False
                 Events().add("progress")
-            is_due = self._patience.tick(elapsed_s, has_progress=has_progress)
+            age_s = min(max(0.0, time.time() - max(at for _, at in state) / NS_PER_S), elapsed_s)
+            is_due = self._patience.tick(elapsed_s, has_progress=has_progress, age_s=age_s)
             if is_due and not (is_reported and self._mode == "warn"):
                 action = self.look(is_reported=is_reported)
                 is_reported = is_reported or bool(action)
@@ -372,9 +377,10 @@ class Watch:
         return answers, again
 
     def _report(self, answers: Sequence[Answer], action: str) -> None:
-        silent_s = round(self._patience.silent_s + time.monotonic() - self._before)
+        exact_s = self._patience.silent_s + time.monotonic() - self._before
+        silent_s = round(exact_s)
         text = summary(answers)
-        Events().add("hang", seconds=silent_s, summary=text, action=action)
+        Events().add("hang", seconds=round(exact_s, 1), summary=text, action=action)
         advice = (
             "a program that works in silence should write to $CLUSTERCTL_HEARTBEAT, or use "
             "--hang off"

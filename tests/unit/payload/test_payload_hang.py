@@ -71,6 +71,13 @@ def test_silent_job_is_examined(ticks: Sequence[tuple[float, bool]], times: list
     assert looks(ticks) == times
 
 
+def test_silence_begins_with_the_last_progress_and_not_when_it_is_noticed() -> None:
+    patience = hang.Patience(FLOOR)
+    patience.tick(1.0, has_progress=True, age_s=0.75)
+    patience.tick(1.0, has_progress=False)
+    assert patience.silent_s == 1.75
+
+
 def rank(
     number: int, doing: str = stacks.WAITING, place: str = "a.py:1", node: str = "n1", **more: Any
 ) -> dict[str, Any]:
