@@ -51,7 +51,7 @@ SOON_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How far off Slurm's estimates of starts lately were for jobs of the user.
+    """How far off Slurm's estimates of starts lately were for jobs of the user in a partition.
 
     median_s: positive: the jobs started later than estimated.
     """
@@ -109,13 +109,14 @@ class Candidate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Estimate:
     """Slurm's first estimate of the start of a job, and the start (None: not yet), in Unix
-    seconds.
+    seconds. partition: where it started.
     """
 
     job_id: str
     token: str
     estimate: int
     start: int | None = None
+    partition: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,9 @@ class _Memory:
         kept = replace(
             self,
             trials=dict(recent[-_MOST_REMEMBERED:]),
-            estimates=self.estimates[-_MOST_ESTIMATES:],
+            estimates=tuple(
+                each for each in self.estimates if now - each.estimate < _REMEMBERED_S
+            )[-_MOST_ESTIMATES:],
         )
         write_atomic(workspace.where, f"{json.dumps(asdict(kept))}\n")
 
@@ -166,7 +169,6 @@ def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
     memory = _with_trials(session, memory, [*scripts.values()])
     memory = replace(memory, estimates=_with_starts(session, memory.estimates, jobs))
     memory.write(session.workspace, time.time())
-    accuracy = _accuracy(memory.estimates)
     shape = shape_of(job)
     return tuple(
         _candidate(
@@ -176,7 +178,7 @@ def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
             capacity=capacity_of(_nodes_of(place, nodes), shape),
             obstacle=obstacles.get(place.partition or ""),
             shape=shape,
-            accuracy=accuracy,
+            accuracy=_accuracy(memory.estimates, place),
         )
         for place, script in scripts.items()
     )
@@ -364,9 +366,13 @@ def _with_start(each: _Estimate, job: JobInfo | None) -> _Estimate | None:
     first = job.attempts[0].start_time if job.attempts else job.start_time
     if first is None or not job.nodes:
         return None if job.ended else each
-    return replace(each, start=first)
+    return replace(each, start=first, partition=job.partition or "")
 
 
-def _accuracy(estimates: Sequence[_Estimate]) -> Accuracy | None:
-    errors = [each.start - each.estimate for each in estimates if each.start is not None]
+def _accuracy(estimates: Sequence[_Estimate], place: Place) -> Accuracy | None:
+    errors = [
+        each.start - each.estimate
+        for each in estimates
+        if each.start is not None and each.partition == place.partition
+    ]
     return Accuracy(len(errors), statistics.median(errors)) if errors else None

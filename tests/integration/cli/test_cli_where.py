@@ -180,16 +180,22 @@ def test_where_keeps_the_pace_of_a_site_and_shows_the_age(
     assert starts[False] is None
 
 
-def test_where_tells_how_far_off_slurms_estimates_were(
-    asked, cluster, tmp_path, played_session
+def test_where_tells_how_far_off_slurms_estimates_were_in_each_partition(
+    asked, cluster, tmp_path, played_session, monkeypatch
 ) -> None:
     with cluster.state() as state:
         state["hold"] = True
+    now = int(time.time())
     job_id = submitted(played_session, tmp_path, "true")
-    cluster.change(job_id, start=5000)
-    assert {each["estimates"] for each in asked() if each["estimates"]} == set()
-    cluster.change(job_id, state="COMPLETED", start=5600, end=5700, forgotten=True)
-    assert [each["estimates"] for each in asked()] == [{"jobs": 1, "median_s": 600}] * 2
+    cluster.change(job_id, start=now)
+    assert [each["estimates"] for each in asked()] == [None, None]
+    cluster.change(job_id, state="COMPLETED", start=now + 600, end=now + 700, forgotten=True)
+    found = {each["partition"]: each["estimates"] for each in asked()}
+    assert found == {"train": {"jobs": 1, "median_s": 600}, "short": None}
+    # What was estimated long ago does not count.
+    monkeypatch.setattr(time, "time", lambda: now + 31 * 86400)
+    asked()
+    assert [each["estimates"] for each in asked()] == [None, None]
 
 
 def test_where_multiplies_the_price_of_a_node(asked) -> None:
