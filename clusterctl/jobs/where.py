@@ -41,6 +41,8 @@ from clusterctl.util.typed_json import from_json
 MOST_ASKED: Final = 16
 # An older answer tells no start.
 _FRESH_S: Final = 600.0
+# Slurm expects a job without a time limit to end 365 days after its start.
+_LATEST_S: Final = 180 * 86400.0
 _MOST_ACCOUNTS: Final = 12
 _MOST_REMEMBERED: Final = 400
 _MOST_ESTIMATES: Final = 50
@@ -142,9 +144,9 @@ class _Memory:
         kept = replace(
             self,
             trials=dict(recent[-_MOST_REMEMBERED:]),
-            estimates=tuple(
-                each for each in self.estimates if now - each.estimate < _REMEMBERED_S
-            )[-_MOST_ESTIMATES:],
+            estimates=tuple(each for each in self.estimates if now - each.estimate < _REMEMBERED_S)[
+                -_MOST_ESTIMATES:
+            ],
         )
         write_atomic(workspace.where, f"{json.dumps(asdict(kept))}\n")
 
@@ -264,10 +266,10 @@ def _candidate(
     accuracy: Accuracy | None,
 ) -> Candidate:
     accepted = trial.accepted if trial is not None else None
-    if trial is not None and trial.is_about_nodes_out and capacity.usable_nodes < capacity.nodes:
+    # In a partition that is down, Slurm lets jobs wait without looking at its nodes.
+    are_nodes_out = capacity.usable_nodes < capacity.nodes or obstacle is not None
+    if trial is not None and trial.is_about_nodes_out and are_nodes_out:
         accepted = None
-    # The queue has changed since, and the start may have passed.
-    is_fresh = trial is not None and time.time() - trial.asked_at <= _FRESH_S
     spec = session.spec
     price = provider_of(spec.provider).node_price(spec, place.partition or "")
     is_known = place.partition in {each.name for each in session.inventory.partitions}
@@ -276,7 +278,7 @@ def _candidate(
         accepted=accepted,
         words=trial.words if trial is not None else "",
         asked_at=trial.asked_at if trial is not None else None,
-        start=trial.start if trial is not None and is_fresh and obstacle is None else None,
+        start=_start(trial) if trial is not None and obstacle is None else None,
         capacity=capacity,
         accuracy=accuracy,
         usd_per_hour=None if price is None or shape is None else price * shape.nodes,
@@ -284,7 +286,20 @@ def _candidate(
         is_known=is_known,
         is_blocked=obstacle is not None,
     )
-    return replace(candidate, finding=obstacle or _finding(session, candidate, shape))
+    if obstacle is not None and accepted is not False:
+        return replace(candidate, finding=obstacle)
+    return replace(candidate, finding=_finding(session, candidate, trial, shape))
+
+
+def _start(trial: Trial) -> int | None:
+    """Return the expected start. None: unknown, also if the queue has changed since the answer."""
+    is_fresh = time.time() - trial.asked_at <= _FRESH_S
+    return None if not is_fresh or _waits_for_endless_jobs(trial) else trial.start
+
+
+def _waits_for_endless_jobs(trial: Trial) -> bool:
+    """Return whether Slurm expects the start after the end of jobs without a time limit."""
+    return trial.start is not None and trial.start - trial.asked_at > _LATEST_S
 
 
 def _obstacle(partition: PartitionInfo, limit_s: int | None) -> Notice | None:
@@ -305,7 +320,7 @@ def _nodes_of(place: Place, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:
     return (node for node in nodes if place.partition in node.partitions)
 
 
-def _finding(session: Session, each: Candidate, shape: Shape | None) -> str:
+def _finding(session: Session, each: Candidate, trial: Trial | None, shape: Shape | None) -> str:
     """Return where the values of a place contradict each other, or why `submit` can't use it."""
     if each.accepted and not each.is_known:
         error = session.site.unknown_partition(each.place.partition or "")
@@ -314,6 +329,9 @@ def _finding(session: Session, each: Candidate, shape: Shape | None) -> str:
     if each.accepted is None and each.asked_at is not None:
         text = "nodes of the partition are out of service; a job that needs them waits for them"
         return Notice("where-nodes-out", text)
+    if each.accepted and trial is not None and _waits_for_endless_jobs(trial):
+        text = "the job waits for jobs without a time limit, so Slurm can't tell when it starts"
+        return Notice("where-endless-jobs", text)
     fitting = each.capacity.fitting
     if not each.accepted or each.start is None or fitting is None or shape is None:
         return ""

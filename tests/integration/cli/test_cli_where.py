@@ -129,6 +129,24 @@ def test_where_in_a_partition_that_is_down_expects_no_start(asked, cluster) -> N
     assert (train["accepted"], train["expected_start"], train["submittable"]) == (True, None, False)
     assert shows(train["finding"], "where-partition-down")
     assert short["expected_start"] is not None
+    # Slurm refuses the job in a test, and when it is submitted lets it wait.
+    trials(cluster, train=BUSY)
+    (train,) = asked(partition="train")
+    assert (train["accepted"], train["submittable"]) == (None, False)
+    assert shows(train["finding"], "where-partition-down")
+    # Of a job that Slurm refuses, nothing tells that it would wait.
+    trials(cluster, train=LIMIT)
+    (train,) = asked(partition="train")
+    assert (train["accepted"], train["finding"]) == (False, "")
+
+
+def test_where_behind_jobs_without_a_time_limit_expects_no_start(asked, cluster) -> None:
+    """Slurm expects such jobs to last for a year."""
+    trials(cluster, train=time.time() + 365 * 86400 - 60)
+    short, train = asked()
+    assert (short["partition"], train["accepted"], train["expected_start"]) == ("short", True, None)
+    assert train["submittable"]
+    assert shows(train["finding"], "where-endless-jobs")
 
 
 def test_where_beyond_a_time_limit_expects_no_start(asked, cluster, tmp_path) -> None:
