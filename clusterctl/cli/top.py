@@ -316,7 +316,7 @@ def fit(sections: Sequence[Section], height: int) -> list[str]:
 def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[Section]:
     """Yield the sections about a cluster. chosen: the job that is marked; "": none."""
     asked = f"Slurm was asked {moment.asked_s:.0f} s ago"
-    pace = f", on average every {moment.pace_s:.0f} s at most" if moment.pace_s else ""
+    pace = f", at most every {moment.pace_s:.0f} s on average" if moment.pace_s else ""
     yield Section((f"{moment.cluster}   {time.strftime('%H:%M:%S')}   {asked}{pace}",))
     if out := _out_of_service(moment.nodes):
         head, *rows = screen.table(["OUT OF SERVICE", "STATE", "REASON"], out)

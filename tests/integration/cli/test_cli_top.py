@@ -7,9 +7,12 @@ import json
 import pytest
 
 from clusterctl.cli import jobs, top
+from clusterctl.cli.all_clusters import Answers
 from clusterctl.cli.output import Screen
 from clusterctl.errors import NotUpError, UsageError
+from clusterctl.jobs.top import watching
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
 from tests.support.played.cluster import submitted
 
@@ -33,6 +36,46 @@ def test_job_is_shown_in_text_and_json(played_session, cluster, tmp_path, capsys
     }
     top.top(Screen(json=False, color=False), [job_id], once=True)
     assert f"job {job_id} " in capsys.readouterr().out
+
+
+def test_attached_site_is_asked_at_its_pace_and_the_screen_tells_it(
+    played_session, cluster, tmp_path, monkeypatch, set_clock
+) -> None:
+    """While the only job waits, Slurm is asked every 30 s, and the job's folder at each look."""
+    inventory = Workspace.of("demo").inventory
+    inventory.write_text(json.dumps({**json.loads(inventory.read_text()), "is_foreign": True}))
+    gpu = {"Partition": "gpu", "Available": "up", "Time": "1-00:00:00", "NodeAIOT": "60/3/1/64"}
+    with cluster.state() as state:
+        state["hold"] = True
+        state["partitions"] = [gpu]
+    job_id = submitted(played_session, tmp_path, "true")
+    cluster.change(job_id, reason="Priority")
+    now = 1000.0
+    set_clock(Clock(now=lambda: now))
+    with watching(Workspace.of("demo")) as watch:
+        asked = [cluster.calls(command) for command in ("squeue", "sinfo")]
+        for _ in range(12):
+            moment = watch.look()
+            now += 10
+        calls = [cluster.calls(command) for command in ("squeue", "sinfo")]
+    assert [after - before for before, after in zip(asked, calls, strict=True)] == [4, 4]
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    looks = Answers({"demo": moment}, {})
+    view = top.View().moved(looks.found)
+    first, *lines = top._screenful(Screen(json=False, color=False), looks, view, "")
+    assert first.partition("Slurm")[2] == " was asked 20 s ago, at most every 10 s on average"
+    assert lines == [
+        "",
+        "PARTITION  STATE  LIMIT       NODES  IDLE  ALLOCATED  OTHER",
+        "gpu        up     1-00:00:00     64     3         60      1",
+        "",
+        "JOB  NAME  STATE    REASON",
+        "1    mine  PENDING  Priority",
+        "",
+        "job 1 (mine): PENDING (Priority)",
+        "q: quit   ↑ ↓: choose a job   space: look now",
+    ]
 
 
 def test_watch_of_given_jobs_ends_with_them(played_session, cluster, tmp_path, capsys) -> None:

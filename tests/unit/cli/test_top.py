@@ -77,7 +77,7 @@ def drawn(moment: Moment, height: int = EVERYTHING, choice: View | None = None) 
 
 def test_screen_of_a_running_job() -> None:
     assert drawn(RUNNING) == [
-        "lab   TIME   Slurm was asked 12 s ago, on average every 30 s at most",
+        "lab   TIME   Slurm was asked 12 s ago, at most every 30 s on average",
         "",
         "OUT OF SERVICE  STATE  REASON",
         "n3              down*  Not responding",
