@@ -43,7 +43,7 @@ from clusterctl.scheduler.user_script import (
 )
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import OPTIONS, JobOptions
-from clusterctl.spec.names import Launcher
+from clusterctl.spec.names import Launcher, first_few
 from clusterctl.spec.program import is_job_file
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import format_duration
@@ -52,6 +52,7 @@ from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import SILENT, LineReporter
+from clusterctl.util.redact import looks_secret
 
 if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
@@ -287,6 +288,7 @@ class Preparer:
         restarted = [with_restarts(site, job) for job in jobs]
         for notice in filter(None, map(restart_notice, jobs, restarted)):
             self.note(notice)
+        self._notes(filter(None, map(plain_secret_notice, jobs)))
         jobs = [fitted_to(site, job) for job in restarted]
         if any(map(points_in_time, jobs)):
             timed = [with_local_times(session.transport if session else None, job) for job in jobs]
@@ -299,7 +301,8 @@ class Preparer:
     def _notes(self, notes: Iterable[str]) -> None:
         """Show each of several notes once."""
         for note in dict.fromkeys(notes):
-            self.note(f"note: {note}")
+            text = f"note: {note}"
+            self.note(Notice(note.code, text) if isinstance(note, Notice) else text)
 
     def _environment(
         self,
@@ -428,6 +431,19 @@ def restart_notice(before: JobSpec, job: JobSpec) -> Notice | None:
         text = f"{job.name} writes no checkpoints, so each restart begins from zero"
         return Notice("requeue-without-checkpoints", f"{text}: add `-- --save-interval N`")
     return None
+
+
+def plain_secret_notice(job: JobSpec) -> Notice | None:
+    """Return a message about variables of --env that look like secrets."""
+    names = [name for name, value in job.env.items() if looks_secret(name, value)]
+    if not names:
+        return None
+    flags = " ".join(f"--secret {name}" for name in names)
+    return Notice(
+        "env-looks-secret",
+        f"--env writes {first_few(names)} to the job's script and records in plain text: use "
+        f"{flags} instead",
+    )
 
 
 def _has(job: JobSpec, flag: str) -> bool:

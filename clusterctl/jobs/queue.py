@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
 from clusterctl.jobs.events import with_attempts
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
+from clusterctl.scheduler.job_secrets import remove_old_secrets
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.spec.names import PROOF_JOB, RUN_UP
@@ -91,6 +92,7 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
     }
     if to_cancel := [job_id for job_id in ids if job_id in active_ids]:
         errors |= session.scheduler.cancel(to_cancel)
+        remove_old_secrets(session)
     return Cancellation(jobs, errors)
 
 
@@ -181,6 +183,7 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     jobs = tuple(sorted(by_id.values(), key=lambda job: (-job.number, job.task or 0)))
     ids = list(dict.fromkeys(job.whole_id for job in jobs))
     _remember(session, jobs)
+    remove_old_secrets(session)
     recent = {*ids[:most]}
     shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)
     older = len(ids) - len({job.whole_id for job in shown})

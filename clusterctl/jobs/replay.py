@@ -252,6 +252,11 @@ def _job(
     kept |= _given_options(run, client, recorded)
     if again.task:
         kept.pop("pack", None)
+    # The run has the names of its secrets. Their values come from this machine again.
+    new_secrets = new_options.pop("secret", {})
+    names = recorded.get("secret")
+    names = [name for name in names if name not in new_secrets] if isinstance(names, list) else []
+    kept["secret"] = names
     try:
         options = job_options(
             {name: value for name, value in kept.items() if value not in (None, {}, [])}
@@ -268,6 +273,8 @@ def _job(
         new_options |= {"project": project, "module": _module(recorded)}
     if again.code is Code.CURRENT and recorded.get("folder") is False:
         new_options |= {"folder": False}
+    if new_secrets:
+        new_options["secret"] = {**job.secret, **new_secrets}
     return job.model_copy(update={**indices.given, **new_options})
 
 

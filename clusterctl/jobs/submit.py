@@ -30,6 +30,7 @@ from clusterctl.errors import (
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.claims import First
+from clusterctl.scheduler.job_secrets import remove_old_secrets, remove_secrets, send_secrets
 from clusterctl.scheduler.parts import Part, parts_of
 from clusterctl.scheduler.script import (
     PLAIN,
@@ -302,6 +303,7 @@ class Submitter:
             first=prepared.first.id if prepared.first else None,
             is_across=prepared.first is not None and prepared.first.is_across,
             folder=_current_folder(),
+            has_secrets=bool(job.secret),
         )
         try:
             session.ledger.keep(token, own_files)
@@ -310,6 +312,13 @@ class Submitter:
             session.ledger.add(entry)
         except MachineError:
             remove_folder((session.transport, *nodes), remote_dir)
+            raise
+        try:
+            if job.secret:
+                remove_old_secrets(session)
+            send_secrets(job, remote_dir, (session.transport, *nodes))
+        except (SchedulerError, TransferError, TransportError):
+            self._withdraw(entry)
             raise
         job_id = self._submit(job, entry)
         return Submitted(job_id, job.name, prepared.script, remote_dir, token, source)
@@ -450,9 +459,17 @@ class Submitter:
             return self._submit_whole(request, entry)
         except (SchedulerError, UnreachableError):
             # After an AnswerLostError the job may have been submitted, so it is not handled here.
-            session.ledger.update(entry, refused=True)
-            remove_folder((session.transport, *session.transports_of_partition(None)), folder)
+            self._withdraw(entry)
             raise
+
+    def _withdraw(self, entry: JobEntry) -> None:
+        """Record that a job was not submitted, and remove its folders from all hosts."""
+        session = self.session
+        session.ledger.update(entry, refused=True)
+        if entry.has_secrets:
+            remove_secrets(session, [entry])
+        hosts = (session.transport, *session.transports_of_partition(None))
+        remove_folder(hosts, entry.remote_dir or "")
 
     def _submit_whole(self, request: JobRequest, entry: JobEntry) -> str:
         job_id = self.session.scheduler.submit(request)

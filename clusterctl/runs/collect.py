@@ -65,6 +65,7 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
 )
 from clusterctl.scheduler.claims import settle
+from clusterctl.scheduler.job_secrets import remove_old_secrets
 from clusterctl.scheduler.records import final_states
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
@@ -245,6 +246,7 @@ def _entries_to_collect(
     session: Session, ids: Sequence[str] | None, discard: Collection[str], selection: Selection
 ) -> list[JobEntry]:
     resolve_submissions(session.scheduler, session.ledger)
+    remove_old_secrets(session)
     if ids:
         job_ids = [job_id_of(name, session.ledger) for name in ids]
         return list(dict.fromkeys(_find_or_add_entry(session, job_id) for job_id in job_ids))

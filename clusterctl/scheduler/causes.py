@@ -562,6 +562,15 @@ ENDED: Final[Sequence[CauseFunction]] = (
         ),
     ),
     Cause(
+        "secrets-gone",
+        log=(
+            r"^clusterctl: the values of `submit --secret` can't be read on (?P<host>\S+) "
+            r"\((?P<reason>.*)\)"
+        ),
+        why=lambda case: f"{case['host']} has no values of --secret any more ({case['reason']})",
+        fix="submit the job again, or `clusterctl replay` its run: values are removed with their job",
+    ),
+    Cause(
         "lost-slurmstepd",
         launcher=(
             r"^clusterctl: srun waits for ranks that have no slurmstepd any more",

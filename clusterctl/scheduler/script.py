@@ -23,7 +23,7 @@ from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.program import ONE_RANK_JOBS
 from clusterctl.spec.sbatch import plain_array, quoted, requests_of
 from clusterctl.spec.units import parse_slurm_time_s
-from clusterctl.state.ledger import PROGRAM_FOLDER, SWEEP_FILE
+from clusterctl.state.ledger import PROGRAM_FOLDER, SECRETS_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import archives_of
 from clusterctl.util.assets import data_folder, render
@@ -61,6 +61,9 @@ _TASK_COUNTS: Final = {"--ntasks", "--ntasks-per-node"}
 _MEMORY: Final = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 # The variable of the job's script with the folder of the program's files.
 FILES: Final = '"$files"'
+# The option of job.py and task.py with the folder of the job's secrets (jobs/secrets.py), as the
+# script's variable has it.
+_SECRETS: Final = '--secrets="$secrets"'
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too
 # late. A short job gets the signal later, because it would otherwise get the signal at its start.
 _SIGNAL = "USR1"
@@ -196,7 +199,7 @@ def program(
             f'"$python" -IS "$node"/job.py container --image={_image(job.container)} '
             f"--bind={folders}"
         )
-        parts[-1] += f" --env={','.join(env)}"
+        parts[-1] += f" --env={','.join((*env, *job.secret))}"
     if torchrun:
         parts += [*rank_starter(job, python, words), words.start]
     return [*parts, _command(job, script, f"{python}{runner}")]
@@ -287,10 +290,11 @@ def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:
     """Return the parts of a command that the launcher starts for each rank or, for torchrun, on
     each node.
     """
+    secrets = f" {_SECRETS}" if job.secret else ""
     if job.launcher is not Launcher.TORCHRUN:
-        return [f'"$python" -IS "$node"/task.py{words.started_by}']
+        return [f'"$python" -IS "$node"/task.py{words.started_by}{secrets}']
     options = f"--nnodes={words.nodes} --nproc-per-node={words.slots} --rdzv-id={words.job_id}"
-    task = f'{python} -IS "$node"/task.py --of=torchrun'
+    task = f'{python} -IS "$node"/task.py --of=torchrun{secrets}'
     return [f'{python} -IS "$node"/job.py torchrun {python}', options, task]
 
 
@@ -455,7 +459,7 @@ def render_script(
     has_tasks = is_array(job, script)
     for_slurm = as_for_slurm(job, script)
     job_options = [
-        *watch_options(job, inventory.interval_s),
+        *watch_options(job, inventory),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
         *(['--array="$own"'] if has_tasks else []),
@@ -489,15 +493,17 @@ def slurm_words(job: JobSpec) -> Words:
     )
 
 
-def watch_options(job: JobSpec, interval_s: float) -> list[str]:
-    """Return the options of job.py for telemetry, the watch for hangs, the alarms, and the program's
-    folder.
+def watch_options(job: JobSpec, inventory: Inventory) -> list[str]:
+    """Return the options of job.py for telemetry, the watch for hangs, the alarms, the program's
+    folder, and secrets.
     """
     mode, _, shortest_s = (job.hang or ("end" if job.bundled == "train" else "warn")).partition("@")
     hang = [] if mode == "off" else [f"--hang={mode}@{shortest_s or _SHORTEST_SILENCE_S}"]
     start = [] if job.place.start == "." else [f"--start={shlex.quote(job.place.start)}"]
     alarms = alarm_options(job.alarm)
-    return [f"--telemetry={interval_s:g}", *hang, *alarms, '--files="$program"', *start]
+    secrets = [_SECRETS, *([] if inventory.is_shared else ["--each-node"])] if job.secret else []
+    files = ['--files="$program"', *start, *secrets]
+    return [f"--telemetry={inventory.interval_s:g}", *hang, *alarms, *files]
 
 
 def common_words(
@@ -515,6 +521,7 @@ def common_words(
     return {
         "title": job.name,
         "needs": " and ".join(["this file", *files]),
+        "secrets": f"${{PWD%/*/*}}/{SECRETS_FOLDER}/${{PWD##*/}}" if job.secret else "",
         "files": PROGRAM_FOLDER,
         "script": shlex.quote(job.place.script) if script else "",
         "start": "" if job.place.start == "." else f"/{shlex.quote(job.place.start)}",

@@ -30,7 +30,7 @@ PATIENCE_S = 60.0  # for the scheduler
 SOON_S = 10.0
 # For commands that can do without the scheduler.
 SHORT_PATIENCE_S = 5.0
-_SBATCH_MAY_HANG_S = 600
+SBATCH_MAY_HANG_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
                 continue
             if job is not None:
                 ledger.update(entry, job_id=job.whole_id)
-            elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
+            elif time.time() - entry.submitted_at > SBATCH_MAY_HANG_S:
                 ledger.update(entry, refused=True)
     _finish_arrays(scheduler, ledger)
     settle_all(scheduler, ledger)
@@ -181,7 +181,7 @@ def _finish_arrays(scheduler: Jobs, ledger: Ledger) -> None:
         try:
             if entry.held == "complete":
                 scheduler.release([entry.job_id])
-            elif time.time() - entry.submitted_at <= _SBATCH_MAY_HANG_S or scheduler.cancel(
+            elif time.time() - entry.submitted_at <= SBATCH_MAY_HANG_S or scheduler.cancel(
                 [entry.job_id]
             ):
                 # A part may still reach Slurm, or is not cancelled yet. A later command cancels the

@@ -66,9 +66,9 @@ class JobSpec(JobOptions):
     @property
     def record(self) -> dict[str, Any]:
         """The fields, as environment.client.json has them: ``mem`` and ``time`` as text: ``4GiB``,
-        ``1h``.
+        ``1h``; the names of secrets.
         """
-        values = self.model_dump()
+        values = {**self.model_dump(exclude={"secret"}), "secret": (*self.secret,)}
         if self.project is not None:
             del values["project"]["folder"]
         return values
@@ -132,6 +132,8 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
         is_read_by_words = script is not None and reads_words(script)
         sweep = job.sweep.for_arguments(job.args, reads_words=is_read_by_words)
         job = job.model_copy(update={"array": sweep.array, "sweep": sweep})
+    if both := sorted(job.secret.keys() & job.env.keys()):
+        raise excluded(f"--secret {both[0]}", f"--env {both[0]}")
     if bundled in ONE_RANK_JOBS and job.tasks > 1:
         raise UsageError(
             f"the bundled job {bundled} runs on a single rank, but {job.tasks} ranks were "

@@ -113,7 +113,9 @@ JOB_FILE: Final = Filetype(
     faults=_faults,
     missing="name a file that exists",
     empty="write job: train, or the path of a script",
-    as_text=frozenset({"args", "args+", "after", "env", *"grid list random exclude when".split()}),
+    as_text=frozenset(
+        {"args", "args+", "after", "env", "secret", *"grid list random exclude when".split()}
+    ),
 )
 
 

@@ -29,6 +29,9 @@ class ReplayKeywords(TypedDict, total=False):
     reservation: str
     # Licenses that Slurm counts, such as matlab:2.
     licenses: str
+    # Environment variable that only the ranks get, with the content of FILE. NAME alone passes your
+    # current value. Nothing records the value.
+    secret: Mapping[str, str] | Sequence[str]
     # Tag for finding the run with `clusterctl runs`.
     tag: Sequence[str]
     # A remark about the run.

@@ -50,6 +50,7 @@ from clusterctl.spec.job_values import (
     JobName,
     Licenses,
     Run,
+    Secrets,
     Signal,
     Tag,
     Text,
@@ -601,6 +602,18 @@ class JobOptions(Model):
             "Environment variable K=V. K alone passes your current value of K.",
             in_shell=True,
             again=Again.CONTINUED,
+            variants=InVariants.MERGED,
+        ),
+    ] = Field({})
+    secret: Annotated[
+        Secrets,
+        JobOption(
+            "Environment variable that only the ranks get, with the content of FILE. NAME alone "
+            "passes your current value. Nothing records the value.",
+            metavar="NAME[=FILE]",
+            examples=(["HF_TOKEN"],),
+            in_shell=False,
+            in_replay=True,
             variants=InVariants.MERGED,
         ),
     ] = Field({})

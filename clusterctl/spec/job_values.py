@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from clusterctl.errors import BadValueError
 from clusterctl.spec.base import PATTERNS, folder_of
@@ -20,6 +27,8 @@ _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _RESERVED: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
 _SHORTEST_ALARM_S: Final = 10
+# Linux takes 128 KiB for a variable.
+_MOST_SECRET: Final = 64 << 10  # bytes
 
 
 def _can_travel(value: str) -> str:
@@ -55,6 +64,68 @@ def _as_mapping(value: object) -> object:
                 f"{shown(name)} is not set in your environment; write NAME=value",
             )
     return {name: os.environ[name] if text is None else text for name, text in value.items()}
+
+
+def _secrets(value: object, info: ValidationInfo) -> object:
+    """Read the values of ``["A=FILE", "B"]``, or of a mapping. The value of ``B`` is taken from
+    clusterctl's environment.
+
+    Messages contain neither a value nor FILE, for which users may have written the value.
+    """
+    if isinstance(value, list | tuple):
+        if not all(isinstance(entry, str) for entry in value):
+            raise BadValueError("not-text", "each entry must be text of the form NAME or NAME=FILE")
+        value = {name: file or None for name, _, file in (entry.partition("=") for entry in value)}
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _secret(name, source, info) for name, source in value.items()}
+
+
+def _secret(name: str, source: object, info: ValidationInfo) -> SecretStr:
+    """Return the content of a file, or the value of a variable of clusterctl's environment.
+
+    source: path of the file. None or "": the variable ``name``. A value that was read is returned.
+    """
+    if isinstance(source, SecretStr):
+        return source
+    if source is None or source == "":
+        if name not in os.environ:
+            raise BadValueError(
+                "secret-without-value",
+                f"{shown(name)} is not set in your environment: set it, or write NAME=FILE",
+            )
+        data = os.fsencode(os.environ[name])
+    else:
+        try:
+            with open((folder_of(info) / str(source)).expanduser(), "rb") as file:
+                data = file.read(_MOST_SECRET + 1)
+        except (OSError, ValueError, RuntimeError) as exc:
+            reason = getattr(exc, "strerror", None) or "not a valid path"
+            raise BadValueError(
+                "secret-without-value",
+                f"the file with the value of {shown(name)} can't be read ({reason}): after = comes "
+                "the path of a file, not the value, which other users could see in the list of "
+                "processes",
+            ) from exc
+    data = data.removesuffix(b"\n").removesuffix(b"\r")
+    fault = (
+        "is empty"
+        if not data
+        else f"has more than {_MOST_SECRET >> 10} KiB"
+        if len(data) > _MOST_SECRET
+        else "has a null byte"
+        if b"\0" in data
+        else "has several lines"
+        if b"\n" in data or b"\r" in data
+        else ""
+    )
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        fault = fault or "is not UTF-8 text"
+    if fault:
+        raise BadValueError("bad-secret", f"the value of {shown(name)} {fault}")
+    return SecretStr(text)
 
 
 def _variable(name: str) -> str:
@@ -154,6 +225,19 @@ Variables = Annotated[
             "type": "object",
             "propertyNames": {"pattern": f"^{_VARIABLE}$"},
             "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+        }
+    ),
+]
+# Variables whose values only the ranks of a job get. In texts and records, the values are hidden.
+Secrets = Annotated[
+    Mapping[Annotated[str, AfterValidator(_variable)], SecretStr],
+    BeforeValidator(_secrets),
+    WithJsonSchema(
+        {
+            "type": ["object", "array"],
+            "propertyNames": {"pattern": f"^{_VARIABLE}$"},
+            "additionalProperties": {"type": ["string", "null"]},
+            "items": {"type": "string"},
         }
     ),
 ]

@@ -63,6 +63,9 @@ METRICS_PLACES: Final = (
 # The folder in a job's folder with the files of its program, in which the program starts. Nothing
 # in it is clusterctl's. A run's folder has these files beside clusterctl's.
 PROGRAM_FOLDER = "files"
+# The folder beside the folder of all jobs with the values of `submit --secret`: a folder for each
+# job, with the name of the job's folder.
+SECRETS_FOLDER = "secrets"
 # SENT_FILES are written to a job's folder by `submit`, WRITTEN_FILES by the job's script, and
 # ADDED_FILES are added to a run's folder by `collect`. The logs of array tasks also have numbers.
 SENT_FILES = frozenset(
@@ -115,6 +118,7 @@ class JobEntry:
     part_of: for a later part of an array (see clusterctl/scheduler/parts.py), the token of the
         array.
     offset: for a part, also the first, the offset of its tasks' numbers to Slurm's.
+    has_secrets: whether the cluster may have values of `--secret`, which are removed with the job.
     held: for an array in parts that Slurm holds: ``incomplete`` until Slurm has all parts, then
         ``complete`` until it starts them. Empty: ``submit`` has finished.
     """
@@ -141,6 +145,7 @@ class JobEntry:
     offset: int | None = None
     held: str = ""
     folder: str | None = None
+    has_secrets: bool = False
 
     @property
     def program_dir(self) -> str:

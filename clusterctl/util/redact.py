@@ -33,6 +33,16 @@ _KINDS: Final = {
 }
 # From this length, in letters, a word counts as secret whatever its letters.
 _ANY: Final = 100
+# Names of variables with secrets: API_KEY, but neither TOKENIZERS_PARALLELISM nor MAX_TOKENS.
+_SECRET_VARIABLE: Final = re.compile(
+    r"(?i)(?:^|_)(?:token|key|secret|password|passwd|passphrase|credentials|pat)$"
+)
+# Forms that are secrets whatever the name of their variable.
+_TOKENS: Final = tuple(
+    "private_key url_login github gitlab hugging_face openai_anthropic slack npm pypi aws_id google "
+    "nvidia docker vault terraform sendgrid jwt age".split()
+)
+_SWITCHES: Final = frozenset(("true", "false", "yes", "no", "on", "off", "none"))
 # SHA512 sums and UUIDs are not secret.
 _ORDINARY: Final = re.compile(r"[0-9a-f]{128}|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SECRET: Final = ("secret", "several", "items", "heredoc", "json")  # groups of patterns
@@ -54,6 +64,14 @@ def is_secret_name(name: str) -> bool:
     value.
     """
     return re.match(rf"(?!PWD$).*(?i:{SECRET_WORD})", name) is not None
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Return whether a variable with this name and value is probably a secret."""
+    if any(patterns()[form].search(value) for form in _TOKENS):
+        return True
+    is_ordinary = not value or value.isdigit() or value[0] in "/~" or value.lower() in _SWITCHES
+    return _SECRET_VARIABLE.search(name) is not None and not is_ordinary
 
 
 def redactor(

@@ -11,6 +11,8 @@
         --array=ID            this is the task ID of an array in Slurm: create links in the folder of its
                               program to the job's sent files
         --sweep               pass the array task's values in sweep-tasks.json to the program
+        --secrets=FOLDER      the folder with variables that only the program or its ranks get
+        --each-node           each node has this folder, because the nodes share no folder
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
     job.py shell PROGRAM...
@@ -47,7 +49,7 @@ from typing import Any
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from payload.node import ports, processes, restarts, task
+from payload.node import ports, processes, restarts, secret_values, task
 from payload.node.claim import end_unless_first
 from payload.node.requeue import (
     DOWN,
@@ -150,11 +152,19 @@ class Telemetry:
 class Program:
     """The job's program, which runs on this node: usually a launcher of ranks."""
 
-    def __init__(self, program: list[str], restart: Restart, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        program: list[str],
+        restart: Restart,
+        telemetry: Telemetry,
+        secrets: Mapping[str, str],
+    ) -> None:
         self._restart = restart
         self._telemetry = telemetry
-        self._pid = task.start_or_exit(program)
         self.launcher = restarts.launcher_of(program)
+        # The environment of a launcher can be read longer and in more places than that of ranks.
+        own = {} if self.launcher else secrets
+        self._pid = task.start_or_exit(program, environment={**os.environ, **own})
         self.is_told = False
 
     def wait(self) -> int:
@@ -259,8 +269,20 @@ def run(words: Sequence[str]) -> int:
     status.
     """
     options, program = task.split(words)
-    slurmstepd = os.getppid()
     nodes = [node for node in options.get("nodes", "").split(",") if node]
+    try:
+        return run_program(options, program, nodes)
+    finally:
+        if "secrets" in options:
+            secret_values.forget(options, nodes)
+
+
+def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[str]) -> int:
+    """Run a job's program, and return its exit status. nodes: the job's nodes, without Slurm.
+
+    options: of `job.py run`.
+    """
+    slurmstepd = os.getppid()
     prepare_folder(options["files"], options.get("start", ""), is_task="array" in options)
     if "array" in options:
         prepare_nodes(options["files"], options.get("start", ""))
@@ -278,8 +300,10 @@ def run(words: Sequence[str]) -> int:
     restart = Restart(events, options, program)
     if (status := restart.begin(nodes)) is not None:
         return status
+    # A start that only ends the job has no values any more.
+    secrets = task.read_secrets(options)
     telemetry = Telemetry(options, nodes)
-    running = Program(program, restart, telemetry)
+    running = Program(program, restart, telemetry, secrets)
     status = running.wait()
     if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
         status = restarts.LOST_PEER

@@ -1,9 +1,10 @@
 """Runs a rank of a job on its node. Uses only the standard library of Python 3.8 or newer.
 
-    task.py [--of=srun|mpirun|torchrun] [--per-node=RANKS] PROGRAM...
+    task.py [--of=srun|mpirun|torchrun] [--per-node=RANKS] [--secrets=FOLDER] PROGRAM...
 
     --of=LAUNCHER      the launcher that starts this process. Default: srun
     --per-node=RANKS   the number of ranks per node, for mpirun
+    --secrets=FOLDER   the folder with variables that only ranks get
 
 A launcher starts this program for each rank. This program sets the variables that PyTorch reads,
 records the output of PROGRAM, and ends with the same status or signal. This file imports few
@@ -27,6 +28,8 @@ else:
 
 # The folder on each host in which Ansible installs files for jobs.
 HOST_FOLDER = "/opt/clusterctl"
+# The file of variables that only ranks get: NAME=VALUE, each ended by a null byte.
+SECRETS = "environ"
 PASSED_ON = frozenset(
     getattr(signal, f"SIG{name}") for name in "HUP INT QUIT ALRM TERM USR1 USR2".split()
 )
@@ -81,10 +84,17 @@ def start(
     )
 
 
-def start_or_exit(program: list[str], stdin: int = 0, stdout: int = 1, stderr: int = 2) -> int:
+def start_or_exit(
+    program: list[str],
+    stdin: int = 0,
+    stdout: int = 1,
+    stderr: int = 2,
+    *,
+    environment: Mapping[str, str] = os.environ,
+) -> int:
     """Start a program. If that fails, exit with the status that a shell would return."""
     try:
-        return start(program, stdin, stdout, stderr)
+        return start(program, stdin, stdout, stderr, environment)
     except OSError as exc:
         sys.exit(not_started(program, exc))
 
@@ -212,6 +222,24 @@ def take_host_variables() -> None:
             os.environ[name] = value
 
 
+def read_secrets(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in the folder of ``--secrets``, {} without this option. If they are
+    gone, exit.
+    """
+    if "secrets" not in options:
+        return {}
+    try:
+        with open(f"{options['secrets']}/{SECRETS}", errors="surrogateescape") as file:
+            pairs = [entry.partition("=") for entry in file.read().split("\0") if entry]
+    except OSError as exc:
+        complain(
+            f"the values of `submit --secret` can't be read on {host_name()} ({exc.strerror}): "
+            "they are removed when a job has ended; submit the job again"
+        )
+        sys.exit(1)
+    return {name: value for name, _, value in pairs}
+
+
 def mark_restart(files: Iterable[int]) -> bool:
     """Return whether Slurm has restarted the job. If so, write a note into the open ``files``
     (logs).
@@ -227,6 +255,7 @@ def rank(words: Sequence[str]) -> int:
     options, program = split(words)
     launcher = options.get("of", "srun")
     describe_rank(launcher, int(options.get("per-node", "1")))
+    os.environ.update(read_secrets(options))
     if launcher == "mpirun":
         take_host_variables()
     choose_mig_device()

@@ -33,6 +33,7 @@ NODE = (
     "rank",
     "requeue",
     "restarts",
+    "secret_values",
     "stacks",
     "task",
 )

@@ -93,6 +93,11 @@ def diagnosis_of(log: str, **job: object) -> Diagnosis:
 
 
 LOGS = (
+    (
+        "secrets-gone",
+        "clusterctl: the values of `submit --secret` can't be read on n1 (No such file or directory): they "
+        "are removed when a job has ended; submit the job again\n",
+    ),
     ("missing-module", "/opt/clusterctl/env/bin/python: No module named nosuch\n"),
     (
         "relative-import-in-script",

@@ -40,6 +40,7 @@ def raised(message: str, source: str = "main()") -> str:
 # Code of the cause that is only resembled, and the log.
 NEAR_MISSES = (
     ("packed-tasks", "launcher: 2 of 24 tasks have failed: 3, 7; retrying\n" + ENDED),
+    ("secrets-gone", "the values of `submit --secret` can't be read on a laptop (see docs)\n" + ENDED),
     ("out-of-memory", "cache exceeded memory limit, evicting 30 entries\n" + ENDED),
     ("out-of-memory", raised("ValueError: srun: error: n1: task 0: Out Of Memory")),
     ("cuda-illegal-address", raised("KeyError: 'an illegal memory access was encountered'") + EPOCHS + ENDED),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from pydantic import SecretStr
 from ruamel.yaml import YAML
 
 from clusterctl.errors import SpecError, UsageError
@@ -50,6 +51,7 @@ include: [data/*.bin]
 exclude: ["*.log"]
 outputs: ["results/**", "*.pt"]
 env: {LR: 1e-3, DEBUG: true, NOTE: "a b"}
+secret: {HF_TOKEN: token}
 container: images/x.sif
 requirements: requirements.txt
 tag: [base, "3"]
@@ -72,6 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     (tmp_path / "train.py").touch()
+    (tmp_path / "token").write_text("canary\n")
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "x.sif").touch()
     return tmp_path
@@ -114,6 +117,7 @@ def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
         "mem": "4GiB",
         "time": "1:30:00",
         "env": {"LR": "1e-3", "DEBUG": "true", "NOTE": "a b"},
+        "secret": {"HF_TOKEN": SecretStr("canary")},
         "container": str(folder / "images" / "x.sif"),
         "requirements": folder / "requirements.txt",
     }

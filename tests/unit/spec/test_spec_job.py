@@ -42,7 +42,7 @@ def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
     job = JobSpec(name="a", bundled="train")
     for name, one in JobOptions.model_fields.items():
         assert name == "name" or getattr(job, name) == one.default
-    target = {"bundled": "train", "script": None, "module": None, "project": None}
+    target = {"bundled": "train", "script": None, "module": None, "project": None, "secret": ()}
     assert job.record == {**job_options({"name": "a"}).model_dump(), **target}
     full = {
         "mem": "4G",
@@ -291,3 +291,42 @@ def test_job_has_a_single_known_program(program: dict[str, Any], code: str) -> N
         JobSpec(name="a", **program)
     (error,) = caught.value.errors()
     assert error["ctx"]["error"].code == code
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "bad-secret"),
+        (b"\n", "bad-secret"),
+        (b"canary\0x", "bad-secret"),
+        (b"canary\nmore\n", "bad-secret"),
+        (b"canary\xff", "bad-secret"),
+        (b"canary" + b"x" * 65536, "bad-secret"),
+        (None, "secret-without-value"),
+    ],
+)
+def test_secret_is_refused_without_its_value(
+    tmp_path: Path, content: bytes | None, code: str
+) -> None:
+    """Neither a value nor the word after =, which may be the value, is in the message."""
+    file = tmp_path / "canary"
+    if content is not None:
+        file.write_bytes(content)
+    error = refused(secret=[f"TOKEN={file}"])
+    assert error.code == code
+    assert "canary" not in f"{error} {error.fix}"
+
+
+def test_secret_takes_variable_or_file_and_is_nowhere_in_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("canary-1\n")
+    monkeypatch.setenv("HERE", "canary-2")
+    job = job_spec("train", {"secret": [f"TOKEN={tmp_path}/file", "HERE"], "nodes": 2})
+    values = {name: value.get_secret_value() for name, value in job.secret.items()}
+    assert values == {"TOKEN": "canary-1", "HERE": "canary-2"}
+    assert job.record["secret"] == ("TOKEN", "HERE")
+    assert "canary" not in f"{job!r} {job.record} {job.model_dump_json()}"
+    assert refused(secret=["NOT_SET_HERE"]).code == "secret-without-value"
+    assert refused(secret=["SLURM_X=/x"]).code in {"secret-without-value", "variable-reserved"}
+    assert refused(secret=["HERE"], env=["HERE=1"]).code == "options-exclusive"

@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Callable
 from typing import Final
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.spec.load import yaml_text
-from clusterctl.util.redact import HIDDEN, patterns, redactor
+from clusterctl.util.redact import HIDDEN, looks_secret, patterns, redactor
 from tests.unit.util.planted import FACTS, PLANTED, PORTS
 
 # Notations of a password in logs, specs and command lines, beside the ordinary number 7777.
@@ -78,6 +79,31 @@ def test_redact_removes_a_password_in_any_notation(parts: list[str], data: st.Da
         text = redact(write(word))
         assert not [part for part in parts if part in text], notation
         assert "7777" in text, notation
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_secret"),
+    [
+        ("HF_TOKEN", "abc", True),
+        ("WANDB_API_KEY", "0123456789abcdef", True),
+        ("db_password", "x", True),
+        ("GITHUB_PAT", "x", True),
+        ("X", "hf_" + "aB3" * 12, True),
+        ("X", "sk-" + "aB3" * 14, True),
+        ("X", "postgres://ada:pw@db/x", True),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("MAX_TOKENS", "4096", False),
+        ("PAD_TOKEN", "0", False),
+        ("SSH_KEY", "/home/ada/.ssh/id", False),
+        ("USE_TOKEN", "true", False),
+        ("LR", "0.1", False),
+        ("MONKEY", "banana", False),
+    ],
+)
+def test_variable_looks_secret_by_its_name_or_its_value(
+    name: str, value: str, is_secret: bool
+) -> None:
+    assert looks_secret(name, value) is is_secret
 
 
 def test_redact_keeps_short_words() -> None:

@@ -1,0 +1,133 @@
+"""The values of `submit --secret` on a node: who gets them, and when they are removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from clusterctl.jobs.prepare import plain_secret_notice
+from clusterctl.scheduler.remote_secrets import FILE
+from clusterctl.spec.job import JobSpec
+from clusterctl.transport.base import remote_argv
+from payload.node import task
+from tests.support.played.batch import Batch, play, rendered, shell_job, user_script
+
+VALUE = 'canary=1 "$(id)" \\'
+SECRET = {"TOKEN": SecretStr(VALUE)}
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Batch:
+    (tmp_path / "jobs").mkdir()
+    return Batch(tmp_path / "jobs")
+
+
+def send(batch: Batch) -> Path:
+    """Write the values of a job as `submit` does. Return their folder."""
+    folder = batch.folder.parents[1] / "secrets" / batch.folder.name
+    argv = remote_argv("clusterctl.scheduler.remote_secrets", str(folder))
+    subprocess.run(argv, input=f"TOKEN={VALUE}\0".encode(), check=True)
+    return folder
+
+
+def modes(folder: Path) -> list[int]:
+    return [stat.S_IMODE(os.stat(path).st_mode) for path in (folder.parent, folder, folder / FILE)]
+
+
+def test_values_are_written_for_their_user_only(batch: Batch) -> None:
+    assert modes(send(batch)) == [0o700, 0o700, 0o600]
+    assert FILE == task.SECRETS
+
+
+def test_folder_that_leads_elsewhere_is_refused(batch: Batch, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "secrets").symlink_to("other")
+    argv = remote_argv("clusterctl.scheduler.remote_secrets", str(tmp_path / "secrets" / "j"))
+    refused = subprocess.run(argv, input=b"A=1\0", capture_output=True, check=False)
+    assert refused.returncode == 1
+    assert not any(path.is_file() for path in (tmp_path / "other").rglob("*"))
+
+
+def test_ranks_get_the_values_and_srun_does_not(batch: Batch) -> None:
+    folder = send(batch)
+    play(
+        batch.folder.parent / "bin" / "srun",
+        'env >>"$SLURM_SUBMIT_DIR/srun-env"; while [[ $1 == -* ]]; do shift; done; exec "$@"',
+    )
+    text = "import json, os\nprint(json.dumps(os.environ['TOKEN']))\n"
+    script = user_script(batch.folder, "ranks.py", text)
+    job = JobSpec(name="ranks", script=script, nodes=2, secret=SECRET)
+    assert VALUE not in rendered(job)
+    rc, out, err = batch.run(rendered(job))
+    assert (rc, json.loads(out)) == (0, VALUE), err
+    assert "TOKEN" not in (batch.folder / "srun-env").read_text()
+    assert not folder.exists()
+
+
+def test_shell_script_gets_the_values(batch: Batch) -> None:
+    folder = send(batch)
+    job = shell_job(batch, 'echo "$TOKEN"; exit 3', secret=SECRET)
+    assert batch.run(rendered(job))[:2] == (3, f"{VALUE}\n")
+    assert not folder.exists()
+
+
+def test_job_without_its_values_does_not_start(batch: Batch) -> None:
+    rc, out, err = batch.run(rendered(shell_job(batch, "echo ran", secret=SECRET)))
+    assert (rc, out) == (1, "")
+    assert "--secret" in err
+
+
+@pytest.mark.parametrize(("status", "stays"), [(75, True), (1, True), (2, False), (0, False)])
+def test_values_stay_for_the_next_start_of_a_requeued_job(
+    batch: Batch, status: int, stays: bool
+) -> None:
+    folder = send(batch)
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node-1"}
+    play(batch.folder.parent / "bin" / "scontrol", "true")
+    batch.run(rendered(shell_job(batch, f"exit {status}", requeue=True, secret=SECRET)))
+    assert (folder / FILE).exists() is stays
+
+
+@pytest.mark.parametrize(
+    ("reason", "stays"),
+    [
+        (" DUE TO JOB REQUEUE", True),
+        (" DUE TO PREEMPTION", True),
+        (" DUE TO TIME LIMIT", False),
+        ("", False),
+    ],
+)
+def test_values_stay_if_slurm_itself_starts_the_job_again(
+    batch: Batch, tmp_path: Path, reason: str, stays: bool
+) -> None:
+    folder = send(batch)
+    line = f"slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-28T12:00:00{reason} ***"
+    text = rendered(shell_job(batch, f"echo '{line}' >&2; exit 1", secret=SECRET))
+    # Slurm writes the line to a file.
+    log = tmp_path / "stderr.log"
+    batch.run(text.replace("#!/bin/bash\n", f"#!/bin/bash\nexec 2>>'{log}'\n", 1))
+    assert (folder / FILE).exists() is stays
+
+
+def test_variable_of_env_that_looks_secret_is_pointed_to_secret() -> None:
+    job = JobSpec(name="t", bundled="train", env={"HF_TOKEN": "abc", "LR": "1"})
+    notice = plain_secret_notice(job)
+    assert notice is not None
+    assert (notice.code, "--secret HF_TOKEN" in notice) == ("env-looks-secret", True)
+    assert plain_secret_notice(job.model_copy(update={"env": {"LR": "1"}})) is None
+
+
+def test_last_task_of_an_array_removes_the_values(batch: Batch) -> None:
+    folder = send(batch)
+    text = rendered(shell_job(batch, 'echo "$TOKEN"', array="3,5", secret=SECRET))
+    batch.environment |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_COUNT": "2"}
+    for number, stays in (("5", True), ("3", False)):
+        batch.environment["SLURM_ARRAY_TASK_ID"] = number
+        assert batch.run(text)[:2] == (0, f"{VALUE}\n")
+        assert folder.exists() is stays
