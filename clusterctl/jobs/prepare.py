@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,7 +11,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
+from clusterctl.errors import (
+    ClusterctlError,
+    Notice,
+    NotUpError,
+    UsageError,
+    excluded,
+    printable,
+)
 from clusterctl.jobs.budget import check_budget
 from clusterctl.jobs.bundled import (
     ChosenModel,
@@ -21,7 +29,7 @@ from clusterctl.jobs.bundled import (
 from clusterctl.jobs.earlier import with_from_run
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
-from clusterctl.jobs.source import source_of
+from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import (
     PreparedJob,
     Submitted,
@@ -52,7 +60,7 @@ from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import SILENT, LineReporter
-from clusterctl.util.redact import looks_secret
+from clusterctl.util.redact import LEAST, looks_secret
 
 if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
@@ -68,6 +76,8 @@ _WITH_BATCH: Final = ("train", "bench")
 # The jobs of a scaling have the same name. With this option, Slurm runs jobs with the same name in
 # turn.
 _IN_TURN: Final = "--dependency=singleton"
+# Larger files that are sent are not searched for values of --secret.
+_MOST_SEARCHED: Final = 1 << 20  # bytes
 # Room for the ending of the common name of a scaling's jobs.
 _LONGEST: Final = 48
 _FIND: Final = ("sh", "-c", "command -v apptainer || command -v singularity")
@@ -257,6 +267,8 @@ class Preparer:
         replay = submission.replay
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         self._notes(note for source in sources if source for note in source.notes)
+        for job, script, source in zip(jobs, scripts, sources, strict=True):
+            reject_sent_secrets(job, script, source)
         prepared = []
         extra_facts = replay.known if replay else {}
         for job, script, source in zip(jobs, scripts, sources, strict=True):
@@ -444,6 +456,38 @@ def plain_secret_notice(job: JobSpec) -> Notice | None:
         f"--env writes {first_few(names)} to the job's script and records in plain text: use "
         f"{flags} instead",
     )
+
+
+def reject_sent_secrets(job: JobSpec, script: str, source: Source | None) -> None:
+    """Raise UsageError if a small file that is sent with a job, or its script, has a secret."""
+    values = {name: value.get_secret_value() for name, value in job.secret.items()}
+    # A short value may be an ordinary word.
+    searched = {name: value.encode() for name, value in values.items() if len(value) >= LEAST}
+    if not searched:
+        return
+    written = "\0".join((script, *job.args, *job.env.values()))
+    files = (item for item in (source.files if source else ()) if item.size <= _MOST_SEARCHED)
+    texts = ((item.path, _bytes_of(item.origin)) for item in files)
+    for path, text in (("", written.encode(errors="surrogateescape")), *texts):
+        for name in (name for name, value in searched.items() if value in text):
+            raise UsageError(
+                f"the value of --secret {name} would be sent in {printable(path)}"
+                if path
+                else f"the job's arguments or variables contain the value of --secret {name}",
+                code="secret-in-files",
+                why="files of a job, its arguments and --env are recorded and collected",
+                fix=f"move the file to another folder, or use --exclude {shlex.quote(path)}"
+                if path
+                else f"have the program read the variable {name}",
+            )
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        # The upload names files that can't be read.
+        return b""
 
 
 def _has(job: JobSpec, flag: str) -> bool:

@@ -35,6 +35,11 @@ print("argument", sys.argv[1])
 import basic, mpi4py
 print("basic", basic.version)
 """,
+    "secret.py": """\
+import os
+from mpi4py import MPI
+print("rank", MPI.COMM_WORLD.rank, os.environ["TOKEN"])
+""",
     "once.sh": """\
 #!/bin/bash
 echo "$SLURM_JOB_ID" >>ran-once
@@ -103,6 +108,19 @@ def test_mpi_job_runs_over_both_nodes(attached: Attached) -> None:
     assert sorted(line for line in result.stdout.splitlines() if line.startswith("rank")) == [
         f"rank {rank} of 4 6" for rank in range(4)
     ]
+
+
+def test_secret_reaches_the_ranks_and_is_gone_with_its_job(
+    attached: Attached, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("canary-here\n")
+    words = ("submit", "secret.py", "--nodes", "2", "--secret", f"TOKEN={tmp_path}/token")
+    result = attached.verb(*words, "--follow")
+    assert sorted(line for line in result.stdout.splitlines() if line.startswith("rank")) == [
+        f"rank {rank} canary-here" for rank in range(2)
+    ]
+    left = "find ~stud/clusterctl/secrets -type f"
+    assert attached.site.root("login1", left) == ""
 
 
 def test_run_of_a_training_is_collected(attached: Attached) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +80,93 @@ def test_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster) 
     out = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
     assert f"(0, 2, '{cluster.name}-train-1', ['--flag', 'x y'])" in out
     assert f"(1, 2, '{cluster.name}-train-2', ['--flag', 'x y'])" in out
+
+
+CANARY = "hf_canary0123456789abcdefghij"
+# Each rank waits, so that the test can search for its secret while it runs.
+HAS_SECRET = f"""\
+import os, time
+while not os.path.exists("go"):
+    time.sleep(0.1)
+print(os.environ["TOKEN"] == "{CANARY[::-1]}"[::-1], flush=True)
+"""
+# Prints the processes and the new files of a host that contain a word, as lines of JSON.
+SEARCH = """\
+import json, os, sys
+word = bytes.fromhex(sys.argv[1])
+since = float(sys.argv[2])
+def content(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    for name in ("environ", "cmdline"):
+        if word in content(f"/proc/{pid}/{name}"):
+            print(json.dumps([name, content(f"/proc/{pid}/cmdline").decode(errors="replace")]))
+for top, folders, names in os.walk("/"):
+    if top == "/":
+        folders[:] = {*folders} - {"proc", "sys", "usr"}
+    for path in (os.path.join(top, name) for name in names):
+        if os.path.isfile(path) and os.stat(path).st_mtime > since and word in content(path):
+            print(json.dumps(["file", path]))
+"""
+
+
+def places_of(cluster: Cluster, word: str, since: float) -> list[tuple[str, str]]:
+    """Where a word is on the cluster's hosts, in Slurm's records, and on this machine: what, which."""
+    hosts = [f"{cluster.name}-{end}" for end in ("ctl", "train-1", "train-2")]
+    command = f"sudo python3 -c {shlex.quote(SEARCH)} {word.encode().hex()} {since}"
+    found = [
+        tuple(json.loads(line))
+        for host in hosts
+        for line in cluster.ssh(host, command).splitlines()
+    ]
+    slurm = "scontrol show job --details; sacct --format=ALL --parsable; squeue --format=%all"
+    found += [("Slurm", "")] if word in cluster.ssh(hosts[0], slurm) else []
+    folders = (cluster.workspace, cluster.runner.cwd)
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return found + [("here", str(path)) for path in files if word.encode() in path.read_bytes()]
+
+
+def test_secret_is_only_in_the_ranks_and_is_gone_with_the_job(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Searched on all hosts, in Slurm's records and on this machine, while the job runs and after it."""
+    (tmp_path / "token").write_text(f"{CANARY}\n")
+    since = time.time() - 1
+    words = ["submit", script(cluster, "has_secret.py", HAS_SECRET), "--nodes", "2"]
+    job_id = cluster.json(*words, "--secret", f"TOKEN={tmp_path}/token")["job_id"]
+
+    def ranks() -> list[tuple[str, str]]:
+        places = places_of(cluster, CANARY, since)
+        return places if [what for what, _ in places].count("environ") == 2 else []
+
+    places = eventually(ranks)
+    (folder,) = {Path(which).parent for what, which in places if what == "file"}
+    assert folder.parent.name == "secrets"
+    modes = f"stat --format=%a {folder.parent} {folder} {folder}/environ"
+    assert cluster.ssh(f"{cluster.name}-ctl", f"sudo {modes}").split() == ["700", "700", "600"]
+    assert {what for what, _ in places} == {"environ", "file"}
+    assert all(which.endswith("has_secret.py\0") for what, which in places if what == "environ")
+    # A job that is cancelled before its start never runs what removes its values.
+    other = cluster.json(*words, "--secret", f"TOKEN={tmp_path}/token", "--slurm=--hold")["job_id"]
+    cluster.json("cancel", other)
+    assert len({which for what, which in places_of(cluster, CANARY, since) if what == "file"}) == 1
+    remote_dir = cluster.job(job_id)["work_dir"]
+    cluster.ssh(f"{cluster.name}-ctl", f"sudo touch {remote_dir}/files/go")
+    cluster("logs", "-f", job_id)
+    run = cluster.run_of(job_id)
+    assert (run / "stdout.log").read_text() == "True\nTrue\n"
+    cluster("doctor", "--bundle", tmp_path / "bundle.tar.gz", rc=None)
+    with tarfile.open(tmp_path / "bundle.tar.gz") as files:
+        members = (files.extractfile(member) for member in files if member.isfile())
+        assert not any(CANARY.encode() in file.read() for file in members if file)
+    assert places_of(cluster, CANARY, since) == []
+    assert json.loads((run / "environment.json").read_text())["client"]["job"]["secret"] == [
+        "TOKEN"
+    ]
 
 
 LEAVES = """\

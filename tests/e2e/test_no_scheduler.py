@@ -131,19 +131,23 @@ def test_training_on_two_nodes_is_collected(plain: Cluster) -> None:
 
 WHO = """\
 import os, socket
-names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT"
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT TOKEN"
 print("rank", socket.gethostname(), *(os.environ[name] for name in names.split()), flush=True)
 """
 
 
-def test_ranks_find_each_other_by_their_variables(plain: Cluster, script: Any) -> None:
-    job = plain.json(
-        "submit", script("who.py", WHO), "--nodes", "2", "--tasks-per-node", "2", "--wait"
-    )["job_id"]
+def test_ranks_find_each_other_by_their_variables(
+    plain: Cluster, script: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("canary-here\n")
+    words = ["submit", script("who.py", WHO), "--nodes", "2", "--tasks-per-node", "2", "--wait"]
+    job = plain.json(*words, "--secret", f"TOKEN={tmp_path}/token")["job_id"]
+    left = "find ~/clusterctl/secrets -type f"
+    assert "".join(plain.ssh(node, left, user=plain.user) for node in nodes(plain)) == ""
     first = nodes(plain)[0]
     port = 65000 + int(job.removeprefix("m")) % 536
     assert set(plain("logs", job).stdout.splitlines()) == {
-        f"rank {host} {2 * node + local} 4 {local} 2 {node} {first} {port}"
+        f"rank {host} {2 * node + local} 4 {local} 2 {node} {first} {port} canary-here"
         for node, host in enumerate(nodes(plain))
         for local in (0, 1)
     }

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from clusterctl.jobs.prepare import plain_secret_notice
+from clusterctl.errors import UsageError
+from clusterctl.jobs.prepare import plain_secret_notice, reject_sent_secrets
+from clusterctl.jobs.source import source_of
 from clusterctl.scheduler.remote_secrets import FILE
 from clusterctl.spec.job import JobSpec
 from clusterctl.transport.base import remote_argv
 from payload.node import task
+from tests.support.messages import refused
 from tests.support.played.batch import Batch, play, rendered, shell_job, user_script
 
 VALUE = 'canary=1 "$(id)" \\'
@@ -121,6 +124,23 @@ def test_variable_of_env_that_looks_secret_is_pointed_to_secret() -> None:
     assert notice is not None
     assert (notice.code, "--secret HF_TOKEN" in notice) == ("env-looks-secret", True)
     assert plain_secret_notice(job.model_copy(update={"env": {"LR": "1"}})) is None
+
+
+@pytest.mark.parametrize("place", ["file", "argument", "variable"])
+def test_value_that_would_be_sent_or_recorded_is_refused(tmp_path: Path, place: str) -> None:
+    script = user_script(tmp_path, "a.py", "")
+    files = {"file": ".env"}.get(place, "other")
+    (tmp_path / files).write_text("TOKEN='canary-of-this-test'\n" if place == "file" else "x")
+    more = {
+        "argument": {"args": ("canary-of-this-test",)},
+        "variable": {"env": {"A": "x canary-of-this-test"}},
+    }
+    secret = {"TOKEN": SecretStr("canary-of-this-test")}
+    job = JobSpec(name="a", script=script, secret=secret, **more.get(place, {}))
+    with refused("secret-in-files", UsageError):
+        reject_sent_secrets(job, rendered(job), source_of(job))
+    plain = JobSpec(name="a", script=script, secret=secret, exclude=(".env",))
+    reject_sent_secrets(plain, rendered(plain), source_of(plain))
 
 
 def test_last_task_of_an_array_removes_the_values(batch: Batch) -> None:
