@@ -207,6 +207,8 @@ def program(
 
 def _pack_options(job: JobSpec, script: UserScript | None) -> Iterator[str]:
     """Yield the options of pack.py."""
+    if job.secret:
+        yield _SECRETS
     numbers, _, most = str(job.array).partition("%")
     yield f"--tasks={fold_tasks(tasks_of(numbers))}"
     if most:

@@ -162,8 +162,9 @@ class Program:
         self._restart = restart
         self._telemetry = telemetry
         self.launcher = restarts.launcher_of(program)
-        # The environment of a launcher can be read longer and in more places than that of ranks.
-        own = {} if self.launcher else secrets
+        # A launcher passes on the option, so that the ranks read their secrets themselves.
+        is_launcher = any(word.startswith("--secrets=") for word in program)
+        own = {} if is_launcher else secrets
         self._pid = task.start_or_exit(program, environment={**os.environ, **own})
         self.is_told = False
 

@@ -1,7 +1,7 @@
 """Runs the tasks of an array inside a single job. Uses only the standard library of Python 3.8 or
 newer.
 
-    pack.py run --tasks=NUMBERS [--most=N] [--fit] --files=FOLDER [--start=FOLDER] [--sweep] PROGRAM...
+    pack.py run --tasks=NUMBERS [OPTION...] --files=FOLDER PROGRAM...
         --tasks=NUMBERS   the tasks' numbers, such as 0-4999,7000
         --most=N          the maximum number of tasks at the same time
         --fit             as many tasks at a time as a node's CPUs allow. Default: as many as the
@@ -9,6 +9,7 @@ newer.
         --files=FOLDER    the folder of the program's files
         --start=FOLDER    the folder below it in which the program starts
         --sweep           pass the task's values in sweep-tasks.json to the program
+        --secrets=FOLDER  the folder with variables that only the tasks get
     pack.py work [OPTION...] PROGRAM...
 
 job.py starts `run` on the job's first node as its program. `run` starts `work` on each node with
@@ -54,6 +55,8 @@ MOST_NAMED = 10
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # Variables of the step. MPI programs would look for its other ranks.
 STEP_ONLY = ("SLURM_STEP", "SLURM_LABELIO", "SLURM_CPU_BIND", "PMI")
+# Options of `run` that `work` gets.
+_PASSED = ("files", "start", "secrets")
 # PyTorch's variables of a task, which is a single rank.
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "NODE_RANK": "0"}
 
@@ -153,7 +156,7 @@ class Pack:
         self._lost: list[str] = []
         self._reported = ""
         self.is_ending = False
-        passed = [f"--{name}={options[name]}" for name in ("files", "start") if name in options]
+        passed = [f"--{name}={options[name]}" for name in _PASSED if name in options]
         passed += ["--sweep"] if "sweep" in options else []
         count = str(len(names))
         srun = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--label"]
@@ -315,6 +318,7 @@ class Worker:
     def __init__(self, options: Mapping[str, str], program: Sequence[str]) -> None:
         self._options = options
         self._program = list(program)
+        self._secrets = task.read_secrets(options)
         self._sweep = read_sweep(".") if "sweep" in options else None
         # Number of a task -> its process and its start.
         self.running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
@@ -342,7 +346,7 @@ class Worker:
                 process = subprocess.Popen(
                     [*self._program, *words],
                     cwd=os.path.join(files, where),
-                    env={**os.environ, **variables},
+                    env={**os.environ, **self._secrets, **variables},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,

@@ -143,6 +143,19 @@ def test_value_that_would_be_sent_or_recorded_is_refused(tmp_path: Path, place: 
     reject_sent_secrets(plain, rendered(plain), source_of(plain))
 
 
+def test_packed_tasks_get_the_values_and_srun_does_not(batch: Batch) -> None:
+    folder = send(batch)
+    play(
+        batch.folder.parent / "bin" / "srun",
+        'env >>"$SLURM_SUBMIT_DIR/srun-env"; echo "$@" >>"$SLURM_SUBMIT_DIR/srun-env"; exit 1',
+    )
+    job = shell_job(batch, 'echo "$TOKEN"', array="0-1", pack=True, secret=SECRET)
+    batch.run(rendered(job))
+    started = (batch.folder / "srun-env").read_text()
+    assert f"--secrets={folder}" in started
+    assert "canary" not in started
+
+
 def test_last_task_of_an_array_removes_the_values(batch: Batch) -> None:
     folder = send(batch)
     text = rendered(shell_job(batch, 'echo "$TOKEN"', array="3,5", secret=SECRET))

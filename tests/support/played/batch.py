@@ -28,6 +28,7 @@ NODE = (
     "hang",
     "job",
     "native",
+    "pack",
     "ports",
     "processes",
     "rank",
