@@ -32,6 +32,7 @@ from clusterctl.transport.refusals import (
     may_need_answers,
     proxy_of,
 )
+from clusterctl.util.process import SHORT, temporary_folder
 
 IDLE_S = 300
 # The `ssh_config` has the same time for connections to jump hosts. While a host behind the jump
@@ -230,19 +231,22 @@ def _log_in(config: Path, words: list[str], folder: Path) -> None:
     assert process.stdin is not None  # noqa: S101
     # Taking the terminal back from a group in the background would stop this program.
     previous = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    status = None
     try:
         os.tcsetpgrp(_STDIN, process.pid)
         process.stdin.write(b"\n")
-        status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
     finally:
         os.tcsetpgrp(_STDIN, os.getpgrp())
         signal.signal(signal.SIGTTOU, previous)
         process.stdin.close()
-        if process.poll() is None:
+        if status is None or os.WIFSTOPPED(status):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        else:
+            process.returncode = os.waitstatus_to_exitcode(status)
     # The user has ended ssh with Ctrl-C, or stopped it with Ctrl-Z.
-    if status is None or status.si_code != os.CLD_EXITED:
+    if status is None or not os.WIFEXITED(status):
         raise KeyboardInterrupt
     if process.returncode == NO_CONNECTION:
         raise login_refused_error(config)
@@ -301,16 +305,15 @@ def _private_folder(config: Path) -> Path | None:
 
 def _connect(folder: Path, name: str) -> socket.socket:
     """Connect to the socket of a shared connection; raise OSError if no ssh process serves it."""
-    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     watch = socket.socket(socket.AF_UNIX)
     try:
-        # The real path may be too long for a socket address. Linux only.
-        watch.connect(f"/proc/self/fd/{folder_fd}/{name}")
+        # The real path may be too long for a socket's address.
+        with temporary_folder(SHORT) as short:
+            (short / "to").symlink_to(folder)
+            watch.connect(str(short / "to" / name))
     except BaseException:
         watch.close()
         raise
-    finally:
-        os.close(folder_fd)
     return watch
 
 

@@ -42,13 +42,13 @@ _INTERRUPTIBLE_S: Final = 0.2
 
 
 def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
-    """Return a command that runs ``argv``. All its processes end when this process ends (only on
-    Linux).
+    """Return a command that runs ``argv``. All its processes end when this process ends, where the
+    kernel lists the children of a process (Linux).
 
     grace_s: seconds between SIGINT and SIGKILL; 0: only SIGKILL. SIGTERM to the command has the
         same effect as the end of this process; SIGHUP during the grace time kills at once.
     """
-    if sys.platform != "linux":
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return list(argv)
     return [sys.executable, "-I", "-S", str(_SUBREAPER), str(os.getpid()), str(grace_s), *argv]
 

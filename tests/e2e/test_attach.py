@@ -6,6 +6,7 @@ attaches its own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +73,9 @@ class Attached:
         return Path(run["dir"])
 
 
-def person_at(site: Site, person: str, folder: Path) -> User:
+def person_at(site: Site, person: str, folder: Path, *, has_linux: bool = True) -> User:
     folder.mkdir()
-    user = user_of(site, person, folder)
+    user = user_of(site, person, folder, has_linux=has_linux)
     for name, text in PROGRAMS.items():
         (user.folder / name).write_text(text)
     return user
@@ -83,7 +84,9 @@ def person_at(site: Site, person: str, folder: Path) -> User:
 @pytest.fixture(scope="module")
 def attached(national: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
     before = national.listing("stud")
-    user = person_at(national, "stud", tmp_path_factory.mktemp("attach") / "stud")
+    folder = tmp_path_factory.mktemp("attach") / "stud"
+    # The client of a foreign cluster may run on a Mac.
+    user = person_at(national, "stud", folder, has_linux=False)
     answer = user.clusterctl("attach", "national", "--name", NAME, "-o", "json").json
     (user.folder / "cluster.yaml").write_text(
         (user.clusterctl.home / NAME / "spec.yaml").read_text()
@@ -91,6 +94,12 @@ def attached(national: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield Attached(national, user, answer)
     user.clusterctl("detach", "--cluster", NAME, "--cancel", "--discard")
     assert national.listing("stud") == before
+
+
+def test_client_needs_nothing_that_only_linux_has(attached: Attached) -> None:
+    """All tests of this module run so, and more in test_attach_login.py."""
+    look = "import os; print(os.listdir('/proc'), os.listdir('/sys'), hasattr(os, 'waitid'))"
+    assert attached.user.runs(sys.executable, "-c", look) == "[] [] False\n"
 
 
 def test_attach_finds_account_and_proves_mpi(attached: Attached) -> None:

@@ -47,7 +47,8 @@ def logins(site: Site) -> list[str]:
 
 def test_second_factor_is_asked_once(national: Site, tmp_path: Path) -> None:
     """The question comes in the foreground of `attach`. All other commands share its connection."""
-    user = user_of(national, "stud", tmp_path)
+    # The client may be a Mac.
+    user = user_of(national, "stud", tmp_path, has_linux=False)
     verb = user.clusterctl
     (user.folder / "own.sh").write_text("#!/bin/bash\necho there\n")
     with national.second_factor("stud"):

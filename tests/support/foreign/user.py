@@ -19,6 +19,27 @@ from tests.support.verbs import SCRIPT, Clusterctl
 
 # sudo drops the variables of its caller.
 _PASSED = ("CLUSTERCTL_HOME", "TMPDIR", "COLUMNS", "TERM", "PATH", "SSH_AUTH_SOCK")
+# What Python lacks on macOS, by "Availability" in the documentation of Python 3.11.
+_ONLY_ON_LINUX = {
+    "os": (
+        "copy_file_range eventfd fdatasync getrandom getxattr listxattr memfd_create pidfd_open pipe2 "
+        "posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity setxattr splice waitid "
+        "O_DIRECT O_NOATIME O_PATH O_TMPFILE"
+    ),
+    "signal": "sigtimedwait sigwaitinfo SIGRTMIN SIGRTMAX pidfd_send_signal",
+    "select": "epoll",
+    "socket": "SO_PEERCRED SOCK_CLOEXEC SOCK_NONBLOCK TCP_USER_TIMEOUT",
+    "fcntl": "F_SETPIPE_SZ F_OFD_SETLK F_ADD_SEALS",
+    "resource": "prlimit",
+    "time": "CLOCK_BOOTTIME",
+}
+_SITE = """\
+import importlib
+for name, words in {names!r}.items():
+    module = importlib.import_module(name)
+    for word in words.split():
+        vars(module).pop(word, None)
+"""
 _SCRIPT = """\
 #!/bin/sh
 exec {words} unshare --mount --propagation private sh -ec {bind} sh "$@"
@@ -57,12 +78,15 @@ class User:
         return done.stdout
 
 
-def user_of(site: Site, person: str, folder: Path, *others: Site) -> User:
+def user_of(site: Site, person: str, folder: Path, *others: Site, has_linux: bool = True) -> User:
     """A user whose ssh knows a person's account at each site by several names. ``folder`` gets the
     user's files, and ``folder/work`` is the user's current folder.
 
     NAME is the first login node, NAME-jump is the same one through the second, and NAME-any is a
     host name with the addresses of both.
+
+    has_linux: whether the user's programs have /proc, /sys and /dev/shm, and what Python has on Linux
+        but not on macOS.
     """
     ssh = folder / "ssh"
     work = folder / "work"
@@ -76,6 +100,12 @@ def user_of(site: Site, person: str, folder: Path, *others: Site) -> User:
     own.mkdir(mode=0o700, exist_ok=True)
     mounts = shlex.join(["mount", "--bind", str(ssh), str(own)]) + "\n"
     mounts += shlex.join(["mount", "--bind", str(user.hosts), "/etc/hosts"]) + "\n"
+    if not has_linux:
+        modules = folder / "modules"
+        modules.mkdir()
+        (modules / "sitecustomize.py").write_text(_SITE.format(names=_ONLY_ON_LINUX))
+        mounts += f"export PYTHONPATH={shlex.quote(str(modules))}\n"
+        mounts += "".join(f"mount -t tmpfs none {one}\n" for one in ("/dev/shm", "/sys", "/proc"))
     words = [*as_root(), "env", *(f'{name}="${name}"' for name in _PASSED)]
     user.enter.write_text(
         _SCRIPT.format(words=" ".join(words), bind=shlex.quote(mounts + _become()))
