@@ -299,18 +299,33 @@ def lines_of(screen: Screen, looks: Looks, view: View, height: int) -> list[str]
 
 
 def fit(sections: Sequence[Section], height: int) -> list[str]:
-    """Return the lines of sections with empty lines between them, at most ``height`` lines.
+    """Return the lines of sections, at most ``height`` lines.
 
-    Rows are left out of the longest sections first.
+    The sections have empty lines between them if all rows fit. Otherwise rows are left out of the
+    longest sections first.
     """
-    rest = height - sum(len(section.head) + 1 for section in sections) + 1
-    most = max((len(section.rows) for section in sections), default=0)
-    while most and sum(min(most, len(section.rows)) for section in sections) > rest:
-        most -= 1
+    numbers = [len(section.rows) for section in sections]
+    heads = sum(len(section.head) for section in sections)
+    has_gaps = heads + sum(numbers) + len(sections) - 1 <= height
     lines: list[str] = []
-    for section in sections:
-        lines += [*([""] if lines else []), *section.cut(most)]
+    for section, rows in zip(sections, _shares(numbers, height - heads), strict=True):
+        lines += [*([""] if lines and has_gaps else []), *section.cut(rows)]
     return lines[: max(0, height)]
+
+
+def _shares(numbers: Sequence[int], room: int) -> list[int]:
+    """Return how many of these numbers of rows are shown, so that they fit into ``room`` lines."""
+    most = max(numbers, default=0)
+    while most and sum(min(most, number) for number in numbers) > room:
+        most -= 1
+    shares = [min(most, number) for number in numbers]
+    left = max(0, room - sum(shares))
+    # The rest goes to the sections that need least of it, so that they are whole.
+    for at in sorted(range(len(numbers)), key=lambda at: numbers[at]):
+        added = min(left, numbers[at] - shares[at])
+        shares[at] += added
+        left -= added
+    return shares
 
 
 def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[Section]:

@@ -158,9 +158,18 @@ def test_long_sections_are_cut_first_and_a_log_at_its_beginning() -> None:
         Section(("long",), tuple("cdefgh")),
         Section(("log",), tuple("ijklmn"), keeps_end=True),
     ]
-    lines = ["short", "a", "b", "", "long", "c", "d", "... 4 more", "", "log", "l", "m", "n"]
-    assert fit(sections, 13) == lines
+    lines = ["short", "a", "b", "long", "c", "d", "... 4 more", "log", "l", "m", "n"]
+    assert fit(sections, 11) == lines
+    # The rest of the room is for the section that needs least of it.
+    assert fit(sections, 12) == [*lines[:5], "d", "e", "... 3 more", *lines[7:]]
     assert len(fit(sections, 40)) == 3 + 14 + 2
+
+
+def test_small_sections_are_whole_before_a_long_one_gets_more() -> None:
+    tables = [Section((name,), (f"{name}1", f"{name}2")) for name in ("a", "b")]
+    log = Section(("log",), tuple("0123456789"), keeps_end=True)
+    assert fit([*tables, log], 9) == ["a", "a1", "a2", "b", "b1", "b2", "log", "8", "9"]
+    assert fit([*tables, log], 8) == ["a", "a1", "a2", "b", "b1", "b2", "log", "9"]
 
 
 def test_choice_moves_between_jobs_and_starts_at_the_first_that_runs() -> None:
@@ -269,27 +278,27 @@ def test_screen_of_64_nodes_tells_first_what_is_out_of_service(shown_at) -> None
     """What does not fit is counted by state. The user's own jobs come before those of others."""
     assert shown_at(80, 24, many_nodes()) == [
         "big   TIME   Slurm was asked 4 s ago",
-        "",
         "OUT OF SERVICE  STATE       REASON",
         "n[50-52]        idle+drain  ECC errors",
         "n60             down        power supply",
-        "",
         "NODE  STATE      CPUS  CPU   MEMORY               IN         OUT",
         "n41   allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
         "n42   allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
         "n43   allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
         "n44   allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
         "n1    allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
-        "... 55 more: 41 allocated, 14 idle",
-        "",
+        "n2    allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
+        "n3    allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
+        "n4    allocated  8/8   97 %  9.0 GiB of 64.0 GiB  2.0 KiB/s  1.0 KiB/s",
+        "... 52 more: 38 allocated, 14 idle",
         "   JOB           NAME   USER  STATE       NODES     TIME      REASON",
         ">  12            train  hpc   RUNNING     n[41-44]  00:01:20",
         "   9 (40 tasks)  sweep  hpc   40 RUNNING  n[1-40]",
         "   10            train  hpc   PENDING                         Priority",
         "   14            md     eve   RUNNING     n[45-46]",
         "   13            md     eve   PENDING",
-        "... 2 more: 2 PENDING",
-        "",
+        "   11            md     eve   PENDING",
+        "   8             md     eve   PENDING",
         "job 12 (train)",
         "q: quit   ↑ ↓: choose a job   space: look now",
     ]
@@ -304,8 +313,8 @@ def test_screen_of_64_nodes_on_a_large_terminal_has_all_columns(shown_at) -> Non
         "n2",
     ]
     assert [line for line in lines if line.startswith("...")] == [
-        "... 46 more: 32 allocated, 14 idle",
-        "... 26 more",
+        "... 44 more: 30 allocated, 14 idle",
+        "... 23 more",
     ]
     assert len(lines) <= 50
 
@@ -315,3 +324,8 @@ def test_chosen_job_is_marked_on_its_own_cluster_only() -> None:
     lines = lines_of(TEXT, looks, View("far", "7"), EVERYTHING)
     begin = lines.index(next(line for line in lines if line.startswith("far")))
     assert [at > begin for at, line in enumerate(lines) if line.startswith(">")] == [True]
+
+
+def test_rows_that_are_left_out_are_counted_by_kind() -> None:
+    section = Section(("head",), tuple("abcde"), kinds=("idle", "idle", "down", "down", "idle"))
+    assert section.cut(3) == ["head", "a", "b", "... 3 more: 2 down, 1 idle"]
