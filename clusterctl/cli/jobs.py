@@ -27,6 +27,7 @@ from clusterctl.scheduler.base import (
     Column,
     JobInfo,
     JobState,
+    NodeInfo,
     state_counts,
     worst_job,
 )
@@ -46,6 +47,8 @@ _MOST_WAITING: Final = 10
 _RECENT: Final = 20
 _REFRESH_S: Final = 2.0
 _MOST_FILES: Final = 100
+# Of more nodes, those that are alike share a line.
+_MOST_NODES: Final = 16
 # It has the messages of clusterctl's own telemetry.
 _TELEMETRY_LOG: Final = "telemetry.log"
 # The logs in the folder itself come before the many files that a program may have.
@@ -158,11 +161,8 @@ def _lines(
     if cluster_status.partitions:
         lines += partition_table(screen, cluster_status.partitions)
     else:
-        rows = [
-            (n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason)
-            for n in cluster_status.nodes
-        ]
-        lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], rows)
+        head = ["NODE", "STATE", "CPUS", "MEMORY", "REASON"]
+        lines += screen.table(head, node_rows(cluster_status.nodes))
     if cluster_status.jobs:
         lines += ["", *job_table(screen, cluster_status.jobs, users=True)]
         lines += ["", *_reasons(waits)[:_MOST_WAITING]] if waits else []
@@ -185,6 +185,22 @@ def _lines(
     for release in releases:
         lines += ["", str(release), f"  {release.fix}"]
     return lines
+
+
+def node_rows(nodes: Sequence[NodeInfo]) -> list[list[str]]:
+    """Return a row for each node. Of many nodes, those that are alike share a row, and those that
+    can't be used come first.
+    """
+    listed = [*nodes]
+    if len(nodes) > _MOST_NODES:
+        listed.sort(key=lambda node: node.usable)
+    names: dict[tuple[str, ...], list[str]] = {}
+    for node in listed:
+        own = node.name if len(nodes) <= _MOST_NODES else ""
+        memory = shown_memory(node.memory_mib)
+        key = (own, node.shown, str(node.cpus), memory, node.reason)
+        names.setdefault(key, []).append(node.name)
+    return [[fold_nodes(same), *cells] for (_, *cells), same in names.items()]
 
 
 def _reasons(waits: Sequence[Diagnosis]) -> list[str]:

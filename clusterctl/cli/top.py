@@ -350,7 +350,8 @@ def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[S
         kinds = [_state_of_group(jobs).value for jobs in _groups(moment)]
         yield _table(screen, *_job_table(moment, chosen), chosen=at, kinds=kinds)
     else:
-        yield Section(("no jobs",))
+        # On clusters of other people, only the user's own jobs are listed.
+        yield Section(("no jobs of yours" if moment.partitions else "no jobs",))
     if moment.unread:
         yield Section((f"{moment.unread} more running jobs are not read",))
 

@@ -412,11 +412,13 @@ def _hangs(events: Sequence[Event]) -> Iterator[tuple[Hang, bool]]:
             if after.get("event") == "hang":
                 continue
             seconds = min(_number(event, "seconds") or 0.0, event["time"])
+            # hang.py notices progress a moment later.
+            age_s = min(max(0.0, _number(after, "age") or 0.0), SKEW_S)
             hang = Hang(
                 summary=_text(event, "summary"),
                 since=event["time"] - seconds,
                 noticed=event["time"],
-                until=max(event["time"], _number(after, "time") or 0),
+                until=max(event["time"], (_number(after, "time") or 0) - age_s),
                 ended_job=event.get("action") != "warn",
             )
             yield hang, after.get("event") == "progress"

@@ -305,10 +305,10 @@ class Watch:
             self._seen = state
             if has_progress:
                 self._earlier = []
+            age_s = min(max(0.0, time.time() - max(at for _, at in state) / NS_PER_S), elapsed_s)
             if is_reported and has_progress:
                 is_reported = False
-                Events().add("progress")
-            age_s = min(max(0.0, time.time() - max(at for _, at in state) / NS_PER_S), elapsed_s)
+                Events().add("progress", age=round(age_s, 1))
             is_due = self._patience.tick(elapsed_s, has_progress=has_progress, age_s=age_s)
             if is_due and not (is_reported and self._mode == "warn"):
                 action = self.look(is_reported=is_reported)

@@ -283,8 +283,11 @@ def test_alarm_that_ends_the_job_says_so() -> None:
         ([end(120, 143)], 120, True),
         ([PROGRESS], 120, False),
         ([PROGRESS, end(150, 0)], 120, False),
+        ([{**PROGRESS, "age": 0.75}], 119.25, False),
+        ([{**PROGRESS, "age": -1e9}], 120, False),
+        ([{**PROGRESS, "age": 1e9}], 118, False),
     ],
-    ids=["running", "until-the-end", "over", "long-over"],
+    ids=["running", "until-the-end", "over", "long-over", "noticed-later", "negative", "huge"],
 )
 def test_hang_lasts_until_the_next_progress(
     later: list[dict[str, Any]], until: float, lasts: bool
