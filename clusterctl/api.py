@@ -44,7 +44,13 @@ from clusterctl.runs.report import report_of
 from clusterctl.runs.usage import usage_of_cluster
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
-from clusterctl.scheduler.session import PATIENCE_S, SHORT_PATIENCE_S, SOON_S, Session, open_session
+from clusterctl.scheduler.session import (
+    PATIENCE_S,
+    SHORT_PATIENCE_S,
+    SHOWN_PATIENCE_S,
+    Session,
+    open_session,
+)
 from clusterctl.scheduler.usage import Usage, usage_keys
 from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
 from clusterctl.spec.models import ClusterSpec
@@ -400,7 +406,7 @@ class Cluster:
         """Return your jobs, newest first, or the jobs with these IDs. An array has an entry for
         each task.
         """
-        with self._session(SOON_S) as session:
+        with self._session(SHOWN_PATIENCE_S) as session:
             listing = queue.find_or_list(session, _as_list(ids))
         if listing.unlisted:
             self._note(listing.unlisted_notice)
@@ -411,12 +417,12 @@ class Cluster:
 
         by: keys to group by: user, account, partition, month. since: such as 30d or 2026-01-31.
         """
-        with self._session(SOON_S) as session:
+        with self._session(SHOWN_PATIENCE_S) as session:
             return usage_of_cluster(session, usage_keys(_as_list(by)), since)
 
     def cancel(self, ids: _Names) -> tuple[JobInfo, ...]:
         """Cancel jobs. Return their state before the cancellation."""
-        with self._session(SOON_S) as session:
+        with self._session(SHOWN_PATIENCE_S) as session:
             cancellation = queue.cancel(session, _as_list(ids))
         cancellation.raise_errors()
         return cancellation.jobs
@@ -557,12 +563,12 @@ class Job:
         """Return where the ranks of the running job are, as `clusterctl stacks -o json` prints
         it.
         """
-        with self.cluster._session(SOON_S) as session:
+        with self.cluster._session(SHOWN_PATIENCE_S) as session:
             return stacks_of(session, self.id).as_dict()
 
     def diagnosis(self) -> Diagnosis | None:
         """Return the cause of the job's failure, or the reason that it is pending."""
-        with self.cluster._session(SOON_S) as session:
+        with self.cluster._session(SHOWN_PATIENCE_S) as session:
             return watch.diagnosis_of(session, queue.known_jobs(session, [self.id]))
 
     def cancel(self) -> None:

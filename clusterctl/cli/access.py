@@ -29,7 +29,7 @@ from clusterctl.jobs.shell import (
 from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.script import Environment
-from clusterctl.scheduler.session import SOON_S, Session, open_session
+from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
@@ -161,7 +161,10 @@ def code(
             fix="install VS Code with its command `code`, or leave out --open",
         )
     chosen = screen.chosen().of_jobs([job_id] if job_id else [])
-    with open_session(chosen, patience_s=SOON_S) as session, screen.working("entering the job"):
+    with (
+        open_session(chosen, patience_s=SHOWN_PATIENCE_S) as session,
+        screen.working("entering the job"),
+    ):
         entry = enter(session, job_id or last_submitted(screen, session))
     include = f"for programs without -F: put `Include {entry.config}` first in ~/.ssh/config"
     screen.note(Notice("include-entries", include))

@@ -32,7 +32,7 @@ class Answers(Generic[T]):
 
     def note_errors(self, screen: Screen) -> None:
         for name, error in self.errors.items():
-            text = f"cluster {name} is missing here: {error.what}"
+            text = f"cluster {name} is not listed: {error.what}"
             screen.note(
                 Notice("cluster-missing", f"{text}; fix: {error.fix}" if error.fix else text)
             )

@@ -9,7 +9,7 @@ from clusterctl.cli.options import argument, job_ids
 from clusterctl.cli.output import Screen
 from clusterctl.jobs import queue
 from clusterctl.scheduler.base import JobInfo, state_counts
-from clusterctl.scheduler.session import SOON_S, open_session
+from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 
 Ids = Annotated[
     list[str],
@@ -23,7 +23,7 @@ Ids = Annotated[
 
 def cancel(screen: Screen, ids: Ids) -> None:
     """Cancel jobs. The ID of an array cancels all its tasks."""
-    with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
+    with open_session(screen.chosen().of_jobs(ids), patience_s=SHOWN_PATIENCE_S) as session:
         cancellation = queue.cancel(session, ids)
     jobs = [
         job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()

@@ -31,10 +31,11 @@ from clusterctl.scheduler.base import (
     state_counts,
     worst_job,
 )
-from clusterctl.scheduler.session import SOON_S, Session, open_session
+from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.units import shown_memory
+from clusterctl.util.numbers import counted
 
 if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
@@ -264,11 +265,11 @@ def jobs(
     if are_all(screen, ids):
         _list_all(screen, most, watch=watch)
         return
-    with open_session(screen.chosen().of_jobs(ids), patience_s=SOON_S) as session:
+    with open_session(screen.chosen().of_jobs(ids), patience_s=SHOWN_PATIENCE_S) as session:
         if watch:
             # The user ends the watch by Ctrl-C or a signal.
             with telling(screen, chosen_receivers(notify or ())) as told, suppress(*ENDINGS):
-                _watch(screen, _rounds(session, ids, most, told))
+                _watch(screen, _rounds(session, ids, most, told), told)
             return
         listing = find_or_list(session, ids, most)
         if ids and len({job.whole_id for job in listing.jobs}) == 1:
@@ -283,7 +284,8 @@ def jobs(
     if older := listing.older:
         screen.note(
             Notice(
-                "older-jobs", f"{older} older jobs are hidden: `clusterctl jobs --all` shows all"
+                "older-jobs",
+                f"{counted(older, 'older job')} not shown: `clusterctl jobs --all` shows all",
             )
         )
     if listing.unlisted:
@@ -297,24 +299,25 @@ def _list_all(screen: Screen, most: int | None, *, watch: bool) -> None:
     clusters = all_clusters(screen)
 
     def ask(name: str) -> Listing:
-        with open_session(clusters[name], patience_s=SOON_S) as session:
+        with open_session(clusters[name], patience_s=SHOWN_PATIENCE_S) as session:
             return find_or_list(session, [], most)
 
     answers = ask_all([*clusters], ask)
     answers.note_errors(screen)
     jobs_of = {name: listing.jobs for name, listing in answers.found.items()}
+    older = sum(listing.older for listing in answers.found.values())
     answer = {
         "jobs": [
             {"cluster": name, **job.as_dict()} for name, listed in jobs_of.items() for job in listed
         ],
-        "older": sum(listing.older for listing in answers.found.values()),
+        "older": older,
         "unlisted": sum(listing.unlisted for listing in answers.found.values()),
         "unanswered": answers.unanswered(),
     }
     screen.result(answer, *job_table_of_all(screen, jobs_of))
-    if answer["older"]:
+    if older:
         command = "`clusterctl jobs --all --cluster all`"
-        text = f"{answer['older']} older jobs are hidden: {command} shows all"
+        text = f"{counted(older, 'older job')} not shown: {command} shows all"
         screen.note(Notice("older-jobs", text))
     for listing in answers.found.values():
         if listing.unlisted:
@@ -335,7 +338,7 @@ def _rounds(
         session.scheduler.clock.sleep(max(_REFRESH_S, session.site.pace.changed_s))
 
 
-def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:
+def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]], told: Telling) -> None:
     """Show the jobs that ``rounds`` yields every 2 s: as a table on a terminal, else a line per
     change.
     """
@@ -343,6 +346,7 @@ def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:
         with screen.redrawing() as draw:
             for infos in rounds:
                 draw(job_table(screen, infos))
+                screen.note(*told.failures())
         return
     shown: dict[str, Any] = {}
     for infos in rounds:
@@ -350,6 +354,7 @@ def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:
             if shown.get(job.id) != reported_state(job):
                 shown[job.id] = reported_state(job)
                 screen.result({}, _in_a_line(job))
+        screen.note(*told.failures())
 
 
 def _in_a_line(job: JobInfo) -> str:

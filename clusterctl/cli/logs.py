@@ -26,7 +26,7 @@ from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
 from clusterctl.jobs.messages import chosen_receivers
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.scheduler.base import worst_job
-from clusterctl.scheduler.session import SOON_S, Session, open_session
+from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.state.run_names import job_id_of
 from clusterctl.util.process import start_in_thread
 
@@ -126,7 +126,7 @@ def stacks(screen: Screen, job_id: LastId = None) -> None:
     """
     with (
         open_session(
-            screen.chosen().of_jobs([job_id] if job_id else []), patience_s=SOON_S
+            screen.chosen().of_jobs([job_id] if job_id else []), patience_s=SHOWN_PATIENCE_S
         ) as session,
         screen.working("observing the ranks"),
     ):

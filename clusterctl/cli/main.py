@@ -108,7 +108,7 @@ def _program() -> TyperGroup:
 app: Final = _program()
 
 _SIGNALLED = 128
-_SOON_S = 0.05
+_AGAIN_S = 0.05
 
 
 def run() -> int:
@@ -162,7 +162,7 @@ def _signal_again(lost: sys.UnraisableHookArgs) -> None:
             sys.__unraisablehook__(lost)
             return
     if not sys.is_finalizing():
-        threading.Timer(_SOON_S, os.kill, (os.getpid(), number)).start()
+        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
 
 
 def _refuse(exc: Any) -> int:

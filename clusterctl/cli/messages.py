@@ -9,7 +9,7 @@ from typing import Annotated
 from clusterctl.cli.options import Words, option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice
-from clusterctl.jobs.messages import SILENT, Telling
+from clusterctl.jobs.messages import TELLS_NOBODY, Telling
 from clusterctl.util.receivers import Receiver, posting
 
 Notify = Annotated[
@@ -31,7 +31,7 @@ def telling(
     submitted: see ``Telling``.
     """
     if not receivers:
-        yield SILENT
+        yield TELLS_NOBODY
         return
     names = ", ".join(receiver.name for receiver in receivers)
     text = f"messages are sent to {names} while this command runs, from this machine"

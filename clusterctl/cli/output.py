@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 READER_GONE = 128 + signal.SIGPIPE
 # A transfer that takes less than this shows no progress bar.
-_SILENT_S = 1.0
+_NO_BAR_S = 1.0
 
 
 class Terminated(SystemExit):
@@ -245,7 +245,7 @@ class Screen:
             yield lambda *_: None
             return
         pictures = _pictures()
-        bar = pictures.TransferBar(pictures.console(stderr=True, color=self.color), _SILENT_S)
+        bar = pictures.TransferBar(pictures.console(stderr=True, color=self.color), _NO_BAR_S)
         try:
             yield bar
         finally:

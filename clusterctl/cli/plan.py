@@ -32,6 +32,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.numbers import counted
 
 _ARCHIVE: Final = ".tar.gz"
 # The exit code of --check if there are changes.
@@ -309,7 +310,7 @@ def _write_bundle(
     }
     screen.result(
         {"ok": True, "failures": [], "cluster": spec.name, **about},
-        f"wrote {archive.file}: {len(archive.files)} files, {archive.file.stat().st_size >> 10} "
+        f"wrote {archive.file}: {counted(len(archive.files), 'file')}, {archive.file.stat().st_size >> 10} "
         "KiB",
         *(f"missing: {item}" for item in archive.missing),
         "passwords, tokens and keys are redacted; names, addresses and paths are not: see its "

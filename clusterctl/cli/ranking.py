@@ -12,7 +12,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError
 from clusterctl.jobs.first import Place, reject_unfit
 from clusterctl.jobs.where import Candidate, candidates_of, ranked
-from clusterctl.scheduler.session import SOON_S, open_session
+from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 from clusterctl.spec.job import JobSpec
 
 # The value of --first for the first N places of the ranking.
@@ -39,7 +39,7 @@ def rank(screen: Screen, job: JobSpec, *, is_for_first: bool = False) -> Ranking
     )
 
     def ask(name: str) -> tuple[Candidate, ...]:
-        with open_session(clusters[name], patience_s=SOON_S) as session:
+        with open_session(clusters[name], patience_s=SHOWN_PATIENCE_S) as session:
             if is_for_first:
                 reject_unfit(session, job)
             return candidates_of(session, job)

@@ -61,6 +61,7 @@ from clusterctl.spec.program import BUNDLED_JOBS, MODULE_FLAG, Weights
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
 from clusterctl.transport.tree import format_size
+from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT
 from clusterctl.util.receivers import Receiver
 
@@ -407,7 +408,7 @@ def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple
             size = format_size(job.source.bytes)
             count = len(job.source.files)
             screen.note(
-                f"job {job.job.name} would send {count} files ({size}) from {job.source.folder}"
+                f"job {job.job.name} would send {counted(count, 'file')} ({size}) from {job.source.folder}"
             )
     return jobs
 

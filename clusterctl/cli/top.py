@@ -17,14 +17,14 @@ from functools import partial
 from itertools import groupby, pairwise
 from typing import Annotated, Final
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 
 from clusterctl.cli.all_clusters import Answers, all_clusters, are_all, ask_all
 from clusterctl.cli.jobs import partition_table, shown_elapsed
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.errors import SchedulerError, TransportError, UsageError, excluded
+from clusterctl.errors import SchedulerError, TransportError, UsageError, excluded, printable
 from clusterctl.jobs.messages import Telling, chosen_receivers
 from clusterctl.jobs.readings import Figure, GpuUse, JobUse, NodeUse, RankUse
 from clusterctl.jobs.top import Moment, Watch, watching
@@ -157,9 +157,9 @@ def top(
         # The user ends the command by Ctrl-C or a signal.
         with suppress(*ENDINGS):
             if sys.stdout.isatty():
-                _show(screen, watches, interval)
+                _show(screen, watches, interval, told)
             else:
-                _print(screen, watches, interval)
+                _print(screen, watches, interval, told)
 
 
 def _watches(
@@ -187,7 +187,7 @@ def _look(watches: Mapping[str, Watch]) -> Looks:
     return looks
 
 
-def _print(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> None:
+def _print(screen: Screen, watches: Mapping[str, Watch], interval_s: float, told: Telling) -> None:
     """Print a line for each running job, again and again, until given jobs have ended."""
     has_looked = False
     while True:
@@ -199,6 +199,7 @@ def _print(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> N
             lines = [f"{time.strftime('%H:%M:%S')} no answer: {exc.what}"]
         has_looked = True
         screen.result({}, *lines)
+        screen.note(*told.failures())
         if all(watch.has_ended for watch in watches.values()):
             return
         time.sleep(interval_s)
@@ -219,11 +220,16 @@ def _plain_lines(looks: Looks) -> list[str]:
     return lines
 
 
-def _show(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> None:
+def _show(screen: Screen, watches: Mapping[str, Watch], interval_s: float, told: Telling) -> None:
     """Draw the screen again and again until the user ends it, or given jobs have ended."""
     view = View()
     looks: Looks = Answers({}, {})
-    with _keyboard() as keys, screen.redrawing(full=True) as draw:
+    # The screen shows the last of them; they are printed when it has gone.
+    unsent: list[str] = []
+    with ExitStack() as stack:
+        stack.callback(lambda: screen.note(*unsent))
+        keys = stack.enter_context(_keyboard())
+        draw = stack.enter_context(screen.redrawing(full=True))
         while True:
             failure = ""
             try:
@@ -232,7 +238,8 @@ def _show(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> No
                 # The last state stays on the screen, with the reason why it is old.
                 if not looks.found:
                     raise
-                failure = exc.what
+                failure = f"no answer: {exc.what}"
+            unsent += told.failures()
             if all(watch.has_ended for watch in watches.values()):
                 return
             deadline = time.monotonic() + interval_s
@@ -240,19 +247,26 @@ def _show(screen: Screen, watches: Mapping[str, Watch], interval_s: float) -> No
             step = 0
             while key in _UP or key in _DOWN:
                 view = view.moved(looks.found, step)
-                draw(_screenful(screen, looks, view, failure))
+                draw(_screenful(screen, looks, view, [failure, *unsent[-1:]]))
                 key = keys(deadline - time.monotonic())
                 step = 1 if key in _DOWN else -1
             if key == "q":
                 return
 
 
-def _screenful(screen: Screen, looks: Looks, view: View, failure: str) -> list[str]:
-    """Return the lines that fit on the terminal. failure: why the state is old; "": it is not."""
+def _screenful(screen: Screen, looks: Looks, view: View, first: Sequence[str]) -> list[str]:
+    """Return the lines that fit on the terminal. first: lines at the top. "" is left out."""
     size = shutil.get_terminal_size()
-    above = [f"no answer: {failure}"] if failure else []
+    above = [printable(line) for line in first if line]
     lines = [*above, *lines_of(screen, looks, view, size.lines - 1 - len(above)), _KEYS]
-    return [set_cell_size(line, size.columns - 1).rstrip() for line in lines]
+    return [_narrowed(line, size.columns - 1) for line in lines]
+
+
+def _narrowed(line: str, width: int) -> str:
+    """Return a line of at most this width. A line that is cut ends with an ellipsis."""
+    if cell_len(line) <= width:
+        return line
+    return f"{set_cell_size(line, max(0, width - 1)).rstrip()}…"
 
 
 @contextmanager

@@ -6,12 +6,14 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final
 
+from clusterctl.cli.all_clusters import ALL
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
-from clusterctl.errors import Notice
+from clusterctl.errors import Notice, UsageError
 from clusterctl.runs.usage import usage_of_cluster, usage_of_runs
-from clusterctl.scheduler.session import SOON_S, open_session
+from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 from clusterctl.scheduler.usage import By, Usage, UsageRow, usage_keys
+from clusterctl.util.numbers import counted
 
 _NONE: Final = "-"
 
@@ -38,10 +40,16 @@ def usage(
     """
     names = [name.strip() for name in by.split(",") if name.strip()] or [By.USER.value]
     keys = usage_keys(names)
+    if screen.cluster == ALL:
+        raise UsageError(
+            "usage shows one cluster, and --cluster all was given",
+            code="options-exclusive",
+            fix="name a cluster, or use --runs without --cluster for the collected runs of all",
+        )
     if runs:
         found = usage_of_runs(keys, since, screen.cluster)
     else:
-        with open_session(screen.chosen(), patience_s=SOON_S) as session:
+        with open_session(screen.chosen(), patience_s=SHOWN_PATIENCE_S) as session:
             found = usage_of_cluster(session, keys, since)
         if found.source == "runs":
             text = (
@@ -50,9 +58,10 @@ def usage(
             )
             screen.note(Notice("usage-of-runs", text))
     if found.unread:
-        screen.note(
-            Notice("usage-incomplete", f"note: {found.unread} records of jobs can't be read")
-        )
+        records = counted(found.unread, "record")
+        text = f"note: {records} of jobs can't be read"
+        screen.note(Notice("usage-incomplete", text))
+    screen.note(*found.notes)
     screen.result(_answer(found), *_table(screen, found))
 
 

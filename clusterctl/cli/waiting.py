@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, UsageError
 from clusterctl.jobs import watch
-from clusterctl.jobs.messages import SILENT, Telling
+from clusterctl.jobs.messages import TELLS_NOBODY, Telling
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
@@ -20,7 +20,7 @@ def wait_for(
     session: Session,
     ids: list[str],
     timeout_s: float | None,
-    telling: Telling = SILENT,
+    telling: Telling = TELLS_NOBODY,
 ) -> tuple[JobInfo, ...]:
     """Wait until jobs have ended. ``telling`` sends messages about them."""
     changes = ChangeNotes(session, screen.note, telling)
@@ -38,7 +38,7 @@ def follow_job(
     *,
     show: OnOutput,
     rank: str = "",
-    telling: Telling = SILENT,
+    telling: Telling = TELLS_NOBODY,
 ) -> tuple[JobInfo, ...]:
     """Show the output of a job until it has ended. Return the job, or all tasks of a job array.
 

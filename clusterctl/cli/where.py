@@ -13,7 +13,7 @@ from clusterctl.cli.ranking import rank
 from clusterctl.cli.submit import jobs_to_submit
 from clusterctl.errors import Notice, UsageError
 from clusterctl.jobs.prepare import read_jobs
-from clusterctl.jobs.where import SOON_S, Accuracy, Candidate
+from clusterctl.jobs.where import NOW_S, Accuracy, Candidate
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.units import format_duration
@@ -113,7 +113,7 @@ def _start(each: Candidate, now: float) -> str:
     if each.start is None:
         return _UNKNOWN if each.accepted is not False else ""
     wait_s = each.start - now
-    return "now" if wait_s <= SOON_S else f"in {_duration(wait_s)}"
+    return "now" if wait_s <= NOW_S else f"in {_duration(wait_s)}"
 
 
 def _off(accuracy: Accuracy | None) -> str:

@@ -61,6 +61,7 @@ from clusterctl.spec.names import SLURMD_PORT
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import ansible_hash, digest
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import SILENT, report_steps
 
@@ -140,7 +141,7 @@ def converge(
         else hosts.choose(provisioned.from_template, again=again)
     )
     if not work:
-        return PhaseResult(reports, f"unchanged: {len(reports)} hosts checked", notes)
+        return PhaseResult(reports, f"unchanged: {counted(len(reports), 'host')} checked", notes)
 
     current = hardware(cluster.spec, inventory, nodes.reports)
     if work.replaces_record:

@@ -66,6 +66,7 @@ from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace, new_id
 from clusterctl.transport.master import end_all_connections
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
 from clusterctl.util.progress import SILENT
 
@@ -266,7 +267,7 @@ def collect_runs(
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         repair = "" if runner.workspace.removing.exists() else _REPAIR
         raise not_collected_error(exc, ids, repair=repair) from exc
-    return PhaseResult(tuple(runs), f"{len(runs)} runs")
+    return PhaseResult(tuple(runs), counted(len(runs), "run"))
 
 
 def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> PhaseResult[None]:

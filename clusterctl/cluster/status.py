@@ -12,7 +12,7 @@ from clusterctl.jobs.events import with_hangs
 from clusterctl.scheduler.advice import OWN, Advice
 from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.limits import with_limits
-from clusterctl.scheduler.session import SOON_S, connections_of, session_of, site_of
+from clusterctl.scheduler.session import SHOWN_PATIENCE_S, connections_of, session_of, site_of
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.spec.units import format_duration
@@ -66,7 +66,7 @@ def status_of(workspace: Workspace) -> Status:
         site = site_of(job_inventory(workspace))
         with connections_of(site, workspace) as connections:
             # Only the job user can read the files of its jobs.
-            session = session_of(site, workspace, connections, patience_s=SOON_S)
+            session = session_of(site, workspace, connections, patience_s=SHOWN_PATIENCE_S)
             ask_accounting = partial(site.accounting_failure, session.scheduler, connections.to)
             accounting_failure = start_in_thread(ask_accounting)
             overview = site.overview(session.scheduler, connections.to)

@@ -60,6 +60,7 @@ from clusterctl.state.inventory import (
 from clusterctl.state.workspace import MUNGE_KEY_BYTES, write_atomic
 from clusterctl.transport.master import end_all_connections
 from clusterctl.util.assets import job_lock
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts, parallel_map
 from clusterctl.util.progress import report_steps
 
@@ -302,7 +303,7 @@ def provision(
     _report_started(cluster, made)
     provisioned = replace(made, inventory=inventory)
     return PhaseResult(
-        provisioned, f"{len(inventory.hosts)} hosts on {inventory.network}", made.notes
+        provisioned, f"{counted(len(inventory.hosts), 'host')} on {inventory.network}", made.notes
     )
 
 
@@ -347,7 +348,9 @@ def probe(
         reports = _with_one_uid(cluster, inventory, reports)
     accounts = {host: report.accounts for host, report in reports.items()}
     notes = tuple(map(str, admin_uid_findings(accounts, inventory.controller.name)))
-    return PhaseResult(reports, f"{len(reports)} hosts answer", notes)
+    return PhaseResult(
+        reports, f"{counted(len(reports), 'host')} answer{'s' if len(reports) == 1 else ''}", notes
+    )
 
 
 def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> ConfigureError:
@@ -412,7 +415,7 @@ def send_packages(
     if bundle is None:
         raise missing_bundle(cluster.workspace)
     sent = inventory_file.send_repository(bundle, hosts, to)
-    return PhaseResult(None, f"sent to {len(sent)} hosts" if sent else "nothing to send")
+    return PhaseResult(None, f"sent to {counted(len(sent), 'host')}" if sent else "nothing to send")
 
 
 def build_environment(

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from clusterctl.errors import Failure
 from clusterctl.hosts.roles import role_hint
+from clusterctl.util.numbers import counted
 from clusterctl.util.progress import HostStep
 
 # dnf's error if it can't read the index of a repository (RepoError, dnf/repo.py).
@@ -61,7 +62,7 @@ class Recap:
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        hosts = "1 host" if len(self.ok) == 1 else f"{len(self.ok)} hosts"
+        hosts = counted(len(self.ok), "host")
         return f"{sum(self.ok.values())} tasks on {hosts}, {self.changed} changed"
 
 

@@ -236,7 +236,7 @@ class Telling:
         yield from self._post.failures() if self._post is not None else ()
 
 
-SILENT: Final = Telling()
+TELLS_NOBODY: Final = Telling()
 
 
 def _shown(text: str) -> str:

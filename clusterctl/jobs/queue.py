@@ -13,6 +13,7 @@ from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.spec.names import PROOF_JOB, RUN_UP
 from clusterctl.state.run_names import job_id_of
+from clusterctl.util.numbers import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Cancellation:
             raise failed[0]
         if failed:
             raise SchedulerError(
-                f"{len(failed)} jobs could not be cancelled",
+                f"{counted(len(failed), 'job')} could not be cancelled",
                 code="jobs-not-cancelled",
                 why="\n".join(error.cause for error in failed),
                 fix="\n".join(dict.fromkeys(error.fix for error in failed if error.fix)),

@@ -31,7 +31,7 @@ from clusterctl.util.terminal import plain_line
 
 _PROGRAM: Final = "clusterctl.jobs.remote_readings"
 # A host whose telemetry has not grown for this time, in seconds, is not shown with old values.
-SILENT_S: Final = 20.0
+NO_TELEMETRY_S: Final = 20.0
 _MOST_LINES: Final = 30
 _MOST_POINTS: Final = 4096
 _MOST_KEPT: Final = 1 << 16  # bytes of an unfinished line
@@ -216,7 +216,7 @@ class Readings:
             shown = (plain_line(line.decode(errors="surrogateescape")) for line in lines)
             self._log.extend(line for line in shown if line.strip())
 
-    def use(self, job: JobInfo, now: float, silent_s: float = SILENT_S) -> JobUse:
+    def use(self, job: JobInfo, now: float, silent_s: float = NO_TELEMETRY_S) -> JobUse:
         """Return what the job does, by the samples that were read in the last ``silent_s`` seconds."""
         recent = {
             host: sample

@@ -12,11 +12,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from clusterctl.jobs.events import Turn, with_hangs
-from clusterctl.jobs.messages import SILENT, Telling
+from clusterctl.jobs.messages import TELLS_NOBODY, Telling
 from clusterctl.jobs.queue import known_jobs
-from clusterctl.jobs.readings import SILENT_S, JobUse, Readings, read
+from clusterctl.jobs.readings import NO_TELEMETRY_S, JobUse, Readings, read
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
-from clusterctl.scheduler.session import SOON_S, Session, connections_of, session_of, site_of
+from clusterctl.scheduler.session import (
+    SHOWN_PATIENCE_S,
+    Session,
+    connections_of,
+    session_of,
+    site_of,
+)
 from clusterctl.scheduler.site import Overview
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.state.chosen import naming_lock_holder
@@ -83,7 +89,7 @@ class Watch:
     """
 
     def __init__(
-        self, session: Session, to: Connect, ids: Sequence[str] = (), told: Telling = SILENT
+        self, session: Session, to: Connect, ids: Sequence[str] = (), told: Telling = TELLS_NOBODY
     ) -> None:
         self._session = session
         self._to = to
@@ -113,7 +119,7 @@ class Watch:
         self._readings = {job.id: self._readings.get(job.id, Readings()) for job in read_jobs}
         read(self._session, read_jobs, self._readings, clock.now())
         now = clock.now()
-        silent_s = max(SILENT_S, _SAMPLES * self._session.inventory.interval_s)
+        silent_s = max(NO_TELEMETRY_S, _SAMPLES * self._session.inventory.interval_s)
         return Moment(
             cluster=self._session.inventory.cluster,
             user=self._session.inventory.job_user,
@@ -132,7 +138,7 @@ class Watch:
         return bool(self._ids) and all(job.ended for job in self._overview.jobs)
 
     def _tell(self) -> None:
-        if self._told is not SILENT:
+        if self._told is not TELLS_NOBODY:
             own = [job for job in self._overview.jobs if self._is_own(job)]
             self._told.look(self._session, with_hangs(self._session, own))
 
@@ -152,7 +158,7 @@ class Watch:
 
 @contextmanager
 def watching(
-    workspace: Workspace, ids: Sequence[str] = (), told: Telling = SILENT
+    workspace: Workspace, ids: Sequence[str] = (), told: Telling = TELLS_NOBODY
 ) -> Iterator[Watch]:
     """Open a connection to a cluster to look at it. ids, told: see ``Watch``.
 
@@ -161,5 +167,5 @@ def watching(
     with naming_lock_holder(workspace):
         site = site_of(job_inventory(workspace))
         with connections_of(site, workspace) as connections:
-            session = session_of(site, workspace, connections, patience_s=SOON_S)
+            session = session_of(site, workspace, connections, patience_s=SHOWN_PATIENCE_S)
             yield Watch(session, connections.to, ids, told)

@@ -31,7 +31,7 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.jobs.events import Turn, requeue_grace_s, restarts_of_job, with_attempts, with_hangs
-from clusterctl.jobs.messages import SILENT, Telling
+from clusterctl.jobs.messages import TELLS_NOBODY, Telling
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -211,7 +211,7 @@ class ChangeNotes:
 
     session: Session
     note: LineReporter
-    telling: Telling = SILENT
+    telling: Telling = TELLS_NOBODY
 
     def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
         """Report the jobs that changed. ``jobs`` are all watched jobs."""

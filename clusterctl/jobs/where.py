@@ -31,6 +31,7 @@ from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.trial import Trial
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import payload_hash
@@ -43,12 +44,11 @@ MOST_ASKED: Final = 16
 _FRESH_S: Final = 600.0
 # Slurm expects a job without a time limit to end 365 days after its start.
 _LATEST_S: Final = 180 * 86400.0
-_MOST_ACCOUNTS: Final = 12
 _MOST_REMEMBERED: Final = 400
 _MOST_ESTIMATES: Final = 50
 _REMEMBERED_S: Final = 30 * 86400.0
 # An expected start that is so near is as good as now.
-SOON_S: Final = 60.0
+NOW_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,8 @@ def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
     partitions, jobs = session.scheduler.partitions_and_own_jobs()
     nodes = session.scheduler.nodes()
     limit_s = time_limit_s(job, UserScript.of(job))
-    obstacles = {each.name: _obstacle(each, limit_s) for each in partitions}
+    held = _held(job)
+    obstacles = {each.name: held or _obstacle(each, limit_s) for each in partitions}
     scripts = {place: _script(session, place.of_job(job)) for place in _places(session, job, nodes)}
     memory = _Memory.read(session.workspace)
     memory = _with_trials(session, memory, [*scripts.values()])
@@ -192,7 +193,7 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
     def key(each: Candidate) -> tuple[Any, ...]:
         acceptance = (True, None, False).index(each.accepted)
-        start = math.inf if each.start is None else max(each.start - now - SOON_S, 0)
+        start = math.inf if each.start is None else max(each.start - now - NOW_S, 0)
         price = math.inf if each.usd_per_hour is None else each.usd_per_hour
         return (
             acceptance,
@@ -217,7 +218,7 @@ def _places(session: Session, job: JobSpec, nodes: Sequence[NodeInfo]) -> Iterat
     script = UserScript.of(job)
     if job.account is None and not (script and script.directives.last("account")):
         with suppress(ClusterctlError):
-            accounts = session.scheduler.accounts(session.inventory.job_user)[:_MOST_ACCOUNTS]
+            accounts = session.scheduler.accounts(session.inventory.job_user)
     for partition in partitions:
         for account in accounts or (None,):
             yield Place(session.inventory.cluster, partition, account)
@@ -302,6 +303,16 @@ def _waits_for_endless_jobs(trial: Trial) -> bool:
     return trial.start is not None and trial.start - trial.asked_at > _LATEST_S
 
 
+def _held(job: JobSpec) -> Notice | None:
+    """Return why a job does not start anywhere. Slurm expects a start of held jobs, too."""
+    script = UserScript.of(job)
+    own = script.directives.effective(job) if script is not None else ()
+    names = {request.own_name for request in (*own, *requests_of(job.slurm))}
+    if "--hold" not in names:
+        return None
+    return Notice("where-held", "the job is held (--hold): it starts after `scontrol release`")
+
+
 def _obstacle(partition: PartitionInfo, limit_s: int | None) -> Notice | None:
     """Return why a job with this time limit does not start in a partition that accepts the job.
 
@@ -335,7 +346,7 @@ def _finding(session: Session, each: Candidate, trial: Trial | None, shape: Shap
     fitting = each.capacity.fitting
     if not each.accepted or each.start is None or fitting is None or shape is None:
         return ""
-    starts_later = each.start - (each.asked_at or 0) > SOON_S
+    starts_later = each.start - (each.asked_at or 0) > NOW_S
     if starts_later and fitting >= shape.nodes:
         text = "nodes have room, yet Slurm expects a later start: they may be kept for jobs with a "
         return Notice(

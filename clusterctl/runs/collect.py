@@ -94,6 +94,7 @@ from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, with_title
 from clusterctl.util.disk import write_error_reason
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
         error = first
     elif is_unusable and {exc.code for exc in failed.values()} == {"run-unwritable"}:
         error = CollectError(
-            f"{len(failed)} runs can't be written to this machine's disk",
+            f"{counted(len(failed), 'run')} can't be written to this machine's disk",
             code="run-unwritable",
             where=folders.pop(),
             why=first.why,
@@ -557,7 +558,7 @@ class _Collection:
             install_tree(work, final, manifest.links)
         if lost:
             raise CollectError(
-                f"{len(lost)} files of a collected run are missing or damaged, and can't be "
+                f"{counted(len(lost), 'file')} of a collected run, missing or damaged here, can't be "
                 "fetched again",
                 code="run-damaged",
                 where=str(final),

@@ -46,6 +46,7 @@ from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import MOST_ENTRIES, Sender
 from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.tree import Kind, Progress, format_size, gitignore_spec
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts
 
 _ROUNDS = 4
@@ -296,7 +297,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
 
 def _restless(files: Sequence[Entry], folder: str) -> CollectError:
     return CollectError(
-        f"{len(files)} files keep changing while they are copied, such as "
+        f"{counted(len(files), 'file')} kept changing while being copied, such as "
         f"{shown_path(files[0].path)}",
         code="files-keep-changing",
         where=f"{folder} on the cluster",

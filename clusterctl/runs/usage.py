@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from clusterctl.providers.registry import provider_of
 from clusterctl.runs.query import RunQuery, parse_since, select_runs
@@ -36,7 +37,8 @@ def usage_of_runs(by: Sequence[By], since: str, cluster: str | None = None) -> U
     # A run may have copies.
     runs = {row.run.token: row.run for row in found.rows}
     held = [each for run in runs.values() for each in _held_by_run(run)]
-    return summarize_usage(held, by, (first, time.time()), source="runs")
+    usage = summarize_usage(held, by, (first, time.time()), source="runs")
+    return replace(usage, notes=found.notes)
 
 
 def _held_by_run(run: RunRecord) -> Iterator[Held]:

@@ -18,6 +18,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final
 
+from clusterctl.spec.alarms import ALARMS
 from clusterctl.spec.units import format_duration
 from clusterctl.util.terminal import plain_line
 
@@ -364,6 +365,9 @@ def _alarms(events: Sequence[Event]) -> Iterator[tuple[Alarm, bool]]:
         if event.get("event") != "alarm":
             continue
         kind = _text(event, "kind")
+        # The job's program may write events, too.
+        if kind not in ALARMS:
+            continue
         after: Event = next(
             (
                 later

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 60.0  # for the scheduler
 # For commands that show the scheduler's state, because a user wants to know soon.
-SOON_S = 10.0
+SHOWN_PATIENCE_S = 10.0
 # For commands that can do without the scheduler.
 SHORT_PATIENCE_S = 5.0
 SBATCH_MAY_HANG_S = 600

@@ -80,7 +80,7 @@ _PING_S = 2
 # sooner.
 _NOTICED_S = 120
 # Longer than a busy slurmctld needs for an answer.
-_SOON_S = 5.0
+_ANSWER_S = 5.0
 # Variables such as SBATCH_TIMELIMIT are unset, because they would override the options in the
 # script. If slurmctld and its backup are down, sbatch would try to reach them for a MessageTimeout,
 # so check with a ping first, unless a process listens on slurmctld's port (state 0A), because a
@@ -596,7 +596,7 @@ class SlurmClient(Jobs):
         """
         if not self._in_doubt:
             with suppress(NoAnswerError):
-                return self.transport.run(argv, check=False, env=env, timeout_s=_SOON_S)
+                return self.transport.run(argv, check=False, env=env, timeout_s=_ANSWER_S)
             self._in_doubt = True
         if not self.is_there():
             raise self._away_error(

@@ -73,6 +73,7 @@ class Usage:
     """The usage since a time (Unix seconds), the largest first, and of all together.
 
     source: accounting, or runs. unread: the number of records that can't be read.
+    notes: lines for the user about damaged records of runs.
     """
 
     source: str
@@ -81,6 +82,7 @@ class Usage:
     rows: tuple[UsageRow, ...]
     total: UsageRow
     unread: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def usage_keys(names: Sequence[str]) -> list[By]:

@@ -39,7 +39,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-from clusterctl.transport.remote_open import SILENT, Beat, Opener, fail
+from clusterctl.transport.remote_open import NO_BEAT, Beat, Opener, fail
 
 CHUNK = 1 << 20
 # Bytes read from a pipe at once. For more, glibc would map and clear the memory for each read.
@@ -57,7 +57,7 @@ SETTLED_S = 2.0
 NOT_THERE = 67
 
 
-def hash_of(fd: int, size: int, beat: Beat = SILENT) -> Any:
+def hash_of(fd: int, size: int, beat: Beat = NO_BEAT) -> Any:
     """Return a sha256 object of a file's first ``size`` bytes, or of the whole file if it is
     shorter.
     """

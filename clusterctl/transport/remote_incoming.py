@@ -20,8 +20,8 @@ from typing import Any
 
 from clusterctl.transport.remote_content import ALIVE, HEADER, SAME, UNREADABLE, ZEROS, hash_of
 from clusterctl.transport.remote_open import (
+    NO_BEAT,
     OWNERS,
-    SILENT,
     Beat,
     is_same_file,
     open_own,
@@ -69,7 +69,7 @@ class Incoming:
     keep-alives.
     """
 
-    def __init__(self, stream: Iterator[bytes], beat: Beat = SILENT) -> None:
+    def __init__(self, stream: Iterator[bytes], beat: Beat = NO_BEAT) -> None:
         self.stream = stream
         self.beat = beat
         # The last piece received, and the bytes of it that are consumed.
@@ -265,7 +265,7 @@ def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: boo
         make_place(entry, new, follow=follow, own=own)
 
 
-def is_unchanged(entry: Entry, beat: Beat = SILENT) -> bool:
+def is_unchanged(entry: Entry, beat: Beat = NO_BEAT) -> bool:
     """Return whether a file has the entry's size, time and mode. If so, its access time becomes
     now.
 
@@ -288,7 +288,7 @@ def is_unchanged(entry: Entry, beat: Beat = SILENT) -> bool:
         return False
 
 
-def find_existing(files: Iterable[Entry], beat: Beat = SILENT) -> None:
+def find_existing(files: Iterable[Entry], beat: Beat = NO_BEAT) -> None:
     """For each file, hash the existing complete file, or open the partial file of an earlier
     transfer.
     """

@@ -54,7 +54,7 @@ class Beat:
             self.due = time.monotonic() + ALIVE_S
 
 
-SILENT = Beat(None, b"")
+NO_BEAT = Beat(None, b"")
 
 
 def open_folder(top: bytes, path: bytes = b"") -> int:
@@ -183,7 +183,7 @@ def is_same_file(path: bytes, fd: int) -> bool:
         return False
 
 
-def lock(path: bytes, how: int, wait_s: float, beat: Beat = SILENT) -> int:
+def lock(path: bytes, how: int, wait_s: float, beat: Beat = NO_BEAT) -> int:
     """Open and lock a file. Return its descriptor. Exit with status ``HELD`` after ``wait_s``
     without lock.
 

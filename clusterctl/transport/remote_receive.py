@@ -315,9 +315,8 @@ def assemble(folder: bytes, entries: list[Entry]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(entry.final)
     if damaged:
-        sys.exit(
-            f"{len(damaged)} files in the file store were damaged; the next upload sends them again"
-        )
+        count = "a file was" if len(damaged) == 1 else f"{len(damaged)} files were"
+        sys.exit(f"{count} damaged in the file store; the next upload sends the content again")
 
 
 def make_entry(path: bytes, entry: Entry) -> bool:

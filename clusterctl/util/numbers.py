@@ -1,4 +1,6 @@
-"""Numbers in JSON that a job has written: they may be of any type, NaN, infinite or too large."""
+"""Numbers in messages, and numbers in JSON that a job has written: they may be of any type, NaN,
+infinite or too large.
+"""
 
 from __future__ import annotations
 
@@ -19,3 +21,8 @@ def is_number(value: object) -> TypeGuard[float]:
 def finite(value: Any) -> float | None:
     """Return the value if it is a finite number, otherwise None."""
     return float(value) if is_number(value) and math.isfinite(value) else None
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun: ``1 file``, ``2,000 files``. plural: default: with an s."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

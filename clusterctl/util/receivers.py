@@ -24,6 +24,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from clusterctl.errors import MachineError, Notice, UsageError, printable
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import run
 from clusterctl.util.progress import Limit
 from clusterctl.util.redact import redactor
@@ -178,7 +179,7 @@ class Post:
             waiting = dict(self._waiting)
         for receiver, count in waiting.items():
             if count:
-                self._fail(receiver, f"{count} messages were not sent within {seconds:g} s")
+                self._fail(receiver, f"{counted(count, 'message')} not sent within {seconds:g} s")
 
     def _work(self, receiver: Receiver) -> None:
         while True:

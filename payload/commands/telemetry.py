@@ -39,7 +39,8 @@ def run(config: TelemetryConfig) -> int:
     group = own_group()
     memory = Memory(group=group)
     gpus = Gpus()
-    ranks = Ranks(gpus.users)
+    # Read after the GPUs.
+    ranks = Ranks(lambda: gpus.users)
     sensors: Sequence[Sensor] = (
         Cpu(host.node_cores(), group=group),
         memory,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -213,10 +213,15 @@ def room(folder: str) -> dict[str, int]:
 
 
 class Gpus:
-    """All GPUs of the node, if pynvml is installed. A value that a GPU does not report is null."""
+    """All GPUs of the node, if pynvml is installed. A value that a GPU does not report is null.
+
+    users: process id -> indices of the GPUs on which the process computes, at the last reading, as far
+        as GPUs report it. A container may not see the ids of its processes.
+    """
 
     def __init__(self) -> None:
         self._nvml, self._handles = _open_nvml()
+        self.users: Mapping[int, Sequence[int]] = {}
 
     def describe(self) -> list[dict[str, Any]]:
         return [
@@ -231,8 +236,10 @@ class Gpus:
         ]
 
     def read(self) -> dict[str, Any]:
+        users: dict[int, list[int]] = {}
+        self.users = users
         fields: dict[str, Any] = {
-            "gpus": [self._state(index, handle) for index, handle in self._handles]
+            "gpus": [self._state(index, handle, users) for index, handle in self._handles]
         }
         # The number of GPUs that Slurm has given to the job here.
         if (given := os.environ.get(JOB_GPUS, "")).isdecimal():
@@ -248,16 +255,6 @@ class Gpus:
         rates = [self._ask("nvmlDeviceGetUtilizationRates", handle) for _, handle in self._handles]
         return max(rate.memory for rate in rates) if rates and None not in rates else None
 
-    def users(self) -> dict[int, list[int]]:
-        """Return process id -> indices of the GPUs on which the process computes, as far as GPUs
-        report it. A container may not see the ids of its processes.
-        """
-        users: dict[int, list[int]] = {}
-        for index, handle in self._handles:
-            for process in self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ():
-                users.setdefault(process.pid, []).append(index)
-        return users
-
     def energy_j(self, uuid: str | None) -> float | None:
         """Return the joules that a GPU has used since its driver was loaded; None if it is
         unknown.
@@ -268,11 +265,14 @@ class Gpus:
                 return None if millijoules is None else millijoules / 1000
         return None
 
-    def _state(self, index: int, handle: Any) -> dict[str, Any]:
+    def _state(self, index: int, handle: Any, users: dict[int, list[int]]) -> dict[str, Any]:
+        """Return a GPU's readings. users: gets the GPU under the id of each of its processes."""
         use = self._ask("nvmlDeviceGetUtilizationRates", handle)
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        for process in processes or ():
+            users.setdefault(process.pid, []).append(index)
         return {
             "index": index,
             "util": use and use.gpu,  # percent of time

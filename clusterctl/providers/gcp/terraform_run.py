@@ -143,7 +143,7 @@ _SUMMARY: Final = "Error acquiring the state lock"
 _FIELD: Final = re.compile(r"^\s*(ID|Who|Created):\s+(.*?)\s*$", re.MULTILINE)
 _RECORD: Final = ".clusterctl.runs"
 # A run takes its lock within this time.
-_SOON_S: Final = 120.0
+_LOCKED_WITHIN_S: Final = 120.0
 
 
 def stale_lock(
@@ -164,7 +164,9 @@ def stale_lock(
             # Go writes nanoseconds, in UTC.
             day, clock = fields["Created"].split()[:2]
             created = datetime.fromisoformat(f"{day}T{clock[:15]}+00:00")
-            is_ours = any(began <= created.timestamp() <= began + _SOON_S for began in killed)
+            is_ours = any(
+                began <= created.timestamp() <= began + _LOCKED_WITHIN_S for began in killed
+            )
             if is_ours and created.timestamp() < before:
                 return fields["ID"], created
     return None

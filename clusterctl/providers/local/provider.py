@@ -57,6 +57,7 @@ from clusterctl.state.inventory import (
 )
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
+from clusterctl.util.numbers import counted
 
 _SHARED = "/shared"
 _KEEP_IMAGE: Final = (
@@ -251,7 +252,7 @@ class LocalProvider(Provider):
         )
         request = request.model_copy(update={"anew": tuple(options.recreated)})
         classed: tuple[str, ...] = ()
-        self._helper.report(f"starting {len(request.nodes)} nodes")
+        self._helper.report(f"starting {counted(len(request.nodes), 'node')}")
         with self._helper.asking("up", request.model_dump(mode="json")) as exchange:
             if (answer := exchange.ready()) is not None:
                 planned = layout.MadeCluster.model_validate(answer)

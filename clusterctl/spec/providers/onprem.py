@@ -27,6 +27,7 @@ from clusterctl.spec.hosts import (
 )
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.units import shown
+from clusterctl.util.numbers import counted
 
 
 def _is_name(text: str) -> str:
@@ -176,7 +177,10 @@ def _host_faults(provider: OnpremSettings) -> Iterator[Fault]:
             first[name] = key
         addresses = names if host.address is None else _expanded(host.address)
         if addresses and len(addresses) != len(names):
-            message = f"there are {len(names)} hosts, but {len(addresses)} addresses"
+            message = (
+                f"there are {counted(len(names), 'host')}, but "
+                f"{counted(len(addresses), 'address', 'addresses')}"
+            )
             hint = f"write a range of {len(names)} addresses"
             yield Fault("address-count", (*at, "address"), message, hint)
             continue
@@ -242,7 +246,7 @@ def _partition_faults(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault
             )
         hosts = _expanded(partition.hosts)
         if hosts and partition.nodes and partition.nodes != len(hosts):
-            message = f"nodes is {partition.nodes}, but hosts lists {len(hosts)} hosts"
+            message = f"nodes is {partition.nodes}, but hosts lists {counted(len(hosts), 'host')}"
             yield Fault("node-count", (*at, "nodes"), message, "remove the key nodes")
         for host in hosts:
             unknown = [*_unknown_host_fault((*at, "hosts"), host, names)]

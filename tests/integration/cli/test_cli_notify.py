@@ -212,6 +212,33 @@ def test_top_tells_what_changes(
     assert kept(tmp_path, "completed")[1]["CLUSTERCTL_JOB"] == job_id
 
 
+@pytest.mark.parametrize("verb", [top.top, lambda *a, **k: jobs.jobs(*a, watch=True, **k)])
+def test_message_that_was_not_sent_is_noted_while_the_command_runs(
+    *, verb, played_session, cluster, tmp_path, monkeypatch, set_clock
+) -> None:
+    notes: list[str] = []
+    pause = time.sleep
+    monkeypatch.setattr(Screen, "note", lambda _, *lines: notes.extend(lines))
+    job_id = submitted(played_session, tmp_path, f"until [ -e {tmp_path}/go ]; do sleep 0.1; done")
+    looks = 0
+
+    def look(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            cluster.change(job_id, state="RUNNING", restarts=1)
+        elif any(shows(note, "message-not-sent") for note in notes):
+            (tmp_path / "go").touch()
+            cluster.wait_until_ended(job_id)
+        else:
+            pause(0.1)
+        assert looks < 300
+
+    monkeypatch.setattr(top.time, "sleep", look)
+    set_clock(Clock(sleep=look))
+    verb(TEXT, [job_id], notify=["false"])
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -35,6 +35,7 @@ REFUSED = {
     "bytes as they are, in JSON": (["logs", "--raw"], "options-exclusive", "--raw"),
     "a word too many": (["validate", "extra"], "bad-command-line", "extra"),
     "no spec file of that name": (["-f", "missing.yaml", "up"], "no-such-file", "missing.yaml"),
+    "usage of all clusters": (["--cluster", "all", "usage"], "options-exclusive", "--cluster all"),
     "no cluster of that name": (["status"], "not-up", "'local'"),
 }
 

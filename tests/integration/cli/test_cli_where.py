@@ -149,6 +149,15 @@ def test_where_behind_jobs_without_a_time_limit_expects_no_start(asked, cluster)
     assert shows(train["finding"], "where-endless-jobs")
 
 
+def test_where_of_a_held_job_expects_no_start(asked, cluster, tmp_path) -> None:
+    """With --test-only, Slurm expects a start of it."""
+    (script := tmp_path / "a.sh").write_text("#!/bin/bash\n#SBATCH --hold\n")
+    for found in [*asked(slurm=["--hold"]), *asked(slurm=["-H"]), *asked(str(script))]:
+        assert (found["accepted"], found["expected_start"]) == (True, None)
+        assert not found["submittable"]
+        assert shows(found["finding"], "where-held")
+
+
 def test_where_beyond_a_time_limit_expects_no_start(asked, cluster, tmp_path) -> None:
     """Without EnforcePartLimits, Slurm accepts the job, expects a start, and never starts it."""
     with cluster.state() as state:

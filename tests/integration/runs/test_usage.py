@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.runs.usage import usage_of_cluster
+from clusterctl.runs.usage import usage_of_cluster, usage_of_runs
 from clusterctl.scheduler.base import AccountingAwayError
 from clusterctl.scheduler.usage import By
+from clusterctl.state.ledger import note_runs_folder
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
 
@@ -56,3 +58,18 @@ def test_usage_needs_an_answer_of_the_accounting(cluster: PlayedCluster) -> None
         state["accounting_away"] = True
     with refused("accounting-away", AccountingAwayError):
         usage_of_cluster(cluster.session(), [By.USER], "24h")
+
+
+def test_usage_of_runs_names_a_run_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir()
+    run = tmp_path / "runs" / "demo-1-train"
+    run.mkdir(parents=True)
+    for name in ("run.json", "SHA256SUMS", "environment.json"):
+        (run / name).write_text("{")
+    note_runs_folder(tmp_path / "runs")
+    usage = usage_of_runs([By.USER], "30d")
+    assert usage.rows == ()
+    assert [str(run) in note for note in usage.notes] == [True]

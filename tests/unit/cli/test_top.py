@@ -268,7 +268,7 @@ def shown_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setenv("LINES", str(rows))
         looks = Answers({moment.cluster: moment}, {})
         view = View(moment.cluster, chosen) if chosen else View().moved(looks.found)
-        lines = top._screenful(TEXT, looks, view, "")
+        lines = top._screenful(TEXT, looks, view, [])
         return [re.sub(r"\d\d:\d\d:\d\d   Slurm", "TIME   Slurm", line) for line in lines]
 
     return shown_at

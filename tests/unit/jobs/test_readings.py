@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.jobs.readings import SILENT_S, Figure, GpuUse, Metrics, Progress, Readings
+from clusterctl.jobs.readings import NO_TELEMETRY_S, Figure, GpuUse, Metrics, Progress, Readings
 from clusterctl.scheduler.base import JobInfo, JobState
 
 NODES = ("n1", "n2")
@@ -69,11 +69,11 @@ def test_line_after_a_gap_is_not_joined_to_the_piece_before() -> None:
 
 def test_node_that_is_silent_for_long_has_no_values() -> None:
     readings = added(("telemetry/n1", sample(cpu_percent=50.0)))
-    assert [use.node for use in readings.use(JOB, SILENT_S).nodes] == ["n1"]
-    late = readings.use(JOB, SILENT_S + 1)
+    assert [use.node for use in readings.use(JOB, NO_TELEMETRY_S).nodes] == ["n1"]
+    late = readings.use(JOB, NO_TELEMETRY_S + 1)
     assert (late.nodes, late.silent) == ((), NODES)
     just_started = replace(JOB, start_time=100, end_time=110)
-    assert readings.use(just_started, SILENT_S + 1).silent == ()
+    assert readings.use(just_started, NO_TELEMETRY_S + 1).silent == ()
 
 
 def test_memory_of_a_node_comes_from_the_record_about_its_host() -> None:

@@ -99,9 +99,10 @@ def test_reasons_of_slow_clocks_are_named_but_not_the_power_limit(
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setenv("CLUSTERCTL_JOB_GPUS", "3")
-    found = Gpus().read()
+    gpus = Gpus()
+    found = gpus.read()
     assert found["job_gpus"] == 3
     slowed_by = [gpu["slowed_by"] for gpu in found["gpus"]]
     assert slowed_by == [[], ["its temperature (hardware)", "the power supply"], None]
     assert [gpu["processes"] for gpu in found["gpus"]] == [0, 0, 1]
-    assert Gpus().users() == {7: [2]}
+    assert gpus.users == {7: [2]}

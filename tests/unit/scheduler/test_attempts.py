@@ -259,6 +259,8 @@ def alarm(at: float, kind: str = "idle", **fields: Any) -> dict[str, Any]:
         ([alarm(100), alarm(130, summary="two", seconds=90)], [(40, 130)], ["idle"]),
         ([alarm(100), alarm(110, "data")], [(40, 100), (50, 110)], ["idle", "data"]),
         ([alarm(100), end(120, 0)], [(40, 120)], ["idle"]),
+        # The job's program wrote it.
+        ([alarm(100, "cake")], [], []),
         ([alarm(100), requeue(120, "failed"), start(130, 1)], [(40, 100)], []),
     ],
 )
