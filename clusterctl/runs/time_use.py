@@ -21,7 +21,7 @@ from clusterctl.runs.curve import EPOCH, STEP
 from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.series import events_in, gpus_of, sample_times, samples_with_cores
-from clusterctl.scheduler.attempts import SKEW_S, Trace, hangs_of, traces_of
+from clusterctl.scheduler.attempts import SKEW_S, Hang, Trace, hangs_of, traces_of
 from clusterctl.scheduler.limits import GPU, amounts_of
 from clusterctl.state.run_record import AttemptRecord, RunRecord, TaskRecord
 from clusterctl.util.numbers import finite
@@ -117,7 +117,7 @@ class Evidence:
         return cls(
             traces=traces,
             samples=sample_times(folder, events) if is_open else (),
-            hangs=_merged((hang.since, hang.until) for hang in hangs_of(events)),
+            hangs=_hang_times(hangs_of(events), records),
             idle=_idle_times(folder, nodes, gpus),
             records=records,
             lost=lost,
@@ -404,6 +404,18 @@ def _lost_in(line: Mapping[str, Any]) -> Iterator[_Lost]:
 def _seconds(line: Mapping[str, Any], key: str) -> float | None:
     value = finite(line.get(key))
     return value if value is not None and value >= 0 else None
+
+
+def _hang_times(hangs: Iterable[Hang], records: Sequence[_Record]) -> list[_Span]:
+    """Return the times of hangs. Their ends are recorded up to a second late, so metrics tell them
+    better.
+    """
+    times = [*sorted(record.time for record in records), math.inf]
+    last = len(times) - 1
+    return _merged(
+        (hang.since, min(hang.until, times[bisect_right(times, hang.noticed, hi=last)]))
+        for hang in hangs
+    )
 
 
 def _idle_times(folder: Path, nodes: Sequence[str], gpus: float) -> list[_Span]:

@@ -245,6 +245,22 @@ def test_time_use_counts_a_hang_once(tmp_path: Path) -> None:
     }
 
 
+def test_time_use_ends_a_hang_with_the_first_metric_after_it(tmp_path: Path) -> None:
+    """The progress was noticed a moment later."""
+    run = made(
+        tmp_path,
+        [(0, 200)],
+        events=[
+            started(0),
+            (90, "hang", {"seconds": 70, "summary": "rank 0", "action": "warn"}),
+            (121, "progress", {}),
+            ended(150),
+        ],
+        records=[measured(20, 1, 10.0), measured(120, 2), measured(121.5, 3)],
+    )
+    assert uses(run) == {"start-up": 10, "useful": 11, "hung": 100, "running": 29, "exit": 50}
+
+
 QUIET = {
     "cpu_percent": 0.3,
     "net_rx_bytes_per_s": {"eth0": 80.0},
