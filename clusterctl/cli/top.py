@@ -487,22 +487,22 @@ def _job_table(moment: Moment, chosen: str) -> tuple[list[str], list[list[str]]]
                 f"{job.whole_id} ({len(jobs)} tasks)" if len(jobs) > 1 else job.id,
                 job.name,
                 job.user if several else "",
-                state_counts(jobs) if len(jobs) > 1 else job.state.value,
+                _state(jobs, uses),
                 fold_nodes([*dict.fromkeys(node for each in jobs for node in each.nodes)]),
                 shown_elapsed(max(elapsed)) if elapsed else "",
                 *(_use(uses[0]) if len(uses) == 1 else [""] * len(_USE)),
-                _remark(job, uses),
+                "" if job.ended else job.reason,
             ]
         )
     return heads, rows
 
 
-def _remark(job: JobInfo, uses: Sequence[JobUse]) -> str:
-    """Return in a word what is wrong with running jobs, or why a job waits."""
-    if any(use.hang for use in uses):
-        return "hangs"
+def _state(jobs: Sequence[JobInfo], uses: Sequence[JobUse]) -> str:
+    """Return the state of a job or array and, in a word, what is wrong with what runs of it."""
+    state = state_counts(jobs) if len(jobs) > 1 else jobs[0].state.value
+    hangs = ["hangs"] if any(use.hang for use in uses) else []
     kinds = dict.fromkeys(alarm.kind for use in uses for alarm in use.alarms)
-    return ", ".join(kinds) or ("" if job.ended else job.reason)
+    return ", ".join([state, *hangs, *kinds])
 
 
 def _job_sections(screen: Screen, moment: Moment, job_id: str, prefix: str) -> Iterator[Section]:
