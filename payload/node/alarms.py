@@ -60,11 +60,15 @@ WORK_SHARE = 0.15
 FEWEST_ROUNDS = 20
 # In each series, the others wait in at least this share of the looks, which are few.
 SOME_WAIT = 0.2
-# Memory and disks are near their limit from this share on.
+# Memory and disks are near their limit from this share on. File systems of many terabytes are often
+# as full as that, so a disk is near its limit only if less than this is left.
 NEAR = 0.95
+MUCH_BYTES = 1 << 40
+MANY_FILES = 1_000_000
 # How often the disk and the quota are looked at, and how long quota(1) may take.
 DISK_S = 30.0
 QUOTA_S = 10.0
+KIB = 1024
 MIB_OF_GIB = 1024
 # Smaller sizes are shown in MiB.
 FEW_GIB = 10
@@ -310,10 +314,10 @@ def full_disk(folder: str, room: Mapping[str, Any]) -> Found:
     free, total, free_inodes, inodes = (
         _number(room, key) or 0 for key in ("free", "total", "free_inodes", "inodes")
     )
-    if total and free <= (1 - NEAR) * total:
+    if total and free <= min((1 - NEAR) * total, MUCH_BYTES):
         size = f"{_size(free / MIB)} of {_size(total / MIB)}"
         found[folder] = f"the file system of {folder} has only {size} left"
-    if inodes and free_inodes <= (1 - NEAR) * inodes:
+    if inodes and free_inodes <= min((1 - NEAR) * inodes, MANY_FILES):
         text = f"the file system of {folder} has only {free_inodes:,} of {inodes:,} inodes left"
         found[f"{folder} inodes"] = text
     return found
@@ -340,11 +344,13 @@ def used_quotas(text: str) -> Found:
         words = line.replace("*", " ").split()
         if len(words) < 9 or not all(word.isdecimal() for word in words[1:9]):  # noqa: PLR2004
             continue
-        for what, at in (("KiB", 1), ("files", 5)):
+        for what, at, much in (("KiB", 1, MUCH_BYTES // KIB), ("files", 5, MANY_FILES)):
             used, soft, hard = map(int, words[at : at + 3])
             limit = hard or soft
-            if limit and used >= NEAR * limit:
-                shown = f"{used:,} of {limit:,} {what}"
+            if limit and used >= limit - min((1 - NEAR) * limit, much):
+                shown = f"{used:,} of {limit:,} files"
+                if what == "KiB":
+                    shown = f"{_size(used / KIB)} of {_size(limit / KIB)}"
                 found[f"{words[0]} {what}"] = f"the quota on {words[0]} is nearly used up: {shown}"
     return found
 

@@ -196,12 +196,20 @@ Disk quotas for user stud (uid 1000):
    fs1:/home  97000  90000 100000  604800 120   0   0  0
    /dev/sdb1 97000*   90000   97500       0     950    1000    1000       0
    /dev/sdc1 10       0       0       0     5       0       0       0
+   fs2:/proj 96000000000 0 100000000000   0 5 0 0 0
+   fs3:/proj 99000000000 0 100000000000   0 5 0 0 0
 quota: Cannot get quota
 """
 
 
 def test_quotas_that_are_nearly_used_up_are_read_from_quota() -> None:
-    assert [*used_quotas(QUOTA)] == ["fs1:/home KiB", "/dev/sdb1 KiB", "/dev/sdb1 files"]
+    assert [*used_quotas(QUOTA)] == [
+        "fs1:/home KiB",
+        "/dev/sdb1 KiB",
+        "/dev/sdb1 files",
+        "fs3:/proj KiB",
+    ]
+    assert "95 MiB of 98 MiB" in used_quotas(QUOTA)["fs1:/home KiB"]
     assert used_quotas("") == {}
 
 
@@ -211,6 +219,12 @@ def test_quotas_that_are_nearly_used_up_are_read_from_quota() -> None:
         ({"free": 5, "total": 100, "free_inodes": 0, "inodes": 0}, ["/data"]),
         ({"free": 6, "total": 100, "free_inodes": 6, "inodes": 100}, []),
         ({"free": 50, "total": 100, "free_inodes": 5, "inodes": 100}, ["/data inodes"]),
+        # 30 TiB are free on a file system that is 96 % full.
+        ({"free": 30 << 40, "total": 750 << 40, "free_inodes": 2e6, "inodes": 1e8}, []),
+        (
+            {"free": 1 << 40, "total": 750 << 40, "free_inodes": 1e6, "inodes": 1e8},
+            ["/data", "/data inodes"],
+        ),
         ({"free": None, "total": "x"}, []),
         ({}, []),
     ],
