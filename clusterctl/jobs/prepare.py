@@ -51,7 +51,7 @@ from clusterctl.scheduler.user_script import (
 )
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import OPTIONS, JobOptions
-from clusterctl.spec.names import Launcher, first_few
+from clusterctl.spec.names import NODE_RECEIVERS, Launcher, first_few
 from clusterctl.spec.program import is_job_file
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import format_duration
@@ -301,6 +301,7 @@ class Preparer:
         for notice in filter(None, map(restart_notice, jobs, restarted)):
             self.note(notice)
         self._notes(filter(None, map(plain_secret_notice, jobs)))
+        self._notes(filter(None, map(node_messages_notice, jobs)))
         jobs = [fitted_to(site, job) for job in restarted]
         if any(map(points_in_time, jobs)):
             timed = [with_local_times(session.transport if session else None, job) for job in jobs]
@@ -456,6 +457,21 @@ def plain_secret_notice(job: JobSpec) -> Notice | None:
         f"--env writes {first_few(names)} to the job's script and records in plain text: use "
         f"{flags} instead",
     )
+
+
+def node_messages_notice(job: JobSpec) -> Notice | None:
+    """Return a message about where messages about a job are sent from, if it has the variable that
+    payload/node/messages.py reads.
+    """
+    if NODE_RECEIVERS not in job.secret:
+        return None
+    if job.array is not None and not job.pack:
+        text = (
+            f"{job.name}: the tasks of an array send no messages, so {NODE_RECEIVERS} has no effect"
+        )
+        return Notice("no-messages-from-node", text)
+    text = f"{job.name}: messages are sent from its first node, if that has a way out: see its log"
+    return Notice("messages-from-node", text)
 
 
 def reject_sent_secrets(job: JobSpec, script: str, source: Source | None) -> None:

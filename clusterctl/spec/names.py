@@ -50,6 +50,8 @@ LEAST_DISK_MIB: Final = 64
 MAX_COUNT: Final = 65_533
 # The variable with the folder of an earlier run's files on the cluster.
 FROM_RUN: Final = "CLUSTERCTL_FROM_RUN"
+# The variable of --secret with the addresses to which payload/node/messages.py sends messages.
+NODE_RECEIVERS: Final = "CLUSTERCTL_NOTIFY"
 # What helps if a cluster is broken: of clusterctl itself, and of other people.
 RUN_UP: Final = "run `clusterctl up`"
 ASK_OPERATORS: Final = "ask the site's administrators"

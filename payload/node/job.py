@@ -49,7 +49,7 @@ from typing import Any
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from payload.node import ports, processes, restarts, secret_values, task
+from payload.node import messages, ports, processes, restarts, secret_values, task
 from payload.node.claim import end_unless_first
 from payload.node.requeue import (
     DOWN,
@@ -299,10 +299,12 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
         return status
     task.hold_signals()
     restart = Restart(events, options, program)
+    begin = events.size
     if (status := restart.begin(nodes)) is not None:
         return status
     # A start that only ends the job has no values any more.
     secrets = task.read_secrets(options)
+    sender = messages.Sender(secrets.get(messages.VARIABLE, ""), begin)
     telemetry = Telemetry(options, nodes)
     running = Program(program, restart, telemetry, secrets)
     status = running.wait()
@@ -321,6 +323,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
         restart.end_again()
     if not running.is_told:
         restart.record_late_end()
+    wait_until_ended(sender.end(), messages.LAST_S)
     return status
 
 

@@ -80,6 +80,11 @@ class Events:
             self._added
         )
 
+    @property
+    def size(self) -> int:
+        """The size of the file in bytes."""
+        return os.fstat(self._file).st_size
+
     def add(self, event: str, **fields: object) -> bool:
         """Record an event on disk. Return whether that worked: the disk may be full."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"

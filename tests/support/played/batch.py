@@ -27,6 +27,7 @@ NODE = (
     "claim",
     "hang",
     "job",
+    "messages",
     "native",
     "pack",
     "ports",
