@@ -105,6 +105,7 @@ def _answer_of(cluster_status: Status) -> dict[str, Any]:
         "partitions": [asdict(partition) for partition in cluster_status.partitions],
         "jobs": [job.as_dict() for job in cluster_status.jobs],
         "accounting_failure": cluster_status.accounting_failure,
+        "controller_lacks": [asdict(lack) for lack in cluster_status.controller_lacks],
         "auto_down": cluster_status.auto_down,
     }
 
@@ -173,6 +174,8 @@ def _lines(
             f"{cluster_status.advice.repair}"
         )
         lines += ["", Notice("no-accounting", text), f"  {reason.splitlines()[-1]}"]
+    for lack in cluster_status.controller_lacks:
+        lines += ["", Notice(lack.code, f"the controller: {lack.why}"), f"  {lack.fix}"]
     if auto_down := cluster_status.auto_down:
         state = (
             ""

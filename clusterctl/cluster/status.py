@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.hosts.needs import lacks_of, text_of
+from clusterctl.errors import Failure, SlurmAwayError
+from clusterctl.hosts.needs import Lack, text_of
 from clusterctl.jobs.events import with_hangs
 from clusterctl.scheduler.advice import OWN, Advice
 from clusterctl.scheduler.base import JobInfo, NodeInfo
@@ -19,7 +20,7 @@ from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, Transport
+from clusterctl.transport.base import Transport
 from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
@@ -33,12 +34,14 @@ _HEALTH_S: Final = 8.0
 class Status:
     """The status of a cluster.
 
-    ready: whether every node can be used. nodes: all nodes, as shown by the scheduler.
+    ready: whether every node can be used and the controller lacks nothing. nodes: all nodes, as
+        shown by the scheduler.
     jobs: the waiting and running jobs.
     partitions: the partitions of a cluster that other people operate. Such a cluster is ready if a
         partition has usable nodes. Its nodes are not listed, and its jobs are only the user's own.
     required_nodes: number of a waiting job -> the nodes that it asks for by name.
     accounting_failure: why Slurm's accounting does not answer; "" if it answers.
+    controller_lacks: what the controller lacks of that which jobs need; see touches.yml.
     auto_down: the idle time after which the cluster removes itself, and whether the timer is
         active.
     advice: what users can do about the cluster itself.
@@ -50,6 +53,7 @@ class Status:
     nodes: tuple[NodeInfo, ...]
     jobs: tuple[JobInfo, ...]
     accounting_failure: str = ""
+    controller_lacks: tuple[Lack, ...] = ()
     auto_down: dict[str, Any] | None = None
     partitions: tuple[PartitionInfo, ...] = ()
     required_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -67,15 +71,23 @@ def status_of(workspace: Workspace) -> Status:
         with connections_of(site, workspace) as connections:
             # Only the job user can read the files of its jobs.
             session = session_of(site, workspace, connections, patience_s=SHOWN_PATIENCE_S)
+            controller = site.inventory.controller.name
+            ask_lacks = partial(site.lacks, [controller], connections.to, within_s=_HEALTH_S)
+            lacks = start_in_thread(ask_lacks)
             ask_accounting = partial(site.accounting_failure, session.scheduler, connections.to)
             accounting_failure = start_in_thread(ask_accounting)
-            overview = site.overview(session.scheduler, connections.to)
+            try:
+                overview = site.overview(session.scheduler, connections.to)
+            except SlurmAwayError as exc:
+                if unmet := lacks().get(controller):
+                    raise _controller_unfit(controller, unmet, exc) from exc
+                raise
             # Parsing a spec with all its rules takes time, and most specs don't set auto_down.
             has_auto_down = (
                 b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
             )
             timer = (
-                auto_down(applied_spec(workspace), connections.to(site.inventory.controller.name))
+                auto_down(applied_spec(workspace), connections.to(controller))
                 if has_auto_down
                 else None
             )
@@ -83,15 +95,20 @@ def status_of(workspace: Workspace) -> Status:
             active = with_limits(session.scheduler, active)
             waits = any(map(waits_for_nodes, active))
             required = site.required_nodes(session.scheduler) if waits else {}
-            nodes = _with_lacks(overview.nodes, connections.to)
+            silent = [node.name for node in overview.nodes if node.is_lost]
+            nodes = _with_lacks(
+                overview.nodes, site.lacks(silent, connections.to, within_s=_HEALTH_S)
+            )
             failure = accounting_failure()
+            controller_lacks = tuple(lacks().get(controller, ()))
     return Status(
         site.inventory.cluster,
         site.inventory.provider,
-        overview.is_ready,
+        overview.is_ready and not controller_lacks,
         nodes,
         active,
         failure,
+        controller_lacks,
         timer,
         overview.partitions,
         required,
@@ -99,13 +116,22 @@ def status_of(workspace: Workspace) -> Status:
     )
 
 
-def _with_lacks(nodes: tuple[NodeInfo, ...], to: Connect) -> tuple[NodeInfo, ...]:
+def _controller_unfit(host: str, lacks: Sequence[Lack], exc: SlurmAwayError) -> SlurmAwayError:
+    failures = [Failure(lack.code, lack.why, host, None, lack.fix) for lack in lacks]
+    return SlurmAwayError.of_hosts(
+        f"Slurm does not answer, and {{hosts}} can't serve jobs ({exc.why or exc.what})",
+        failures,
+        code="controller-unfit",
+    )
+
+
+def _with_lacks(
+    nodes: tuple[NodeInfo, ...], lacks: Mapping[str, Sequence[Lack]]
+) -> tuple[NodeInfo, ...]:
     """Add what nodes lack to the reasons of nodes that don't answer Slurm, if their hosts answer.
 
     slurmd runs the health check that drains a node, so that Slurm has no other reason if slurmd ends.
     """
-    silent = [node.name for node in nodes if node.is_lost]
-    lacks = lacks_of(silent, to, within_s=_HEALTH_S)
     return tuple(
         replace(node, reason="; ".join(filter(None, (node.reason, text_of(lacks[node.name])))))
         if node.name in lacks

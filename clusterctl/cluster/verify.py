@@ -358,7 +358,8 @@ def wait_until_ready(
                 drained={node.name: drain_reason(node) for node in by_state[Availability.DRAINED]},
                 resumed={**restarted, **resumed},
             )
-    lacks = lacks_of(problems.keys() & {*names}, to, within_s=HEALTH_S)
+    own = {*names, inventory.controller.name}
+    lacks = lacks_of(problems.keys() & own, to, within_s=HEALTH_S)
     failures = [
         Failure(
             "verify",

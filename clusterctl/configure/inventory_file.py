@@ -55,10 +55,10 @@ BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"
 # Only the distribution's own Python has the bindings of the package manager.
 PYTHON = "/usr/bin/python3"
 
-_OF_EACH: Final = ("common", "job_env", "munge", "openmpi", "users")
+_OF_EACH: Final = ("common", "health", "job_env", "munge", "openmpi", "users")
 # Group of hosts -> its roles in class.yml.
 CLASS_ROLES: Final = {
-    COMPUTE: ("health", "slurmd", *_OF_EACH),
+    COMPUTE: ("slurmd", *_OF_EACH),
     CONTROLLER: ("mariadb", "slurmctld", "slurmdbd", *_OF_EACH),
 }
 

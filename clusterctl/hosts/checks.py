@@ -533,8 +533,8 @@ def _unmet_needs(answers: Mapping[str, Examined], found: Sequence[Finding]) -> I
 
 @_check_of_host
 def _unmounted_homes(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
-    """Yield folders of users' homes that are not mounted: only nodes have a health check that looks
-    at the shared folder.
+    """Yield folders of users' homes that are not mounted: homes may be in another folder than the
+    shared one, which the health check looks at.
     """
     for folder in facts.unmounted:
         users = [

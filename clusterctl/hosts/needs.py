@@ -1,4 +1,4 @@
-"""What nodes lack to run jobs, as their health check reports it."""
+"""What hosts lack to run jobs, as their health check reports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPORT = ("sudo", "-n", HEALTH_PROGRAM, "report")
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A need of a node that is not met: `needs` of a role's touches.yml."""
+    """A need of a host that is not met: `needs` of a role's touches.yml."""
 
     code: str
     what: str
@@ -25,7 +25,7 @@ class Lack:
 
 
 def lacks_of(hosts: Collection[str], to: Connect, *, within_s: float) -> Mapping[str, list[Lack]]:
-    """Return node -> what it lacks. Nodes that lack nothing, or don't answer in time, are left out."""
+    """Return host -> what it lacks. Hosts that lack nothing, or don't answer in time, are left out."""
 
     def ask(host: str) -> list[Lack]:
         try:

@@ -16,7 +16,7 @@ state of the items in these files, so that `down` can restore it. Keys that only
         its start), accounting (words for sacctmgr), absent (paths), alone (files
         without another *.conf in their folder), rivals (a pattern that no line of a later file in
         the folder may match, by file)
-    needs:                        what must hold on a node so that jobs can run there
+    needs:                        what must hold on a host so that jobs can run
       - check: folder             the check in health.py; its parameters are further keys
         code, what, fix           of its problems in `doctor`
     hint: see ...                 advice if a task of the role fails

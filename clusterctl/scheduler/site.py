@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from clusterctl.errors import UsageError
+from clusterctl.hosts.needs import Lack, lacks_of
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
@@ -176,6 +177,12 @@ class Site(ABC):
     def accounting_failure(self, scheduler: Jobs, to: Connect) -> str:
         """Return why Slurm's accounting does not answer; "" if it answers. See ``overview``."""
         return self._as_admin(scheduler, to).accounting_failure()
+
+    def lacks(
+        self, hosts: Collection[str], to: Connect, *, within_s: float
+    ) -> Mapping[str, list[Lack]]:
+        """Return host -> what it lacks of that which jobs need. See ``lacks_of``."""
+        return lacks_of(hosts, to, within_s=within_s)
 
     def _as_admin(self, scheduler: Jobs, to: Connect) -> Jobs:
         return self.client(to(self.inventory.controller.name), to, scheduler.patience_s)

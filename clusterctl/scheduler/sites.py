@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
+from clusterctl.hosts.needs import Lack
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs
 from clusterctl.scheduler.parts import most_tasks
@@ -148,6 +149,12 @@ class ForeignSlurm(OwnSlurm):
     def accounting_failure(self, scheduler: Jobs, to: Connect) -> str:
         # The jobs of users don't need it.
         return ""
+
+    def lacks(
+        self, hosts: Collection[str], to: Connect, *, within_s: float
+    ) -> Mapping[str, list[Lack]]:
+        # These hosts have no health check of clusterctl's.
+        return {}
 
     def required_nodes(self, scheduler: Jobs) -> Mapping[int, tuple[str, ...]]:
         return {}

@@ -337,6 +337,8 @@ _DISKS: Final = (
     "/run",
     "/var/log",
 )
+# Of Slurm's state and of its accounting.
+_CONTROLLER_DISKS: Final = ("/var/lib/slurm/slurmctld", "/var/lib/mysql")
 # XIDs of hardware faults, for which NVIDIA's "XID Errors" recommends to reset or report the GPU.
 _GRAVE_XIDS: Final = (
     48,
@@ -367,11 +369,11 @@ def render_health_file(
     spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]
 ) -> str:
     """Return JSON: host -> settings of its health check. A host that is not in ``drivers`` has no
-    GPUs.
+    GPUs. Only nodes are drained and resumed; of other hosts the check only reports.
     """
     limits = spec.monitoring.health
     settings = {}
-    for host in inventory.compute:
+    for host in inventory.hosts:
         driver = drivers.get(host.name, Driver())
         settings[host.name] = {
             "node": host.name,
@@ -390,7 +392,7 @@ def render_health_file(
                 flag.field: f"{flag.means}: {flag.fix or 'boot the node'}" for flag in flags()
             },
             "xids": _GRAVE_XIDS,
-            "disks": _DISKS,
+            "disks": (*_DISKS, *(_CONTROLLER_DISKS if host.is_controller else ())),
             "disk_free_mib": limits.disk_free,
             "clock_offset_s": limits.clock_offset,
         }

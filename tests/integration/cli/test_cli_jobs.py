@@ -5,9 +5,10 @@ id.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from clusterctl.cli import cancel, jobs, logs
 from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.cluster.status import Status
-from clusterctl.errors import UsageError, WaitTimeoutError
+from clusterctl.errors import SlurmAwayError, UsageError, WaitTimeoutError
+from clusterctl.hosts.needs import REPORT, Lack
 from clusterctl.jobs.watch import ChangeNotes, wait
 from clusterctl.scheduler.base import JOB_FIELDS, Column, JobInfo, JobState
 from clusterctl.scheduler.session import Session
@@ -175,6 +177,54 @@ def test_status_notes_missing_accounting(played_session, cluster, capsys) -> Non
     assert shows(capsys.readouterr().out, "no-accounting")
     jobs.status(JSON)
     assert "Connection refused" in json.loads(capsys.readouterr().out)["accounting_failure"]
+
+
+def lacking_controller(cluster: PlayedCluster) -> Lack:
+    """Let the controller's health check report a lack, and return it."""
+    lack = Lack("disk-full", "too little disk space", "/var has 3 MiB free", "remove some")
+    path = cluster.root / "bin" / "sudo"
+    report = shlex.quote(json.dumps([asdict(lack)]))
+    path.write_text(f'#!/bin/sh\n[ "$*" = "{" ".join(REPORT[1:])}" ] && echo {report}\n')
+    path.chmod(0o755)
+    return lack
+
+
+def test_status_names_what_the_controller_lacks(played_session, cluster, capsys) -> None:
+    """The cluster has no nodes, which could not be ready either."""
+    inventory = played_session.workspace.inventory
+    facts = json.loads(inventory.read_text())
+    inventory.write_text(json.dumps({**facts, "hosts": facts["hosts"][:1]}))
+    jobs.status(JSON)
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ready"], answer["controller_lacks"]) == (True, [])
+    lack = lacking_controller(cluster)
+    jobs.status(JSON)
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ready"], answer["controller_lacks"]) == (False, [asdict(lack)])
+    jobs.status(TEXT)
+    output = capsys.readouterr().out
+    assert "NOT ready" in output
+    assert lack.why in output
+    assert lack.fix in output
+
+
+def test_status_without_slurmctld_names_what_the_controller_lacks(
+    played_session, cluster, set_clock
+) -> None:
+    played_session.workspace.configured.write_text('{"marks": {"n1": {}}}')
+    with cluster.state() as state:
+        state["away"] = 1000
+    slept: list[float] = []
+    set_clock(Clock(lambda: sum(slept), slept.append))
+    with pytest.raises(SlurmAwayError) as caught:
+        jobs.status(JSON)
+    assert caught.value.code == "slurm-away"
+    lack = lacking_controller(cluster)
+    with pytest.raises(SlurmAwayError) as caught:
+        jobs.status(JSON)
+    assert caught.value.code == "controller-unfit"
+    (failure,) = caught.value.failures
+    assert (failure.code, failure.cause, failure.fix) == (lack.code, lack.why, lack.fix)
 
 
 def test_status_of_a_foreign_cluster_has_partitions(

@@ -189,7 +189,7 @@ def test_host_may_have_every_role(
         "Configure Slurm's authentication": every,
         "Configure the software and environment of jobs": every,
         "Configure Slurm's controller": ["demo-ctl"],
-        "Configure the compute nodes": computing,
+        "Configure the check of what a host needs": every,
         "Configure Slurm's nodes": computing,
         "Configure the login hosts": ["demo-train-2"],
     }

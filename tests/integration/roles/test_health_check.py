@@ -180,7 +180,7 @@ def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
     settings = json.loads(
         render_health_file(spec, inventory, {host.name: driver for host in inventory.compute})
     )
-    (folder / "health.json").write_text(json.dumps(next(iter(settings.values()))))
+    (folder / "health.json").write_text(json.dumps(settings[inventory.compute[0].name]))
     host = Host(folder)
     needs = json.loads((folder / "health.json").read_text())["needs"]
     of_machine = [need for need in needs if need["check"] in {"disks", "clock", "xids", "gpus"}]
@@ -695,12 +695,12 @@ def test_failed_unit_is_started_again(host: Host) -> None:
 
 @pytest.mark.parametrize(
     ("count", "state", "is_named"),
-    [(5, "activating", True), (5, "failed", True), (0, "active", False)],
+    [(5, "activating", True), (5, "failed", True), (2, "activating", False), (0, "active", False)],
 )
 def test_slurmd_that_ends_at_each_start_is_reported(
     host: Host, count: int, state: str, *, is_named: bool
 ) -> None:
-    host.needs("restarts", unit="slurmd", log="/no/such")
+    host.needs("restarts", unit="slurmd", many=3, steady_s=60, log="/no/such")
     shown = f"ActiveState={state}\\nNRestarts={count}\\nActiveEnterTimestampMonotonic=0\\n"
     host.program("systemctl", f"printf '{shown}'")
     fatal = "can't stat gres.conf file /dev/nvidia0: No such file or directory"
@@ -789,7 +789,7 @@ def _room(**values: int) -> Callable[[Host], None]:
 
 def _slurmd(count: int, state: str, since_s: float) -> Callable[[Host], None]:
     def arrange(host: Host) -> None:
-        host.needs("restarts", unit="slurmd", log="/no/such")
+        host.needs("restarts", unit="slurmd", many=3, steady_s=60, log="/no/such")
         since_us = int((time.monotonic() - since_s) * 1e6)
         shown = (
             f"ActiveState={state}\\nNRestarts={count}\\nActiveEnterTimestampMonotonic={since_us}"

@@ -202,9 +202,9 @@ def away_controller(state: str, log: str, then: Sequence[Step] = ()) -> Scripted
     return ScriptedTransport([AWAY, unit, *tail, *then])
 
 
-def wait(controller: ScriptedTransport) -> Verification:
+def wait(controller: ScriptedTransport, timeout_s: float = 60) -> Verification:
     slurm = SlurmNodes(controller, patience_s=0)
-    return wait_until_ready(INVENTORY, NAMES, slurm, lambda _: controller, timeout_s=60)
+    return wait_until_ready(INVENTORY, NAMES, slurm, lambda _: controller, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -340,6 +340,17 @@ def test_node_whose_slurmd_ends_is_named_with_what_it_lacks() -> None:
         verify(INVENTORY, ScriptedTransport([states]), {NAMES[0]: node}, timeout_s=-1)
     (failure,) = caught.value.failures
     assert fatal in failure.cause
+    assert failure.fix == "y"
+
+
+def test_controller_without_slurmctld_is_named_with_what_it_lacks() -> None:
+    full = "/var has 0 MiB free, but needs 200"
+    controller = away_controller("ActiveState=active\nNRestarts=0\n", "", [report(full)])
+    with rejected("cluster-not-ready", VerifyError) as caught:
+        wait(controller, timeout_s=-1)
+    (failure,) = caught.value.failures
+    assert failure.host == "d-ctl"
+    assert full in failure.cause
     assert failure.fix == "y"
 
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from clusterctl.errors import UnreachableError
 from clusterctl.hosts.needs import REPORT, Lack, lacks_of, text_of
+from clusterctl.hosts.roles import node_needs
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import SharedFolder
 from clusterctl.transport.base import Transport
+from tests.support.inventories import CTL, INVENTORY
 from tests.support.scripted import ScriptedTransport, Step
 
+SPEC = ClusterSpec.model_validate(
+    {
+        "version": 1,
+        "name": "d",
+        "provider": {"type": "local"},
+        "partitions": [{"name": "train", "nodes": 2}],
+    }
+)
 LACK = Lack("gpu-devices", "device files are missing", "/dev/nvidia0 is missing", "see dmesg")
 
 
@@ -23,3 +36,28 @@ def test_lacks_are_those_of_nodes_that_answer() -> None:
     }
     assert lacks_of(hosts, hosts.__getitem__, within_s=60) == {"n1": [LACK, LACK]}
     assert text_of([LACK]) == LACK.why
+
+
+def test_needs_of_a_host_are_those_of_its_roles() -> None:
+    by_role = {
+        role: {need["code"] for need in node_needs(SPEC, INVENTORY, host)}
+        for host in INVENTORY.hosts
+        for role in host.roles
+    }
+    of_all = {"shared-folder-away", "account-differs", "disk-full", "clock", "unit-failed"}
+    of_controller = {"slurmctld-restarts", "slurmdbd-restarts", "database-failed"}
+    of_nodes = {"job-python", "fabric-away", "gpu-devices", "gpu-fault", "gpu-unhealthy"}
+    assert by_role == {
+        "controller": of_all | of_controller,
+        "compute": of_all | of_nodes | {"slurmd-restarts"},
+    }
+
+
+def test_controller_that_serves_the_shared_folder_needs_its_nfs_server() -> None:
+    inventory = replace(INVENTORY, shared_folder=SharedFolder(kind="nfs"))
+    servers = [
+        host.name
+        for host in inventory.hosts
+        if "nfs-server-failed" in {need["code"] for need in node_needs(SPEC, inventory, host)}
+    ]
+    assert servers == [CTL]

@@ -107,10 +107,6 @@ CHRONY_LEAP = 13
 PASSWD_COLONS = 5
 UCX_DEVICES = re.compile(r"UCX_NET_DEVICES=([^\s'\"]+)")
 FATAL = re.compile(r"\bfatal: (.*)")
-# A daemon that was restarted so often, and has run for less than so many seconds since, ends again
-# and again. slurmd waits 19 s for devices before it ends.
-MANY_RESTARTS = 3
-STEADY_S = 60
 
 # The settings of this node, with the parameters of the need that is checked.
 Settings = dict[str, Any]
@@ -359,7 +355,9 @@ def start_units(need: Settings, _: State) -> str:
 
 
 def restarts(need: Settings, _: State) -> Iterator[Problem]:
-    """Check that a daemon does not end again and again. `unit`: its unit. `log`: its own log."""
+    """Check that a daemon does not end again and again. `unit`: its unit. `many`: how many restarts
+    are too many. `steady_s`: a daemon that has run so long has recovered. `log`: its own log.
+    """
     unit = need["unit"]
     shown = "--property=ActiveState,NRestarts,ActiveEnterTimestampMonotonic"
     lines = ask("systemctl", "show", shown, unit).text.splitlines()
@@ -368,8 +366,8 @@ def restarts(need: Settings, _: State) -> Iterator[Problem]:
     since_s = (
         time.monotonic() - (number(values.get("ActiveEnterTimestampMonotonic", "")) or 0) / 1e6
     )
-    is_steady = values.get("ActiveState") == "active" and since_s > STEADY_S
-    if count >= MANY_RESTARTS and not is_steady:
+    is_steady = values.get("ActiveState") == "active" and since_s > need["steady_s"]
+    if count >= need["many"] and not is_steady:
         fatal = last_fatal(unit, need["log"])
         yield Problem(f"{unit} has ended {count} times{f': {fatal}' if fatal else ''}")
 
