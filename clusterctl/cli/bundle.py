@@ -16,6 +16,7 @@ from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import inventory_of
 from clusterctl.transport.tree import format_size
+from clusterctl.util.numbers import counted
 
 BundleFile = Annotated[Path, argument("A bundle from `bundle create`.", metavar="FILE")]
 Systems = Annotated[
@@ -138,7 +139,9 @@ def _show(screen: Screen, opened: Bundle, *last: str) -> None:
         count = system.packages
         wheels = len(system.wheels + system.gpu + system.more)
         systems[release] = {"packages": count, "python": system.python, "wheels": wheels}
-        lines.append(f"  {release}: {count} packages, {wheels} wheels for Python {system.python}")
+        lines.append(
+            f"  {release}: {counted(count, 'package')}, {counted(wheels, 'wheel')} for Python {system.python}"
+        )
     answer = {
         "file": str(opened.file),
         "digest": opened.digest,

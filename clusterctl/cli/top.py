@@ -31,6 +31,7 @@ from clusterctl.jobs.top import Moment, Watch, watching
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, state_counts, worst_job
 from clusterctl.scheduler.slurm_values import fold_nodes, gpu_count
 from clusterctl.transport.tree import format_size
+from clusterctl.util.numbers import counted
 
 _CURVE: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 40
@@ -367,7 +368,7 @@ def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[S
         # On clusters of other people, only the user's own jobs are listed.
         yield Section(("no jobs of yours" if moment.partitions else "no jobs",))
     if moment.unread:
-        yield Section((f"{moment.unread} more running jobs are not read",))
+        yield Section((f"not read: {counted(moment.unread, 'more running job')}",))
 
 
 def _place(moment: Moment, chosen: str) -> int:

@@ -17,6 +17,7 @@ from clusterctl.jobs.where import NOW_S, Accuracy, Candidate
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.units import format_duration
+from clusterctl.util.numbers import counted
 
 _UNKNOWN: Final = "unknown"
 # A job that asks only for what the options say.
@@ -87,7 +88,7 @@ def _lines(screen: Screen, places: Sequence[Candidate], now: float) -> list[str]
     ]
     unasked = sum(each.asked_at is None for each in places)
     if unasked:
-        text = f"Slurm was not asked about {unasked} places yet, to keep the pace of the site"
+        text = f"Slurm was not asked about {counted(unasked, 'place')} yet, to keep the pace of the site"
         reasons.append(Notice("where-unasked", f"{text}; run the command again in a minute"))
     return [*lines, *([""] if reasons else []), *reasons]
 

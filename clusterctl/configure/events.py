@@ -63,7 +63,7 @@ class Recap:
 
     def __str__(self) -> str:
         hosts = counted(len(self.ok), "host")
-        return f"{sum(self.ok.values())} tasks on {hosts}, {self.changed} changed"
+        return f"{counted(sum(self.ok.values()), 'task')} on {hosts}, {self.changed} changed"
 
 
 def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult | None:
@@ -161,5 +161,9 @@ def _diff_text(difference: Mapping[str, Any]) -> str:
         return ""
     old, new = (str(difference.get(f"{key}_header") or key) for key in ("before", "after"))
     lines = [*difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="")]
-    omitted = [f"... and {len(lines) - _MOST_LINES} more lines"] if len(lines) > _MOST_LINES else []
+    omitted = (
+        [f"... and {counted(len(lines) - _MOST_LINES, 'more line')}"]
+        if len(lines) > _MOST_LINES
+        else []
+    )
     return "\n".join([*lines[:_MOST_LINES], *omitted])

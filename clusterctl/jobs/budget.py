@@ -11,6 +11,7 @@ from clusterctl.errors import Notice, SchedulerError, UsageError
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.usage import By, month_start, next_month, usage_of_jobs
+from clusterctl.util.numbers import counted
 from clusterctl.util.progress import LineReporter
 
 # From this share of a budget on, `submit` warns.
@@ -42,7 +43,7 @@ def check_budget(session: Session, note: LineReporter) -> None:
     provider = provider_of(spec.provider)
     usage = usage_of_jobs(jobs, [By.MONTH], first, lambda name: provider.node_price(spec, name))
     if usage.unread:
-        text = f"{usage.unread} records of jobs can't be read, so that more is used than is known"
+        text = f"{counted(usage.unread, 'record')} of jobs can't be read, so that more is used than is known"
         note(Notice("budget-unchecked", f"note: the budget was not wholly checked: {text}"))
     for name, limit in limits.items():
         used = getattr(usage.total, name)

@@ -62,7 +62,7 @@ class Listing:
     def unlisted_notice(self) -> Notice:
         return Notice(
             "unlisted-jobs",
-            f"{self.unlisted} jobs that have left the queue are missing in this list, because "
+            f"{counted(self.unlisted, 'job')} that left the queue can't be listed, because "
             f"Slurm's accounting (slurmdbd) does not answer: {self.repair}",
         )
 

@@ -31,6 +31,7 @@ from clusterctl.transport.tree import (
     literal_pattern,
     unreadable_error,
 )
+from clusterctl.util.numbers import counted
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -391,7 +392,7 @@ class FolderWalk:
         notes = []
         if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
             size = (
-                f"{format_size(self.bytes)} in {self.files:,} files, most of it in "
+                f"{format_size(self.bytes)} in {counted(self.files, 'file')}, most of it in "
                 f"{self._largest()}"
             )
             text = f"the folder {self.folder} is large: {size}; {_LEAVE_OUT}"

@@ -62,6 +62,7 @@ from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.put import Sent, Upload, begin_new_folder, store_of
 from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items, literal_pattern
 from clusterctl.util.assets import data_folder, payload_hash
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts, parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
 
@@ -112,7 +113,7 @@ class SentSource:
     @property
     def summary(self) -> str:
         """A line such as ``3 files, 2.5 KiB, from /home/ada/proj: 1.0 KiB sent``."""
-        amount = f"{self.files} files" if self.files != 1 else "1 file"
+        amount = counted(self.files, "file")
         sent = f"{format_size(self.sent_bytes)} sent"
         return f"{amount}, {format_size(self.bytes)}, from {printable(self.folder)}: {sent}"
 

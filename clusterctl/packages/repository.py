@@ -29,6 +29,7 @@ from clusterctl.spec.software import Software
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util import process
 from clusterctl.util.assets import file_sha256, read_table
+from clusterctl.util.numbers import counted
 from clusterctl.util.progress import LineReporter
 
 _DATA: Final = Path(__file__).with_name("data")
@@ -144,7 +145,7 @@ def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
     paths = {
         file: _cached_path(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(uris)
     }
-    request.report(f"{release}: downloading {len(paths)} packages")
+    request.report(f"{release}: downloading {counted(len(paths), 'package')}")
     apt(*install, "--download-only", task=f"downloading the packages of {release}")
     root = _repository(folder, "pool", paths)
     index = _run(
@@ -269,7 +270,7 @@ def _pack_dnf(request: RepositoryRequest, names: Sequence[str]) -> Path:
     download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
     urls_text = dnf(*download, "--url", *names, task=f"resolving the packages of {release}")
     files = {line.rpartition("/")[2] for line in urls_text.split() if line.endswith(".rpm")}
-    request.report(f"{release}: downloading {len(files)} packages")
+    request.report(f"{release}: downloading {counted(len(files), 'package')}")
     downloads = folder / "packages"
     dnf(
         *download,

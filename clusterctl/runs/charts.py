@@ -20,7 +20,7 @@ from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, rou
 from clusterctl.runs.spread import Spread, mean_of
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
-from clusterctl.util.numbers import finite, is_number
+from clusterctl.util.numbers import counted, finite, is_number
 
 MOST_LINES: Final = 16  # per chart
 # The clocks of hosts differ a little, and Slurm reports whole seconds.
@@ -452,7 +452,7 @@ def metrics_section(
                 )
                 ranges.append(f"{values.name}, {times} {first.name}: {low} to {high}")
     if len(groups) > MOST_CHARTS:
-        missing.append(f"charts of {len(groups) - MOST_CHARTS} more metrics")
+        missing.append(f"charts of {counted(len(groups) - MOST_CHARTS, 'more metric')}")
     for title, metrics in runs.items():
         missing.extend(f"{title}: {text}" if title else text for text in metrics.left_out)
     drawn = sorted(groups, key=_order)[:MOST_CHARTS]

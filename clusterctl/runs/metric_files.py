@@ -31,7 +31,7 @@ from clusterctl.runs.tensorboard import EventFiles
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json, read_whole
 from clusterctl.transport.tree import format_size
-from clusterctl.util.numbers import LARGEST, finite, is_number
+from clusterctl.util.numbers import LARGEST, counted, finite, is_number
 
 MAX_DEPTH: Final = 4
 MAX_NAMES: Final = 1000
@@ -372,7 +372,7 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
             if rest:
                 yield rest
     if long_lines:
-        lines_of = f"{long_lines:,} lines" if long_lines > 1 else "a line"
+        lines_of = counted(long_lines, "line")
         left_out.append(f"{lines_of} of {name}, longer than {format_size(_MAX_LINE)}")
 
 

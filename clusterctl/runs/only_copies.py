@@ -39,6 +39,7 @@ from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import Kind, Progress, format_size, with_title
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts
 
 _PROGRAM = "clusterctl.transport.remote_copies"
@@ -120,7 +121,7 @@ class OnlyCopies:
         """A summary in a single line, for the log of `clusterctl up` or `clusterctl down`."""
         size = sum(row.bytes for row in self.files)
         files = sum(row.files for row in self.files)
-        total = [f"{format_size(size)} in {files:,} files"] if files else []
+        total = [f"{format_size(size)} in {counted(files, 'file')}"] if files else []
         return "; ".join([*total, *self._first_lines])
 
     @property

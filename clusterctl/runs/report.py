@@ -76,6 +76,7 @@ from clusterctl.spec.names import first_few
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE
 from clusterctl.state.run_record import RunRecord
+from clusterctl.util.numbers import counted
 
 # Columns for further metrics in a ranking.
 _MORE_METRICS: Final = 4
@@ -267,7 +268,7 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
             spread = f", at best {shown(best)}" if best != metric.last else ""
         yield (
             f"{name} went from {shown(first)} to {shown(metric.last)}{spread}, in "
-            f"{metric.count:,} values"
+            f"{counted(metric.count, 'value')}"
         )
     for name, metric in row.metrics.items():
         if metric.nonfinite:
@@ -416,7 +417,7 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
     facts = {title: ProgramMetrics.of(titled[title]) for title in list(titled)[:MOST_LINES]}
     changes = [*difference_sections(titled, facts, missing)]
     if len(rows) > MOST_LINES:
-        missing.append(f"lines of {len(rows) - MOST_LINES} more runs in the charts")
+        missing.append(f"lines of {counted(len(rows) - MOST_LINES, 'more run')} in the charts")
     of = " of the compared tasks" if any(task is not None for task, _ in best) else ""
     verdict = [f"{len(rows)} runs: {_describe_differences(changes, missing, of)}"]
     if len(rows) == 2 and (losses := compare_losses(*rows) or compare_losses(*compared)):  # noqa: PLR2004 - a pair

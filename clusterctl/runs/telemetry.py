@@ -16,7 +16,7 @@ from clusterctl.runs.curve import Column, Curve
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Section, Series, rounded
 from clusterctl.runs.series import gpus_of, samples_of
-from clusterctl.util.numbers import finite
+from clusterctl.util.numbers import counted, finite
 
 _MOST_NODES: Final = 16
 # Samples that are read at a time.
@@ -87,7 +87,7 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
             f"samples at the time of the job: compare the clocks of {', '.join(other_nodes)}"
         )
     if len(record.nodes) > len(nodes):
-        missing.append(f"in the charts, {len(record.nodes) - len(nodes)} more nodes")
+        missing.append(f"in the charts, {counted(len(record.nodes) - len(nodes), 'more node')}")
     charts = []
     texts = []
     for figure in FIGURES:

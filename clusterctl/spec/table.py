@@ -10,6 +10,7 @@ from typing import Final
 
 from clusterctl.errors import BadValueError
 from clusterctl.spec.units import shown
+from clusterctl.util.numbers import counted
 
 _MAX_BYTES: Final = 4 << 20
 
@@ -30,7 +31,11 @@ def read_table(path: Path) -> list[dict[str, str]]:
     found: dict[tuple[tuple[str, str], ...], int] = {}
     for number, cells in rows[1:]:
         if len(cells) != len(names):
-            raise _wrong(path, number, f"there are {len(cells)} values for {len(names)} names")
+            raise _wrong(
+                path,
+                number,
+                f"there are {counted(len(cells), 'value')} for {counted(len(names), 'name')}",
+            )
         values = tuple((name, cell) for name, cell in zip(names, cells, strict=True) if cell)
         if values in found:
             problem = (
