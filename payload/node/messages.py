@@ -118,10 +118,11 @@ def said_of_end(events: list[restarts.Event]) -> Iterator[tuple[str, str]]:
     """Yield the kind and text of the message about the end of an attempt, unless the job is requeued:
     then its next start is told.
     """
-    kinds = [event["event"] for event in events]
-    if "end" not in kinds or "requeue" in kinds:
+    # If Slurm has refused to requeue the job, its end is recorded once more.
+    ends = [event for event in events if event["event"] in ("end", "requeue")]
+    if not ends or ends[-1]["event"] == "requeue":
         return
-    status = next(event.get("status") for event in events if event["event"] == "end")
+    status = ends[-1].get("status")
     states = [event.get("state") for event in events if event["event"] == "signal"]
     state = next((str(state) for state in reversed(states) if state not in ("", None)), "")
     if state and state != "RUNNING":

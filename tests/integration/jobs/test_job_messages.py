@@ -156,6 +156,8 @@ def test_hang_and_restart_are_told() -> None:
     assert [*messages.said_at({"event": "progress"})] == []
     end = {"event": "end", "status": 1}
     assert [*messages.said_of_end([start, end, {"event": "requeue"}])] == []
+    refused = [start, end, {"event": "requeue"}, end]
+    assert [*messages.said_of_end(refused)] == [("failed", "exit status 1")]
     limit = {"event": "signal", "state": "TIMEOUT"}
     assert [*messages.said_of_end([start, limit, end])] == [("cancelled", "TIMEOUT")]
     resumed = {"event": "signal", "state": "RUNNING"}
