@@ -15,6 +15,7 @@ import pytest
 from pydantic import SecretStr
 
 from clusterctl.jobs.messages import _VERBS
+from clusterctl.jobs.prepare import node_messages_notice
 from clusterctl.scheduler.job_secrets import secrets_folder
 from clusterctl.spec.names import NODE_RECEIVERS
 from clusterctl.transport.base import remote_argv
@@ -146,6 +147,20 @@ def test_end_is_sent_although_slurm_signals_all_processes(tmp_path: Path, servic
 def test_words_are_those_of_messages_from_the_users_machine() -> None:
     assert dict(_VERBS) == messages.VERBS
     assert messages.VARIABLE == NODE_RECEIVERS
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"secret": SECRET}, "messages-from-node"),
+        ({"secret": SECRET, "array": "1-9"}, "no-messages-from-node"),
+        ({"secret": SECRET, "array": "1-9", "pack": True}, "messages-from-node"),
+        ({}, None),
+    ],
+)
+def test_submit_notes_whether_the_node_sends(batch: Batch, fields, code: str | None) -> None:
+    notice = node_messages_notice(shell_job(batch, "true", **fields))
+    assert (notice.code if notice is not None else None) == code
 
 
 def test_hang_and_restart_are_told() -> None:

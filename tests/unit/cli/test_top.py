@@ -305,6 +305,15 @@ def test_screen_of_64_nodes_tells_first_what_is_out_of_service(shown_at) -> None
     ]
 
 
+def test_lines_that_a_narrow_terminal_cuts_end_with_an_ellipsis(shown_at) -> None:
+    wide = shown_at(200, 50, many_nodes())
+    narrow = shown_at(40, 50, many_nodes())
+    assert max(map(len, narrow)) == 39
+    pairs = [*zip(wide, narrow, strict=True)]
+    assert all(line == whole or line.endswith("…") for whole, line in pairs)
+    assert any(line.endswith("…") for line in narrow)
+
+
 def test_screen_of_64_nodes_on_a_large_terminal_has_all_columns(shown_at) -> None:
     lines = shown_at(200, 50, many_nodes(), "9")
     assert [line.split()[0] for line in lines if line.startswith("n")][:4] == [
