@@ -166,7 +166,7 @@ def reject_words_before_dashes(
     """
     target = parameters["target"]
     args = parameters["args"] or ()
-    if parameters.get("module") is not None:
+    if parameters.get("run_module") is not None:
         args = [*filter(None, [target]), *args]
     elif not target:
         raise UsageError(

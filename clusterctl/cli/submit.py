@@ -89,7 +89,7 @@ Places = Annotated[
 ]
 
 SCRIPT_FLAGS: Final[Mapping[str, Any]] = {
-    "module": flag(
+    "run_module": flag(
         str, "Run a module of your project, as `python -m` does.", "-m", metavar="MODULE"
     ),
     "no_folder": flag(bool, "Send only the script.", "--no-folder"),
@@ -313,7 +313,7 @@ def _job_and_options(
 ) -> tuple[str, Mapping[str, object]]:
     """Return the job that the user named, and option of a job -> value. given: all options."""
     options = dict(given)
-    module = options.pop("module", None)
+    module = options.pop("run_module", None)
     no_folder = options.pop("no_folder", False)
     if module is not None:
         # Without JOB, the first argument of the program takes its place.

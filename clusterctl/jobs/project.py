@@ -38,7 +38,7 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
     package can't be sent.
     """
     if job.script is None or job.folder is False:
-        if job.module is not None:
+        if job.run_module is not None:
             raise excluded("-m", "--no-folder")
         return job
     here = absolute_path(here)
@@ -49,9 +49,9 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
     if script.startswith("../"):
         script = os.path.relpath(job.script.parent.resolve() / job.script.name, folder.resolve())
     roots = [os.path.relpath(root, folder) for root in uses.roots if root.is_relative_to(folder)]
-    if job.module is not None and not uses.roots[0].is_relative_to(folder):
+    if job.run_module is not None and not uses.roots[0].is_relative_to(folder):
         raise UsageError(
-            f"the module {job.module} can't be sent with the job",
+            f"the module {job.run_module} can't be sent with the job",
             code="folder-unfit",
             where=str(uses.roots[0]),
             why=project_obstacle(uses.roots[0]) or f"only {folder} would be sent",
@@ -132,8 +132,8 @@ class _Uses:
         text = _Text.read(script)
         highest = 0
         roots = list[Path]()
-        if job.module is not None:
-            roots = [root := module_root(job.module, script)]
+        if job.run_module is not None:
+            roots = [root := module_root(job.run_module, script)]
             highest = folders.index(root) if root in folders else 0
         for name in sorted(text.imports - sys.stdlib_module_names):
             pairs = ((n, root) for n, folder in enumerate(folders) for root in import_roots(folder))

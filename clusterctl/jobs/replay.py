@@ -270,7 +270,7 @@ def _job(
             run, f"this version of clusterctl computes other sweep values than {SWEEP_FILE} has"
         )
     if project is not None and recorded.get("project"):
-        new_options |= {"project": project, "module": _module(recorded)}
+        new_options |= {"project": project, "run_module": _module(recorded)}
     if again.code is Code.CURRENT and recorded.get("folder") is False:
         new_options |= {"folder": False}
     if new_secrets:
@@ -314,7 +314,7 @@ def _project(run: Path, recorded: Mapping[str, Any], folder: Path) -> Project:
 
 
 def _module(recorded: Mapping[str, Any]) -> str | None:
-    module = recorded.get("module")
+    module = recorded.get("run_module")
     return module if isinstance(module, str) and is_module(module) else None
 
 

@@ -575,7 +575,7 @@ def client_facts(
         # Paths that are not UTF-8 become text.
         "job": json.loads(json.dumps(recorded_job, default=str)),
         # All other fields are defaults, which a script's own #SBATCH lines override.
-        "given": sorted(job.model_fields_set - {"module", "project"}),
+        "given": sorted(job.model_fields_set - {"run_module", "project"}),
         "requirements": environment.lock.text if environment.lock else None,
         "git": known["git"] if "git" in known else _git(folder, patience_s),
         **{key: value for key, value in known.items() if key not in {"git", "job"}},

@@ -562,6 +562,22 @@ ENDED: Final[Sequence[CauseFunction]] = (
         ),
     ),
     Cause(
+        "build-failed",
+        log=r"^clusterctl: the build failed on (?P<host>\S+) with (?P<end>.*?): (?P<command>.*)",
+        why=lambda case: (
+            f"--build {case['command']} failed on {case['host']} with {case['end']}: the lines above "
+            "in the log are its last"
+        ),
+        fix="correct what these lines say; build.log of the run has the whole output, and --module NAME "
+        "loads a compiler of the site",
+    ),
+    Cause(
+        "module-not-loaded",
+        log=r"^clusterctl: the module (?P<module>\S+) can't be loaded on (?P<host>\S+)",
+        why=lambda case: f"{case['host']} can't load the environment module {case['module']}",
+        fix="`clusterctl ssh -- 'bash -lc \"module avail\"'` lists the modules",
+    ),
+    Cause(
         "secrets-gone",
         log=(
             r"^clusterctl: the values of `submit --secret` can't be read on (?P<host>\S+) "

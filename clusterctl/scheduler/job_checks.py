@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, excluded
 from clusterctl.scheduler.parts import parts_of, tasks_of
 from clusterctl.scheduler.script import array_of, dependencies_of
 from clusterctl.scheduler.slurm_values import expand_nodes
@@ -36,6 +36,23 @@ def reject_pmix(site: Site, job: JobSpec) -> None:
             why="the PMIx plugin of Slurm is not installed on this cluster, so the job step "
             "would fail",
             fix="in the script, use `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",
+        )
+
+
+def reject_useless_build(site: Site, job: JobSpec) -> None:
+    """Raise UsageError if the job has nothing to build, or its nodes could not find the result."""
+    if job.build is None:
+        return
+    if job.bundled:
+        raise excluded("--build", f"the bundled job {job.bundled}")
+    if job.container:
+        raise excluded("--build", "--container")
+    if not site.inventory.is_shared and job.nodes > 1:
+        raise UsageError(
+            "--build needs a folder that all nodes share",
+            code="build-not-shared",
+            why="the program is built on the job's first node",
+            fix="use --nodes 1, or give the hosts a shared folder (provider.shared)",
         )
 
 

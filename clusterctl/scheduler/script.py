@@ -339,14 +339,19 @@ def _command(job: JobSpec, script: UserScript | None, python: str) -> str:
             raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
         return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
     interpreter = python if script.is_python else shlex.join(script.interpreter)
-    file = f"-m {job.module}" if job.module is not None else _in_program_folder(job.place.script)
+    file = (
+        f"-m {job.run_module}"
+        if job.run_module is not None
+        else _in_program_folder(job.place.script)
+    )
     return " ".join([interpreter, file, *map(shlex.quote, job.args)])
 
 
 def mpirun_exports(job: JobSpec) -> str:
     """Return the options of mpirun that pass environment variables to the ranks."""
     swept = map(sweep_variable, job.sweep.keys) if job.sweep is not None else ()
-    path = ("PYTHONPATH",) if job.bundled or job.place.roots else ()
+    path = ["PYTHONPATH"] if job.bundled or job.place.roots else []
+    path += ["LD_LIBRARY_PATH"] if job.module else []
     return " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *job.env, *path, *swept)))
 
 
@@ -504,7 +509,8 @@ def watch_options(job: JobSpec, inventory: Inventory) -> list[str]:
     start = [] if job.place.start == "." else [f"--start={shlex.quote(job.place.start)}"]
     alarms = alarm_options(job.alarm)
     secrets = [_SECRETS, *([] if inventory.is_shared else ["--each-node"])] if job.secret else []
-    files = ['--files="$program"', *start, *secrets]
+    build = [f"--build={shlex.quote(job.build)}"] if job.build else []
+    files = ['--files="$program"', *start, *build, *secrets]
     return [f"--telemetry={inventory.interval_s:g}", *hang, *alarms, *files]
 
 
@@ -523,6 +529,7 @@ def common_words(
     return {
         "title": job.name,
         "needs": " and ".join(["this file", *files]),
+        "modules": _load_modules(job),
         "secrets": f"${{PWD%/*/*}}/{SECRETS_FOLDER}/${{PWD##*/}}" if job.secret else "",
         "files": PROGRAM_FOLDER,
         "script": shlex.quote(job.place.script) if script else "",
@@ -538,6 +545,22 @@ def indices_of(job: JobSpec, script: UserScript | None) -> str:
     """Return the indices of a job's tasks, from its option or its script. Empty: it has no tasks."""
     own = script.directives.last("array") if job.array is None and script is not None else None
     return str(plain_array(own.value if own is not None else job.array) or "")
+
+
+def _load_modules(job: JobSpec) -> str:
+    """Return lines of a job's script that load its environment modules. Empty: it has none."""
+    if not job.module:
+        return ""
+    failed = 'echo "clusterctl: the module $module can\'t be loaded on $HOSTNAME" >&2 && exit 1'
+    return "\n".join(
+        (
+            "# /etc/profile may replace PATH.",
+            "type module &>/dev/null || { path=$PATH && . /etc/profile &>/dev/null; PATH=$path:$PATH; }",
+            f"for module in {shlex.join(job.module)}; do",
+            f'    module load "$module" || {{ {failed}; }}',
+            "done",
+        )
+    )
 
 
 def array_of(job: JobSpec, script: UserScript | None) -> str:

@@ -56,6 +56,7 @@ class OwnSlurm(Site):
 
         return (
             checks.reject_pmix,
+            checks.reject_useless_build,
             checks.reject_excluded_nodes,
             checks.reject_large_array,
             checks.reject_many_tasks,
@@ -211,7 +212,7 @@ class Mpirun(Site):
     def checks(self) -> Sequence[Check]:
         from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415 - as above
 
-        return (checks.reject_excluded_nodes,)
+        return (checks.reject_useless_build, checks.reject_excluded_nodes)
 
     def render(self, job: JobSpec, environment: Environment | None = None) -> str:
         from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415

@@ -43,7 +43,7 @@ class JobSpec(JobOptions):
     """A job: ``bundled`` (a program of clusterctl) or ``script`` is set. ``mem``: MiB. Times:
     seconds.
 
-    module: name of the module to run, as `python -m` does; ``script`` is its file. None: run
+    run_module: name of the Python module to run, as `python -m` does; ``script`` is its file. None: run
         ``script``.
     project: None: the project is the script's folder.
     ``model_fields_set``: names of the fields that the caller set.
@@ -52,7 +52,7 @@ class JobSpec(JobOptions):
     name: JobName
     bundled: str | None = None
     script: Path | None = None
-    module: str | None = None
+    run_module: str | None = None
     project: Project | None = None
 
     @model_validator(mode="after")
@@ -117,7 +117,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
     ):
         name = safe_name(own_name)
     job = JobSpec(name=bundled or name, bundled=bundled, script=script)
-    job = job.model_copy(update={"module": module}) if module else job
+    job = job.model_copy(update={"run_module": module}) if module else job
     chosen = {
         field: value for field, value in options.items() if field != "name" or value is not None
     }

@@ -97,5 +97,10 @@ class JobKeywords(ReplayKeywords, total=False):
     env: Mapping[str, str] | Sequence[str]
     # Requirements file with packages for the program's Python environment.
     requirements: str | Path
+    # Environment module to load on the nodes before the program, after the cluster's.
+    module: Sequence[str]
+    # Shell command that builds the program on the job's first node before it starts, such as 'make
+    # -j4'. Jobs with the same files take the result.
+    build: str
     # Run in this Apptainer image: a .sif file, here or on the cluster.
     container: str

@@ -41,6 +41,7 @@ from clusterctl.spec.job_values import (
     Array,
     Count,
     Dependency,
+    EnvironmentModule,
     Features,
     FilePattern,
     Folder,
@@ -624,6 +625,25 @@ class JobOptions(Model):
             in_shell=True,
             again=Again.CONTINUED,
             compared=False,
+        ),
+    ] = None
+    module: Annotated[
+        tuple[EnvironmentModule, ...],
+        JobOption(
+            "Environment module to load on the nodes before the program, after the cluster's.",
+            metavar="NAME",
+            examples=(["gcc/12"],),
+            in_shell=True,
+            variants=InVariants.MERGED,
+        ),
+    ] = ()
+    build: Annotated[
+        Text | None,
+        JobOption(
+            "Shell command that builds the program on the job's first node before it starts, such "
+            "as 'make -j4'. Jobs with the same files take the result.",
+            metavar="COMMAND",
+            examples=("make -j4",),
         ),
     ] = None
     container: Annotated[

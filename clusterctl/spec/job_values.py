@@ -241,6 +241,7 @@ Secrets = Annotated[
         }
     ),
 ]
+EnvironmentModule = Annotated[str, PATTERNS["module"]]
 Image = Annotated[Text, AfterValidator(_image)]
 # A pattern as in a .gitignore file.
 FilePattern = Annotated[Text, AfterValidator(_pattern)]

@@ -76,8 +76,8 @@ SENT_FILES = frozenset(
 )
 WRITTEN_FILES = frozenset(
     (
-        "stdout.log stderr.log rank-logs telemetry telemetry.log job.hosts job.events hang.json alarm.json "
-        "heartbeat"
+        "stdout.log stderr.log rank-logs telemetry telemetry.log build.log job.hosts job.events "
+        "hang.json alarm.json heartbeat"
     ).split()
 )
 ADDED_FILES = frozenset(

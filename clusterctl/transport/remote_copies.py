@@ -60,7 +60,7 @@ FIRST_UID = 1000
 NOBODY = 65534
 # Below a home: clusterctl's own files, caches, and files that shells and ssh write.
 NOT_IN_HOMES = frozenset(
-    b"clusterctl/store clusterctl/environments clusterctl/mpirun clusterctl/secrets "
+    b"clusterctl/store clusterctl/environments clusterctl/mpirun clusterctl/secrets clusterctl/builds "
     b".cache .nv .cupy .triton .apptainer/cache .vscode-server .ansible .ssh "
     b".bash_history .python_history .lesshst .viminfo .wget-hsts .sudo_as_admin_successful".split()
 )
@@ -68,7 +68,9 @@ NOT_IN_HOMES = frozenset(
 FOLDER_BELOW_HOME = b"clusterctl/"
 NOT_IN_FOLDER = frozenset(
     FOLDER_BELOW_HOME + name
-    for name in b"store environments secrets .clusterctl-cluster job-profile.sh .job-profile.new".split()
+    for name in (
+        b"store environments secrets builds .clusterctl-cluster job-profile.sh .job-profile.new"
+    ).split()
 )
 # The folder of the job that proves MPI, which a killed `attach` leaves there.
 PROOF = re.compile(FOLDER_BELOW_HOME + rb"proof\.[^/.]{6}")

@@ -11,6 +11,7 @@
         --array=ID            this is the task ID of an array in Slurm: create links in the folder of its
                               program to the job's sent files
         --sweep               pass the array task's values in sweep-tasks.json to the program
+        --build=COMMAND       build the program first (see build.py)
         --secrets=FOLDER      the folder with variables that only the program or its ranks get
         --each-node           each node has this folder, because the nodes share no folder
         --nodes=HOST,...      the job's nodes, without Slurm
@@ -49,7 +50,7 @@ from typing import Any
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from payload.node import messages, ports, processes, restarts, secret_values, task
+from payload.node import build, messages, ports, processes, restarts, secret_values, task
 from payload.node.claim import end_unless_first
 from payload.node.requeue import (
     DOWN,
@@ -284,6 +285,9 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     options: of `job.py run`.
     """
     slurmstepd = os.getppid()
+    # The folders of tasks have links to the files of the build.
+    if "build" in options and (failure := build.build(options)):
+        return failure
     prepare_folder(options["files"], options.get("start", ""), is_task="array" in options)
     if "array" in options:
         prepare_nodes(options["files"], options.get("start", ""))

@@ -307,7 +307,7 @@ def test_program_of_a_project_starts_in_its_folder(batch, module, ranks, task):
     project = Project(batch.folder, "src/pkg/train.py", "exp/one", ("src",))
     batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
     rc, out, err = batch.run(
-        rendered(job.model_copy(update={"project": project, "module": module}))
+        rendered(job.model_copy(update={"project": project, "run_module": module}))
     )
     start = f"{task}/exp/one" if task else "exp/one"
     assert (rc, out) == (0, f"__main__ {start} here\n"), err

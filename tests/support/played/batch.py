@@ -24,6 +24,7 @@ INVENTORY = planned_inventory(
 )
 NODE = (
     "__init__",
+    "build",
     "claim",
     "hang",
     "job",

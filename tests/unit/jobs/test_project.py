@@ -203,7 +203,7 @@ def test_module_without_its_package_is_refused(top, monkeypatch, make):
 def test_package_with_main_is_a_module(top, monkeypatch):
     write(top, SRC | {"src/pkg/__main__.py": ""})
     job = job_from(top, "-m pkg", monkeypatch)
-    assert (job.module, job.place.script, job.name) == ("pkg", "src/pkg/__main__.py", "pkg")
+    assert (job.run_module, job.place.script, job.name) == ("pkg", "src/pkg/__main__.py", "pkg")
 
 
 def test_home_folder_is_never_a_project(top, monkeypatch):

@@ -94,6 +94,16 @@ def diagnosis_of(log: str, **job: object) -> Diagnosis:
 
 LOGS = (
     (
+        "build-failed",
+        "main.f90:3:4: Error: syntax\nmake: *** [Makefile:2: prog] Error 1\n"
+        "clusterctl: the build failed on n1 with exit code 2: make -j4\n",
+    ),
+    (
+        "module-not-loaded",
+        "Lmod has detected the following error: The following module(s) are unknown: \"gcc/99\"\n"
+        "clusterctl: the module gcc/99 can't be loaded on n1\n",
+    ),
+    (
         "secrets-gone",
         "clusterctl: the values of `submit --secret` can't be read on n1 (No such file or directory): they "
         "are removed when a job has ended; submit the job again\n",

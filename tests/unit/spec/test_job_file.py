@@ -52,6 +52,8 @@ exclude: ["*.log"]
 outputs: ["results/**", "*.pt"]
 env: {LR: 1e-3, DEBUG: true, NOTE: "a b"}
 secret: {HF_TOKEN: token}
+module: [gcc/12, mpi]
+build: make -j4
 container: images/x.sif
 requirements: requirements.txt
 tag: [base, "3"]

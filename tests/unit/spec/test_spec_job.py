@@ -42,7 +42,7 @@ def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
     job = JobSpec(name="a", bundled="train")
     for name, one in JobOptions.model_fields.items():
         assert name == "name" or getattr(job, name) == one.default
-    target = {"bundled": "train", "script": None, "module": None, "project": None, "secret": ()}
+    target = {"bundled": "train", "script": None, "run_module": None, "project": None, "secret": ()}
     assert job.record == {**job_options({"name": "a"}).model_dump(), **target}
     full = {
         "mem": "4G",

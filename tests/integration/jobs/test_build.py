@@ -1,0 +1,127 @@
+"""`submit --build` and `--module`: what a job does on its first node before its program starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.scheduler.job_checks import reject_useless_build
+from clusterctl.scheduler.session import site_of
+from clusterctl.spec.job import JobSpec
+from tests.support.inventories import inventory_with
+from tests.support.messages import refused
+from tests.support.played.batch import Batch, play, rendered, shell_job
+
+# Counts its calls in the folder above the jobs' folders.
+COMMAND = (
+    'echo x >>"$SLURM_SUBMIT_DIR/../../calls"; cp source program; chmod +x program; mkdir -p out; '
+    "ln -sf ../program out/link"
+)
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Batch:
+    (tmp_path / "jobs").mkdir()
+    return Batch(tmp_path / "jobs")
+
+
+def again(batch: Batch, name: str, source: str, hashes: str) -> Path:
+    """Give the batch a new folder of a job with these files. Return the folder of the program."""
+    batch.folder = batch.folder.parent / name
+    (batch.folder / "files").mkdir(parents=True)
+    (batch.folder / "files" / "source").write_text(source)
+    (batch.folder / "source.json").write_text(hashes)
+    batch.environment["SLURM_SUBMIT_DIR"] = str(batch.folder)
+    return batch.folder / "files"
+
+
+def job_of(batch: Batch, files: Path, body: str, **fields: object) -> JobSpec:
+    job = shell_job(batch, body, build=COMMAND, **fields)
+    (files / "my job.sh").write_text((batch.folder / "my job.sh").read_text())
+    return job
+
+
+def calls(batch: Batch) -> int:
+    path = batch.folder.parents[1] / "calls"
+    return path.read_text().count("x") if path.exists() else 0
+
+
+def test_equal_files_are_built_once_and_others_again(batch: Batch) -> None:
+    for name, source, hashes, count in (
+        ("a-1", "#!/bin/sh\necho one\n", "1", 1),
+        ("a-2", "#!/bin/sh\necho one\n", "1", 1),
+        ("a-3", "#!/bin/sh\necho two\n", "2", 2),
+    ):
+        files = again(batch, name, source, hashes)
+        job = job_of(batch, files, "./program && out/link")
+        rc, out, err = batch.run(rendered(job))
+        assert (rc, out) == (0, f"{source.split()[-1]}\n" * 2), err
+        assert calls(batch) == count
+        # A restart finds the program, and may have changed it.
+        (files / "program").write_text("#!/bin/sh\necho own\n")
+        assert batch.run(rendered(job))[1] == "own\nown\n"
+        assert calls(batch) == count
+
+
+def test_program_in_c_is_built_by_make(batch: Batch) -> None:
+    files = again(batch, "a-1", "", "1")
+    (files / "a.c").write_text('#include <stdio.h>\nint main() { return puts("from C") < 0; }\n')
+    (files / "Makefile").write_text("a: a.c\n\tcc -o a a.c\n")
+    job = job_of(batch, files, "./a").model_copy(update={"build": "make -j2"})
+    assert batch.run(rendered(job))[:2] == (0, "from C\n")
+    (kept,) = (batch.folder.parents[1] / "builds").iterdir()
+    assert [path.name for path in kept.iterdir()] == ["a"]
+
+
+def test_tasks_of_an_array_share_a_build(batch: Batch) -> None:
+    files = again(batch, "a-1", "#!/bin/sh\necho one\n", "1")
+    job = job_of(batch, files, "./program", array="1-2")
+    batch.environment["SLURM_ARRAY_JOB_ID"] = "12"
+    for number in ("1", "2"):
+        batch.environment["SLURM_ARRAY_TASK_ID"] = number
+        assert batch.run(rendered(job))[:2] == (0, "one\n")
+    assert calls(batch) == 1
+
+
+def test_failed_build_ends_the_job_with_its_last_lines(batch: Batch) -> None:
+    files = again(batch, "a-1", "", "1")
+    command = "echo before; echo main.f90:3: Error; exit 4"
+    job = job_of(batch, files, "echo ran").model_copy(update={"build": command, "requeue": True})
+    rc, out, err = batch.run(rendered(job))
+    assert (rc, out) == (4, "")
+    assert "main.f90:3: Error" in err
+    assert err.splitlines()[-1].startswith(
+        "clusterctl: the build failed on node-1 with exit code 4: "
+    )
+    assert "before" in (batch.folder / "build.log").read_text()
+    assert not (batch.folder.parents[1] / "builds").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_modules_are_loaded_in_order_or_end_the_job(
+    batch: Batch, tmp_path: Path, *, fails: bool
+) -> None:
+    play(tmp_path / "jobs" / "bin" / "say-modules", 'echo "$LOADED"')
+    define = 'module() { [[ $2 != bad ]] && export LOADED="${LOADED:-} $2"; }\n'
+    job = shell_job(batch, "say-modules", module=("gcc/12", *(["bad"] if fails else []), "mpi"))
+    text = rendered(job).replace("#!/bin/bash\n", f"#!/bin/bash\n{define}", 1)
+    rc, out, err = batch.run(text)
+    assert (rc, out) == ((1, "") if fails else (0, " gcc/12 mpi\n"))
+    assert ("the module bad can't be loaded" in err) is fails
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        (JobSpec(name="t", bundled="train", build="make"), "options-exclusive"),
+        (
+            JobSpec(name="t", script=Path("a.sh"), build="make", container="/x.sif"),
+            "options-exclusive",
+        ),
+    ],
+)
+def test_build_that_nothing_could_use_is_refused(job: JobSpec, code: str) -> None:
+    with refused(code, UsageError):
+        reject_useless_build(site_of(inventory_with()), job)
