@@ -19,6 +19,7 @@ OF_CLUSTER: Final = (
     "doctor",
     "down",
     "get",
+    "invite",
     "jobs",
     "logs",
     "node add",

@@ -70,6 +70,13 @@ def attach() -> Verb:
     return attach.attach
 
 
+@_verb("invite", "Print the command with which a colleague attaches the cluster.")
+def invite() -> Verb:
+    from clusterctl.cli import invite
+
+    return invite.invite
+
+
 @_verb("detach", "Remove clusterctl's files from an attached cluster.")
 def detach() -> Verb:
     from clusterctl.cli import attach

@@ -5,11 +5,13 @@ Users log in with their own keys. No secret passes to another cluster of the sam
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import pytest
 from tests.e2e.faults import Victim, eventually_none
 from tests.support.cluster import Cluster, raised
 from tests.support.messages import codes
-from tests.support.verbs import Clusterctl
+from tests.support.processes import as_root, eventually
+from tests.support.verbs import SCRIPT, Clusterctl
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = """\
@@ -64,6 +67,88 @@ def key_pair(folder: Path, name: str) -> Path:
     ]
     subprocess.run(argv, check=True)
     return folder / name
+
+
+CANARY = "canary-of-ada"
+# What bob tries on the controller; {job}: ada's running job.
+ATTEMPTS = """\
+scancel {job}
+scontrol hold {job}
+scontrol requeue {job}
+scontrol update jobid={job} timelimit=1
+scontrol write batch_script {job} -
+srun --overlap --jobid={job} env
+ls /shared/home/ada
+ls /shared/home/ada/clusterctl-attached/jobs
+cat /shared/home/ada/clusterctl-attached/secrets/*/environ
+touch /shared/home/ada/clusterctl-attached/store/x
+cat /shared/home/ada/.ssh/authorized_keys
+ssh -o BatchMode=yes -o StrictHostKeyChecking=no {node} true
+srun --immediate=60 sh -c 'cat /proc/[0-9]*/environ | grep -a canary'
+srun --immediate=60 pkill -u ada
+srun --immediate=60 touch /opt/clusterctl/env/x
+sbatch --uid=ada --wrap true
+scontrol update nodename={node} state=drain reason=x
+sacctmgr -i modify user ada set maxjobs=0
+sudo -n true
+cat /etc/munge/munge.key
+cat /etc/slurm/slurmdbd.conf
+""".splitlines()
+# These print that they are refused, and exit with 0.
+EXIT_0 = ("scontrol write batch_script",)
+
+
+def colleague(folder: Path, key: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs a line of shell as a person whose ~/.ssh has only this key."""
+    ssh, work = (folder / name for name in ("ssh", "work"))
+    ssh.mkdir(mode=0o700, parents=True)
+    work.mkdir()
+    shutil.copy(key, ssh / "id_ed25519")
+    home = Path.home() / ".ssh"
+    home.mkdir(mode=0o700, exist_ok=True)
+    enter = f"mount --bind {shlex.quote(str(ssh))} {home}; cd {shlex.quote(str(work))}; "
+    enter += (
+        f"export CLUSTERCTL_HOME={shlex.quote(str(folder / 'home'))} PATH={SCRIPT.parent}:$PATH; "
+    )
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", enter + line]
+        return subprocess.run(
+            [*as_root(), *words], capture_output=True, text=True, timeout=300, check=False
+        )
+
+    return run
+
+
+def let_colleagues_in(cluster: Cluster, keys: Mapping[str, Path], folder: Path) -> None:
+    """Have ada and bob attach the cluster by `invite`, and bob try to reach what is ada's."""
+    people = {name: colleague(folder / f"as-{name}", keys[name]) for name in ("ada", "bob")}
+    invitations = {name: cluster.json("invite", name) for name in people}
+    for name, run in people.items():
+        attached = run(invitations[name]["command"])
+        assert attached.returncode == 0, attached
+    ada, bob = people.values()
+    (folder / "token").write_text(CANARY)
+    (folder / "as-ada" / "work" / "wait.sh").write_text("#!/bin/sh\necho $TOKEN\nsleep 600\n")
+    asked = f"clusterctl -o json submit ./wait.sh --cpus 1 --mem 256M --secret TOKEN={folder}/token"
+    submitted = ada(asked)
+    job = json.loads(submitted.stdout)["job_id"]
+    eventually(lambda: CANARY in ada(f"clusterctl logs {job}").stdout)
+    login = invitations["bob"]["login"]
+    values = {"job": job, "node": f"{cluster.name}-train-1"}
+    for line in ATTEMPTS:
+        tried = bob(f"ssh {login} {shlex.quote(line.format(**values))}")
+        assert CANARY not in tried.stdout, line
+        assert tried.returncode or line.startswith(EXIT_0), (line, tried)
+    for verb in ("cancel", "collect"):
+        assert bob(f"clusterctl {verb} {job}").returncode, verb
+    assert bob(f"clusterctl logs {job}").stdout == ""
+    listed = json.loads(ada(f"clusterctl -o json jobs {job}").stdout)["jobs"]
+    assert [each["state"] for each in listed] == ["RUNNING"]
+    assert ada(f"clusterctl cancel {job}").returncode == 0
+    for name, run in people.items():
+        left = run(f"clusterctl detach --cluster {cluster.name} --cancel --discard")
+        assert left.returncode == 0, (name, left)
 
 
 def as_person(cluster: Cluster, user: str, key: Path, command: str = "true") -> str:
@@ -183,6 +268,7 @@ def test_authorized_keys_follow_the_spec_and_keep_the_users_own(storage_cluster:
         == f"bob|COMPLETED|{storage_cluster.name}-train-1"
     )
 
+    let_colleagues_in(storage_cluster, keys, folder)
     submit = "sbatch --parsable -o /dev/null --wrap 'sleep 600'"
     sleeper = as_person(storage_cluster, "bob", keys["bob"], submit)
     own = (folder / "own.pub").read_text().strip()
