@@ -30,7 +30,8 @@ from clusterctl.util.numbers import finite
 class Use(StrEnum):
     """What a second of a run was used for.
 
-    QUEUE: waiting for nodes, also between two attempts. START_UP: before the program's first step.
+    QUEUE: waiting for nodes, also between two attempts. STAGING: copying files to the nodes'
+    disks. START_UP: before the program's first step.
     USEFUL: steps. REDONE: steps that an earlier attempt had done. CHECKPOINT, DATA: training
     waited for a checkpoint, or for its samples. HUNG: without progress, while all ranks waited.
     IDLE: processors, GPUs and network did nothing. RUNNING: the program ran, and recorded nothing
@@ -39,6 +40,7 @@ class Use(StrEnum):
     """
 
     QUEUE = "queue"
+    STAGING = "staging"
     START_UP = "start-up"
     USEFUL = "useful"
     REDONE = "redone"
@@ -96,12 +98,13 @@ class _Lost(NamedTuple):
 class Evidence:
     """What the folder of a job or array task shows of its time.
 
-    hangs, idle: times in order, in Unix seconds. samples: times of telemetry, if the end of a
+    staged, hangs, idle: times in order, in Unix seconds. samples: times of telemetry, if the end of a
         program was not recorded.
     """
 
     traces: Sequence[Trace] = ()
     samples: Sequence[float] = ()
+    staged: Sequence[_Span] = ()
     hangs: Sequence[_Span] = ()
     idle: Sequence[_Span] = ()
     records: Sequence[_Record] = ()
@@ -117,6 +120,7 @@ class Evidence:
         return cls(
             traces=traces,
             samples=sample_times(folder, events) if is_open else (),
+            staged=_merged(_staged_times(events)),
             hangs=_hang_times(hangs_of(events), records),
             idle=_idle_times(folder, nodes, gpus),
             records=records,
@@ -173,7 +177,7 @@ def divide(
     begin: float, attempts: Sequence[AttemptRecord], end: float, evidence: Evidence
 ) -> dict[str, float]:
     """Return the seconds by use between the submission ``begin`` and ``end``, without uses of 0."""
-    line = _Line(begin, evidence.hangs, evidence.idle)
+    line = _Line(begin, evidence.staged, evidence.hangs, evidence.idle)
     reached = 0.0
     starts = [*(float(attempt.start_time) for attempt in attempts), math.inf]
     traces = [
@@ -208,15 +212,22 @@ def divide(
 
 
 class _Line:
-    """Time from ``cursor`` on, whose parts are added in order. hangs, idle: times in order.
+    """Time from ``cursor`` on, whose parts are added in order. staged, hangs, idle: times in order.
 
     offset: seconds by which the clock of ``now``, hangs and idle times is ahead of the line's.
     """
 
-    def __init__(self, cursor: float, hangs: Sequence[_Span], idle: Sequence[_Span]) -> None:
+    def __init__(
+        self,
+        cursor: float,
+        staged: Sequence[_Span],
+        hangs: Sequence[_Span],
+        idle: Sequence[_Span],
+    ) -> None:
         self.cursor = float(cursor)
         self.offset = 0.0
         self.seconds: dict[Use, float] = defaultdict(float)
+        self._staged = staged
         self._hangs = hangs
         self._idle = idle
 
@@ -225,24 +236,26 @@ class _Line:
         return self.cursor + self.offset
 
     def add(self, until: float, use: Use) -> float:
-        """Add the time until then. Return the seconds of it that were neither hung nor idle.
+        """Add the time until then. Return the seconds of it that ``use`` alone has, so that were
+        neither staging nor hung nor idle.
 
         Time before the last call's does not count again.
         """
         begin, end = self.now, max(self.now, until)
         self.cursor = end - self.offset
-        is_whole = use in {Use.QUEUE, Use.EXIT} or not (self._hangs or self._idle)
-        if is_whole or end == begin:
-            self.seconds[use] += end - begin
-            return end - begin
-        hung = [*_overlaps(self._hangs, begin, end)]
-        idle = [*_overlaps(self._idle, begin, end)] if use in _MAY_BE_IDLE else []
-        hung_s = sum(b - a for a, b in hung)
-        idle_s = sum(b - a for a, b in _merged([*hung, *idle])) - hung_s
-        rest = max(0.0, end - begin - hung_s - idle_s)
-        for part, seconds in ((Use.HUNG, hung_s), (Use.IDLE, idle_s), (use, rest)):
-            self.seconds[part] += seconds
-        return rest
+        left = end - begin
+        kinds = [(Use.STAGING, self._staged), (Use.HUNG, self._hangs)]
+        kinds += [(Use.IDLE, self._idle)] if use in _MAY_BE_IDLE else []
+        seen: list[_Span] = []
+        for kind, spans in kinds if use not in {Use.QUEUE, Use.EXIT} else ():
+            if spans and left:
+                before_s = sum(b - a for a, b in seen)
+                seen = _merged([*seen, *_overlaps(spans, begin, end)])
+                seconds = sum(b - a for a, b in seen) - before_s
+                self.seconds[kind] += seconds
+                left = max(0.0, left - seconds)
+        self.seconds[use] += left
+        return left
 
     def move(self, seconds: float, use: Use) -> None:
         """Count so many seconds, which were added as ``RUNNING``, as another use."""
@@ -416,6 +429,13 @@ def _hang_times(hangs: Iterable[Hang], records: Sequence[_Record]) -> list[_Span
         (hang.since, min(hang.until, times[bisect_right(times, hang.noticed, hi=last)]))
         for hang in hangs
     )
+
+
+def _staged_times(events: Iterable[Mapping[str, Any]]) -> Iterator[_Span]:
+    for event in events:
+        since, until = finite(event.get("since")), finite(event.get("time"))
+        if event.get("event") == "staged" and since is not None and until is not None:
+            yield since, until
 
 
 def _idle_times(folder: Path, nodes: Sequence[str], gpus: float) -> list[_Span]:

@@ -587,6 +587,12 @@ ENDED: Final[Sequence[CauseFunction]] = (
         fix="submit the job again, or `clusterctl replay` its run: values are removed with their job",
     ),
     Cause(
+        "not-staged",
+        launcher=r"^clusterctl: files can't be staged on (?P<host>[^\s:]+): (?P<reason>.+)$",
+        why=lambda case: f"files of --stage can't be staged on {case['host']}: {case['reason']}",
+        fix="correct SOURCE:TARGET of --stage; both are paths on the nodes",
+    ),
+    Cause(
         "lost-slurmstepd",
         launcher=(
             r"^clusterctl: srun waits for ranks that have no slurmstepd any more",

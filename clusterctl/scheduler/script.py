@@ -502,7 +502,7 @@ def slurm_words(job: JobSpec) -> Words:
 
 def watch_options(job: JobSpec, inventory: Inventory) -> list[str]:
     """Return the options of job.py for telemetry, the watch for hangs, the alarms, the program's
-    folder, and secrets.
+    folder, secrets, and files to stage.
     """
     mode, _, shortest_s = (job.hang or ("end" if job.bundled == "train" else "warn")).partition("@")
     hang = [] if mode == "off" else [f"--hang={mode}@{shortest_s or _SHORTEST_SILENCE_S}"]
@@ -510,7 +510,9 @@ def watch_options(job: JobSpec, inventory: Inventory) -> list[str]:
     alarms = alarm_options(job.alarm)
     secrets = [_SECRETS, *([] if inventory.is_shared else ["--each-node"])] if job.secret else []
     build = [f"--build={shlex.quote(job.build)}"] if job.build else []
-    files = ['--files="$program"', *start, *build, *secrets]
+    pairs = [text.split(":") for text in job.stage]
+    staged = [f"--stage={shlex.quote(json.dumps(pairs))}"] if pairs else []
+    files = ['--files="$program"', *start, *build, *secrets, *staged]
     return [f"--telemetry={inventory.interval_s:g}", *hang, *alarms, *files]
 
 

@@ -93,6 +93,8 @@ class JobKeywords(ReplayKeywords, total=False):
     folder: bool | str | Path
     # Pattern of files to collect, such as 'results/**'.
     outputs: Sequence[str]
+    # Copy files to a disk of each node before the start, unless they are there from an earlier job.
+    stage: Sequence[str]
     # Environment variable K=V. K alone passes your current value of K.
     env: Mapping[str, str] | Sequence[str]
     # Requirements file with packages for the program's Python environment.

@@ -53,6 +53,7 @@ from clusterctl.spec.job_values import (
     Run,
     Secrets,
     Signal,
+    Stage,
     Tag,
     Text,
     Variables,
@@ -595,6 +596,18 @@ class JobOptions(Model):
             examples=("results/**",),
             compared=False,
             variants=InVariants.APPENDED,
+        ),
+    ] = ()
+    stage: Annotated[
+        tuple[Stage, ...],
+        JobOption(
+            "Copy files to a disk of each node before the start, unless they are there from an "
+            "earlier job.",
+            metavar="SOURCE:TARGET",
+            examples=("/shared/data/x:/scratch/x",),
+            needs_slurm=True,
+            in_rehearse=False,
+            variants=InVariants.MERGED,
         ),
     ] = ()
     env: Annotated[

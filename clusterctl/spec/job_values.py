@@ -243,7 +243,24 @@ Secrets = Annotated[
 ]
 EnvironmentModule = Annotated[str, PATTERNS["module"]]
 Image = Annotated[Text, AfterValidator(_image)]
+
+
 # A pattern as in a .gitignore file.
+def _stage(text: str) -> str:
+    """Check a value of --stage, such as ``/shared/x:$TMPDIR/x``."""
+    source, colon, target = text.partition(":")
+    if not colon or not all(_PLACE.fullmatch(path) for path in (source, target)):
+        raise BadValueError(
+            "stage-form",
+            f"{shown(text)} does not have the form SOURCE:TARGET, with two paths on the nodes that "
+            "begin with /, ~/ or a variable such as $TMPDIR/",
+        )
+    return text
+
+
+# A path on a node.
+_PLACE = re.compile(r"(?:/|~/|\$[A-Za-z_]\w*/)[^:\0\n]*[^:\0\n/]")
+Stage = Annotated[Text, AfterValidator(_stage)]
 FilePattern = Annotated[Text, AfterValidator(_pattern)]
 Dependency = Annotated[
     str,

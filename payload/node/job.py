@@ -14,13 +14,14 @@
         --build=COMMAND       build the program first (see build.py)
         --secrets=FOLDER      the folder with variables that only the program or its ranks get
         --each-node           each node has this folder, because the nodes share no folder
+        --stage=JSON          copy files to the nodes' disks first (see stage.py): a list of [SOURCE, TARGET]
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
     job.py shell PROGRAM...
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
     job.py prepare FOLDER FILES START
-    job.py watch [--requeue=JOB] FOLDER SECONDS [MODE@SECONDS FILES [HOST,... SSH]]
+    job.py watch [--requeue=JOB] [--stage=JSON] FOLDER SECONDS [MODE@SECONDS FILES [HOST,... SSH]]
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns
 the exit status of PROGRAM. `run` records the start, each signal and the end in the file job.events,
@@ -80,6 +81,9 @@ TELEMETRY_FAILED_S = 0.3
 # limit, srun writes the same line, but this process gets SIGTERM, and the ranks may use KillWait to
 # save their work.
 ABORTED_S = 3.0
+# The lines of `watch` about files that are staged: a text for the log, and at the end "" or the problem.
+STAGING = "staging: "
+STAGED = "staged: "
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
 
@@ -115,7 +119,8 @@ class Telemetry:
         here = os.path.abspath(__file__)
         job = job_of(options)
         more = [f"--requeue={job}"] if job and "requeue" in options else []
-        more += [f"--{name}={options[name]}" for name in ("alarms", "places") if name in options]
+        passed = ("alarms", "places", "stage")
+        more += [f"--{name}={options[name]}" for name in passed if name in options]
         watch = [sys.executable, "-IS", here, "watch", *more, os.getcwd(), options["telemetry"]]
         first = [*watch, options.get("hang", ""), options["files"]]
         if not nodes:
@@ -129,6 +134,40 @@ class Telemetry:
         return [
             first if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes
         ]
+
+    def await_stages(self, count: int) -> int:
+        """Wait until ``count`` nodes have staged their files, and return the exit status of the job
+        if its program can't run: a node has failed, or Slurm ends the job.
+
+        The progress is written to the job's log.
+        """
+        shown: set[str] = set()
+        while True:
+            lines = os.pread(self._log, 1 << 24, 0).decode(errors="replace").splitlines()
+            texts = [line[len(STAGING) :] for line in lines if line.startswith(STAGING)]
+            for text in texts:
+                if text not in shown:
+                    os.write(1, f"clusterctl: {text}\n".encode(errors="replace"))
+            shown.update(texts)
+            ends = [line[len(STAGED) :] for line in lines if line.startswith(STAGED)]
+            if len(ends) >= count:
+                for problem in filter(None, ends):
+                    task.complain(f"files can't be staged on {problem}")
+                return int(any(ends))
+            if signal.SIGTERM in signal.sigpending():
+                return restarts.FROM_SHELL + signal.SIGTERM
+            if not self._is_running():
+                task.complain("files were not staged on all nodes; see telemetry.log")
+                return 1
+            time.sleep(0.1)
+
+    def _is_running(self) -> bool:
+        """Return whether a process that this job has started for telemetry is running."""
+        for pid in self._pids:
+            with suppress(ChildProcessError):
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    return True
+        return False
 
     def kill_ranks(self) -> None:
         """Have `watch` kill the job's ranks on all nodes. Slurm does not do that in a step that it
@@ -144,8 +183,9 @@ class Telemetry:
             os.close(writes)
         wait_until_ended(self._pids, patience_s)
         lines = os.pread(self._log, task.CHUNK, 0).splitlines()
-        # srun writes this line on each cluster on which Slurm binds no cores.
-        if all(line.endswith(b"lacks support for cpu binding") for line in lines):
+        # srun writes the first on each cluster on which Slurm binds no cores.
+        ordinary = (b"lacks support for cpu binding", *map(str.encode, (STAGING, STAGED)))
+        if all(any(text in line for text in ordinary) for line in lines):
             with suppress(OSError):
                 os.unlink("telemetry.log")
 
@@ -310,6 +350,10 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     secrets = task.read_secrets(options)
     sender = messages.Sender(secrets.get(messages.VARIABLE, ""), begin)
     telemetry = Telemetry(options, nodes)
+    if "stage" in options and (status := await_stages(telemetry, events, nodes)):
+        telemetry.end(TELEMETRY_FAILED_S)
+        wait_until_ended(sender.end(), messages.LAST_S)
+        return status
     running = Program(program, restart, telemetry, secrets)
     status = running.wait()
     if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
@@ -328,6 +372,18 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     if not running.is_told:
         restart.record_late_end()
     wait_until_ended(sender.end(), messages.LAST_S)
+    return status
+
+
+def await_stages(telemetry: Telemetry, events: Events, nodes: Sequence[str]) -> int:
+    """Wait until all nodes have staged their files, and record it. Return the exit status of the job
+    if its program can't run. nodes: the job's nodes, without Slurm.
+    """
+    since = time.time()
+    status = telemetry.await_stages(len(nodes or own_nodes()))
+    events.add("staged", since=round(since, 3))
+    if status:
+        events.add("end", status=status)
     return status
 
 
@@ -639,6 +695,7 @@ def watch(words: Sequence[str]) -> int:
     # The mark separates these processes from the job's ranks.
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", **{processes.WATCHER: "1"})
     telemetry = start_telemetry(seconds, options.get("places", ""))
+    locks = stage_files(json.loads(options["stage"])) if "stage" in options else []
     watchers = []
     if is_first_node and hang_words:
         mode, files, *where = hang_words
@@ -653,7 +710,39 @@ def watch(words: Sequence[str]) -> int:
         requeue_unsupervised(options["requeue"])
     for watcher in watchers:
         os.kill(watcher, signal.SIGKILL)
+    for lock in locks:
+        os.close(lock)
     return end_telemetry(telemetry)
+
+
+def stage_files(pairs: Sequence[Sequence[str]]) -> list[int]:
+    """Stage files on this node, and tell `run`. Return open files whose locks keep them.
+
+    pairs: (source, target).
+    """
+    # Few jobs need this module, which imports others that are slow.
+    from payload.node import stage
+
+    node = task.host_name()
+    locks: list[int] = []
+    try:
+        for source, target in pairs:
+            staged = stage.stage(
+                source,
+                target,
+                lambda text, target=target: say(f"{STAGING}{node}: {target}: {text}"),  # type: ignore[misc]
+            )
+            locks += staged.locks
+            say(f"{STAGING}{node}: {staged}")
+    except stage.StageError as exc:
+        say(f"{STAGED}{node}: {exc}")
+    else:
+        say(STAGED)
+    return locks
+
+
+def say(line: str) -> None:
+    os.write(1, f"{line}\n".encode(errors="surrogateescape"))
 
 
 def start_telemetry(seconds: str, places: str) -> int:

@@ -40,7 +40,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, ROOT)
 
 from payload.node import ports, processes, restarts, task
-from payload.node.job import prepare_folder, read_sweep, take_sweep_values
+from payload.node.job import prepare_folder, read_sweep, say, take_sweep_values
 from payload.node.requeue import own_nodes
 
 RECORDS = "packed.jsonl"
@@ -275,10 +275,6 @@ class Pack:
         if line != self._reported:
             self._reported = line
             say(line)
-
-
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())
 
 
 def numbers_in(text: str) -> list[int]:

@@ -639,6 +639,27 @@ def test_sweep_reruns_failed_tasks_and_replays_the_best_one(cluster: Cluster) ->
     assert not_the_same(cluster, f"{job}_2", changed["job_id"]) == ["seed"]
 
 
+def test_staged_files_are_on_the_disk_of_each_node(cluster: Cluster) -> None:
+    path = script(
+        cluster, "staged.sh", 'srun -n2 sh -c "readlink /var/tmp/data; cat /var/tmp/data/a"\n'
+    )
+    cluster("ssh", "--", "mkdir -p data && echo first >data/a && mkdir data/deep")
+    flags = ("--nodes", "2", "--stage", "~/data:/var/tmp/data", "--wait")
+    submitted = [cluster.json("submit", path, *flags) for _ in range(2)]
+    first, again = (cluster.run_of(job["job_id"]) for job in submitted)
+    for run in (first, again):
+        links = [line for line in (run / "stdout.log").read_text().splitlines() if line[:1] == "/"]
+        assert len(links) == 2
+        assert all("/.clusterctl-staged-" in link for link in links)
+        assert (run / "stdout.log").read_text().count("first\n") == 2
+    assert (first / "stdout.log").read_text().count(", copied in ") == 2
+    assert (again / "stdout.log").read_text().count("by an earlier job") == 2
+    task = json.loads((first / "run.json").read_text())["tasks"][0]
+    assert task["time_use"]["staging"] > 0
+    missing = cluster.json("submit", path, "--stage", "/nowhere:/var/tmp/data", "--wait", rc=4)
+    assert missing["diagnosis"]["code"] == "not-staged"
+
+
 PACKED = """\
 import argparse, json, os, signal, sys, time
 parser = argparse.ArgumentParser()

@@ -223,6 +223,18 @@ def test_time_use_after_the_last_trace_is_unknown(tmp_path: Path) -> None:
     assert uses(made(tmp_path / "none", [(0, 600)])) == {"unknown": 600}
 
 
+def test_time_use_counts_staging_apart_from_the_start_up(tmp_path: Path) -> None:
+    run = made(
+        tmp_path,
+        [(10, 100)],
+        events=[started(11), (41, "staged", {"since": TIME + 12}), ended(99)],
+        records=[(60, {"step": 1, "step_s": 10}), (70, {"step": 2, "step_s": 10})],
+    )
+    found = uses(run)
+    assert (found["queue"], found["staging"]) == (10, 29)
+    assert found["start-up"] == pytest.approx(50 - 10 - 29, abs=1)
+
+
 def test_time_use_counts_a_hang_once(tmp_path: Path) -> None:
     """The hang lies within a step that the program measured."""
     run = made(

@@ -258,6 +258,7 @@ LOGS = (
     ("out-of-memory", ("slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being "
         "killed\n")),
     ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),
+    ("not-staged", "clusterctl: files can't be staged on n1: /data/x: No such file or directory\n"),
     (
         "packed-tasks",
         "clusterctl: 2 of 24 tasks have failed: 3, 7; see task-3/stderr.log\n",

@@ -41,6 +41,7 @@ def raised(message: str, source: str = "main()") -> str:
 NEAR_MISSES = (
     ("build-failed", "INFO: the build failed on n1 with exit code 2: trying again\n" + ENDED),
     ("module-not-loaded", "warning: the module foo can't be loaded on n1, using the default\n" + ENDED),
+    ("not-staged", "WARNING clusterctl: files can't be staged on n1: retrying\n" + ENDED),
     ("packed-tasks", "launcher: 2 of 24 tasks have failed: 3, 7; retrying\n" + ENDED),
     ("secrets-gone", "the values of `submit --secret` can't be read on a laptop (see docs)\n" + ENDED),
     ("out-of-memory", "cache exceeded memory limit, evicting 30 entries\n" + ENDED),

@@ -1,0 +1,355 @@
+"""Copies files to the disks of a job's nodes before its program starts.
+
+job.py calls ``stage`` on each node. The target becomes a link to a copy in the folder
+``STORE`` beside it. The name of a copy is a hash of the list of its files: paths, sizes,
+times. So a later job with the same files finds its copy, and two jobs at once copy once. If a disk
+has no room, copies that no job uses are removed, the oldest first; if there is still no room, the
+target leads to the source. Locks tell which copies and targets are in use; a lock lasts until this
+process ends. Uses only the standard library of Python 3.8 or newer.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple
+
+# Of each user.
+STORE = f".clusterctl-staged-{os.getuid()}"
+PART = ".part"
+LOCK = ".lock"
+# The files are read at the same time, because a file system over the network answers slowly.
+THREADS = 16
+# A disk is full when this part of it is free.
+SPARE = 0.02
+PROGRESS_S = 10.0
+
+
+class StageError(Exception):
+    """Files can't be staged, and the program can't run without them. The text is for the user."""
+
+
+class Entry(NamedTuple):
+    """A file, a folder or a link below the source. path: below the source, "" for itself."""
+
+    path: str
+    status: os.stat_result
+
+    @property
+    def line(self) -> str:
+        """What the hash of a copy is about."""
+        is_folder = stat.S_ISDIR(self.status.st_mode)
+        facts = () if is_folder else (self.status.st_size, self.status.st_mtime_ns)
+        return f"{self.path}\0{self.status.st_mode:o}\0{facts}"
+
+
+class Files(NamedTuple):
+    """What is to be staged. source: a file or a folder."""
+
+    source: str
+    entries: Sequence[Entry]
+
+    @classmethod
+    def of(cls, source: str) -> Files:
+        return cls(source, list(entries_of(source)))
+
+    @property
+    def key(self) -> str:
+        """The name of the copy."""
+        lines = [os.path.realpath(self.source), *(entry.line for entry in self.entries)]
+        return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]
+
+    @property
+    def regular(self) -> Sequence[Entry]:
+        return [entry for entry in self.entries if stat.S_ISREG(entry.status.st_mode)]
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.status.st_size for entry in self.regular)
+
+
+class Staged(NamedTuple):
+    """How files were staged. copied: this job has copied them. reason: why the target leads to the
+    source; "" if it leads to a copy. locks: open files, whose locks keep the copy and the target.
+    """
+
+    source: str
+    target: str
+    files: int
+    bytes: int
+    seconds: float
+    copied: bool
+    reason: str
+    locks: Sequence[int]
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"{self.target} leads to {self.source} itself: {self.reason}"
+        how = f"copied in {self.seconds:.1f} s" if self.copied else "copied by an earlier job"
+        return (
+            f"{self.target} has {self.files:,} {'file' if self.files == 1 else 'files'} "
+            f"({in_units(self.bytes)}) of {self.source}, {how}"
+        )
+
+
+def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
+    """Make the files of ``source`` available as ``target``, and return how.
+
+    source, target: paths, which may begin with ~ or contain $VARIABLES of the node. report: called
+        with a text about the progress every ``PROGRESS_S`` seconds.
+
+    Raises:
+        StageError: the source can't be read, the target can't be made, or another job uses the
+            target for other files.
+    """
+    begin = time.monotonic()
+    source, target = expanded(source), expanded(target)
+    store = os.path.join(os.path.dirname(target), STORE)
+    try:
+        files = Files.of(source)
+    except OSError as exc:
+        raise StageError(f"{exc.filename or source}: {exc.strerror}") from exc
+    key = files.key
+    copied = False
+    reason = ""
+    locks = []
+    try:
+        os.makedirs(store, mode=0o700, exist_ok=True)
+        lock, copied = hold_copy(files, store, report)
+        locks.append(lock)
+        path = os.path.join(store, key)
+    except OSError as exc:
+        reason = exc.strerror or str(exc)
+        path = source
+    try:
+        locks.append(hold_target(target, path, key, store))
+    except (OSError, StageError) as exc:
+        for lock in locks:
+            os.close(lock)
+        if isinstance(exc, StageError):
+            raise
+        raise StageError(f"{target}: {exc.strerror or exc}") from exc
+    if not reason and os.readlink(target) != path:
+        reason = "another job that uses it found no room for a copy"
+    seconds = time.monotonic() - begin
+    count = len(files.regular)
+    return Staged(source, target, count, files.bytes, seconds, copied, reason, locks)
+
+
+def expanded(path: str) -> str:
+    """Return a path with the values of ~ and $VARIABLES. StageError: a variable has no value."""
+    text = os.path.expandvars(os.path.expanduser(path))
+    if "$" in text or not text.startswith("/"):
+        raise StageError(f"{path}: the node has no such variable, or it is no absolute path")
+    return os.path.normpath(text)
+
+
+def entries_of(source: str) -> Iterator[Entry]:
+    """Yield the files, folders and links of a folder, or the file itself, in order."""
+    status = os.stat(source)
+    yield Entry("", status)
+    if stat.S_ISDIR(status.st_mode):
+        yield from _entries_below(source, "")
+
+
+def _entries_below(source: str, folder: str) -> Iterator[Entry]:
+    with os.scandir(os.path.join(source, folder)) as found:
+        children = sorted(found, key=lambda child: child.name)
+    for child in children:
+        path = os.path.join(folder, child.name)
+        status = child.stat(follow_symlinks=False)
+        mode = status.st_mode
+        if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode):
+            yield Entry(path, status)
+        if stat.S_ISDIR(mode):
+            yield from _entries_below(source, path)
+
+
+def hold_copy(files: Files, store: str, report: Callable[[str], None]) -> tuple[int, bool]:
+    """Keep the copy of these files, made if it is missing. Return its lock, and whether it was
+    made.
+
+    Raises OSError: there is no room, or a file can't be copied.
+    """
+    path = os.path.join(store, files.key)
+    copied = False
+    while True:
+        lock = os.open(path + LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            # Jobs that use the copy share the lock. A job that is making it holds the lock alone.
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if not os.path.lexists(path):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not os.path.lexists(path):
+                    make_room(store, files.bytes)
+                    copy(files, path, report)
+                    copied = True
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            # Between two locks, another job may have removed the copy to make room.
+            if os.path.lexists(path) and is_file(lock, path + LOCK):
+                os.utime(path, follow_symlinks=False)
+                return lock, copied
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def is_file(lock: int, path: str) -> bool:
+    """Return whether an open file is still the file at this path."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(lock), os.stat(path))
+    return False
+
+
+def make_room(store: str, size: int) -> None:
+    """Remove copies that no job uses until there is room, the oldest first. OSError: there is
+    none.
+    """
+    paths = [os.path.join(store, name) for name in os.listdir(store) if not name.endswith(LOCK)]
+    for path in sorted(paths, key=_last_use):
+        if has_room(store, size):
+            return
+        remove_unused(path)
+    if not has_room(store, size):
+        raise OSError(errno.ENOSPC, f"{os.path.dirname(store)} has no room for {in_units(size)}")
+
+
+def _last_use(path: str) -> float:
+    with suppress(OSError):
+        return os.lstat(path).st_mtime
+    return 0.0
+
+
+def has_room(store: str, size: int) -> bool:
+    room = os.statvfs(store)
+    return size <= room.f_frsize * (room.f_bavail - SPARE * room.f_blocks)
+
+
+def remove_unused(path: str) -> None:
+    """Remove a copy, unless a job uses it."""
+    lock_path = (path[: -len(PART)] if path.endswith(PART) else path) + LOCK
+    with suppress(OSError):
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(path)
+            os.unlink(lock_path)
+        finally:
+            os.close(lock)
+
+
+def remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def copy(files: Files, path: str, report: Callable[[str], None]) -> None:
+    """Copy files to a new ``path``. OSError: that failed, and nothing is left."""
+    part = path + PART
+    with suppress(OSError):
+        remove(part)
+    try:
+        _copy_all(files, part, report)
+        if Files.of(files.source).key != files.key:
+            raise OSError(errno.EAGAIN, "its files have changed while they were copied")
+        os.rename(part, path)
+    except BaseException:
+        with suppress(OSError):
+            remove(part)
+        raise
+
+
+def _copy_all(files: Files, part: str, report: Callable[[str], None]) -> None:
+    pairs = []
+    folders = []
+    for entry in files.entries:
+        target = os.path.join(part, entry.path) if entry.path else part
+        origin = os.path.join(files.source, entry.path) if entry.path else files.source
+        if stat.S_ISDIR(entry.status.st_mode):
+            os.mkdir(target, 0o700)
+            folders.append((target, entry.status.st_mode))
+        elif stat.S_ISLNK(entry.status.st_mode):
+            os.symlink(link_of(files.source, entry.path), target)
+        else:
+            pairs.append((origin, target))
+    done = 0
+    last = time.monotonic()
+    with ThreadPoolExecutor(THREADS) as pool:
+        for size in pool.map(lambda pair: _copy_file(*pair), pairs):
+            done += size
+            if time.monotonic() - last > PROGRESS_S:
+                last = time.monotonic()
+                report(f"{in_units(done)} of {in_units(files.bytes)}")
+    # Last, because a folder may forbid its owner to write to it.
+    for folder, mode in reversed(folders):
+        os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)
+
+
+def _copy_file(origin: str, target: str) -> int:
+    shutil.copyfile(origin, target)
+    shutil.copystat(origin, target)
+    return os.stat(target).st_size
+
+
+def link_of(source: str, path: str) -> str:
+    """Return the target for the copy of a link. One that leads out of the source becomes
+    absolute.
+    """
+    to = os.readlink(os.path.join(source, path))
+    inside = os.path.normpath(os.path.join(os.path.dirname(path), to))
+    is_outside = inside == os.pardir or inside.startswith(os.pardir + os.sep)
+    if os.path.isabs(to) or not is_outside:
+        return to
+    return os.path.normpath(os.path.join(os.path.realpath(source), inside))
+
+
+def hold_target(target: str, path: str, key: str, store: str) -> int:
+    """Make ``target`` a link to ``path``, and return a lock that keeps it.
+
+    Raises:
+        StageError: another job uses the target for other files, or it is not such a link.
+        OSError: it can't be made.
+    """
+    name = hashlib.sha256(target.encode(errors="surrogateescape")).hexdigest()[:32]
+    folder = store if os.path.isdir(store) else os.path.dirname(target)
+    lock = os.open(os.path.join(folder, f"target-{name}{LOCK}"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        used = os.pread(lock, 64, 0).decode()
+        if used != key:
+            os.close(lock)
+            raise StageError(
+                f"{target} is in use by another job for other files: stage them to another path"
+            ) from None
+        return lock
+    if os.path.lexists(target) and not os.path.islink(target):
+        os.close(lock)
+        raise StageError(f"{target} exists, and is no link that staging has made: use another path")
+    new = f"{target}.{os.getpid()}.new"
+    os.symlink(path, new)
+    os.replace(new, target)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, key.encode(), 0)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+def in_units(size: int) -> str:
+    """Return a number of bytes as text."""
+    for unit, bits in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << bits:
+            return f"{size / (1 << bits):.1f} {unit}"
+    return f"{size} B"

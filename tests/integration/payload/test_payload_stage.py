@@ -1,0 +1,165 @@
+"""Files that are copied to the disk of a node before the program starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from payload.node import stage
+from payload.node.stage import STORE, Staged, StageError
+from tests.support.processes import ROOT
+
+# Stages files, tells how, and keeps them until its input ends.
+HOLD = """\
+import sys
+from payload.node.stage import stage
+staged = stage(sys.argv[1], sys.argv[2], print)
+print(staged.copied, staged.reason, sep="|", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "deep" / "empty").mkdir(parents=True)
+    for number in range(40):
+        (folder / "deep" / f"{number}.bin").write_bytes(os.urandom(number * 100))
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o750)
+    (folder / "deep" / "inside").symlink_to("../run.sh")
+    (folder / "outside").symlink_to("../other")
+    (tmp_path / "other").write_text("other\n")
+    (tmp_path / "disk").mkdir()
+    return folder
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Callable[..., Staged]:
+    """Stage files on the disk, and release them at once."""
+
+    def run(source: Path, name: str = "x") -> Staged:
+        found = stage.stage(str(source), str(tmp_path / "disk" / name), print)
+        for lock in found.locks:
+            os.close(lock)
+        return found
+
+    return run
+
+
+def content(folder: Path) -> dict[str, bytes | str]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def copies(tmp_path: Path) -> list[str]:
+    names = (path.name for path in (tmp_path / "disk" / STORE).iterdir())
+    return sorted(name for name in names if not name.endswith(".lock"))
+
+
+def test_copy_has_the_files_modes_and_links_of_the_source(
+    source: Path, staged: Callable[..., Staged], tmp_path: Path
+) -> None:
+    found = staged(source)
+    target = tmp_path / "disk" / "x"
+    assert (found.copied, found.reason, found.files) == (True, "", 41)
+    assert content(target) == content(source)
+    assert (target / "run.sh").stat().st_mode & 0o777 == 0o750
+    assert os.readlink(target / "deep" / "inside") == "../run.sh"
+    assert (target / "outside").read_text() == "other\n"
+
+
+def test_same_files_are_copied_once_and_changed_files_again(
+    source: Path, staged: Callable[..., Staged], tmp_path: Path
+) -> None:
+    assert staged(source).copied
+    assert not staged(source).copied
+    assert not staged(source, "y").copied
+    (source / "run.sh").write_text("#!/bin/bash\n")
+    assert staged(source).copied
+    assert (tmp_path / "disk" / "x" / "run.sh").read_text() == "#!/bin/bash\n"
+    assert len(copies(tmp_path)) == 2
+
+
+def test_single_file_is_staged(source: Path, staged: Callable[..., Staged], tmp_path: Path) -> None:
+    assert staged(source / "run.sh").files == 1
+    assert (tmp_path / "disk" / "x").read_text() == "#!/bin/sh\n"
+
+
+def start(source: Path, target: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", HOLD, source, target]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
+
+
+def told(job: subprocess.Popen[str]) -> str:
+    assert job.stdout is not None
+    return job.stdout.readline().strip()
+
+
+def test_jobs_at_once_copy_once_and_share_the_target(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "disk" / "x"
+    jobs = [start(source, target) for _ in range(4)]
+    answers = [told(job) for job in jobs]
+    for job in jobs:
+        job.communicate()
+    assert sorted(answers) == ["False|", "False|", "False|", "True|"]
+    assert len(copies(tmp_path)) == 1
+
+
+def test_target_and_copy_of_a_running_job_stay(
+    source: Path, staged: Callable[..., Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(source, tmp_path / "disk" / "x")
+    assert told(job) == "True|"
+    (source / "run.sh").write_text("changed\n")
+    with pytest.raises(StageError, match="another job"):
+        staged(source)
+    staged(source, "y")
+    assert len(copies(tmp_path)) == 2
+    # Without room, the copy that no job uses makes room, and that of the running job stays.
+    (source / "run.sh").write_text("changed again\n")
+    full(monkeypatch)
+    found = staged(source, "z")
+    assert (found.copied, found.reason != "") == (False, True)
+    assert (tmp_path / "disk" / "z").resolve() == source
+    assert len(copies(tmp_path)) == 1
+    assert (tmp_path / "disk" / "x" / "run.sh").read_text() == "#!/bin/sh\n"
+    job.communicate()
+
+
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs
+
+    def statvfs(path: str) -> os.statvfs_result:
+        values = list(real(path))
+        values[4] = 0  # f_bavail
+        return os.statvfs_result(values)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+@pytest.mark.parametrize("name", ["gone", "$NOWHERE_SET/x", "relative"])
+def test_source_that_is_no_path_of_the_node_is_refused(
+    staged: Callable[..., Staged], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "disk").mkdir()
+    path = tmp_path / name if name == "gone" else Path(name)
+    with pytest.raises(StageError):
+        staged(path)
+
+
+def test_target_that_is_a_file_of_the_user_is_kept(
+    source: Path, staged: Callable[..., Staged], tmp_path: Path
+) -> None:
+    (tmp_path / "disk" / "x").write_text("mine\n")
+    with pytest.raises(StageError):
+        staged(source)
+    assert (tmp_path / "disk" / "x").read_text() == "mine\n"
