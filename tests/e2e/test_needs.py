@@ -114,9 +114,10 @@ def one(cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield cluster
 
 
-def as_root(cluster: Cluster, command: str) -> None:
+def as_root(cluster: Cluster, command: str, host: str = "") -> None:
+    """Run a command on a host. Default: the node that lacks something."""
     text = command.replace("{user}", cluster.user).replace("'", "'\\''")
-    cluster.ssh(bad(cluster), f"sudo sh -c '{text}'")
+    cluster.ssh(host or bad(cluster), f"sudo sh -c '{text}'")
 
 
 def bad(cluster: Cluster) -> str:
@@ -228,6 +229,58 @@ def test_slurmd_that_ends_at_each_start_is_named_with_its_fatal_error(one: Clust
     answer = one.json("up")
     assert any(drop_in in repair["what"] for repair in answer["repaired"])
     await_return(one)
+
+
+def controller_lacks(cluster: Cluster) -> list[str]:
+    """Return the codes of what `status` says that the controller lacks."""
+    answer = cluster.json("status")
+    codes = [lack["code"] for lack in answer["controller_lacks"]]
+    assert answer["ready"] == (not codes)
+    return codes
+
+
+def test_status_names_a_controller_without_its_shared_folder(one: Cluster) -> None:
+    controller = f"{one.name}-ctl"
+    away = NEEDS["shared folder"]
+    assert controller_lacks(one) == []
+    as_root(one, away.take, controller)
+    try:
+        assert controller_lacks(one) == [away.code]
+        answer = one("-o", "json", "doctor", controller, rc=1).json
+        assert away.code in {found["code"] for found in answer["findings"]}
+    finally:
+        as_root(one, away.give, controller)
+    assert controller_lacks(one) == []
+
+
+@pytest.mark.sweep
+def test_status_names_daemons_of_the_controller_that_end_again_and_again(one: Cluster) -> None:
+    """Both the database, without which slurmctld runs on, and slurmctld itself."""
+    controller = f"{one.name}-ctl"
+    broken = "/etc/mysql/mariadb.conf.d/99-broken.cnf"
+    as_root(one, f"printf '[mysqld]\\nno_such_option=1\\n' >{broken}", controller)
+    as_root(one, "systemctl restart mariadb || true", controller)
+    try:
+        assert controller_lacks(one) == ["database-failed"]
+    finally:
+        as_root(one, f"rm {broken}; systemctl restart mariadb", controller)
+    eventually(lambda: controller_lacks(one) == [], 90, pause_s=2)
+    drop_in = "/etc/systemd/system/slurmctld.service.d/zz.conf"
+    text = "[Service]\\nEnvironment=SLURMCTLD_OPTIONS=--no-such-option\\nRestart=always\\nRestartSec=1\\n"
+    as_root(one, f"printf '{text}' >{drop_in}; systemctl daemon-reload", controller)
+    as_root(one, "systemctl --no-block restart slurmctld", controller)
+
+    def codes() -> set[str] | None:
+        failures = one("-o", "json", "status", rc=1).json["failures"]
+        found = {failure["code"] for failure in failures}
+        return found if "slurmctld-restarts" in found else None
+
+    try:
+        eventually(codes, 90, pause_s=2)
+    finally:
+        as_root(one, f"rm {drop_in}; systemctl daemon-reload", controller)
+        as_root(one, "systemctl restart slurmctld", controller)
+    one.json("up")
 
 
 @pytest.mark.sweep
