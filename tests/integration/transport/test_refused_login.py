@@ -17,7 +17,7 @@ from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import LOGIN_HOST, write_login_files
 from clusterctl.transport.ssh import Connections
-from tests.integration.transport.conftest import SSHD, Sshd, _wait_for
+from tests.integration.transport.conftest import SSHD, Reach, Sshd, _wait_for, running_sshd
 from tests.support.messages import refused
 from tests.support.processes import eventually
 
@@ -220,3 +220,12 @@ def test_stopped_server_is_tried_again(config: Path, sshd: Sshd) -> None:
     with Connections(config) as connections, refused("unreachable", UnreachableError) as caught:
         connections.to(LOGIN_HOST).run(["true"])
     assert caught.value.retryable
+
+
+@pytest.mark.parametrize("setting", ["MaxAuthTries 6", "MaxAuthTries 1"])
+def test_login_of_an_account_that_is_gone_is_refused(
+    tmp_path: Path, reach: Reach, setting: str
+) -> None:
+    """`down` waits for this answer. With a single try, sshd says that there were too many failures."""
+    with running_sshd(tmp_path / "sshd", setting) as sshd, refused("key-refused", KeyRefusedError):
+        reach("node", sshd.config()).run(["true"])

@@ -31,17 +31,6 @@ def test_key_that_ssh_can_not_load_is_named(tmp_path: Path, line: str, reason: s
 
 
 @pytest.mark.parametrize(
-    "line",
-    [DENIED, "Received disconnect from 10.1.1.2 port 22:2: Too many authentication failures"],
-    ids=["denied", "MaxAuthTries 1"],
-)
-def test_host_that_takes_no_key_has_refused_it(tmp_path: Path, line: str) -> None:
-    """`down` takes a machine whose sshd refuses the account as released, and no other."""
-    error = connection_error("demo-ctl", tmp_path / "ssh_config", f"{line}\r\n", "hpc")
-    assert (type(error), error.code) == (KeyRefusedError, "key-refused")
-
-
-@pytest.mark.parametrize(
     "damage", [b"\xff\xfe\0", b"Host demo-ctl\n    ProxyCommand sh -c 'open\n", b""]
 )
 def test_damaged_ssh_config_has_no_proxy(tmp_path: Path, damage: bytes) -> None:
