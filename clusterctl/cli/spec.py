@@ -14,7 +14,7 @@ from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.configure.imported import spec_of_inventory
 from clusterctl.errors import UsageError, excluded, unaccompanied
-from clusterctl.packages.requirement_files import content_hash
+from clusterctl.packages.project_files import content_hash
 from clusterctl.spec.base import PATTERNS, either
 from clusterctl.spec.job_file import job_schema
 from clusterctl.spec.load import json_schema, starter_spec

@@ -93,6 +93,11 @@ SCRIPT_FLAGS: Final[Mapping[str, Any]] = {
         str, "Run a module of your project, as `python -m` does.", "-m", metavar="MODULE"
     ),
     "no_folder": flag(bool, "Send only the script.", "--no-folder"),
+    "no_requirements": flag(
+        bool,
+        "Install no packages, even if a file beside the program lists some.",
+        "--no-requirements",
+    ),
 }
 # Flag -> the key of a job's `scaling` that has the sizes.
 _SIZE_KEYS: Final = {"scaling": "nodes", "scaling_tasks": "tasks", "scaling_gpus": "gpus"}
@@ -315,6 +320,7 @@ def _job_and_options(
     options = dict(given)
     module = options.pop("run_module", None)
     no_folder = options.pop("no_folder", False)
+    no_requirements = options.pop("no_requirements", False)
     if module is not None:
         # Without JOB, the first argument of the program takes its place.
         args = [*filter(None, [target]), *args]
@@ -342,10 +348,13 @@ def _job_and_options(
         options["sweep"] = {"grid": options["sweep"], **by}
     if no_folder and "folder" in options:
         raise excluded("--folder", "--no-folder")
+    if no_requirements and "requirements" in options:
+        raise excluded("--requirements", "--no-requirements")
     return target, {
         **({"args": args} if args else {}),
         **options,
         **({"folder": False} if no_folder else {}),
+        **({"requirements": False} if no_requirements else {}),
     }
 
 

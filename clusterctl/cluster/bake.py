@@ -16,7 +16,8 @@ from clusterctl.cluster.template_inputs import has_templates, template_hash
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import with_distributions
-from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.base import HostPlan
 from clusterctl.scheduler.slurm_conf import accounting_files
 from clusterctl.spec.distributions import Distribution, distribution_of

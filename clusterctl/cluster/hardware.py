@@ -22,7 +22,8 @@ from clusterctl.errors import Failure, Notice, SchedulerError, TransportError, V
 from clusterctl.hosts.checks import Finding, cgroup_finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport, NodeFacts
-from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.wheelhouse import has_wheelhouse, wheelhouse
 from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.slurm_conf import format_gres, needs_facts
 from clusterctl.spec.distributions import Distribution

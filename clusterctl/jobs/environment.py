@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import CommandError, Notice
+from clusterctl.errors import CommandError, Notice, UsageError
 from clusterctl.packages.accelerators import cpu_index, has_gpus
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.remote_environment import BUILD_S, WAIT_S, build_environment, lines_of
 from clusterctl.packages.wheelhouse import (
     Lock,
-    NodePlatform,
     Pip,
     Requirements,
     Wheel,
@@ -34,9 +35,10 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.put import store_of
 from clusterctl.transport.tree import Progress, format_size
 from clusterctl.util.assets import job_lock
-from clusterctl.util.process import temporary_folder
+from clusterctl.util.process import Result, temporary_folder
 from clusterctl.util.progress import SILENT, LineReporter
 
+_PREFIX: Final = (Path(__file__).parent / "remote_prefix.sh").read_text(encoding="utf-8")
 _FETCH: Final = (Path(__file__).parent / "remote_fetch.sh").read_text(encoding="utf-8")
 # Sending a larger wheel takes longer than starting pip on the host.
 _LARGE: Final = 1 << 20  # bytes
@@ -52,9 +54,9 @@ def describe_pending_build(
     """
     if spec.software.python.requirements is None:
         return ""
-    files = (spec.software.python.requirements,)
     node = NodePlatform.of(distribution)
-    lock = cached_lock(Requirements(files, job_lock(), node=node, gpus=has_gpus(spec)))
+    lists = [PackageList.read(spec.software.python.requirements, node)]
+    lock = cached_lock(Requirements.of(lists, job_lock(), node=node, gpus=has_gpus(spec)))
     if lock is None:
         return "its packages are resolved again"
     if not lock.wheels or _is_there(transport, Environment(lock)):
@@ -98,15 +100,23 @@ class Environments:
         lock = None
         if inventory.python:
             node = NodePlatform(inventory.python, inventory.glibc_minor)
-        files = () if inventory.requirements is None else (Path(inventory.requirements),)
+        chosen = [] if inventory.requirements is None else [Path(inventory.requirements)]
+        lists = [PackageList.read(path, node) for path in chosen]
         if replayed:
             lock = self._replayed(replayed, node)
-        elif replayed is None and files:
-            lock = self._resolve(Requirements(files, base, node=node, gpus=has_gpus(inventory)))
-        if job is not None and job.requirements is not None:
+        elif replayed is None and lists:
+            lock = self._resolve(Requirements.of(lists, base, node=node, gpus=has_gpus(inventory)))
+        if job is not None and job.requirements:
             held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
             gpus = has_gpus(inventory, _partition_name(inventory, job))
-            lock = self._resolve(Requirements((*files, job.requirements), base, held, node, gpus))
+            try:
+                lists.append(PackageList.read(job.requirements, node))
+                if lists[-1].file != job.requirements:
+                    self.report(f"packages of {lists[-1].summary}")
+                lock = self._resolve(Requirements.of(lists, base, held, node, gpus))
+            except UsageError as exc:
+                exc.fix += "; --no-requirements submits the job without these packages"
+                raise
         return Environment.of(inventory, lock if lock is not None and lock.wheels else None)
 
     def resolve_for_job(
@@ -217,6 +227,62 @@ class Environments:
             size = format_size(sum(sizes))
             count = f"{len(sizes)} wheel{'' if len(sizes) == 1 else 's'}"
             self.report(f"sending {count}, {size}{reason if is_slow else ''}")
+
+
+def existing_environment(
+    session: Session, wanted: str, partition: str | None, *, needs_python: bool
+) -> str:
+    """Return the absolute folder of an environment that exists on a cluster.
+
+    wanted: its folder, or the name of an environment of conda. partition: where the job runs. None:
+    unknown. needs_python: whether the job's program is in Python.
+
+    Raises:
+        UsageError: there is no such environment, or a node can't run it.
+        TransportError: the cluster can't be reached.
+    """
+    nodes = [
+        node
+        for facts in session.inventory.partitions
+        if partition in (None, facts.name)
+        for node in facts.nodes
+        if node in session.nodes
+    ]
+    # Usually the nodes are alike, so that the first is enough.
+    transports = [session.transport, *(session.nodes[node] for node in nodes[:1])]
+    folder = wanted
+    for transport in transports:
+        argv = ["sh", "-c", _PREFIX, "prefix", folder]
+        result = transport.run(argv, check=False)
+        found, _, python = result.stdout.partition("\n")
+        if result.rc or (needs_python and not python.strip()):
+            raise _unfit_environment(wanted, transport.host, result)
+        folder = found
+    return folder
+
+
+def _unfit_environment(wanted: str, host: str, result: Result) -> UsageError:
+    fix = "use --env-path with the folder of an environment that exists on all nodes"
+    match result.rc:
+        case 0:
+            reason = f"{result.stdout.strip()} has no bin/python"
+        case 3:
+            reason = "there is no such folder with a folder `bin` that the job user can read"
+            if "/" not in wanted:
+                reason = "conda has no environment with this name there"
+        case 4:
+            reason = result.stderr.strip()[-500:] or "its bin/python does not run"
+        case 5:
+            reason = f"several have this name: {', '.join(result.stdout.splitlines())}"
+        case _:
+            reason = result.stderr.strip()[-500:]
+    return UsageError(
+        f"the environment {wanted} can't be used",
+        code="environment-unfit",
+        where=host,
+        why=reason,
+        fix=fix,
+    )
 
 
 def _partition_name(inventory: Inventory, job: JobOptions) -> str | None:

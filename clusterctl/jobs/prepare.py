@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from clusterctl.jobs.bundled import (
     with_model,
 )
 from clusterctl.jobs.earlier import with_from_run
+from clusterctl.jobs.environment import existing_environment
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.source import Source, source_of
@@ -39,6 +41,11 @@ from clusterctl.jobs.submit import (
     start_receiver,
 )
 from clusterctl.jobs.times import with_local_times
+from clusterctl.packages.project_files import (
+    find_package_file,
+    member_roots,
+    unsupported_packages,
+)
 from clusterctl.scheduler.base import Outcome, worst_job
 from clusterctl.scheduler.script import Environment, fitted_to
 from clusterctl.scheduler.session import Session, site_of
@@ -52,7 +59,7 @@ from clusterctl.scheduler.user_script import (
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import OPTIONS, JobOptions
 from clusterctl.spec.names import NODE_RECEIVERS, Launcher, first_few
-from clusterctl.spec.program import is_job_file
+from clusterctl.spec.program import Language, is_job_file, language_of
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.inventory import Inventory, job_inventory, planned_inventory
@@ -239,7 +246,7 @@ class Preparer:
         """Return the Python environment for `clusterctl shell`. UsageError: requirements can't be
         met.
         """
-        return self._environment(session.inventory, session.workspace, job)
+        return self._environment(session.inventory, session.workspace, job, session=session)
 
     def _prepared(
         self,
@@ -255,6 +262,8 @@ class Preparer:
             needed = [_with_open_dependencies(session, job) for job in submission.jobs]
             submission = replace(submission, jobs=needed)
         given, model = with_model(submission.jobs, submission.model, ledger, session)
+        if submission.replay is None:
+            given = [self._with_packages(job, site.inventory) for job in given]
         jobs = self._completed(site, given, ledger, session)
         reject_invalid_arguments(jobs, submission.model, ledger)
         for job in jobs:
@@ -274,9 +283,10 @@ class Preparer:
         for job, script, source in zip(jobs, scripts, sources, strict=True):
             lock = replay.lock if replay else None
             environment = self._environment(
-                site.inventory, ledger.workspace, job, spec=spec, lock=lock
+                site.inventory, ledger.workspace, job, session=session, spec=spec, lock=lock
             )
-            text = site.render(job, environment) if environment.lock else script
+            is_own = environment.lock or environment.prefix
+            text = site.render(job, environment) if is_own else script
             prepared.append(PreparedJob(job, text, source, environment, extra_facts=extra_facts))
         return tuple(prepared)
 
@@ -311,6 +321,30 @@ class Preparer:
         self._notes(note for script, job in read for note in script.notes(job))
         return jobs
 
+    def _with_packages(self, job: JobSpec, inventory: Inventory) -> JobSpec:
+        """Return the job with the file that lists its packages, if there is one beside a Python
+        program, and with the packages of the file's workspace.
+        """
+        if job.env_path and job.requirements:
+            raise excluded("--env-path", "--requirements")
+        if job.script is None or job.container is not None or job.env_path:
+            return job
+        file = job.requirements or None
+        if job.requirements is None and language_of(job.script) is Language.PYTHON:
+            file = find_package_file(job.script.absolute(), job.place.folder.absolute())
+            if file is None or str(file) == inventory.requirements:
+                return job
+            if error := unsupported_packages(file):
+                self.note(f"note: {error.what}, which are not installed: {error.fix}")
+                return job
+        if file is None:
+            return job
+        place = job.place
+        inner = (root for root in member_roots(file) if root.is_relative_to(place.folder))
+        roots = (*place.roots, *(os.path.relpath(root, place.folder) for root in inner))
+        project = replace(place, roots=tuple(dict.fromkeys(roots)))
+        return job.model_copy(update={"requirements": file, "project": project})
+
     def _notes(self, notes: Iterable[str]) -> None:
         """Show each of several notes once."""
         for note in dict.fromkeys(notes):
@@ -323,21 +357,25 @@ class Preparer:
         workspace: Workspace,
         job: JobOptions,
         *,
+        session: Session | None = None,
         spec: ClusterSpec | None = None,
         lock: str | None = None,
     ) -> Environment:
         """Return a job's Python environment. lock: of a replayed job ("": it has no packages)."""
         environment = Environment.of(inventory)
         if isinstance(job, JobSpec) and (job.bundled or job.container):
-            if job.requirements is not None:
+            if job.requirements or job.env_path:
+                option = "--env-path" if job.env_path else "--requirements"
                 raise UsageError(
-                    f"--requirements does not apply to "
+                    f"{option} does not apply to "
                     f"{'a container' if job.container else f'the bundled job {job.bundled}'}",
                     code="no-requirements-here",
                     why="containers and bundled jobs have their own Python environment",
-                    fix="leave out --requirements, or submit your own script",
+                    fix=f"leave out {option}, or submit your own script",
                 )
             return environment
+        if job.env_path:
+            return replace(environment, prefix=_prefix(session, job, job.env_path))
         if inventory.requirements or job.requirements or lock:
             resolver = environments(report=self.note, heard=self.detail)
             environment = resolver.resolve_for_job(inventory, workspace, spec, job, lock)
@@ -349,6 +387,25 @@ class Preparer:
                 fix="use --requirements FILE with a line `torch`",
             )
         return environment
+
+
+def _prefix(session: Session | None, job: JobOptions, wanted: str) -> str:
+    """Return the folder of the environment of --env-path. Without a session, nobody is asked."""
+    if session is not None:
+        partition = job.partition
+        needs_python = False
+        if isinstance(job, JobSpec) and job.script is not None:
+            partition = partition_name(session.site, job)
+            needs_python = language_of(job.script) is Language.PYTHON
+        return existing_environment(session, wanted, partition, needs_python=needs_python)
+    if wanted.startswith("/"):
+        return wanted
+    raise UsageError(
+        f"the folder of the environment {wanted} is not known",
+        code="env-path-unknown",
+        why="only the cluster knows it, and it is not asked now",
+        fix="use --env-path with a folder that begins with /",
+    )
 
 
 def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:

@@ -24,11 +24,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from clusterctl import __version__
 from clusterctl.errors import BundleError, Failure, ProvisionError, printable
 from clusterctl.packages.accelerators import has_gpus
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.os_packages import asked_packages, package_names
-from clusterctl.packages.requirement_files import content_hash
+from clusterctl.packages.project_files import PackageList, content_hash
 from clusterctl.packages.wheelhouse import (
     Lock,
-    NodePlatform,
     Requirements,
     cache_of_downloads,
     has_wheelhouse,
@@ -477,6 +477,6 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
                 wheel for wheel in Lock.read(text, {}).wheels if not wheel_path(wheel).is_file()
             ]
             bundle.copy([f"{WHEELS}/{wheel.file}" for wheel in missing], folder)
-            store_lock(
-                Requirements((file,), job_lock(), node=node, gpus=has_gpus(spec)), text, folder
-            )
+            lists = [PackageList.read(file, node)]
+            requirements = Requirements.of(lists, job_lock(), node=node, gpus=has_gpus(spec))
+            store_lock(requirements, text, folder)

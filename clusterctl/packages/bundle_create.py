@@ -21,11 +21,11 @@ from clusterctl.packages.bundle import (
     System,
     asks_for_cupy,
 )
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
+from clusterctl.packages.project_files import PackageList, content_hash
 from clusterctl.packages.repository import RepositoryRequest, check, pack
-from clusterctl.packages.requirement_files import content_hash
 from clusterctl.packages.wheelhouse import (
-    NodePlatform,
     Pip,
     Requirements,
     cache_of_downloads,
@@ -116,7 +116,8 @@ def _wheels(
         report("downloading CuPy and CUDA's libraries")
         gpu = sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
     if (file := spec.software.python.requirements) is not None:
-        requirements = Requirements((file,), job_lock(), node=node, gpus=has_gpus(spec))
+        lists = [PackageList.read(file, node)]
+        requirements = Requirements.of(lists, job_lock(), node=node, gpus=has_gpus(spec))
         lock = resolve(requirements, Pip(node, report))
         more = [wheel_path(wheel) for wheel in lock.wheels]
         sources[WHEELS_LOCK.format(distribution.release)] = lock.text.encode()

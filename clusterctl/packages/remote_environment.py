@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import CommandError, TransportError
-from clusterctl.packages.wheelhouse import Lock, NodePlatform, Wheel, cache_of_downloads
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.wheelhouse import Lock, Wheel, cache_of_downloads
 from clusterctl.transport.base import Conversation, Transport, split_lines
 from clusterctl.transport.put import Upload
 from clusterctl.transport.remote_open import HELD

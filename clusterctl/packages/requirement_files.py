@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import UsageError
-from clusterctl.util.assets import digest, file_sha256
+from clusterctl.util.assets import file_sha256
 
 _MAX_BYTES: Final = 4 << 20
 _INCLUDE: Final = re.compile(r"^(-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
 COMMENT: Final = re.compile(r"(^|\s+)#.*$")
-
-
-def content_hash(files: Sequence[Path]) -> str:
-    """Return a hash of these requirements files and the files that they include, or raise a
-    UsageError.
-    """
-    return digest(*(content for file in files for _, content in contents_of(file)))
 
 
 def contents_of(
@@ -47,25 +40,9 @@ def contents_of(
                 yield from contents_of(
                     file.parent / name, visited, place_of_name, constraints=constraints
                 )
-        elif (place := _BUILT_THERE.match(line)) is not None and not Path(place["path"]).exists():
-            raise UsageError(
-                f"{place['name']} is required from a folder that does not exist",
-                code="requirement-of-conda",
-                where=f"{file}:{number}",
-                why=f"{place['path']} is a place on the machine on which conda or pip built the "
-                "package",
-                fix=f"write {place['name']}==VERSION; `pip list --format=freeze` writes such lines",
-            )
-        elif source := _source_in(line, file.parent):
-            reason, fix = source
-            raise UsageError(
-                "a requirement has no wheel",
-                code="no-wheel",
-                where=f"{file}:{number}",
-                why=f"nodes install only wheels, and this line names {reason}",
-                fix=fix,
-            )
-        elif (wheel := _local_wheel(line, file.parent)) is not None:
+            continue
+        reject_source(line, file.parent, f"{file}:{number}")
+        if (wheel := _local_wheel(line, file.parent)) is not None:
             try:
                 yield b"", file_sha256(wheel).encode()
             except OSError as exc:
@@ -76,6 +53,33 @@ def contents_of(
                     why=exc.strerror or str(exc),
                     fix="make the wheel readable, or remove its line from the requirements file",
                 ) from exc
+
+
+def read_requirements(file: Path) -> Iterator[str]:
+    """Yield the lines of a requirements file, without comments, or raise a UsageError."""
+    yield from (line for _, line in _lines(_read(file, "").decode(errors="replace")))
+
+
+def reject_source(line: str, folder: Path, where: str) -> None:
+    """Raise a UsageError if a line of a requirements file in ``folder`` names no wheel."""
+    if (place := _BUILT_THERE.match(line)) is not None and not Path(place["path"]).exists():
+        raise UsageError(
+            f"{place['name']} is required from a folder that does not exist",
+            code="requirement-of-conda",
+            where=where,
+            why=f"{place['path']} is a place on the machine on which conda or pip built the "
+            "package",
+            fix=f"write {place['name']}==VERSION; `pip list --format=freeze` writes such lines",
+        )
+    if source := _source_in(line, folder):
+        reason, fix = source
+        raise UsageError(
+            "a requirement has no wheel",
+            code="no-wheel",
+            where=where,
+            why=f"nodes install only wheels, and this line names {reason}",
+            fix=fix,
+        )
 
 
 def _read(file: Path, named_in: str) -> bytes:
@@ -126,7 +130,7 @@ _OF_TOOLS: Final = {
 }
 _EDITABLE: Final = re.compile(r"(?:-e|--editable)(?:\s+|\s*=\s*|(?<=-e))(?P<what>.+)")
 _REPOSITORY: Final = re.compile(r"(?:[\w.-]+(?:\[.*\])?\s*@\s*)?(?:git|hg|svn|bzr)\+")
-_BUILT_THERE: Final = re.compile(r"(?P<name>[\w.-]+)(?:\[.*\])?\s*@\s*file://(?P<path>/\S+)")
+_BUILT_THERE: Final = re.compile(r"(?P<name>[\w.-]+)(?:\[.*\])?\s*@\s*file://(?P<path>/[^\s#;]+)")
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -162,10 +166,8 @@ def _source_in(line: str, folder: Path) -> tuple[str, str] | None:
         example = "FOLDER"
     else:
         return None
-    own = (
-        "remove the line if it names your script's project, which is sent with the job (`uv export "
-    )
-    own += "--no-emit-project` leaves it out); "
+    own = "remove the line if it names your script's project, which is sent with the job, and "
+    own += "use --requirements pyproject.toml for its packages; "
     wheel = (
         f"build a wheel (`pip wheel --no-deps {example}`) and write the wheel's path in its place"
     )

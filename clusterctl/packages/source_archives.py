@@ -121,13 +121,13 @@ class SourceArchives:
             f"builds run on this machine: set PIP_NO_BINARY={names}"
         )
 
-    def error(self, files: Sequence[Path], node: object) -> UsageError:
+    def error(self, where: str, node: object) -> UsageError:
         """Return the error for the first of ``failures``. node: the platform of the nodes."""
         name, reason = next(iter(self.failures.items()))
         return UsageError(
             f"{name} has no wheel for the nodes, and no wheel of pure Python can be built of it",
             code="source-not-built",
-            where=", ".join(map(str, files)),
+            where=where,
             why=reason,
             fix=f"require a version of {name} with a wheel for {node}, or build its wheel on "
             f"such a machine (pip wheel --no-deps {name}) and add a line `--find-links "

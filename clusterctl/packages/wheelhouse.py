@@ -5,6 +5,7 @@ A lock lists wheels with their hashes; the wheelhouse of a lock is the folder wi
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -20,9 +21,10 @@ from packaging.version import Version
 
 from clusterctl.errors import MachineError, Notice, UsageError
 from clusterctl.packages.accelerators import Builds, CudaBuildError, cpu_index
+from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
+from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.requirement_files import contents_of
 from clusterctl.packages.source_archives import SourceArchives, passed_over
-from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest, file_sha256
@@ -31,26 +33,6 @@ from clusterctl.util.process import Result, run_with_lines, temporary_folder
 from clusterctl.util.progress import SILENT, LineReporter
 
 _PIP: Final = Path(__file__).with_name("pip_for_node.py")
-
-
-@dataclass(frozen=True, slots=True)
-class NodePlatform:
-    """The platform that wheels must match: Python of jobs, such as ``3.11``, and glibc
-    2.``glibc_minor``.
-    """
-
-    python: str
-    glibc_minor: int
-
-    @classmethod
-    def of(cls, distribution: Distribution) -> NodePlatform:
-        return cls(distribution.python_version, distribution.glibc_minor)
-
-    def __str__(self) -> str:
-        return f"Python {self.python} on {ARCHITECTURE} with glibc 2.{self.glibc_minor}"
-
-
-DEFAULT_PLATFORM: Final = NodePlatform.of(distribution_of(DEFAULT))
 
 
 @dataclass
@@ -71,15 +53,11 @@ class Pip:
         without GPUs.
         """
         node = self.node
-        platforms = [
-            f"manylinux_2_{minor}_{ARCHITECTURE}" for minor in range(node.glibc_minor, 4, -1)
-        ]
-        platforms += [f"manylinux{name}_{ARCHITECTURE}" for name in ("2014", "2010", "1")]
         # -P keeps files in the caller's folder from shadowing modules of pip.
-        argv = [sys.executable, "-P", str(_PIP), node.python, ARCHITECTURE]
+        argv = [sys.executable, "-P", str(_PIP), json.dumps(node.markers)]
         argv += ["download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
         argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python]
-        argv += [word for platform in platforms for word in ("--platform", platform)]
+        argv += [word for platform in node.platforms for word in ("--platform", platform)]
 
         def hear(line: str) -> None:
             self.heard(line)
@@ -253,6 +231,8 @@ class Requirements:
     held: normalized name -> version to keep if possible, such as versions in the cluster's
         environment.
     gpus: whether the nodes have GPUs. None: pip chooses between CUDA and CPU builds.
+    names: the files as the user knows them, for messages.
+    is_locked: the files list all wheels with their hashes, so that pip has nothing to choose.
     """
 
     files: tuple[Path, ...]
@@ -260,10 +240,31 @@ class Requirements:
     held: Mapping[str, str] = field(default_factory=dict)
     node: NodePlatform = DEFAULT_PLATFORM
     gpus: bool | None = None
+    names: str = ""
+    is_locked: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        lists: Sequence[PackageList],
+        base: Path,
+        held: Mapping[str, str] | None = None,
+        node: NodePlatform = DEFAULT_PLATFORM,
+        gpus: bool | None = None,
+    ) -> Requirements:
+        """Return the input for resolving files of any format that lists packages."""
+        files = tuple(one.file for one in lists)
+        names = ", ".join(one.summary for one in lists)
+        is_locked = all(one.is_locked for one in lists)
+        return cls(files, base, held or {}, node, gpus, names, is_locked)
+
+    @property
+    def where(self) -> str:
+        return self.names or ", ".join(map(str, self.files))
 
     @property
     def kept(self) -> Mapping[str, str]:
-        return {**pins(self.base), **self.held}
+        return {} if self.is_locked else {**pins(self.base), **self.held}
 
     @property
     def answer(self) -> Path:
@@ -293,7 +294,7 @@ def resolve(requirements: Requirements, pip: Pip) -> Lock:
         base = pins(requirements.base)
         if (cached := _load_lock(answer, requirements)) is not None:
             return cached
-        pip.report(f"resolving {', '.join(map(str, requirements.files))}")
+        pip.report(f"resolving {requirements.where}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
             wheels = _download(requirements, folder, pip)
@@ -377,6 +378,8 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
     builds.request_cuda(text)
     arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
     arguments += ["--constraint", str(limits)]
+    if requirements.is_locked:
+        arguments.append("--no-deps")
     archives = SourceArchives.of(folder / "built", files)
     while True:
         limits.write_text(_constraints(kept))
@@ -398,7 +401,7 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
         kept = _without_conflict(kept, result)
     chosen = sorted(target.glob("*.whl"))
     versions = {wheel.name: wheel.version for wheel in (Wheel.of(path.name, "") for path in chosen)}
-    _reject_sources(files, result, set(versions))
+    _reject_sources(requirements, result, set(versions))
     for notice in _older_versions(text, result, versions):
         pip.report(notice)
     return chosen
@@ -431,13 +434,13 @@ def _without_conflict(kept: Mapping[str, str], result: Result) -> dict[str, str]
     )
 
 
-def _reject_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> None:
+def _reject_sources(requirements: Requirements, result: Result, wheels: set[str]) -> None:
     names = " ".join(_DOWNLOADED.findall(result.stdout)).split()
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
         raise UsageError(
             f"pip found sources instead of wheels of: {', '.join(missing)}",
             code="no-wheel",
-            where=", ".join(map(str, files)),
+            where=requirements.where,
             why="nodes install only wheels, and this requirement is a folder, an archive or a "
             "repository",
             fix="build a wheel (pip wheel --no-deps ...) and require that file instead; your "
@@ -457,14 +460,14 @@ def _unresolvable(
     requirements: Requirements, result: Result, archives: SourceArchives
 ) -> UsageError:
     if archives.failures:
-        return archives.error(requirements.files, requirements.node)
+        return archives.error(requirements.where, requirements.node)
     begin = _REASON_BEGINS.search(result.stdout)
     text = result.stdout[begin.start() :] if begin else result.stdout[-_LONGEST_REASON:]
     reason = text.partition("\nTo fix this")[0].strip()
     return UsageError(
         "the requirements can't be met",
         code="requirements-unmet",
-        where=", ".join(map(str, requirements.files)),
+        where=requirements.where,
         why="pip says: "
         f"{reason[-_LONGEST_REASON:] if _EXCEPTION in reason else reason[:_LONGEST_REASON]}",
         fix="require versions that fit together and have wheels for "

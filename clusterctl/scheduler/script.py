@@ -75,11 +75,15 @@ _SIGNAL_PART = 3
 class Environment:
     """A job's Python environment: packages of ``lock``; if None, only the packages that all jobs
     have.
+
+    prefix: the folder of an environment on the cluster that clusterctl did not make, which the job
+        uses instead. "": none.
     """
 
     lock: Lock | None = None
     root: str = ROOT
     folder: str = FOLDER
+    prefix: str = ""
 
     @classmethod
     def of(cls, inventory: Inventory, lock: Lock | None = None) -> Environment:
@@ -112,18 +116,22 @@ class Environment:
     @property
     def bin(self) -> str:
         """Folder of the environment's programs, quoted for a node's shell."""
+        if self.prefix:
+            return f"{shlex.quote(self.prefix)}/bin"
         base = self.base if self.lock is None else f"{_in_shell(self.environments)}/{self.lock.key}"
         return f"{base}/bin"
 
     @property
     def python(self) -> str:
         """The environment's Python, quoted for a job's script."""
-        return '"$python"' if self.lock is None else f"{self.bin}/python"
+        is_plain = self.lock is None and not self.prefix
+        return '"$python"' if is_plain else f"{self.bin}/python"
 
     @property
     def path(self) -> str:
         """Folders, joined by colons, that are put at the start of a job's PATH."""
-        return self.bin if self.lock is None else f"{self.bin}:{self.base}/bin"
+        is_plain = self.lock is None and not self.prefix
+        return self.bin if is_plain else f"{self.bin}:{self.base}/bin"
 
 
 PLAIN: Final = Environment()
@@ -538,6 +546,7 @@ def common_words(
         "start": "" if job.place.start == "." else f"/{shlex.quote(job.place.start)}",
         "profile": environment.profile,
         "path": environment.path,
+        "prefix": shlex.quote(environment.prefix) if environment.prefix else "",
         "python": f"{environment.base}/bin/python",
         "payload": f"{environment.payloads}/{payload_hash}",
     }

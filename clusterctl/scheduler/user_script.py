@@ -5,9 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.program import INTERPRETERS, Language, language_of
 from clusterctl.spec.sbatch import Request, requests_of
-from clusterctl.spec.units import format_duration, shown
+from clusterctl.spec.units import format_duration
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.site import Site
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
 
 _ASKS_SLURM: Final = re.compile(r"[^#]*\bscontrol\b.*\bshow\b.*\bjob")
 _COMMAND: Final = re.compile(r"[^#]*\bCommand\b")
-_SCRIPT_BLOCK: Final = re.compile(
-    r"^# /// script[ \t]*\n((?:#(?: .*)?\n)+?)# ///[ \t]*$", re.MULTILINE
-)
-_MOST_PACKAGES: Final = 5
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
 
 
@@ -40,7 +34,6 @@ class UserScript:
     interpreter: command that runs the script. directives: the script's #SBATCH lines.
     asks_for_command: number of the line in which the script looks for its file by `scontrol show
         job`. 0: it does not.
-    packages: the packages that the program lists in a comment (PEP 723), as `uv run` reads it.
     """
 
     name: str
@@ -48,7 +41,6 @@ class UserScript:
     directives: Directives
     is_python: bool
     asks_for_command: int = 0
-    packages: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, job: JobSpec) -> UserScript | None:
@@ -82,8 +74,7 @@ class UserScript:
         asking = [number for number, line in enumerate(lines, start=1) if _ASKS_SLURM.match(line)]
         wants_command = any(map(_COMMAND.match, lines))
         asks_for_command = asking[0] if asking and wants_command else 0
-        packages = _listed_packages(text) if python else ()
-        return cls(path.name, interpreter, directives, python, asks_for_command, packages)
+        return cls(path.name, interpreter, directives, python, asks_for_command)
 
     def notes(self, job: JobSpec) -> Iterator[str]:
         """Yield a line for each thing that the script asks of Slurm in vain."""
@@ -94,12 +85,6 @@ class UserScript:
                 "script's folder"
             )
             yield f'{self.name}, line {self.asks_for_command}: {problem}: use `dirname "$0"`'
-        if self.packages and job.requirements is None and job.container is None:
-            listed = ", ".join(map(shown, self.packages[:_MOST_PACKAGES]))
-            problem = f"the packages in its comment `# /// script` are not installed ({listed})"
-            yield (
-                f"{self.name}: {problem}: write them to a file, one a line, and use --requirements"
-            )
 
 
 def _reject_unusable(path: Path, content: bytes) -> None:
@@ -139,23 +124,6 @@ def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
         reason = "its lines end with carriage returns, so that it is a single line for bash"
         return reason, f"convert it with `sed -i 's/\\r/\\n/g' {name}`"
     return "", ""
-
-
-def _listed_packages(text: str) -> tuple[str, ...]:
-    """Return the packages that a program lists as PEP 723 says. Empty: it lists none, or not as
-    TOML.
-    """
-    block = _SCRIPT_BLOCK.search(text)
-    if block is None:
-        return ()
-    content = "".join(
-        line.removeprefix("#").removeprefix(" ") for line in block[1].splitlines(keepends=True)
-    )
-    with suppress(tomllib.TOMLDecodeError):
-        packages = tomllib.loads(content).get("dependencies")
-        if isinstance(packages, list):
-            return tuple(package for package in packages if isinstance(package, str))
-    return ()
 
 
 def points_in_time(job: JobSpec) -> dict[str, Request]:

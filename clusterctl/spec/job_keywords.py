@@ -97,8 +97,12 @@ class JobKeywords(ReplayKeywords, total=False):
     stage: Sequence[str]
     # Environment variable K=V. K alone passes your current value of K.
     env: Mapping[str, str] | Sequence[str]
-    # Requirements file with packages for the program's Python environment.
+    # File with the Python packages: requirements.txt, pyproject.toml, uv.lock, pylock.toml or a
+    # script. Default: that beside a Python program.
     requirements: str | Path
+    # Run with the conda or virtual environment in this folder of the cluster, or with conda's
+    # environment of this name there. It is not changed.
+    env_path: str
     # Environment module to load on the nodes before the program, after the cluster's.
     module: Sequence[str]
     # Shell command that builds the program on the job's first node before it starts, such as 'make

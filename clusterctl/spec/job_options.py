@@ -27,7 +27,6 @@ from pydantic_core import CoreSchema
 from clusterctl.errors import Failure, Notice, UsageError
 from clusterctl.spec.base import (
     HERE,
-    FileName,
     JobMemoryMib,
     JobTimeS,
     Model,
@@ -42,6 +41,7 @@ from clusterctl.spec.job_values import (
     Count,
     Dependency,
     EnvironmentModule,
+    EnvironmentThere,
     Features,
     FilePattern,
     Folder,
@@ -50,6 +50,7 @@ from clusterctl.spec.job_values import (
     Image,
     JobName,
     Licenses,
+    PackageFile,
     Run,
     Secrets,
     Signal,
@@ -632,9 +633,26 @@ class JobOptions(Model):
         ),
     ] = Field({})
     requirements: Annotated[
-        FileName | None,
+        PackageFile | None,
         JobOption(
-            "Requirements file with packages for the program's Python environment.",
+            "File with the Python packages: requirements.txt, pyproject.toml, uv.lock, pylock.toml "
+            "or a script. Default: that beside a Python program.",
+            in_file="false: no packages.",
+            flag_type=Path,
+            metavar="FILE[EXTRA]",
+            examples=("pyproject.toml[train]",),
+            in_shell=True,
+            again=Again.CONTINUED,
+            compared=False,
+        ),
+    ] = None
+    env_path: Annotated[
+        EnvironmentThere | None,
+        JobOption(
+            "Run with the conda or virtual environment in this folder of the cluster, or with conda's "
+            "environment of this name there. It is not changed.",
+            metavar="DIR|NAME",
+            examples=("/shared/envs/torch",),
             in_shell=True,
             again=Again.CONTINUED,
             compared=False,

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -202,6 +202,25 @@ def _folder(value: object, info: ValidationInfo) -> object:
     )
 
 
+def _environment_there(value: str) -> str:
+    if not value.strip() or not value.isprintable():
+        raise BadValueError(
+            "bad-value",
+            f"{shown(value)} is neither a folder on the cluster nor the name of an environment",
+        )
+    return value.rstrip("/") or value
+
+
+def _packages(value: object, info: ValidationInfo) -> object:
+    if value is False:
+        return value
+    if isinstance(value, str | Path) and Path(value).name:
+        return folder_of(info) / value
+    raise BadValueError(
+        "wrong-type", f"must be false or the path of a file that lists packages, not {shown(value)}"
+    )
+
+
 def _run(value: str, info: ValidationInfo) -> str:
     """Return the absolute path of a folder. Other texts, such as a job's id, stay."""
     folder = folder_of(info) / value
@@ -214,6 +233,12 @@ Text = Annotated[str, AfterValidator(_can_travel)]
 Folder = Annotated[
     bool | Path,
     BeforeValidator(_folder),
+    WithJsonSchema({"type": ["boolean", "string"], "minLength": 1}),
+]
+# The file that lists a program's packages; with extras and groups in brackets after its name.
+PackageFile = Annotated[
+    Path | Literal[False],
+    BeforeValidator(_packages),
     WithJsonSchema({"type": ["boolean", "string"], "minLength": 1}),
 ]
 Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
@@ -242,6 +267,7 @@ Secrets = Annotated[
     ),
 ]
 EnvironmentModule = Annotated[str, PATTERNS["module"]]
+EnvironmentThere = Annotated[Text, AfterValidator(_environment_there)]
 Image = Annotated[Text, AfterValidator(_image)]
 
 

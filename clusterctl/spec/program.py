@@ -51,6 +51,10 @@ _BY_UV: Final = re.compile(rb"#!.*\b(?:uv|pipx)\b.*\brun\b")
 _MAKEFILES: Final = frozenset({"makefile", "gnumakefile"})
 _SOURCES: Final = frozenset(".c .cc .cpp .cxx .cu .f .f90 .f95 .for .rs .go .java .hs".split())
 _IMAGES: Final = frozenset({".sif", ".simg"})
+# The comment of a program that lists its packages (PEP 723).
+_SCRIPT_BLOCK: Final = re.compile(
+    r"^# /// script[ \t]*\n((?:#(?: .*)?\n)+?)# ///[ \t]*$", re.MULTILINE
+)
 _SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
 
 
@@ -161,6 +165,16 @@ def holds_package(root: Path, name: str) -> bool:
             next(folder.glob(names), None) for names in ("*.py", "*/__init__.py")
         )
     return False
+
+
+def script_block(path: Path) -> str | None:
+    """Return the TOML text in a program's comment ``# /// script`` (PEP 723). None: it has none."""
+    text = "".join(f"{line.removesuffix(chr(13))}\n" for line in head_of(path))
+    block = _SCRIPT_BLOCK.search(text)
+    if block is None:
+        return None
+    lines = block[1].splitlines(keepends=True)
+    return "".join(line.removeprefix("#").removeprefix(" ") for line in lines)
 
 
 def is_file(path: Path) -> bool:

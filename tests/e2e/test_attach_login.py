@@ -17,8 +17,9 @@ from typing import Protocol
 
 import pytest
 
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.remote_environment import pip_wheel
-from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
+from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import job_lock
 from tests.support.foreign.site import PASSWORD, Site

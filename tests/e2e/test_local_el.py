@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import data_folder
 from tests.support.install import build_wheel, lock_of_wheels

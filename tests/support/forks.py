@@ -153,8 +153,8 @@ def _prepare_pip() -> Callable[[], object]:
 
     def main() -> None:
         os.dup2(1, 2)
-        pip_for_node.answer_for(*sys.argv[1:3])
-        sys.argv[:3] = ["pip"]
+        pip_for_node.answer_for(sys.argv[1])
+        sys.argv[:2] = ["pip"]
         runpy.run_module("pip", run_name="__main__")
 
     return main

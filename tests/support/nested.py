@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.local import image, machine
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import cache_home

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import TransferError, UsageError, printable
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.remote_environment import build_environment, lock_of, pip_wheel
-from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
+from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.existing.detach import folder_program
 from clusterctl.providers.existing.site_description import SiteDescription
 from clusterctl.spec.base import PATTERNS

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.attach import proof_failure, summary
-from clusterctl.packages.wheelhouse import NodePlatform
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.providers.attached import Attached
 from clusterctl.providers.existing.attach import Attachment
 from clusterctl.providers.existing.place import Placed

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.packages.wheelhouse import NodePlatform, new_wheelhouse
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.wheelhouse import new_wheelhouse
 from clusterctl.util.assets import job_lock
 from tests.support.wheels import a_wheel
 

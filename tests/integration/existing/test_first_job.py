@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.packages.wheelhouse import NodePlatform
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.existing.facts import facts_of_first_job
 from clusterctl.providers.existing.place import Placed

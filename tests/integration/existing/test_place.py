@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransferError, TransportError, UsageError
-from clusterctl.packages.wheelhouse import NodePlatform
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.providers.existing import detach as detach_module
 from clusterctl.providers.existing import place as place_module
 from clusterctl.providers.existing.detach import AttachedFolder

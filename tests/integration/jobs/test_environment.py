@@ -23,7 +23,7 @@ import pytest
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs.environment import Environments, describe_pending_build
 from clusterctl.jobs.prepare import Preparer, Submission
-from clusterctl.jobs.submit import client_facts
+from clusterctl.jobs.submit import PreparedJob, client_facts
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.wheelhouse import Lock, Wheel, pins, wheel_path
 from clusterctl.scheduler.script import PLAIN, Environment
@@ -400,6 +400,76 @@ def test_job_with_its_own_python_uses_it(home: Path, tmp_path: Path) -> None:
     assert not home.exists()
     with refused("no-requirements-here", UsageError):
         environment_for(a_spec(), bundled.model_copy(update={"requirements": file}))
+
+
+@pytest.fixture
+def program(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program in a project's folder; pip finds the packages of ``index``."""
+    monkeypatch.setattr(wheelhouse, "run_with_lines", forks.pip)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "a.py").touch()
+    return folder / "a.py"
+
+
+def prepared(job: JobSpec, spec: ClusterSpec | None = None) -> tuple[PreparedJob, list[str]]:
+    """A job that `submit` has prepared, with the notes to the user."""
+    notes: list[str] = []
+    (done,) = Preparer(notes.append).render(Submission((job,)), spec or a_spec())
+    return done, notes
+
+
+def names_in(job: PreparedJob) -> list[str]:
+    lock = job.environment.lock
+    return [f"{wheel.name}=={wheel.version}" for wheel in lock.wheels] if lock else []
+
+
+def test_packages_of_a_file_beside_a_program_are_installed_and_recorded(program: Path) -> None:
+    file = program.with_name("pyproject.toml")
+    file.write_text('[project]\nname = "p"\ndependencies = ["first<2"]\n')
+    job = JobSpec(name="a", script=program)
+    found, notes = prepared(job)
+    assert names_in(found) == ["first==1.0"]
+    assert found.job.requirements == file
+    assert any("pyproject.toml: 1 package" in note for note in notes)
+    # The user may say no, and the cluster may install the same file for all jobs.
+    refusing = job.model_copy(update={"requirements": False})
+    assert names_in(prepared(refusing)[0]) == []
+    assert prepared(job, a_spec(file))[0].job.requirements is None
+    # Only Python programs have packages of Python.
+    shell = program.with_name("a.sh")
+    shell.touch()
+    assert names_in(prepared(JobSpec(name="a", script=shell))[0]) == []
+
+
+def test_packages_of_a_file_beside_a_program_that_do_not_exist_stop_the_job(program: Path) -> None:
+    program.with_name("requirements.txt").write_text("missing\n")
+    with refused("requirements-unmet", UsageError) as caught:
+        prepared(JobSpec(name="a", script=program))
+    assert "--no-requirements" in caught.value.fix
+
+
+def test_packages_of_conda_beside_a_program_are_noted(program: Path) -> None:
+    program.with_name("environment.yml").write_text("dependencies: [gdal]\n")
+    found, notes = prepared(JobSpec(name="a", script=program))
+    assert names_in(found) == []
+    assert any("--env-path" in note for note in notes)
+
+
+def test_packages_of_a_workspace_can_be_imported(program: Path) -> None:
+    top = program.parent
+    (top / "libs/b/src").mkdir(parents=True)
+    sources = ("editable = '.'", "editable = 'libs/b'", "directory = '../outside'")
+    text = "".join(f"[[package]]\nname='p'\nsource={{{source}}}\n" for source in sources)
+    (top / "uv.lock").write_text(f"version = 1\nrequires-python = '>=3.11'\n{text}")
+    (top / "pyproject.toml").write_text('[project]\nname = "p"\nversion = "1"\n')
+    job = JobSpec(name="a", script=program, requirements=top / "pyproject.toml")
+    assert prepared(job)[0].job.place.roots == ()
+    job = job.model_copy(update={"requirements": top / "uv.lock"})
+    found = Preparer(SILENT.note)._with_packages(job, planned_inventory(a_spec()))
+    assert found.place.roots == (".", "libs/b/src")
 
 
 def test_script_and_the_record_of_a_job(session, first: Environment, tmp_path: Path) -> None:

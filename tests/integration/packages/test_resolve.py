@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.packages import wheelhouse
-from clusterctl.packages.requirement_files import content_hash
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.project_files import content_hash
 from clusterctl.packages.source_archives import passed_over
 from clusterctl.packages.wheelhouse import Lock, Pip, Requirements, resolve, wheel_path
 from clusterctl.util.process import run_with_lines
@@ -141,8 +143,7 @@ def test_markers_are_not_those_of_the_python_that_pip_runs_on(index: Path, tmp_p
         sys.executable,
         "-P",
         pip,
-        "3.19",
-        "sparc",
+        json.dumps(NodePlatform("3.19", 36).markers | {"platform_machine": "sparc"}),
         "download",
         "--no-index",
         "--find-links",
@@ -424,14 +425,9 @@ def test_lock_key_depends_on_the_base() -> None:
             "requirement-of-conda",
         ),
         ("r.txt", "torch[extra]@file:///home/ada/torch-2.0.tar.gz\n", "requirement-of-conda"),
-        ("environment.yml", "name: exp\n", "not-requirements"),
-        ("pyproject.toml", "[project]\n", "not-requirements"),
         ("setup.py", "from setuptools import setup\n", "not-requirements"),
         ("poetry.json", "{}", "not-requirements"),
-        *(
-            (name, "x", "not-requirements")
-            for name in ("uv.lock", "poetry.lock", "Pipfile", "Pipfile.lock")
-        ),
+        *((name, "x", "not-requirements") for name in ("poetry.lock", "Pipfile", "Pipfile.lock")),
         ("r.txt", "-e .\ntomli-w==1.2.0 --hash=sha256:00\n", "no-wheel"),
         ("r.txt", "six\n--editable=./here\n", "no-wheel"),
         ("r.txt", "./here[extra]\n", "no-wheel"),
@@ -467,8 +463,9 @@ def test_fix_for_a_file_of_another_tool_is_the_command_of_that_tool(
     tmp_path: Path, name: str, command: str
 ) -> None:
     (tmp_path / name).write_text("x")
+    (tmp_path / "r.txt").write_text(f"-r {name}\n")
     with refused("not-requirements", UsageError) as caught:
-        content_hash([tmp_path / name])
+        content_hash([tmp_path / "r.txt"])
     assert command in caught.value.fix
 
 

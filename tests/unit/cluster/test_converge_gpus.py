@@ -24,7 +24,8 @@ from clusterctl.errors import Failure, UnreachableError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport, NodeFacts
-from clusterctl.packages.wheelhouse import NodePlatform, new_wheelhouse
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.wheelhouse import new_wheelhouse
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.packages.wheelhouse import NodePlatform
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.prove import (
     Proof,

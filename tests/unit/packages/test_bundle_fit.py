@@ -16,8 +16,8 @@ from clusterctl.packages.bundle import (
     write_bundle,
 )
 from clusterctl.packages.os_packages import asked_packages, package_names
+from clusterctl.packages.project_files import content_hash
 from clusterctl.packages.repository import RepositoryRequest
-from clusterctl.packages.requirement_files import content_hash
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec

@@ -15,16 +15,9 @@ from clusterctl.packages.bundle import (
     missing_bundle,
     use_bundle,
 )
-from clusterctl.packages.requirement_files import content_hash
-from clusterctl.packages.wheelhouse import (
-    NodePlatform,
-    Pip,
-    Requirements,
-    Wheel,
-    resolve,
-    wheel_path,
-    wheelhouse,
-)
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.project_files import content_hash
+from clusterctl.packages.wheelhouse import Pip, Requirements, Wheel, resolve, wheel_path, wheelhouse
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec

@@ -197,39 +197,6 @@ def test_late_directives_in_a_python_string_are_ignored(tmp_path: Path) -> None:
     assert UserScript.read(user_script(tmp_path, "p.py", text)).directives.late == (5,)
 
 
-PACKAGES = """\
-#!/usr/bin/env -S uv run --script
-# /// script
-# requires-python = ">=3.11"
-# dependencies = [
-#   "tomli-w<2",
-#
-#   "rich",
-# ]
-# ///
-import tomli_w
-"""
-
-
-def test_packages_in_a_comment_are_noted_unless_a_file_has_them(tmp_path: Path) -> None:
-    script = user_script(tmp_path, "pep", PACKAGES)
-    job = JobSpec(name="pep", script=script)
-    read = UserScript.read(script)
-    assert read.packages == ("tomli-w<2", "rich")
-    (note,) = read.notes(job)
-    assert [
-        word for word in ("pep", "tomli-w<2", "rich", "--requirements") if word not in note
-    ] == []
-    assert not list(read.notes(job.model_copy(update={"requirements": tmp_path / "r.txt"})))
-
-
-@pytest.mark.parametrize(
-    "text", ["# /// script\n# dependencies = []\n# ///\n", "# /// script\n# x\n# ///\n"]
-)
-def test_comment_without_packages_is_not_noted(tmp_path: Path, text: str) -> None:
-    assert UserScript.read(user_script(tmp_path, "p.py", text)).packages == ()
-
-
 @pytest.mark.parametrize(
     ("text", "flags", "name"),
     [

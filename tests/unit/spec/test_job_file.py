@@ -56,6 +56,7 @@ secret: {HF_TOKEN: token}
 module: [gcc/12, mpi]
 build: make -j4
 container: images/x.sif
+env_path: /shared/envs/torch
 requirements: requirements.txt
 tag: [base, "3"]
 note: a first try
@@ -122,6 +123,7 @@ def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
         "time": "1:30:00",
         "env": {"LR": "1e-3", "DEBUG": "true", "NOTE": "a b"},
         "secret": {"HF_TOKEN": SecretStr("canary")},
+        "env_path": "/shared/envs/torch",
         "container": str(folder / "images" / "x.sif"),
         "requirements": folder / "requirements.txt",
     }

@@ -1,0 +1,593 @@
+"""The packages that a project's files declare: uv.lock, pylock.toml, pyproject.toml, a comment of a
+script (PEP 723), or the section `pip` of an environment.yml.
+
+Each file is read as lines of a requirements file of pip. Lines of a lock are wheels with their
+hashes, chosen for the nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.dependency_groups import resolve_dependency_groups
+from packaging.pylock import (
+    Package,
+    PackageArchive,
+    PackageVcs,
+    PackageWheel,
+    Pylock,
+    PylockSelectError,
+    PylockValidationError,
+    is_valid_pylock_path,
+)
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from uv import find_uv_bin
+
+from clusterctl.errors import UsageError
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.requirement_files import contents_of, read_requirements, reject_source
+from clusterctl.spec.names import first_few
+from clusterctl.spec.program import script_block
+from clusterctl.state.workspace import cache_home, write_atomic
+from clusterctl.util.assets import digest
+from clusterctl.util.process import run
+
+# The files in a project's folder that are looked for, the first of which counts.
+_LOOKED_FOR: Final = (
+    "uv.lock",
+    "pylock.toml",
+    "requirements.txt",
+    "pyproject.toml",
+    "environment.yml",
+    "environment.yaml",
+)
+_CONDA: Final = frozenset({"environment.yml", "environment.yaml"})
+# FILE[NAME,...] chooses extras and dependency groups.
+_CHOICE: Final = re.compile(r"(?P<file>.+)\[(?P<names>[\w.,\s-]+)\]")
+_CONDA_SPEC: Final = re.compile(r"(?:[\w./-]+::)?(?P<name>[\w.-]+)\s*(?P<version>.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class PackageList:
+    """The packages that a file lists.
+
+    file: what pip reads: the file itself, or the same packages in pip's format.
+    summary: the file and its packages for the user, such as "pyproject.toml: 4 packages".
+    where: the file as the user knows it.
+    is_locked: the file lists the wheels of all packages, with their hashes.
+    """
+
+    file: Path
+    summary: str
+    where: str
+    is_locked: bool = False
+
+    @classmethod
+    def read(cls, choice: Path, node: NodePlatform) -> PackageList:
+        """Read a file that the user chose: ``FILE`` or, with extras and groups, ``FILE[NAME,...]``.
+
+        Raises:
+            UsageError: the file can't be read, declares no packages, or names what nodes can't
+                have.
+        """
+        file, names = _split(choice)
+        if _is_of_uv(file):
+            return _of_uv(file, names, node)
+        if is_valid_pylock_path(file):
+            return _of_pylock(file, _toml(file), names, node)
+        if file.name == "pyproject.toml":
+            return _of_pyproject(file, names, node)
+        if names:
+            raise UsageError(
+                f"{file.name} has no extras or groups to choose",
+                code="no-extras-here",
+                where=str(file),
+                why="pyproject.toml, uv.lock and pylock.toml may have them",
+                fix=f"use --requirements {file}",
+            )
+        if file.suffix == ".py":
+            return _of_script(file, node)
+        if file.name in _CONDA:
+            return _of_conda(file, node)
+        return cls(file, str(file), str(file))
+
+
+def content_hash(choices: Sequence[Path]) -> str:
+    """Return a hash of files that list packages, and of the files that these include.
+
+    Raise a UsageError if a file can't be read.
+    """
+    parts = list[bytes]()
+    for file, names in map(_split, choices):
+        parts += (name.encode() for name in names)
+        if _is_of_pip(file):
+            parts += (content for _, content in contents_of(file))
+        else:
+            parts.append(_text(file).encode(errors="surrogateescape"))
+    return digest(*parts)
+
+
+def _is_of_pip(file: Path) -> bool:
+    """Return whether a file has pip's own format, by its name."""
+    others = {"pyproject.toml", *_CONDA}
+    is_lock = _is_of_uv(file) or is_valid_pylock_path(file)
+    return not is_lock and file.name not in others and file.suffix != ".py"
+
+
+def _is_of_uv(file: Path) -> bool:
+    """Return whether a file is a lock of uv, for a project or for a script."""
+    return file.name == "uv.lock" or file.name.endswith(".py.lock")
+
+
+def find_package_file(script: Path, top: Path) -> Path | None:
+    """Return the file that lists the packages of a Python program. None: there is no such file.
+
+    It is the program itself if it has a comment `# /// script`; otherwise the first of
+    ``_LOOKED_FOR`` in the nearest folder that has one, from the program's folder up to ``top``.
+    """
+    lock = script.with_name(f"{script.name}.lock")
+    if script_block(script) is not None:
+        return lock if lock.is_file() else script
+    for folder in (script.parent, *script.parent.parents):
+        for name in _LOOKED_FOR:
+            if (folder / name).is_file() and _lists_packages(folder / name):
+                return folder / name
+        if folder == top:
+            break
+    return None
+
+
+def unsupported_packages(file: Path) -> UsageError | None:
+    """Return why pip can't install what a file lists, and the fix. None: it can."""
+    if file.name in _CONDA:
+        return _conda_error(file, _conda_entries(file)[2])
+    if file.name == "pyproject.toml":
+        content = _toml(file)
+        if not _table(content, "project") and not _table(content, "dependency-groups"):
+            return _without_project(file, content)
+    return None
+
+
+def member_roots(file: Path) -> Iterator[Path]:
+    """Yield the folders of the packages of a workspace that a uv.lock names."""
+    if file.name != "uv.lock":
+        return
+    for package in _toml(file).get("package", ()):
+        source = package.get("source", {})
+        folder = source.get("editable") or source.get("directory")
+        if isinstance(folder, str):
+            place = Path(os.path.normpath(file.parent / folder))
+            yield place / "src" if (place / "src").is_dir() else place
+
+
+def _split(choice: Path) -> tuple[Path, tuple[str, ...]]:
+    match = None if os.path.exists(choice) else _CHOICE.fullmatch(str(choice))
+    if match is None:
+        return choice.absolute(), ()
+    names = tuple(name.strip() for name in match["names"].split(",") if name.strip())
+    return Path(match["file"]).absolute(), names
+
+
+def _lists_packages(file: Path) -> bool:
+    """Return whether a file that was found lists packages, as its only purpose may be another."""
+    try:
+        if file.name == "pyproject.toml":
+            content = _toml(file)
+            project = _table(content, "project")
+            is_poetry = "dependencies" in _table(content, "tool", "poetry")
+            return bool(project.get("dependencies")) or _is_dynamic(project) or is_poetry
+        if file.name == "requirements.txt":
+            return any(True for _ in read_requirements(file))
+    except UsageError:
+        # Reading the file again shows the error.
+        return True
+    return True
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    text = _text(file)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise _malformed(file, str(exc)) from exc
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="surrogateescape")
+    except (OSError, ValueError) as exc:
+        # A path with a null byte raises a ValueError.
+        raise UsageError(
+            f"the file {file} can't be read",
+            code="file-unreadable",
+            why=getattr(exc, "strerror", None) or str(exc),
+            fix="pass a file that lists packages: requirements.txt, pyproject.toml, uv.lock, "
+            "pylock.toml or a script with a comment `# /// script`",
+        ) from exc
+
+
+def _malformed(file: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{file.name} can't be read as a list of packages",
+        code="packages-malformed",
+        where=str(file),
+        why=why,
+        fix="correct the file",
+    )
+
+
+def _table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return a table of a TOML file. Empty: there is no such table."""
+    for key in keys:
+        value = content.get(key)
+        content = value if isinstance(value, Mapping) else {}
+    return content
+
+
+def _strings(value: object, file: Path) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+        raise _malformed(file, f"a list of packages is needed, not {value!r:.80}")
+    return tuple(value)
+
+
+def _stored(
+    file: Path, lines: Sequence[str], names: Sequence[str], *, is_locked: bool = False
+) -> PackageList:
+    """Store lines for pip in the cache. names: the extras and groups that the user chose."""
+    for line in lines:
+        reject_source(line, file.parent, str(file))
+    text = "".join(f"{line}\n" for line in lines)
+    path = cache_home() / "python" / "lists" / f"{digest(text)}.txt"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    count = sum(not line.startswith("-") for line in lines)
+    packages = "1 package" if count == 1 else f"{count} packages"
+    summary = ", ".join([f"{file.name}: {packages}", *names])
+    return PackageList(path, summary, str(file), is_locked)
+
+
+def _reject_other_python(required: object, file: Path, node: NodePlatform) -> None:
+    """Raise a UsageError if a file requires another Python than the nodes have."""
+    if not isinstance(required, str) or not required.strip():
+        return
+    try:
+        # The patch level of the nodes is unknown.
+        versions = [f"{node.python}.{patch}" for patch in range(30)]
+        if any(True for _ in SpecifierSet(required).filter(versions)):
+            return
+    except InvalidSpecifier as exc:
+        raise _malformed(file, str(exc)) from exc
+    raise UsageError(
+        f"{file.name} requires Python {required}",
+        code="other-python-required",
+        where=str(file),
+        why=f"the nodes have Python {node.python}",
+        fix="allow that version in the file, or use an environment on the cluster with "
+        "--env-path, or --container",
+    )
+
+
+# uv.lock and pylock.toml
+
+
+def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
+    """Read the lock of uv for a project or for a script. uv itself converts it."""
+    is_script = file.name != "uv.lock"
+    options = ["--script", str(file.with_suffix(""))] if is_script else []
+    if not is_script:
+        project = file.with_name("pyproject.toml")
+        content = _toml(project)
+        _reject_stale(file, content)
+        extras, groups = _chosen(project, content, names)
+        options += ["--no-default-groups", "--no-emit-project"]
+        options += [word for extra in extras for word in ("--extra", extra)]
+        options += [word for group in groups for word in ("--group", group)]
+        names = _described(extras, groups)
+    argv = [find_uv_bin(), "export", "--frozen", "--format", "pylock.toml", "--no-header"]
+    argv += ["--quiet", "--no-python-downloads", "--directory", str(file.parent), *options]
+    result = run(argv)
+    if result.rc != 0:
+        raise UsageError(
+            f"uv can't read {file.name}",
+            code="uv-lock-unreadable",
+            where=str(file),
+            why=result.stderr.strip()[-1000:],
+            fix="write the lock again with `uv lock`",
+        )
+    return _of_pylock(file, tomllib.loads(result.stdout), (), node, names)
+
+
+def _reject_stale(lock: Path, project: Mapping[str, Any]) -> None:
+    """Raise a UsageError if a project depends on packages that its uv.lock does not have."""
+    locked = {canonicalize_name(str(one.get("name"))) for one in _toml(lock).get("package", ())}
+    declared = _strings(_table(project, "project").get("dependencies", ()), lock)
+    needed = {canonicalize_name(_requirement(line, lock).name) for line in declared}
+    if missing := needed - locked:
+        raise UsageError(
+            "uv.lock is older than pyproject.toml",
+            code="uv-lock-stale",
+            where=str(lock),
+            why=f"it does not have {', '.join(sorted(missing))}",
+            fix="run `uv lock`",
+        )
+
+
+def _of_pylock(
+    file: Path,
+    content: Mapping[str, Any],
+    names: Sequence[str],
+    node: NodePlatform,
+    shown: Sequence[str] | None = None,
+) -> PackageList:
+    """Choose the wheels of a lock (PEP 751). shown: describes what is chosen. None: ``names``."""
+    try:
+        lock = Pylock.from_dict(content)
+        extras = _known(names, lock.extras)
+        groups = _known(names, lock.dependency_groups)
+        _reject_unknown(names, {*extras, *groups}, (*(lock.extras or ()), *(groups or ())), file)
+        selected = lock.select(
+            environment=node.markers,  # type: ignore[arg-type]
+            tags=tuple(node.tags),
+            extras=extras,
+            dependency_groups=[*groups, *(lock.default_groups or ())],
+        )
+        lines = [_line_of(package, chosen, file) for package, chosen in selected]
+    except PylockValidationError as exc:
+        raise _malformed(file, str(exc)) from exc
+    except PylockSelectError as exc:
+        raise UsageError(
+            f"{file.name} has no packages for the nodes",
+            code="lock-for-others",
+            where=str(file),
+            why=f"{exc}; the nodes have {node}",
+            fix="lock for these nodes, too: see `requires-python` and the wheels of the package",
+        ) from exc
+    shown = names if shown is None else shown
+    return _stored(file, sorted(filter(None, lines)), shown, is_locked=True)
+
+
+def _known(names: Collection[str], known: Collection[str] | None) -> list[str]:
+    return [name for name in names if name in (known or ())]
+
+
+def _reject_unknown(
+    names: Sequence[str], chosen: Collection[str], known: Collection[str], file: Path
+) -> None:
+    if unknown := [name for name in names if name not in chosen]:
+        listed = ", ".join(sorted(known))
+        raise UsageError(
+            f"{file.name} has no extra or group with the name {unknown[0]}",
+            code="unknown-extra",
+            where=str(file),
+            why=f"it has {listed}" if listed else "it has none",
+            fix=f"use --requirements '{file.name}[NAME,...]' with these names",
+        )
+
+
+def _line_of(package: Package, chosen: object, lock: Path) -> str:
+    """Return the line for a package of a lock. "": the package is sent with the job."""
+    match chosen:
+        case PackageWheel() | PackageArchive():
+            url = chosen.url or f"file://{(lock.parent / (chosen.path or '')).absolute()}"
+            return f"{package.name} @ {url}#sha256={chosen.hashes.get('sha256', '')}"
+        case PackageVcs(type=kind, url=url, commit_id=commit):
+            return f"{package.name} @ {kind}+{url}@{commit}"
+        case _ if package.directory is not None:
+            place = (lock.parent / package.directory.path).resolve()
+            return "" if place.is_relative_to(lock.parent.resolve()) else str(place)
+        case _:
+            return f"{package.name}=={package.version}"
+
+
+# pyproject.toml and scripts
+
+
+def _of_pyproject(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
+    content = _toml(file)
+    project = _table(content, "project")
+    if error := unsupported_packages(file):
+        raise error
+    _reject_other_python(project.get("requires-python"), file, node)
+    _reject_sources_of_uv(file, _table(content, "tool", "uv"), "uv lock")
+    extras, groups = _chosen(file, content, names)
+    lines = [*_strings(project.get("dependencies", ()), file), *_dynamic(file, content)]
+    lines += (line for extra in extras for line in _extra(file, project, extra))
+    try:
+        tables = _table(content, "dependency-groups")
+        lines += resolve_dependency_groups(tables, *groups)
+    except (ValueError, LookupError, TypeError) as exc:
+        raise _malformed(file, str(exc)) from exc
+    own = canonicalize_name(str(project.get("name", "")))
+    lines = [line for line in lines if _name(line, file) != own]
+    return _stored(file, lines, _described(extras, groups))
+
+
+def _chosen(
+    file: Path, content: Mapping[str, Any], names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the extras and the dependency groups that a user chose; by default, the groups that
+    uv installs by default if the project sets them.
+    """
+    known_extras = _table(content, "project", "optional-dependencies")
+    known_groups = _table(content, "dependency-groups")
+    extras = _known(names, known_extras)
+    groups = _known(names, known_groups)
+    _reject_unknown(names, {*extras, *groups}, {*known_extras, *known_groups}, file)
+    defaults = _table(content, "tool", "uv").get("default-groups", ())
+    chosen = known_groups if defaults == "all" else _strings(defaults, file)
+    return extras, list(dict.fromkeys([*groups, *chosen]))
+
+
+def _described(extras: Sequence[str], groups: Sequence[str]) -> list[str]:
+    return [*(f"extra {name}" for name in extras), *(f"group {name}" for name in groups)]
+
+
+def _extra(file: Path, project: Mapping[str, Any], extra: str) -> Iterator[str]:
+    """Yield the packages of an extra, and of the extras that it names as ``PROJECT[EXTRA]``."""
+    own = canonicalize_name(str(project.get("name", "")))
+    tables = _table(project, "optional-dependencies")
+    pending = [extra]
+    seen = set[str]()
+    while pending:
+        if (name := pending.pop()) in seen:
+            continue
+        seen.add(name)
+        for line in _strings(tables.get(name, ()), file):
+            if _name(line, file) == own:
+                pending += _requirement(line, file).extras
+            else:
+                yield line
+
+
+def _is_dynamic(project: Mapping[str, Any]) -> bool:
+    return "dependencies" in (project.get("dynamic") or ())
+
+
+def _dynamic(file: Path, content: Mapping[str, Any]) -> list[str]:
+    """Return a line for each file that has a project's packages in place of pyproject.toml."""
+    if not _is_dynamic(_table(content, "project")):
+        return []
+    table = _table(content, "tool", "setuptools", "dynamic", "dependencies")
+    listed = table.get("file", ())
+    names = (listed,) if isinstance(listed, str) else _strings(listed, file)
+    if not names:
+        raise UsageError(
+            "pyproject.toml leaves its dependencies to a program that builds the package",
+            code="dependencies-computed",
+            where=str(file),
+            why="`dynamic` lists dependencies, and no file is named for them",
+            fix="write requirements.txt, such as with `uv pip compile pyproject.toml -o "
+            "requirements.txt`, and use --requirements requirements.txt",
+        )
+    return [f"-r {file.parent / name}" for name in names]
+
+
+def _without_project(file: Path, content: Mapping[str, Any]) -> UsageError:
+    poetry = bool(_table(content, "tool", "poetry"))
+    command = (
+        "poetry export --without-hashes -o requirements.txt"
+        if poetry
+        else "uv pip compile pyproject.toml -o requirements.txt"
+    )
+    return UsageError(
+        "pyproject.toml lists no packages in [project]",
+        code="no-project-table",
+        where=str(file),
+        why="it lists them in [tool.poetry], which only Poetry reads"
+        if poetry
+        else "it has neither [project] nor [dependency-groups]",
+        fix=f"write requirements.txt with `{command}`, and use --requirements requirements.txt",
+    )
+
+
+def _reject_sources_of_uv(file: Path, table: Mapping[str, Any], command: str) -> None:
+    """Raise a UsageError if only uv knows where packages come from, and there is no lock."""
+    if used := [name for name in ("sources", "index") if table.get(name)]:
+        raise UsageError(
+            f"{file.name} has [tool.uv.{used[0]}], but no lock",
+            code="uv-lock-missing",
+            where=str(file),
+            why="only uv finds packages by this table, and pip could find others",
+            fix=f"run `{command}`: clusterctl reads the lock",
+        )
+
+
+def _of_script(file: Path, node: NodePlatform) -> PackageList:
+    block = script_block(file)
+    if block is None:
+        raise UsageError(
+            f"{file.name} lists no packages",
+            code="no-script-block",
+            where=str(file),
+            why="it has no comment `# /// script` (PEP 723)",
+            fix="pass a file that lists packages, such as requirements.txt",
+        )
+    try:
+        content = tomllib.loads(block)
+    except tomllib.TOMLDecodeError as exc:
+        raise _malformed(file, f"its comment `# /// script`: {exc}") from exc
+    _reject_other_python(content.get("requires-python"), file, node)
+    uv = _table(content, "tool", "uv")
+    _reject_sources_of_uv(file, uv, f"uv lock --script {file.name}")
+    return _stored(file, _strings(content.get("dependencies", ()), file), ())
+
+
+def _requirement(line: str, file: Path) -> Requirement:
+    try:
+        return Requirement(line)
+    except InvalidRequirement as exc:
+        raise _malformed(file, f"{line}: {exc}") from exc
+
+
+def _name(line: str, file: Path) -> str:
+    return "" if line.startswith("-") else canonicalize_name(_requirement(line, file).name)
+
+
+# environment.yml
+
+
+def _of_conda(file: Path, node: NodePlatform) -> PackageList:
+    """Read the section `pip` of an environment.yml that needs nothing else of conda than Python."""
+    lines, python, others = _conda_entries(file)
+    if error := _conda_error(file, others):
+        raise error
+    _reject_other_python(_python_of_conda(python), file, node)
+    absolute = (re.sub(r"^(-r|-c)\s*(?!/)", rf"\1 {file.parent}/", line) for line in lines)
+    return _stored(file, list(absolute), ())
+
+
+def _conda_entries(file: Path) -> tuple[list[str], str, list[str]]:
+    """Return the lines for pip, the version of Python, and the other packages of conda."""
+    # A slow import, which few files need.
+    import yaml
+
+    try:
+        content = yaml.safe_load(_text(file))
+    except yaml.YAMLError as exc:
+        raise _malformed(file, str(exc)) from exc
+    entries = content.get("dependencies") if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise _malformed(file, "it has no list `dependencies`")
+    lines = list[str]()
+    python = ""
+    others = list[str]()
+    for entry in entries:
+        if isinstance(entry, dict) and set(entry) == {"pip"}:
+            lines += _strings(entry["pip"] or (), file)
+        elif isinstance(entry, str) and (spec := _CONDA_SPEC.fullmatch(entry.strip())):
+            if spec["name"] == "python":
+                python = spec["version"]
+            elif spec["name"] != "pip":
+                others.append(spec["name"])
+        else:
+            raise _malformed(file, f"{entry!r:.80} is not a package")
+    return lines, python, others
+
+
+def _conda_error(file: Path, packages: Sequence[str]) -> UsageError | None:
+    if not packages:
+        return None
+    return UsageError(
+        f"{file.name} lists packages of conda",
+        code="conda-packages",
+        where=str(file),
+        why=f"only conda installs {first_few(packages)}",
+        fix="create the environment on the cluster once, such as with `micromamba create -p DIR -f "
+        f"{file.name}`, and use --env-path DIR; or list packages of pip in requirements.txt",
+    )
+
+
+def _python_of_conda(version: str) -> str:
+    """Return a version of conda, such as ``=3.11`` or ``>=3.10,<3.13``, as one of pip."""
+    if re.fullmatch(r"=\d[\d.*]*", version):
+        return f"={version.removesuffix('.*')}.*"
+    return version

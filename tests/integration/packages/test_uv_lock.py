@@ -1,0 +1,118 @@
+"""uv reads its own lock, and pip downloads the wheels that it lists, by their hashes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+from clusterctl.errors import UsageError
+from clusterctl.packages import wheelhouse
+from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
+from clusterctl.packages.project_files import PackageList
+from clusterctl.packages.wheelhouse import Lock, Pip, Requirements, resolve
+from tests.support import forks
+from tests.support.messages import refused
+from tests.support.wheels import a_wheel
+
+PROJECT = """\
+[project]
+name = "textnet"
+version = "0.1"
+requires-python = ">=3.11"
+dependencies = ["first<2"]
+[dependency-groups]
+dev = ["missing-from-nodes"]
+train = ["tool"]
+[build-system]
+requires = ["not-there"]
+build-backend = "not.there"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project that uv has locked, whose own package can't be built here."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setattr(wheelhouse, "run_with_lines", forks.pip)
+    index = tmp_path / "index"
+    index.mkdir()
+    for version in ("1.0", "1.1", "2.0"):
+        a_wheel(index, "first", version, requires=("second",))
+    a_wheel(index, "second")
+    a_wheel(index, "tool")
+    a_wheel(index, "missing_from_nodes")
+    folder = tmp_path / "project"
+    (folder / "src/textnet").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    lock(folder)
+    return folder
+
+
+def lock(folder: Path, *options: str) -> None:
+    argv = [find_uv_bin(), "lock", "--offline", "--no-index", "--quiet"]
+    argv += ["--find-links", str(folder.parent / "index"), *options]
+    subprocess.run(argv, cwd=folder, check=True)
+
+
+def resolved(choice: Path) -> list[str]:
+    """The packages that nodes get which have second 7.0, which no index has."""
+    base = choice.parent / "base.lock"
+    base.write_text("second==7.0\n")
+    requirements = Requirements.of([PackageList.read(choice, DEFAULT_PLATFORM)], base)
+    result: Lock = resolve(requirements, Pip(DEFAULT_PLATFORM))
+    return sorted(f"{wheel.name}=={wheel.version}" for wheel in result.wheels)
+
+
+def test_uv_lock_gives_its_versions_without_the_project_and_its_dev_group(project: Path) -> None:
+    # A newer version, which appeared after the lock was written.
+    a_wheel(project.parent / "index", "first", "1.2")
+    assert resolved(project / "uv.lock") == ["first==1.1", "second==1.0"]
+    assert "tool==1.0" in resolved(project / "uv.lock[train]")
+
+
+def test_wheel_that_differs_from_the_lock_is_refused(project: Path) -> None:
+    argv = [find_uv_bin(), "export", "--frozen", "--quiet", "--no-emit-project", "--no-dev"]
+    subprocess.run([*argv, "-o", "pylock.toml"], cwd=project, check=True)
+    assert "first==1.1" in resolved(project / "pylock.toml")
+    shutil.rmtree(project.parent / "cache")
+    a_wheel(project.parent / "index", "first", "1.1", files={"first.py": "evil = True\n"})
+    with refused("requirements-unmet", UsageError) as caught:
+        resolved(project / "pylock.toml")
+    assert "sha256" in caught.value.why
+
+
+def test_lock_of_a_script_is_used(project: Path) -> None:
+    text = '# /// script\n# requires-python = ">=3.11"\n# dependencies = ["first"]\n# ///\n'
+    (project / "train.py").write_text(text)
+    lock(project, "--script", "train.py")
+    assert resolved(project / "train.py.lock") == ["first==2.0", "second==1.0"]
+
+
+def test_lock_older_than_the_project_is_refused(project: Path) -> None:
+    text = PROJECT.replace('["first<2"]', '["first<2", "Second", "third_part"]')
+    (project / "pyproject.toml").write_text(text)
+    with refused("uv-lock-stale", UsageError) as caught:
+        resolved(project / "uv.lock")
+    assert "third-part" in caught.value.why
+
+
+def test_lock_that_uv_can_not_read_is_refused(project: Path) -> None:
+    (project / "uv.lock").write_text("version = 99\n[[package]]\nname='first'\n")
+    with refused("uv-lock-unreadable", UsageError, "uv lock"):
+        resolved(project / "uv.lock")
+
+
+def test_lock_for_another_python_is_refused(project: Path) -> None:
+    (project / "pyproject.toml").write_text(PROJECT.replace('">=3.11"', '"==3.11.*"'))
+    lock(project)
+    with refused("lock-for-others", UsageError):
+        PackageList.read(project / "uv.lock", NodePlatform("3.13", 36))

@@ -1,0 +1,270 @@
+"""What a project's files say about its packages, as lines for pip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.project_files import (
+    PackageList,
+    content_hash,
+    find_package_file,
+    member_roots,
+    unsupported_packages,
+)
+from tests.support.messages import refused
+
+NODE = NodePlatform("3.13", 36)
+PROJECT = """
+[project]
+name = "textnet"
+version = "0.1"
+requires-python = ">=3.11"
+dependencies = ["six>=1", "tomli-w; python_version < '3.14'"]
+[project.optional-dependencies]
+plot = ["matplotlib"]
+all = ["textnet[plot]", "rich"]
+[dependency-groups]
+dev = ["pytest"]
+train = ["toolz", {include-group = "log"}]
+log = ["loguru"]
+"""
+LOCK = """
+lock-version = "1.0"
+created-by = "a test"
+requires-python = ">=3.11"
+extras = ["plot"]
+dependency-groups = ["train"]
+default-groups = []
+[[packages]]
+name = "first"
+version = "1.0"
+wheels = [
+ {url = "https://f.example.org/first-1.0-cp312-cp312-manylinux_2_28_x86_64.whl", hashes = {sha256 = "aa"}},
+ {url = "https://f.example.org/first-1.0-cp313-cp313-manylinux_2_28_x86_64.whl", hashes = {sha256 = "bb"}},
+ {url = "https://f.example.org/first-1.0-cp313-cp313-manylinux_2_40_x86_64.whl", hashes = {sha256 = "cc"}},
+]
+[[packages]]
+name = "windows-only"
+version = "1.0"
+marker = "sys_platform == 'win32'"
+wheels = [{url = "https://f.example.org/windows_only-1.0-py3-none-any.whl", hashes = {sha256 = "dd"}}]
+[[packages]]
+name = "drawing"
+version = "2.0"
+marker = "'plot' in extras"
+wheels = [{path = "wheels/drawing-2.0-py3-none-any.whl", hashes = {sha256 = "ee"}}]
+[[packages]]
+name = "logging"
+version = "3.0"
+marker = "'train' in dependency_groups"
+sdist = {url = "https://f.example.org/logging-3.0.tar.gz", hashes = {sha256 = "ff"}}
+[[packages]]
+name = "member"
+directory = {path = "packages/member", editable = true}
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def listed(folder: Path, name: str, text: str, names: str = "") -> tuple[list[str], PackageList]:
+    """The lines for pip of a file with this text."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    packages = PackageList.read(folder / f"{name}{names}", NODE)
+    return packages.file.read_text().splitlines(), packages
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "shown"),
+    [
+        ("", [], "2 packages"),
+        ("[plot]", ["matplotlib"], "3 packages, extra plot"),
+        ("[all]", ["rich", "matplotlib"], "4 packages, extra all"),
+        ("[train, plot]", ["matplotlib", "toolz", "loguru"], "extra plot, group train"),
+    ],
+)
+def test_pyproject_gives_its_dependencies_extras_and_groups(
+    tmp_path: Path, names: str, more: list[str], shown: str
+) -> None:
+    lines, packages = listed(tmp_path, "pyproject.toml", PROJECT, names)
+    assert lines == ["six>=1", "tomli-w; python_version < '3.14'", *more]
+    assert packages.summary.startswith("pyproject.toml: ")
+    assert shown in packages.summary
+    assert not packages.is_locked
+
+
+def test_default_groups_of_uv_are_installed(tmp_path: Path) -> None:
+    text = f'{PROJECT}[tool.uv]\ndefault-groups = ["log"]\n'
+    assert "loguru" in listed(tmp_path, "pyproject.toml", text)[0]
+
+
+def test_project_whose_packages_are_in_a_file_includes_that_file(tmp_path: Path) -> None:
+    text = (
+        '[project]\nname = "a"\ndynamic = ["dependencies"]\n'
+        '[tool.setuptools.dynamic]\ndependencies = {file = ["needs.txt"]}\n'
+    )
+    assert listed(tmp_path, "pyproject.toml", text)[0] == [f"-r {tmp_path}/needs.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code", "fix"),
+    [
+        ("pyproject.toml", "[tool.poetry.dependencies]\nsix='*'\n", "no-project-table", "poetry"),
+        ("pyproject.toml", "[tool.ruff]\n", "no-project-table", "uv pip compile"),
+        (
+            "pyproject.toml",
+            '[project]\nname="a"\ndynamic=["dependencies"]\n',
+            "dependencies-computed",
+            "uv pip compile",
+        ),
+        ("pyproject.toml", "[project\n", "packages-malformed", ""),
+        ("pyproject.toml", "[project]\ndependencies = [1]\n", "packages-malformed", ""),
+        ("pyproject.toml", '[project]\ndependencies = ["a b"]\n', "packages-malformed", ""),
+        (
+            "pyproject.toml",
+            '[project]\nrequires-python = "==3.11.*"\n',
+            "other-python-required",
+            "--env-path",
+        ),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies=["a"]\n[tool.uv.sources]\na = {git = "https://b"}\n',
+            "uv-lock-missing",
+            "uv lock",
+        ),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies=["a @ git+https://example.org/a"]\n',
+            "no-wheel",
+            "pip wheel",
+        ),
+        ("train.py", "import torch\n", "no-script-block", "requirements.txt"),
+        ("train.py", "# /// script\n# x\n# ///\n", "packages-malformed", ""),
+        (
+            "environment.yml",
+            "dependencies: [python=3.13, conda-forge::gdal, 'numpy>=2', {pip: [six]}]\n",
+            "conda-packages",
+            "--env-path",
+        ),
+        ("environment.yml", "dependencies: [python=3.11]\n", "other-python-required", ""),
+        ("environment.yml", "- x\n", "packages-malformed", ""),
+        ("environment.yml", "a: [\n", "packages-malformed", ""),
+        ("pylock.toml", "lock-version = '1.0'\n", "packages-malformed", ""),
+        (
+            "pylock.toml",
+            LOCK.replace('requires-python = ">=3.11"', 'requires-python = "<3.12"'),
+            "lock-for-others",
+            "",
+        ),
+        ("pylock.toml", LOCK.replace("cp313-cp313", "cp311-cp311"), "lock-for-others", ""),
+    ],
+)
+def test_file_that_pip_can_not_use_is_rejected_with_the_way_that_works(
+    tmp_path: Path, name: str, text: str, code: str, fix: str
+) -> None:
+    with refused(code, UsageError) as caught:
+        listed(tmp_path, name, text)
+    assert fix in caught.value.fix
+    assert caught.value.where == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("pyproject.toml", PROJECT), ("pylock.toml", LOCK), ("a.txt", "six\n")]
+)
+def test_unknown_extra_is_rejected(tmp_path: Path, name: str, text: str) -> None:
+    code = "no-extras-here" if name == "a.txt" else "unknown-extra"
+    with refused(code, UsageError):
+        listed(tmp_path, name, text, "[plto]")
+
+
+def test_lock_gives_the_wheels_for_the_nodes_with_their_hashes(tmp_path: Path) -> None:
+    lines, packages = listed(tmp_path, "pylock.toml", LOCK)
+    assert lines == [
+        "first @ https://f.example.org/first-1.0-cp313-cp313-manylinux_2_28_x86_64.whl#sha256=bb"
+    ]
+    assert packages.is_locked
+
+
+def test_lock_gives_extras_groups_and_local_wheels(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels/drawing-2.0-py3-none-any.whl").touch()
+    lines, _ = listed(tmp_path, "pylock.toml", LOCK, "[plot,train]")
+    assert lines[0] == f"drawing @ file://{tmp_path}/wheels/drawing-2.0-py3-none-any.whl#sha256=ee"
+    # pip finds no wheel of it, and its error names the ways that work.
+    assert lines[2] == "logging==3.0"
+
+
+def test_script_gives_the_packages_in_its_comment(tmp_path: Path) -> None:
+    text = '#!/usr/bin/env -S uv run\r\n# /// script\r\n# dependencies = [\r\n#   "six",\r\n# ]\r\n# ///\r\n'
+    lines, packages = listed(tmp_path, "train.py", text)
+    assert lines == ["six"]
+    assert packages.summary == "train.py: 1 package"
+
+
+def test_environment_of_conda_with_packages_of_pip_only_is_used(tmp_path: Path) -> None:
+    text = "dependencies:\n - python=3.13\n - pip\n - pip:\n   - six\n   - -r more.txt\n"
+    assert listed(tmp_path, "environment.yml", text)[0] == ["six", f"-r {tmp_path}/more.txt"]
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"requirements.txt": "six\n", "pyproject.toml": PROJECT}, "requirements.txt"),
+        ({"requirements.txt": "# none\n", "pyproject.toml": PROJECT}, "pyproject.toml"),
+        ({"pyproject.toml": PROJECT, "uv.lock": "version = 1\n"}, "uv.lock"),
+        (
+            {"pyproject.toml": "[tool.ruff]\n", "../requirements.txt": "six\n"},
+            "../requirements.txt",
+        ),
+        ({"pyproject.toml": PROJECT, "../requirements.txt": "six\n"}, "pyproject.toml"),
+        ({"pyproject.toml": "[tool.ruff]\n", "../../requirements.txt": "six\n"}, None),
+        ({"environment.yml": "dependencies: [gdal]\n"}, "environment.yml"),
+        ({"a.py": "# /// script\n# dependencies = []\n# ///\n", "requirements.txt": "x\n"}, "a.py"),
+        ({"requirements-dev.txt": "six\n"}, None),
+    ],
+)
+def test_file_of_a_program_is_that_of_the_nearest_folder(
+    tmp_path: Path, files: dict[str, str], found: str | None
+) -> None:
+    folder = tmp_path / "above" / "top" / "scripts"
+    folder.mkdir(parents=True)
+    (folder / "a.py").touch()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    file = find_package_file(folder / "a.py", folder.parent)
+    assert file == (None if found is None else (folder / found).resolve())
+
+
+def test_file_that_only_another_tool_reads_has_a_fix(tmp_path: Path) -> None:
+    (tmp_path / "environment.yml").write_text("dependencies: [gdal]\n")
+    error = unsupported_packages(tmp_path / "environment.yml")
+    assert error is not None
+    assert error.code == "conda-packages"
+    (tmp_path / "environment.yml").write_text("dependencies: [{pip: [six]}]\n")
+    assert unsupported_packages(tmp_path / "environment.yml") is None
+
+
+def test_packages_of_a_workspace_are_imported_from_their_folders(tmp_path: Path) -> None:
+    sources = ('registry = "https://x"', 'editable = "."', 'editable = "libs/a"', 'directory = "b"')
+    text = "".join(f'[[package]]\nname = "p"\nsource = {{ {source} }}\n' for source in sources)
+    (tmp_path / "uv.lock").write_text(text)
+    (tmp_path / "libs/a/src").mkdir(parents=True)
+    assert [*member_roots(tmp_path / "uv.lock")] == [
+        tmp_path,
+        tmp_path / "libs/a/src",
+        tmp_path / "b",
+    ]
+
+
+def test_content_hash_depends_on_the_chosen_extras(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    choices = ("pyproject.toml", "pyproject.toml[plot]")
+    first, second = (content_hash([tmp_path / name]) for name in choices)
+    assert first != second
