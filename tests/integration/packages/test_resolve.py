@@ -425,7 +425,6 @@ def test_lock_key_depends_on_the_base() -> None:
             "requirement-of-conda",
         ),
         ("r.txt", "torch[extra]@file:///home/ada/torch-2.0.tar.gz\n", "requirement-of-conda"),
-        ("setup.py", "from setuptools import setup\n", "not-requirements"),
         ("poetry.json", "{}", "not-requirements"),
         *((name, "x", "not-requirements") for name in ("poetry.lock", "Pipfile", "Pipfile.lock")),
         ("r.txt", "-e .\ntomli-w==1.2.0 --hash=sha256:00\n", "no-wheel"),
