@@ -28,13 +28,16 @@ from clusterctl.errors import (
     printable,
     unaccompanied,
 )
+from clusterctl.jobs.prepare import reject_sent_secrets
 from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import SentSource, Submitter, new_token
+from clusterctl.scheduler.job_secrets import secrets_folder, send_secrets
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import (
     FILES,
+    SECRETS,
     Environment,
     common_words,
     program_variables,
@@ -216,6 +219,9 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
         f"{name}={value}" for name, value in program_variables(job, is_alone=job.tasks == 1).items()
     ]
     start = '"$start"' if job.folder else '"$HOME"'
+    # The shell passes its secrets on to the ranks that it launches.
+    secrets = [SECRETS] if job.secret else []
+    launched = job.model_copy(update={"secret": {}})
     return render(
         "job.sbatch.j2",
         **common_words(job, None, environment, payload_hash()),
@@ -224,8 +230,8 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
         options=(),
         array=False,
         launcher=job.launcher,
-        starter=[*words.launcher, *rank_starter(job, environment.python, words), words.start],
-        program=["env", "-C", start, f"SLURM_SUBMIT_DIR={FILES}", *settings],
+        starter=[*words.launcher, *rank_starter(launched, environment.python, words), words.start],
+        program=[*secrets, "env", "-C", start, f"SLURM_SUBMIT_DIR={FILES}", *settings],
     )
 
 
@@ -245,12 +251,18 @@ def session_folder(
     source = source_of(job) if job.folder else None
     nodes = session.transports_of_partition(partition_of(session.site, job).name)
     hosts = session.hosts_with_files((session.transport.host, *(node.host for node in nodes)))
-    ours = {SCRIPT: shell_script(job, environment).encode(errors="surrogateescape")}
+    script = shell_script(job, environment)
+    reject_sent_secrets(job, script, source)
+    ours = {SCRIPT: script.encode(errors="surrogateescape")}
     path, sent, _ = submitter.stage(f"shell.{new_token()}", source, ours, nodes)
     folder = SessionFolder(path, source, sent, hosts)
     try:
+        send_secrets(job, path, (session.transport, *nodes))
         yield folder
     finally:
+        if job.secret:
+            with suppress(TransportError):
+                remove_folder((session.transport, *nodes), secrets_folder(path))
         # If a host does not answer, the folder stays.
         if folder.changes == ():
             with suppress(TransportError):

@@ -563,11 +563,12 @@ ENDED: Final[Sequence[CauseFunction]] = (
     ),
     Cause(
         "build-failed",
-        log=r"^clusterctl: the build failed on (?P<host>\S+) with (?P<end>.*?): (?P<command>.*)",
-        why=lambda case: (
-            f"--build {case['command']} failed on {case['host']} with {case['end']}: the lines above "
-            "in the log are its last"
+        # The excerpt shows the last lines of the build before this line.
+        log=(
+            r"(?:^.*\n){0,4}^clusterctl: the build failed on (?P<host>\S+) with (?P<end>.*?): "
+            r"(?P<command>.*)"
         ),
+        why=lambda case: f"--build {case['command']} failed on {case['host']} with {case['end']}",
         fix="correct what these lines say; build.log of the run has the whole output, and --module NAME "
         "loads a compiler of the site",
     ),

@@ -63,7 +63,7 @@ _MEMORY: Final = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 FILES: Final = '"$files"'
 # The option of job.py and task.py with the folder of the job's secrets (jobs/secrets.py), as the
 # script's variable has it.
-_SECRETS: Final = '--secrets="$secrets"'
+SECRETS: Final = '--secrets="$secrets"'
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too
 # late. A short job gets the signal later, because it would otherwise get the signal at its start.
 _SIGNAL = "USR1"
@@ -216,7 +216,7 @@ def program(
 def _pack_options(job: JobSpec, script: UserScript | None) -> Iterator[str]:
     """Yield the options of pack.py."""
     if job.secret:
-        yield _SECRETS
+        yield SECRETS
     numbers, _, most = str(job.array).partition("%")
     yield f"--tasks={fold_tasks(tasks_of(numbers))}"
     if most:
@@ -300,7 +300,7 @@ def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:
     """Return the parts of a command that the launcher starts for each rank or, for torchrun, on
     each node.
     """
-    secrets = f" {_SECRETS}" if job.secret else ""
+    secrets = f" {SECRETS}" if job.secret else ""
     if job.launcher is not Launcher.TORCHRUN:
         return [f'"$python" -IS "$node"/task.py{words.started_by}{secrets}']
     options = f"--nnodes={words.nodes} --nproc-per-node={words.slots} --rdzv-id={words.job_id}"
@@ -516,7 +516,7 @@ def watch_options(job: JobSpec, inventory: Inventory) -> list[str]:
     hang = [] if mode == "off" else [f"--hang={mode}@{shortest_s or _SHORTEST_SILENCE_S}"]
     start = [] if job.place.start == "." else [f"--start={shlex.quote(job.place.start)}"]
     alarms = alarm_options(job.alarm)
-    secrets = [_SECRETS, *([] if inventory.is_shared else ["--each-node"])] if job.secret else []
+    secrets = [SECRETS, *([] if inventory.is_shared else ["--each-node"])] if job.secret else []
     build = [f"--build={shlex.quote(job.build)}"] if job.build else []
     pairs = [text.split(":") for text in job.stage]
     staged = [f"--stage={shlex.quote(json.dumps(pairs))}"] if pairs else []

@@ -627,7 +627,8 @@ class JobOptions(Model):
             "passes your current value. Nothing records the value.",
             metavar="NAME[=FILE]",
             examples=(["HF_TOKEN"],),
-            in_shell=False,
+            in_shell="Environment variable of the shell, with the content of FILE. NAME alone passes "
+            "your current value. Nothing records the value.",
             in_replay=True,
             variants=InVariants.MERGED,
         ),

@@ -17,7 +17,7 @@
         --stage=JSON          copy files to the nodes' disks first (see stage.py): a list of [SOURCE, TARGET]
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
-    job.py shell PROGRAM...
+    job.py shell [--secrets=FOLDER] PROGRAM...
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
     job.py prepare FOLDER FILES START
@@ -39,6 +39,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -410,13 +411,18 @@ def set_variables(nodes: Sequence[str], *, hand_on: bool = False) -> None:
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", os.path.abspath("rank-logs/nccl-"))
 
 
-def shell(program: list[str]) -> int:
-    """Replace this process by a program that has the variables of a job.
+def shell(words: Sequence[str]) -> int:
+    """Replace this process by a program that has the variables of a job, and its secrets, which are
+    then removed. words: the arguments of `job.py shell`.
 
     The variable CLUSTERCTL_FORWARDED has the ports of this node that `clusterctl shell` forwards.
     The session claims these ports, so that a later session knows that they are in use.
     """
+    options, program = task.split(words)
     set_variables([], hand_on=True)
+    os.environ.update(task.read_secrets(options))
+    if "secrets" in options:
+        shutil.rmtree(options["secrets"], ignore_errors=True)
     for port in os.environ.pop("CLUSTERCTL_FORWARDED", "").split():
         if not ports.claim(int(port), hand_on=True):
             task.complain(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -13,13 +14,16 @@ from pydantic import SecretStr
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import plain_secret_notice, reject_sent_secrets
+from clusterctl.jobs.shell import shell_script
 from clusterctl.jobs.source import source_of
 from clusterctl.scheduler.remote_secrets import FILE
+from clusterctl.scheduler.script import PLAIN
 from clusterctl.spec.job import JobSpec
 from clusterctl.transport.base import remote_argv
+from clusterctl.util.assets import payload_hash
 from payload.node import task
 from tests.support.messages import refused
-from tests.support.played.batch import Batch, play, rendered, shell_job, user_script
+from tests.support.played.batch import HASH, Batch, play, rendered, shell_job, user_script
 
 VALUE = 'canary=1 "$(id)" \\'
 SECRET = {"TOKEN": SecretStr(VALUE)}
@@ -77,6 +81,18 @@ def test_shell_script_gets_the_values(batch: Batch) -> None:
     folder = send(batch)
     job = shell_job(batch, 'echo "$TOKEN"; exit 3', secret=SECRET)
     assert batch.run(rendered(job))[:2] == (3, f"{VALUE}\n")
+    assert not folder.exists()
+
+
+def test_shell_gets_the_values_which_are_removed_at_its_start(batch: Batch) -> None:
+    folder = send(batch)
+    job = JobSpec(name="shell", bundled="probe", folder=False, secret=SECRET)
+    text = shell_script(job, PLAIN).replace(payload_hash(), HASH)
+    assert "canary" not in text
+    # In place of the shell, a program prints its variables.
+    rc, out, err = batch.run(re.sub(r'(job\.py shell .*) "\$@"', r"\1 env", text))
+    assert rc == 0, err
+    assert f"TOKEN={VALUE}\n" in out
     assert not folder.exists()
 
 
