@@ -112,7 +112,7 @@ class Environments:
             try:
                 lists.append(PackageList.read(job.requirements, node))
                 if lists[-1].file != job.requirements:
-                    self.report(f"packages of {lists[-1].summary}")
+                    self.report(lists[-1].summary)
                 lock = self._resolve(Requirements.of(lists, base, held, node, gpus))
             except UsageError as exc:
                 exc.fix += "; --no-requirements submits the job without these packages"
@@ -293,7 +293,9 @@ def _partition_name(inventory: Inventory, job: JobOptions) -> str | None:
 
 
 def _is_there(transport: Transport, environment: Environment) -> bool:
-    argv = ["sh", "-c", f"[ -e {environment.bin} ]"]
+    # An environment that no job has used for long is removed by a later build.
+    used = f"touch -c -- {environment.bin}/../requirements.lock 2>/dev/null || :"
+    argv = ["sh", "-c", f"[ -e {environment.bin} ] || exit 1; {used}"]
     return transport.run(argv, check=False).rc == 0
 
 

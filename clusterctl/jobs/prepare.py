@@ -335,8 +335,12 @@ class Preparer:
             if file is None or str(file) == inventory.requirements:
                 return job
             if error := unsupported_packages(file):
-                self.note(f"note: {error.what}, which are not installed: {error.fix}")
+                self.note(
+                    f"note: {error.what}, because {error.why}; none are installed: {error.fix}"
+                )
                 return job
+            if file.suffix == ".txt":
+                self.note(f"{file.name}: its packages are installed")
         if file is None:
             return job
         place = job.place

@@ -2,7 +2,7 @@
 # of the environment BASE with the Python PYTHON. With BASE "", it builds a BASE, whose wheels contain pip. Relative
 # paths start at the home folder. Reads lines `NAME FILE` up to an empty line: wheels in the store, and finally the lock
 # file, without which nothing is installed. The build has a temporary folder; KEY is a link to it that is created at
-# the end. All builds share a lock, so that leftovers of killed builds can be removed. The exit status is HELD if
+# the end. All builds share a lock, so that leftovers of killed builds can be removed, and environments that were unused for 180 days. The exit status is HELD if
 # the lock is not free within WAIT_S.
 set -eu
 umask 077
@@ -21,6 +21,15 @@ for old in .*.??????; do
     name=${old#.}
     name=${name%.*}
     [ "$(readlink -- "$name")" = "$old" ] || rm -rf -- "$old"
+done
+# Submissions set the times of these files. A job may wait or run for long after its submission.
+find . -mindepth 2 -maxdepth 2 -name requirements.lock -mtime +180 | while read -r unused; do
+    old=$(basename -- "${unused%/*}")
+    # Others are the base of environments.
+    find "$old" -name clusterctl-base.pth | grep -q . || continue
+    name=${old#.}
+    rm -f -- "${name%.*}"
+    rm -rf -- "$old"
 done
 new=$(mktemp -d -- ".$key.XXXXXX")
 trap 'rm -rf -- "$new"' EXIT

@@ -348,6 +348,33 @@ class Killing(LocalTransport):
             os.killpg(group, signal.SIGKILL)
 
 
+def test_environments_that_no_job_has_used_for_long_are_removed(home: Path, index: Path) -> None:
+    unused, used, kept = (locked(index, name) for name in ("first-1.0", "first-2.0", "tool-1.0"))
+    for environment in (unused, used, kept):
+        build(environment)
+    for environment in (unused, used):
+        lock = home / key_of(environment) / "requirements.lock"
+        os.utime(lock, (0, 0))
+    base = home / ".base.ABCDEF"
+    base.mkdir()
+    (home / "base").symlink_to(base.name)
+    (base / "requirements.lock").touch()
+    os.utime(base / "requirements.lock", (0, 0))
+    # A submission uses it, and builds nothing.
+    assert not build(used)
+    build(locked(index, "first-1.0", "tool-1.0"))
+    assert not (home / key_of(unused)).is_symlink()
+    assert not list(home.glob(f".{key_of(unused)}.*"))
+    for environment in (used, kept):
+        assert (home / key_of(environment) / "bin/python").exists()
+    assert (home / "base" / "requirements.lock").exists()
+
+
+def key_of(environment: Environment) -> str:
+    assert environment.lock is not None
+    return environment.lock.key
+
+
 @pytest.mark.parametrize(
     "file",
     ["lib/*/*/*.pth", *in_sweep("wheels/first-*", "requirements.lock", "pyvenv.cfg")],
