@@ -146,3 +146,25 @@ def test_node_that_stays_off_is_named(cluster: Cluster, machines: Lab) -> None:
     machines.restore_power(off)
     for job in jobs:
         cluster.job_in("COMPLETED", job)
+
+
+def test_up_mounts_the_folder_that_its_controller_lost(cluster: Cluster, machines: Lab) -> None:
+    """While the file server refuses, `up` ends with the host's name, and writes nothing to the empty
+    mount point.
+    """
+    controller = machines.host("node1").inside
+    server = machines.host("files").inside
+    unit = controller.sh(f"systemd-escape --path --suffix=mount {SHARED.path}").strip()
+    controller.sh(f"systemctl stop {unit}")
+    (lack,) = cluster.json("status")["controller_lacks"]
+    assert lack["code"] == "shared-folder-away"
+    server.sh("systemctl stop ssh.service ssh.socket 2>/dev/null || systemctl stop ssh.service")
+    try:
+        failures = cluster("-o", "json", "up", rc=1).json["failures"]
+        assert {failure["host"] for failure in failures} == {"node1"}
+        assert controller.sh(f"ls -A {SHARED.path}") == ""
+    finally:
+        server.sh("systemctl start ssh.service")
+    cluster.json("up")
+    answer = cluster.json("status")
+    assert (answer["ready"], answer["controller_lacks"]) == (True, [])
