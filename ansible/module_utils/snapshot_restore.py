@@ -281,13 +281,14 @@ class Restorer:
 
     @contextmanager
     def _tolerate_home_errors(self, path: str) -> Iterator[None]:
-        """Report an error in a person's home instead of raising it, so that the restoration
-        continues.
+        """Report an error about a person's home, or in it, instead of raising it, so that the
+        restoration continues: an NFS server with root_squash lets root remove no home.
         """
         try:
             yield
         except OSError as exc:
-            if not owner_above(path):
+            # The owner of the path itself counts, too.
+            if not owner_above(f"{path}/-"):
                 raise
             self._left.append(f"{path}: {exc.strerror or exc}")
 

@@ -537,6 +537,32 @@ def test_keys_changed_by_a_job_do_not_stop_the_restore(
     assert any(str(keys) in note for note in result["clusterctl_notes"])
 
 
+def test_home_that_root_may_not_remove_does_not_stop_the_restore(
+    snapshot: Snapshot, home: Path, etc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an NFS server with root_squash."""
+    conf = etc / "conf"
+    owner = home.stat()
+    home.rename(etc / "away")
+    touches = {"files": [str(conf)], "folders": [str(home)]}
+    snapshot("recorded", **touches)
+    conf.write_text("ours\n")
+    home.mkdir()
+    os.chown(home, owner.st_uid, owner.st_gid)
+    snapshot("sealed", **touches)
+    remove = os.rmdir
+
+    def refuse(path: Any, *args: Any, **more: Any) -> None:
+        if Path(path) == home:
+            raise PermissionError(13, "Permission denied", str(path))
+        remove(path, *args, **more)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    result = snapshot("restored")
+    assert not conf.exists()
+    assert f"{home}: Permission denied" in result["clusterctl_notes"]
+
+
 def test_restore_writes_ssh_keys_with_the_rights_of_their_account(
     snapshot: Snapshot, home: Path
 ) -> None:
