@@ -54,7 +54,7 @@ from clusterctl.spec.job_values import (
     Run,
     Secrets,
     Signal,
-    Stage,
+    Stages,
     Tag,
     Text,
     Variables,
@@ -600,7 +600,7 @@ class JobOptions(Model):
         ),
     ] = ()
     stage: Annotated[
-        tuple[Stage, ...],
+        Stages,
         JobOption(
             "Copy files to a disk of each node before the start, unless they are there from an "
             "earlier job.",

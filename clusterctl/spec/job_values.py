@@ -286,7 +286,24 @@ def _stage(text: str) -> str:
 
 # A path on a node.
 _PLACE = re.compile(r"(?:/|~/|\$[A-Za-z_]\w*/)[^:\0\n]*[^:\0\n/]")
-Stage = Annotated[Text, AfterValidator(_stage)]
+
+
+def _with_own_targets(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Reject several values of --stage with the same target."""
+    by_target: dict[str, str] = {}
+    for text in texts:
+        target = text.partition(":")[2]
+        if target in by_target:
+            raise BadValueError(
+                "stage-twice", f"{shown(by_target[target])} and {shown(text)} have the same target"
+            )
+        by_target[target] = text
+    return texts
+
+
+Stages = Annotated[
+    tuple[Annotated[Text, AfterValidator(_stage)], ...], AfterValidator(_with_own_targets)
+]
 FilePattern = Annotated[Text, AfterValidator(_pattern)]
 Dependency = Annotated[
     str,

@@ -66,6 +66,11 @@ def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
         ("gpus", -1, "out-of-range"),
         ("signal", "KILL@60", "bad-format"),
         ("signal", "USR1@65536", "signal-too-early"),
+        *(
+            ("stage", [text], "stage-form")
+            for text in ("/a", "a:/b", "/a:b", "/a:/b:/c", "/a:/", "/a:", "$A:/b")
+        ),
+        ("stage", ["/a:/x", "/b:/x"], "stage-twice"),
         ("mem", "lots", "not-a-memory-size"),
         ("mem", "0", "size-too-small"),
         ("time", "soon", "not-a-time"),
