@@ -15,6 +15,7 @@ from clusterctl.state.run_record import AttemptRecord, TaskRecord
 # The job's program writes it (payload/node/pack.py).
 _RECORDS: Final = "packed.jsonl"
 _BY_SIGNAL: Final = 128
+_LAST_BY_SIGNAL: Final = 128 + 64
 _LONGEST: Final = 1 << 12
 
 
@@ -58,7 +59,8 @@ def _ends(path: Path) -> Iterator[_End]:
 def _facts(end: _End | None, waiting: JobState) -> Mapping[str, Any]:
     if end is None:
         return {"state": waiting.value}
-    signal = max(0, end.status - _BY_SIGNAL)
+    # A shell returns 128 and the signal's number. A program may return such a status itself.
+    signal = end.status - _BY_SIGNAL if _BY_SIGNAL < end.status <= _LAST_BY_SIGNAL else 0
     attempt = AttemptRecord(
         start_time=int(end.start),
         end_time=int(max(end.start, end.end)),

@@ -85,6 +85,8 @@ ABORTED_S = 3.0
 # The lines of `watch` about files that are staged: a text for the log, and at the end "" or the problem.
 STAGING = "staging: "
 STAGED = "staged: "
+# srun reports the early end of a task.
+TASK_ENDED = re.compile(r"srun: error: \S+: tasks? ")
 # How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
 
@@ -138,7 +140,7 @@ class Telemetry:
 
     def await_stages(self, count: int) -> int:
         """Wait until ``count`` nodes have staged their files, and return the exit status of the job
-        if its program can't run: a node has failed, or Slurm ends the job.
+        if its program can't run: a node has failed, or the job gets SIGTERM.
 
         The progress is written to the job's log.
         """
@@ -157,18 +159,17 @@ class Telemetry:
                 return int(any(ends))
             if signal.SIGTERM in signal.sigpending():
                 return restarts.FROM_SHELL + signal.SIGTERM
-            if not self._is_running():
+            if self._has_ended() or any(map(TASK_ENDED.match, lines)):
                 task.complain("files were not staged on all nodes; see telemetry.log")
                 return 1
             time.sleep(0.1)
 
-    def _is_running(self) -> bool:
-        """Return whether a process that this job has started for telemetry is running."""
-        for pid in self._pids:
-            with suppress(ChildProcessError):
-                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                    return True
-        return False
+    def _has_ended(self) -> bool:
+        """Return whether one of the processes has ended that this job has started."""
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with suppress(ChildProcessError):
+            return any(os.waitid(os.P_PID, pid, how) is not None for pid in self._pids)
+        return True
 
     def kill_ranks(self) -> None:
         """Have `watch` kill the job's ranks on all nodes. Slurm does not do that in a step that it
@@ -351,7 +352,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     secrets = task.read_secrets(options)
     sender = messages.Sender(secrets.get(messages.VARIABLE, ""), begin)
     telemetry = Telemetry(options, nodes)
-    if "stage" in options and (status := await_stages(telemetry, events, nodes)):
+    if "stage" in options and (status := await_stages(telemetry, restart, events, nodes)):
         telemetry.end(TELEMETRY_FAILED_S)
         wait_until_ended(sender.end(), messages.LAST_S)
         return status
@@ -376,13 +377,17 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     return status
 
 
-def await_stages(telemetry: Telemetry, events: Events, nodes: Sequence[str]) -> int:
+def await_stages(
+    telemetry: Telemetry, restart: Restart, events: Events, nodes: Sequence[str]
+) -> int:
     """Wait until all nodes have staged their files, and record it. Return the exit status of the job
     if its program can't run. nodes: the job's nodes, without Slurm.
     """
     since = time.time()
     status = telemetry.await_stages(len(nodes or own_nodes()))
     events.add("staged", since=round(since, 3))
+    if status > restarts.FROM_SHELL:
+        restart.record_signal(signal.SIGTERM)
     if status:
         events.add("end", status=status)
     return status
@@ -740,8 +745,10 @@ def stage_files(pairs: Sequence[Sequence[str]]) -> list[int]:
             )
             locks += staged.locks
             say(f"{STAGING}{node}: {staged}")
-    except stage.StageError as exc:
-        say(f"{STAGED}{node}: {exc}")
+    # `run` waits for an answer of each node.
+    except Exception as exc:
+        what = exc if isinstance(exc, stage.StageError) else repr(exc)
+        say(f"{STAGED}{node}: {what}")
     else:
         say(STAGED)
     return locks

@@ -49,6 +49,8 @@ ATTEMPTS = 2
 # `work` prints a line at least this often. A node that prints nothing for SILENT_S is lost.
 ALIVE_S = 10.0
 SILENT_S = 90.0
+# `run` looks each second. If it has not looked for longer, it was stopped.
+STOPPED_S = 10.0
 # How often the number of ended tasks is written to the log.
 PROGRESS_S = 10.0
 MOST_NAMED = 10
@@ -150,10 +152,12 @@ class Pack:
         names = own_nodes()
         self._slots = slots_of(options, names)
         self._most = int(options.get("most") or 0) or sum(self._slots.values())
-        self.tasks = Tasks(numbers_in(options["tasks"]), RECORDS)
+        numbers = numbers_in(options["tasks"])
+        self.tasks = Tasks(numbers, RECORDS)
         self._nodes: dict[int, Node] = {}
         self._seen: dict[int, float] = {}
         self._lost: list[str] = []
+        self._looked = time.monotonic()
         self._reported = ""
         self.is_ending = False
         passed = [f"--{name}={options[name]}" for name in _PASSED if name in options]
@@ -161,8 +165,13 @@ class Pack:
         count = str(len(names))
         srun = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--label"]
         srun += ["--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0"]
-        slots = [f"--slots={max(self._slots.values())}"]
-        work = [sys.executable, "-IS", os.path.abspath(__file__), "work", *slots, *passed, *program]
+        counts = {"slots": max(self._slots.values()), "count": len(numbers)}
+        counts.update(min=min(numbers), max=max(numbers))
+        passed += [f"--{name}={number}" for name, number in counts.items()]
+        passed += [f"--cpus={os.environ['SLURM_CPUS_PER_TASK']}"] * (
+            "SLURM_CPUS_PER_TASK" in os.environ
+        )
+        work = [sys.executable, "-IS", os.path.abspath(__file__), "work", *passed, *program]
         # With these variables, the step would have only the CPUs of a single task.
         unset = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
         environment = {name: text for name, text in os.environ.items() if name not in unset}
@@ -237,7 +246,8 @@ class Pack:
                 running += 1
                 self._tell(f"{node.rank} {number} {node.running[number]}")
         if self._seen and not running:
-            self.tasks.give_up()
+            if not self.is_ending:
+                self.tasks.give_up()
             self._tell("")
         if self._lost and not running:
             # srun would wait for the lost nodes.
@@ -256,25 +266,32 @@ class Pack:
 
     def _forget_silent_nodes(self) -> None:
         """Give the tasks of nodes that have been silent for long to the other nodes."""
+        now = time.monotonic()
+        if now - self._looked > STOPPED_S:
+            # This process was stopped, as Slurm does to suspend a job, and so were the nodes.
+            self._seen = dict.fromkeys(self._seen, now)
+        self._looked = now
         for rank, seen in list(self._seen.items()):
-            if time.monotonic() - seen > SILENT_S:
+            if now - seen > SILENT_S:
                 node = self._nodes.pop(rank)
                 del self._seen[rank]
                 self._lost.append(node.name)
                 self.tasks.waiting.extendleft(node.running)
-                task.complain(f"{node.name} gives no sign of life; its tasks run on other nodes")
+                goes_on = "its tasks start again on the other nodes"
+                rest = goes_on if self._nodes else "no other node is left"
+                task.complain(f"{node.name} has not answered for {SILENT_S:.0f} s; {rest}")
 
     def _report(self) -> None:
         """Write the number of ended tasks to the log, and to the file that shows progress."""
         done = len(self.tasks.succeeded)
-        with suppress(OSError), open(os.environ["CLUSTERCTL_HEARTBEAT"], "w") as file:
-            file.write(f"{done}\n")
         failed = len(self.tasks.failed)
         text = f", {failed} failed" if failed else ""
         line = f"{done} of {self.tasks.total} tasks have succeeded{text}"
         if line != self._reported:
             self._reported = line
             say(line)
+            with suppress(OSError), open(os.environ["CLUSTERCTL_HEARTBEAT"], "w") as file:
+                file.write(f"{done}\n")
 
 
 def numbers_in(text: str) -> list[int]:
@@ -364,11 +381,16 @@ class Worker:
             "SLURM_JOB_NODELIST": host,
             "SLURM_ARRAY_JOB_ID": job,
             "SLURM_ARRAY_TASK_ID": str(number),
+            "SLURM_ARRAY_TASK_COUNT": self._options["count"],
+            "SLURM_ARRAY_TASK_MIN": self._options["min"],
+            "SLURM_ARRAY_TASK_MAX": self._options["max"],
             "SLURM_SUBMIT_DIR": self._options["files"],
             "MASTER_ADDR": host,
             "MASTER_PORT": str(self._ports[slot]),
             "CLUSTERCTL_HEARTBEAT": os.path.abspath(f"task-{number}/heartbeat"),
         }
+        if "cpus" in self._options:
+            ours["SLURM_CPUS_PER_TASK"] = self._options["cpus"]
         if self._gpus:
             # Slots that share a GPU, or GPUs that share a slot.
             slots = int(self._options["slots"])
@@ -416,10 +438,13 @@ def work(words: Sequence[str]) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     say(f"on {task.host_name()}")
     rest = b""
+    said = time.monotonic()
     inputs = [0, reads]
     while 0 in inputs or worker.running:
         ready = select.select(inputs, [], [], ALIVE_S)[0]
-        if not ready:
+        # Input for other nodes also ends `select`.
+        if time.monotonic() - said >= ALIVE_S:
+            said = time.monotonic()
             say("alive")
         if reads in ready:
             os.read(reads, task.CHUNK)

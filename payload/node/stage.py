@@ -122,7 +122,7 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
     reason = ""
     locks = []
     try:
-        os.makedirs(store, mode=0o700, exist_ok=True)
+        make_store(store)
         lock, copied = hold_copy(files, store, report)
         locks.append(lock)
         path = os.path.join(store, key)
@@ -131,24 +131,40 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
         path = source
     try:
         locks.append(hold_target(target, path, key, store))
+        if not reason and os.readlink(target) != path:
+            reason = "another job that uses it found no room for a copy"
     except (OSError, StageError) as exc:
         for lock in locks:
             os.close(lock)
         if isinstance(exc, StageError):
             raise
         raise StageError(f"{target}: {exc.strerror or exc}") from exc
-    if not reason and os.readlink(target) != path:
-        reason = "another job that uses it found no room for a copy"
     seconds = time.monotonic() - begin
     count = len(files.regular)
     return Staged(source, target, count, files.bytes, seconds, copied, reason, locks)
+
+
+def make_store(store: str) -> None:
+    """Create the folder of the copies. OSError: that failed, or others could change it."""
+    os.makedirs(store, mode=0o700, exist_ok=True)
+    if not is_own(store):
+        raise OSError(errno.EPERM, f"{store} belongs to another user")
+
+
+def is_own(folder: str) -> bool:
+    """Return whether only this user can change a folder."""
+    with suppress(OSError):
+        status = os.lstat(folder)
+        is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+        return is_private and status.st_uid == os.getuid()
+    return False
 
 
 def expanded(path: str) -> str:
     """Return a path with the values of ~ and $VARIABLES. StageError: a variable has no value."""
     text = os.path.expandvars(os.path.expanduser(path))
     if "$" in text or not text.startswith("/"):
-        raise StageError(f"{path}: the node has no such variable, or it is no absolute path")
+        raise StageError(f"{path} has a variable that is not set, or is not an absolute path")
     return os.path.normpath(text)
 
 
@@ -189,6 +205,8 @@ def hold_copy(files: Files, store: str, report: Callable[[str], None]) -> tuple[
             if not os.path.lexists(path):
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not os.path.lexists(path):
+                    with suppress(OSError):
+                        remove(path + PART)
                     make_room(store, files.bytes)
                     copy(files, path, report)
                     copied = True
@@ -257,8 +275,6 @@ def remove(path: str) -> None:
 def copy(files: Files, path: str, report: Callable[[str], None]) -> None:
     """Copy files to a new ``path``. OSError: that failed, and nothing is left."""
     part = path + PART
-    with suppress(OSError):
-        remove(part)
     try:
         _copy_all(files, part, report)
         if Files.of(files.source).key != files.key:
@@ -322,29 +338,50 @@ def hold_target(target: str, path: str, key: str, store: str) -> int:
         OSError: it can't be made.
     """
     name = hashlib.sha256(target.encode(errors="surrogateescape")).hexdigest()[:32]
-    folder = store if os.path.isdir(store) else os.path.dirname(target)
-    lock = os.open(os.path.join(folder, f"target-{name}{LOCK}"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        used = os.pread(lock, 64, 0).decode()
-        if used != key:
+    folder = store if is_own(store) else os.path.dirname(target)
+    while True:
+        lock = os.open(os.path.join(folder, f"target-{name}{LOCK}"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            # The lock's file has the key, and where the link leads.
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lead(target, path, made=_kept_in(lock)[1])
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{key}\n{path}".encode(errors="surrogateescape"), 0)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            used, leads = _kept_in(lock)
+            if used != key:
+                raise StageError(
+                    f"{target} is in use by another job for other files: stage them to another path"
+                )
+            # Between two locks, another job may have led it elsewhere.
+            if os.path.islink(target) and os.readlink(target) == leads:
+                return lock
+        except BaseException:
             os.close(lock)
-            raise StageError(
-                f"{target} is in use by another job for other files: stage them to another path"
-            ) from None
-        return lock
-    if os.path.lexists(target) and not os.path.islink(target):
+            raise
         os.close(lock)
-        raise StageError(f"{target} exists, and is no link that staging has made: use another path")
+
+
+def _kept_in(lock: int) -> tuple[str, str]:
+    """Return the key and the path in the file of a target's lock, or "" for each."""
+    text = os.pread(lock, 1 << 14, 0).decode(errors="surrogateescape")
+    key, _, path = text.partition("\n")
+    return key, path
+
+
+def _lead(target: str, path: str, made: str) -> None:
+    """Make ``target`` a link to ``path``. made: where the link leads that staging has made earlier.
+
+    Raises:
+        StageError: the target is a file or a link of the user.
+        OSError: it can't be made.
+    """
+    if os.path.lexists(target) and not (os.path.islink(target) and os.readlink(target) == made):
+        raise StageError(f"{target} exists, and was not made by --stage: use another path")
     new = f"{target}.{os.getpid()}.new"
     os.symlink(path, new)
     os.replace(new, target)
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, key.encode(), 0)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    return lock
 
 
 def in_units(size: int) -> str:

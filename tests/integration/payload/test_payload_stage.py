@@ -137,13 +137,7 @@ def test_target_and_copy_of_a_running_job_stay(
 
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.statvfs
-
-    def statvfs(path: str) -> os.statvfs_result:
-        values = list(real(path))
-        values[4] = 0  # f_bavail
-        return os.statvfs_result(values)
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(os, "statvfs", lambda path: empty_unless(real(path), False))
 
 
 @pytest.mark.parametrize("name", ["gone", "$NOWHERE_SET/x", "relative"])
@@ -154,6 +148,44 @@ def test_source_that_is_no_path_of_the_node_is_refused(
     path = tmp_path / name if name == "gone" else Path(name)
     with pytest.raises(StageError):
         staged(path)
+
+
+def test_copies_of_another_user_are_not_used(
+    source: Path, staged: Callable[..., Staged], tmp_path: Path
+) -> None:
+    """Another user may have made the folder first, on a disk where all may write."""
+    staged(source)
+    (tmp_path / "disk" / STORE).chmod(0o777)
+    found = staged(source, "y")
+    assert (found.copied, found.reason != "") == (False, True)
+    assert (tmp_path / "disk" / "y").resolve() == source
+
+
+def test_rest_of_a_killed_copy_makes_room_for_the_next(
+    source: Path, staged: Callable[..., Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = tmp_path / "disk" / STORE / f"{stage.Files.of(str(source)).key}.part"
+    part.mkdir(parents=True)
+    part.parent.chmod(0o700)
+    real = os.statvfs
+    monkeypatch.setattr(os, "statvfs", lambda path: empty_unless(real(path), not part.exists()))
+    assert staged(source).copied
+
+
+def empty_unless(room: os.statvfs_result, is_empty: bool) -> os.statvfs_result:
+    values = list(room)
+    values[4] = values[4] if is_empty else 0  # f_bavail
+    return os.statvfs_result(values)
+
+
+def test_link_of_the_user_is_kept(
+    source: Path, staged: Callable[..., Staged], tmp_path: Path
+) -> None:
+    link = tmp_path / "disk" / "x"
+    link.symlink_to(tmp_path / "other")
+    with pytest.raises(StageError):
+        staged(source)
+    assert os.readlink(link) == str(tmp_path / "other")
 
 
 def test_target_that_is_a_file_of_the_user_is_kept(

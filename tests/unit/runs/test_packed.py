@@ -24,13 +24,15 @@ def test_last_end_of_a_task_counts(tmp_path: Path) -> None:
         {"task": 1, "status": 137, **END},
         {"task": 0, "status": 0, **END},
         {"task": 2, "status": 4, **END},
+        {"task": 4, "status": 255, **END},
     )
-    tasks = packed_tasks(tree, "12", range(4), has_ended=True)
+    tasks = packed_tasks(tree, "12", range(5), has_ended=True)
     assert [(task.id, task.state, task.exit_code, task.signal) for task in tasks] == [
         ("12_0", "COMPLETED", 0, 0),
         ("12_1", "FAILED", None, 9),
         ("12_2", "FAILED", 4, 0),
         ("12_3", "CANCELLED", None, None),
+        ("12_4", "FAILED", 255, 0),
     ]
     assert (tasks[0].nodes, tasks[0].elapsed_s, tasks[3].elapsed_s) == (("n1",), 3, None)
     (waiting,) = packed_tasks(tree, "12", [3], has_ended=False)

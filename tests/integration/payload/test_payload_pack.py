@@ -1,0 +1,98 @@
+"""The program that runs packed tasks on a node, without Slurm: it reads which tasks to start, and
+prints their ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.processes import ROOT
+
+# Tells more often that it is alive.
+WORK = """\
+import sys
+from payload.node import pack
+pack.ALIVE_S = 0.2
+sys.exit(pack.work(sys.argv[1:]))
+"""
+OPTIONS = ("--slots=1", "--count=9", "--min=1", "--max=17", "--cpus=2")
+
+
+def start(folder: Path, *program: str) -> subprocess.Popen[str]:
+    """Start it as rank 1 of job 12, in the folder of the job."""
+    (folder / "files").mkdir()
+    argv = [sys.executable, "-c", WORK, *OPTIONS, f"--files={folder / 'files'}", *program]
+    slurm = {"SLURM_PROCID": "1", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "2"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        argv,
+        cwd=folder,
+        stdin=pipe,
+        stdout=pipe,
+        text=True,
+        bufsize=1,
+        env={**os.environ, **slurm, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_node_tells_that_it_is_alive_while_others_get_tasks(tmp_path: Path) -> None:
+    node = start(tmp_path, "true")
+    assert node.stdin is not None
+    assert node.stdout is not None
+    assert node.stdout.readline().startswith("on ")
+    # A line for rank 0 each 0.05 s, for at most 30 s.
+    feeder = subprocess.Popen(
+        ["sh", "-c", "for i in $(seq 600); do echo 0 $i 0; sleep 0.05; done"], stdout=node.stdin
+    )
+    try:
+        assert node.stdout.readline() == "alive\n"
+        assert feeder.poll() is None
+    finally:
+        feeder.kill()
+        feeder.wait()
+        node.communicate()
+
+
+def test_task_has_the_variables_of_a_task_of_an_array(tmp_path: Path) -> None:
+    node = start(tmp_path, "sh", "-c", 'env; pwd; echo "$1" >&2', "sh", "two words")
+    printed, _ = node.communicate("1 3 0\n0 5 0\n")
+    (end,) = (line.split() for line in printed.splitlines() if line.startswith("end"))
+    assert end[:3] == ["end", "3", "0"]
+    lines = (tmp_path / "task-3" / "stdout.log").read_text().splitlines()
+    found = dict(line.partition("=")[::2] for line in lines)
+    asked = (
+        "JOB_ID ARRAY_JOB_ID ARRAY_TASK_ID ARRAY_TASK_COUNT ARRAY_TASK_MIN ARRAY_TASK_MAX".split()
+    )
+    assert [found[f"SLURM_{name}"] for name in asked] == ["12", "12", "3", "9", "1", "17"]
+    assert (found["SLURM_NTASKS"], found["SLURM_PROCID"], found["SLURM_CPUS_PER_TASK"]) == (
+        "1",
+        "0",
+        "2",
+    )
+    assert "SLURM_STEP_ID" not in found
+    assert lines[-1] == str(tmp_path / "files" / "task-3")
+    assert (tmp_path / "task-3" / "stderr.log").read_text() == "two words\n"
+    assert not (tmp_path / "task-5").exists()
+
+
+def test_end_of_a_task_has_its_status_as_in_a_shell(tmp_path: Path) -> None:
+    node = start(
+        tmp_path, "sh", "-c", "case $SLURM_ARRAY_TASK_ID in 1) exit 3;; 2) kill -9 $$;; esac"
+    )
+    printed, _ = node.communicate("1 1 0\n1 2 0\n1 4 0\n")
+    ends = {tuple(line.split()[1:3]) for line in printed.splitlines() if line.startswith("end")}
+    assert ends == {("1", "3"), ("2", "137"), ("4", "0")}
+    # Empty logs are removed.
+    assert [path.name for path in (tmp_path / "task-1").iterdir()] == []
+    node = start_missing(tmp_path / "again")
+    assert node.split()[:3] == ["end", "1", "127"]
+
+
+def start_missing(folder: Path) -> str:
+    folder.mkdir()
+    node = start(folder, "/no/such/program")
+    printed, _ = node.communicate("1 1 0\n")
+    return next(line for line in printed.splitlines() if line.startswith("end"))
