@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.put import store_of
 from clusterctl.transport.tree import Progress, format_size
 from clusterctl.util.assets import job_lock
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import Result, temporary_folder
 from clusterctl.util.progress import SILENT, LineReporter
 
@@ -61,8 +63,20 @@ def describe_pending_build(
         return "its packages are resolved again"
     if not lock.wheels or _is_there(transport, Environment(lock)):
         return ""
-    count = len(lock.wheels)
-    return "1 package is installed" if count == 1 else f"{count} packages are installed"
+    verb = "is" if len(lock.wheels) == 1 else "are"
+    return f"{counted(len(lock.wheels), 'package')} {verb} installed"
+
+
+@contextmanager
+def suggesting_no_requirements() -> Iterator[None]:
+    """Add to the fix of a UsageError that a job can be submitted without the packages of a file, which
+    the user may not have named.
+    """
+    try:
+        yield
+    except UsageError as exc:
+        exc.fix += "; --no-requirements submits the job without these packages"
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +123,11 @@ class Environments:
         if job is not None and job.requirements:
             held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
             gpus = has_gpus(inventory, _partition_name(inventory, job))
-            try:
+            with suggesting_no_requirements():
                 lists.append(PackageList.read(job.requirements, node))
                 if lists[-1].file != job.requirements:
                     self.report(lists[-1].summary)
                 lock = self._resolve(Requirements.of(lists, base, held, node, gpus))
-            except UsageError as exc:
-                exc.fix += "; --no-requirements submits the job without these packages"
-                raise
         return Environment.of(inventory, lock if lock is not None and lock.wheels else None)
 
     def resolve_for_job(
@@ -204,7 +215,7 @@ class Environments:
         if not sizes:
             return frozenset()
         self.report(
-            f"{transport.host} is downloading {len(sizes)} wheels, "
+            f"{transport.host} is downloading {counted(len(sizes), 'wheel')}, "
             f"{format_size(sum(sizes.values()))}"
         )
         more = (
@@ -225,8 +236,9 @@ class Environments:
             reason = f": {host} can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
             size = format_size(sum(sizes))
-            count = f"{len(sizes)} wheel{'' if len(sizes) == 1 else 's'}"
-            self.report(f"sending {count}, {size}{reason if is_slow else ''}")
+            self.report(
+                f"sending {counted(len(sizes), 'wheel')}, {size}{reason if is_slow else ''}"
+            )
 
 
 def existing_environment(

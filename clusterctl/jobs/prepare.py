@@ -28,7 +28,7 @@ from clusterctl.jobs.bundled import (
     with_model,
 )
 from clusterctl.jobs.earlier import with_from_run
-from clusterctl.jobs.environment import existing_environment
+from clusterctl.jobs.environment import existing_environment, suggesting_no_requirements
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.source import Source, source_of
@@ -330,24 +330,33 @@ class Preparer:
         if job.script is None or job.container is not None or job.env_path:
             return job
         file = job.requirements or None
-        if job.requirements is None and language_of(job.script) is Language.PYTHON:
-            file = find_package_file(job.script.absolute(), job.place.folder.absolute())
-            if file is None or str(file) == inventory.requirements:
+        looks = job.requirements is None and language_of(job.script) is Language.PYTHON
+        with suggesting_no_requirements():
+            if looks:
+                file = self._found_packages(job, job.script, inventory)
+            if file is None:
                 return job
-            if error := unsupported_packages(file):
-                self.note(
-                    f"note: {error.what}, because {error.why}; none are installed: {error.fix}"
-                )
-                return job
-            if file.suffix == ".txt":
-                self.note(f"{file.name}: its packages are installed")
-        if file is None:
-            return job
+            members = [root.resolve() for root in member_roots(file)]
         place = job.place
-        inner = (root for root in member_roots(file) if root.is_relative_to(place.folder))
-        roots = (*place.roots, *(os.path.relpath(root, place.folder) for root in inner))
-        project = replace(place, roots=tuple(dict.fromkeys(roots)))
+        top = place.folder.resolve()
+        inner = (os.path.relpath(root, top) for root in members if root.is_relative_to(top))
+        project = replace(place, roots=tuple(dict.fromkeys([*place.roots, *inner])))
         return job.model_copy(update={"requirements": file, "project": project})
+
+    def _found_packages(self, job: JobSpec, script: Path, inventory: Inventory) -> Path | None:
+        """Return the file beside a Python program that lists its packages, and note it. None: there is
+        no such file, pip can't install what it lists, or all jobs have its packages.
+        """
+        file = find_package_file(script, job.place.folder)
+        common = inventory.requirements
+        if file is None or (common and file == Path(os.path.realpath(common))):
+            return None
+        if error := unsupported_packages(file):
+            self.note(f"note: {error.what}, because {error.why}; none are installed: {error.fix}")
+            return None
+        if file.suffix == ".txt":
+            self.note(f"{file.name}: its packages are installed")
+        return file
 
     def _notes(self, notes: Iterable[str]) -> None:
         """Show each of several notes once."""

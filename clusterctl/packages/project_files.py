@@ -2,7 +2,7 @@
 script (PEP 723), or the section `pip` of an environment.yml.
 
 Each file is read as lines of a requirements file of pip. Lines of a lock are wheels with their
-hashes, chosen for the nodes.
+hashes, chosen for the nodes; a package without a wheel is resolved by its locked version.
 """
 
 from __future__ import annotations
@@ -33,11 +33,18 @@ from uv import find_uv_bin
 
 from clusterctl.errors import UsageError
 from clusterctl.packages.node_platform import NodePlatform
-from clusterctl.packages.requirement_files import contents_of, read_requirements, reject_source
+from clusterctl.packages.requirement_files import (
+    contents_of,
+    include,
+    read_requirements,
+    reject_source,
+    with_absolute_include,
+)
 from clusterctl.spec.names import first_few
 from clusterctl.spec.program import script_block
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import run
 
 # The files in a project's folder that are looked for, the first of which counts.
@@ -62,7 +69,7 @@ class PackageList:
     file: what pip reads: the file itself, or the same packages in pip's format.
     summary: the file and its packages for the user, such as "pyproject.toml: 4 packages".
     where: the file as the user knows it.
-    is_locked: the file lists the wheels of all packages, with their hashes.
+    is_locked: the file has the versions of all packages, so that pip has nothing to choose.
     """
 
     file: Path
@@ -132,16 +139,19 @@ def find_package_file(script: Path, top: Path) -> Path | None:
 
     It is the program itself if it has a comment `# /// script`; otherwise the first of
     ``_LOOKED_FOR`` in the nearest folder that has one, from the program's folder up to ``top``.
+    The path has no symbolic links to folders, so that ``top`` is found on the way up.
     """
+    top = top.resolve()
+    script = script.parent.resolve() / script.name
     lock = script.with_name(f"{script.name}.lock")
     if script_block(script) is not None:
         return lock if lock.is_file() else script
     for folder in (script.parent, *script.parent.parents):
+        if not folder.is_relative_to(top):
+            break
         for name in _LOOKED_FOR:
             if (folder / name).is_file() and _lists_packages(folder / name):
                 return folder / name
-        if folder == top:
-            break
     return None
 
 
@@ -157,11 +167,15 @@ def unsupported_packages(file: Path) -> UsageError | None:
 
 
 def member_roots(file: Path) -> Iterator[Path]:
-    """Yield the folders of the packages of a workspace that a uv.lock names."""
+    """Yield the folders of the packages of a workspace that a uv.lock names.
+
+    file: as the user chose it, with extras and groups.
+    """
+    file, _ = _split(file)
     if file.name != "uv.lock":
         return
-    for package in _toml(file).get("package", ()):
-        source = package.get("source", {})
+    for package in _locked_by_uv(file):
+        source = _table(package, "source")
         folder = source.get("editable") or source.get("directory")
         if isinstance(folder, str):
             place = Path(os.path.normpath(file.parent / folder))
@@ -183,9 +197,11 @@ def _lists_packages(file: Path) -> bool:
             content = _toml(file)
             project = _table(content, "project")
             is_poetry = "dependencies" in _table(content, "tool", "poetry")
-            return bool(project.get("dependencies")) or _is_dynamic(project) or is_poetry
+            return bool(project.get("dependencies")) or _is_dynamic(project, file) or is_poetry
         if file.name == "requirements.txt":
             return any(True for _ in read_requirements(file))
+        if file.name in _CONDA:
+            return _has_dependencies(file)
     except UsageError:
         # Reading the file again shows the error.
         return True
@@ -233,9 +249,10 @@ def _table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def _strings(value: object, file: Path) -> tuple[str, ...]:
-    if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
-        raise _malformed(file, f"a list of packages is needed, not {value!r:.80}")
-    return tuple(value)
+    """Return a list of a file. A text is not a list of its letters."""
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    raise _malformed(file, f"a list of texts is needed, not {value!r:.80}")
 
 
 def _stored(
@@ -249,8 +266,7 @@ def _stored(
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    count = sum(not line.startswith("-") for line in lines)
-    packages = "1 package" if count == 1 else f"{count} packages"
+    packages = counted(sum(not line.startswith("-") for line in lines), "package")
     summary = ", ".join([f"{file.name}: {packages}", *names])
     return PackageList(path, summary, str(file), is_locked)
 
@@ -283,7 +299,9 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
     """Read the lock of uv for a project or for a script. uv itself converts it."""
     is_script = file.name != "uv.lock"
     options = ["--script", str(file.with_suffix(""))] if is_script else []
-    if not is_script:
+    if is_script:
+        _reject_unknown(names, (), (), file)
+    else:
         project = file.with_name("pyproject.toml")
         content = _toml(project)
         _reject_stale(file, content)
@@ -308,7 +326,7 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
 
 def _reject_stale(lock: Path, project: Mapping[str, Any]) -> None:
     """Raise a UsageError if a project depends on packages that its uv.lock does not have."""
-    locked = {canonicalize_name(str(one.get("name"))) for one in _toml(lock).get("package", ())}
+    locked = {canonicalize_name(str(one.get("name"))) for one in _locked_by_uv(lock)}
     declared = _strings(_table(project, "project").get("dependencies", ()), lock)
     needed = {canonicalize_name(_requirement(line, lock).name) for line in declared}
     if missing := needed - locked:
@@ -319,6 +337,14 @@ def _reject_stale(lock: Path, project: Mapping[str, Any]) -> None:
             why=f"it does not have {', '.join(sorted(missing))}",
             fix="run `uv lock`",
         )
+
+
+def _locked_by_uv(lock: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the tables `[[package]]` of a lock of uv."""
+    packages = _toml(lock).get("package", [])
+    if not isinstance(packages, list) or not all(isinstance(one, Mapping) for one in packages):
+        raise _malformed(lock, f"tables [[package]] are needed, not {packages!r:.80}")
+    return packages
 
 
 def _of_pylock(
@@ -349,7 +375,7 @@ def _of_pylock(
             code="lock-for-others",
             where=str(file),
             why=f"{exc}; the nodes have {node}",
-            fix="lock for these nodes, too: see `requires-python` and the wheels of the package",
+            fix="lock also for these nodes: see `requires-python` and the wheels of the package",
         ) from exc
     shown = names if shown is None else shown
     return _stored(file, sorted(filter(None, lines)), shown, is_locked=True)
@@ -378,7 +404,7 @@ def _line_of(package: Package, chosen: object, lock: Path) -> str:
     match chosen:
         case PackageWheel() | PackageArchive():
             url = chosen.url or f"file://{(lock.parent / (chosen.path or '')).absolute()}"
-            return f"{package.name} @ {url}#sha256={chosen.hashes.get('sha256', '')}"
+            return f"{package.name} @ {url}#sha256={_sha256_of(package, chosen, lock)}"
         case PackageVcs(type=kind, url=url, commit_id=commit):
             return f"{package.name} @ {kind}+{url}@{commit}"
         case _ if package.directory is not None:
@@ -386,6 +412,18 @@ def _line_of(package: Package, chosen: object, lock: Path) -> str:
             return "" if place.is_relative_to(lock.parent.resolve()) else str(place)
         case _:
             return f"{package.name}=={package.version}"
+
+
+def _sha256_of(package: Package, chosen: PackageWheel | PackageArchive, lock: Path) -> str:
+    if sha256 := chosen.hashes.get("sha256"):
+        return sha256
+    raise UsageError(
+        f"{lock.name} has no SHA-256 of {package.name}",
+        code="lock-without-sha256",
+        where=str(lock),
+        why=f"it has only {', '.join(chosen.hashes)}",
+        fix="lock with a tool that writes sha256, such as uv or pip",
+    )
 
 
 # pyproject.toml and scripts
@@ -404,6 +442,8 @@ def _of_pyproject(file: Path, names: Sequence[str], node: NodePlatform) -> Packa
     try:
         tables = _table(content, "dependency-groups")
         lines += resolve_dependency_groups(tables, *groups)
+    except ExceptionGroup as exc:
+        raise _malformed(file, "; ".join(map(str, exc.exceptions))) from exc
     except (ValueError, LookupError, TypeError) as exc:
         raise _malformed(file, str(exc)) from exc
     own = canonicalize_name(str(project.get("name", "")))
@@ -448,13 +488,13 @@ def _extra(file: Path, project: Mapping[str, Any], extra: str) -> Iterator[str]:
                 yield line
 
 
-def _is_dynamic(project: Mapping[str, Any]) -> bool:
-    return "dependencies" in (project.get("dynamic") or ())
+def _is_dynamic(project: Mapping[str, Any], file: Path) -> bool:
+    return "dependencies" in _strings(project.get("dynamic", ()), file)
 
 
 def _dynamic(file: Path, content: Mapping[str, Any]) -> list[str]:
     """Return a line for each file that has a project's packages in place of pyproject.toml."""
-    if not _is_dynamic(_table(content, "project")):
+    if not _is_dynamic(_table(content, "project"), file):
         return []
     table = _table(content, "tool", "setuptools", "dynamic", "dependencies")
     listed = table.get("file", ())
@@ -468,7 +508,7 @@ def _dynamic(file: Path, content: Mapping[str, Any]) -> list[str]:
             fix="write requirements.txt, such as with `uv pip compile pyproject.toml -o "
             "requirements.txt`, and use --requirements requirements.txt",
         )
-    return [f"-r {file.parent / name}" for name in names]
+    return [include("-r", file.parent / name) for name in names]
 
 
 def _without_project(file: Path, content: Mapping[str, Any]) -> UsageError:
@@ -541,20 +581,33 @@ def _of_conda(file: Path, node: NodePlatform) -> PackageList:
     if error := _conda_error(file, others):
         raise error
     _reject_other_python(_python_of_conda(python), file, node)
-    absolute = (re.sub(r"^(-r|-c)\s*(?!/)", rf"\1 {file.parent}/", line) for line in lines)
-    return _stored(file, list(absolute), ())
+    return _stored(file, [with_absolute_include(line, file.parent) for line in lines], ())
 
 
-def _conda_entries(file: Path) -> tuple[list[str], str, list[str]]:
-    """Return the lines for pip, the version of Python, and the other packages of conda."""
+def _has_dependencies(file: Path) -> bool:
+    """Return whether a file named environment.yml is one of conda: other programs have such files."""
+    try:
+        return isinstance(_yaml(file).get("dependencies"), list)
+    except UsageError:
+        return False
+
+
+def _yaml(file: Path) -> Mapping[str, Any]:
+    """Return the mapping in a YAML file. Empty: it has something else."""
     # A slow import, which few files need.
     import yaml
 
     try:
         content = yaml.safe_load(_text(file))
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError) as exc:
+        # A date such as 2024-13-45 raises a ValueError, `!!bool ""` a KeyError.
         raise _malformed(file, str(exc)) from exc
-    entries = content.get("dependencies") if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def _conda_entries(file: Path) -> tuple[list[str], str, list[str]]:
+    """Return the lines for pip, the version of Python, and the other packages of conda."""
+    entries = _yaml(file).get("dependencies")
     if not isinstance(entries, list):
         raise _malformed(file, "it has no list `dependencies`")
     lines = list[str]()

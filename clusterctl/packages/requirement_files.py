@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -32,10 +33,10 @@ def contents_of(
     raw = _read(file, named_in)
     yield str(file.parent).encode(errors="surrogateescape"), raw
     for number, line in _lines(raw.decode(errors="replace")):
-        if include := _INCLUDE.match(line):
-            name = include[2].strip("\"'")
+        if match := _INCLUDE.match(line):
+            name = match[2].strip("\"'")
             visited = parents | {file}
-            if "://" not in name and (constraints or include[1] in {"-r", "--requirement"}):
+            if "://" not in name and (constraints or match[1] in {"-r", "--requirement"}):
                 place_of_name = f"{file}:{number}"
                 yield from contents_of(
                     file.parent / name, visited, place_of_name, constraints=constraints
@@ -58,6 +59,20 @@ def contents_of(
 def read_requirements(file: Path) -> Iterator[str]:
     """Yield the lines of a requirements file, without comments, or raise a UsageError."""
     yield from (line for _, line in _lines(_read(file, "").decode(errors="replace")))
+
+
+def with_absolute_include(line: str, folder: Path) -> str:
+    """Return a line of a requirements file in ``folder`` for a file in another folder: if the line
+    includes a file by a relative path, the path is made absolute.
+    """
+    match = _INCLUDE.match(line)
+    name = match[2].strip("\"'") if match else ""
+    return include(match[1], folder / name) if match and "://" not in name else line
+
+
+def include(flag: str, file: Path) -> str:
+    """Return a line that includes a file. flag: ``-r`` or ``-c``. pip splits it as a shell does."""
+    return f"{flag} {shlex.quote(str(file))}"
 
 
 def reject_source(line: str, folder: Path, where: str) -> None:

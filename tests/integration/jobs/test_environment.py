@@ -478,6 +478,16 @@ def test_packages_of_a_file_beside_a_program_that_do_not_exist_stop_the_job(prog
     assert "--no-requirements" in caught.value.fix
 
 
+def test_file_beside_a_program_that_can_not_be_read_stops_the_job_with_a_way_on(
+    program: Path,
+) -> None:
+    program.with_name("pyproject.toml").write_text("[project\n")
+    job = JobSpec(name="a", script=program)
+    with refused("packages-malformed", UsageError, "--no-requirements"):
+        prepared(job)
+    assert names_in(prepared(job.model_copy(update={"requirements": False}))[0]) == []
+
+
 def test_packages_of_conda_beside_a_program_are_noted(program: Path) -> None:
     program.with_name("environment.yml").write_text("dependencies: [gdal]\n")
     found, notes = prepared(JobSpec(name="a", script=program))
@@ -497,6 +507,16 @@ def test_packages_of_a_workspace_can_be_imported(program: Path) -> None:
     job = job.model_copy(update={"requirements": top / "uv.lock"})
     found = Preparer(SILENT.note)._with_packages(job, planned_inventory(a_spec()))
     assert found.place.roots == (".", "libs/b/src")
+
+
+def test_packages_of_a_workspace_behind_a_link_can_be_imported(program: Path) -> None:
+    top = program.parent
+    (top / "libs/b").mkdir(parents=True)
+    (top / "uv.lock").write_text("[[package]]\nname='p'\nsource={editable='libs/b'}\n")
+    (top.parent / "link").symlink_to(top)
+    job = JobSpec(name="a", script=program, requirements=top.parent / "link" / "uv.lock")
+    found = Preparer(SILENT.note)._with_packages(job, planned_inventory(a_spec()))
+    assert found.place.roots == ("libs/b",)
 
 
 def test_script_and_the_record_of_a_job(session, first: Environment, tmp_path: Path) -> None:

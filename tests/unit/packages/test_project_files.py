@@ -127,6 +127,22 @@ def test_project_whose_packages_are_in_a_file_includes_that_file(tmp_path: Path)
         ("pyproject.toml", "[project\n", "packages-malformed", ""),
         ("pyproject.toml", "[project]\ndependencies = [1]\n", "packages-malformed", ""),
         ("pyproject.toml", '[project]\ndependencies = ["a b"]\n', "packages-malformed", ""),
+        # A text is not the list of its letters.
+        ("pyproject.toml", '[project]\ndependencies = "numpy"\n', "packages-malformed", ""),
+        ("pyproject.toml", '[project]\ndynamic = "dependencies"\n', "packages-malformed", ""),
+        ("pyproject.toml", "[project]\ndynamic = true\n", "packages-malformed", ""),
+        (
+            "pyproject.toml",
+            '[dependency-groups]\na = "numpy"\n[tool.uv]\ndefault-groups = ["a"]\n',
+            "packages-malformed",
+            "",
+        ),
+        (
+            "pyproject.toml",
+            '[project]\n[dependency-groups]\na = []\n[tool.uv]\ndefault-groups = "a"\n',
+            "packages-malformed",
+            "",
+        ),
         (
             "pyproject.toml",
             '[project]\nrequires-python = "==3.11.*"\n',
@@ -148,6 +164,15 @@ def test_project_whose_packages_are_in_a_file_includes_that_file(tmp_path: Path)
         ("train.py", "import torch\n", "no-script-block", "requirements.txt"),
         ("train.py", "# /// script\n# x\n# ///\n", "packages-malformed", ""),
         (
+            "train.py",
+            '# /// script\n# dependencies = "numpy"\n# ///\n',
+            "packages-malformed",
+            "",
+        ),
+        ("environment.yml", "dependencies: [{pip: numpy}]\n", "packages-malformed", ""),
+        ("environment.yml", "dependencies: [2024-13-45]\n", "packages-malformed", ""),
+        ("environment.yml", 'dependencies: [!!bool ""]\n', "packages-malformed", ""),
+        (
             "environment.yml",
             "dependencies: [python=3.13, conda-forge::gdal, 'numpy>=2', {pip: [six]}]\n",
             "conda-packages",
@@ -164,6 +189,7 @@ def test_project_whose_packages_are_in_a_file_includes_that_file(tmp_path: Path)
             "",
         ),
         ("pylock.toml", LOCK.replace("cp313-cp313", "cp311-cp311"), "lock-for-others", ""),
+        ("pylock.toml", LOCK.replace("sha256", "sha512"), "lock-without-sha256", "sha256"),
     ],
 )
 def test_file_that_pip_can_not_use_is_rejected_with_the_way_that_works(
@@ -176,7 +202,13 @@ def test_file_that_pip_can_not_use_is_rejected_with_the_way_that_works(
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("pyproject.toml", PROJECT), ("pylock.toml", LOCK), ("a.txt", "six\n")]
+    ("name", "text"),
+    [
+        ("pyproject.toml", PROJECT),
+        ("pylock.toml", LOCK),
+        ("train.py.lock", LOCK),
+        ("a.txt", "six\n"),
+    ],
 )
 def test_unknown_extra_is_rejected(tmp_path: Path, name: str, text: str) -> None:
     code = "no-extras-here" if name == "a.txt" else "unknown-extra"
@@ -214,6 +246,26 @@ def test_environment_of_conda_with_packages_of_pip_only_is_used(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("line", "stored"),
+    [
+        ("-r /abs/more.txt", "-r /abs/more.txt"),
+        ("-c/abs/more.txt", "-c /abs/more.txt"),
+        ("-rmore.txt", "-r '{folder}/more.txt'"),
+        ("--requirement=more.txt", "--requirement '{folder}/more.txt'"),
+        ("--constraint 'more.txt'", "--constraint '{folder}/more.txt'"),
+        ("-r https://example.org/more.txt", "-r https://example.org/more.txt"),
+        ("-r-x", "-r '{folder}/-x'"),
+    ],
+)
+def test_file_included_by_an_environment_of_conda_is_found_from_another_folder(
+    tmp_path: Path, line: str, stored: str
+) -> None:
+    folder = tmp_path / "a project"
+    text = f'dependencies:\n - pip:\n   - "{line}"\n'
+    assert listed(folder, "environment.yml", text)[0] == [stored.format(folder=folder)]
+
+
+@pytest.mark.parametrize(
     ("files", "found"),
     [
         ({"requirements.txt": "six\n", "pyproject.toml": PROJECT}, "requirements.txt"),
@@ -226,6 +278,11 @@ def test_environment_of_conda_with_packages_of_pip_only_is_used(tmp_path: Path) 
         ({"pyproject.toml": PROJECT, "../requirements.txt": "six\n"}, "pyproject.toml"),
         ({"pyproject.toml": "[tool.ruff]\n", "../../requirements.txt": "six\n"}, None),
         ({"environment.yml": "dependencies: [gdal]\n"}, "environment.yml"),
+        # Files of other programs with this name.
+        ({"environment.yaml": "stage: prod\n"}, None),
+        ({"environment.yml": "- a\n"}, None),
+        ({"environment.yml": "a: !Ref b\n", "../requirements.txt": "x\n"}, "../requirements.txt"),
+        ({"pyproject.toml": "[project\n", "../requirements.txt": "x\n"}, "pyproject.toml"),
         ({"a.py": "# /// script\n# dependencies = []\n# ///\n", "requirements.txt": "x\n"}, "a.py"),
         ({"requirements-dev.txt": "six\n"}, None),
     ],
@@ -242,6 +299,17 @@ def test_file_of_a_program_is_that_of_the_nearest_folder(
     assert file == (None if found is None else (folder / found).resolve())
 
 
+def test_file_above_the_folder_that_is_sent_is_not_found_through_a_link(tmp_path: Path) -> None:
+    top = tmp_path / "above" / "top"
+    top.mkdir(parents=True)
+    (tmp_path / "above" / "requirements.txt").write_text("six\n")
+    (tmp_path / "link").symlink_to(top)
+    for script, sent in ((top, tmp_path / "link"), (tmp_path / "link", top)):
+        assert find_package_file(script / "a.py", sent) is None
+    (top / "requirements.txt").write_text("six\n")
+    assert find_package_file(tmp_path / "link/a.py", top) == top / "requirements.txt"
+
+
 def test_file_that_only_another_tool_reads_has_a_fix(tmp_path: Path) -> None:
     (tmp_path / "environment.yml").write_text("dependencies: [gdal]\n")
     error = unsupported_packages(tmp_path / "environment.yml")
@@ -256,11 +324,19 @@ def test_packages_of_a_workspace_are_imported_from_their_folders(tmp_path: Path)
     text = "".join(f'[[package]]\nname = "p"\nsource = {{ {source} }}\n' for source in sources)
     (tmp_path / "uv.lock").write_text(text)
     (tmp_path / "libs/a/src").mkdir(parents=True)
-    assert [*member_roots(tmp_path / "uv.lock")] == [
-        tmp_path,
-        tmp_path / "libs/a/src",
-        tmp_path / "b",
-    ]
+    for choice in ("uv.lock", "uv.lock[train]"):
+        assert [*member_roots(tmp_path / choice)] == [
+            tmp_path,
+            tmp_path / "libs/a/src",
+            tmp_path / "b",
+        ]
+
+
+@pytest.mark.parametrize("text", ["package = 3\n", "package = [3]\n"])
+def test_malformed_lock_of_uv_is_rejected(tmp_path: Path, text: str) -> None:
+    (tmp_path / "uv.lock").write_text(text)
+    with refused("packages-malformed", UsageError):
+        [*member_roots(tmp_path / "uv.lock")]
 
 
 def test_content_hash_depends_on_the_chosen_extras(tmp_path: Path) -> None:
