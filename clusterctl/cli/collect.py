@@ -22,6 +22,7 @@ from clusterctl.runs.resources import resources_of
 from clusterctl.runs.trackers import (
     BEFORE,
     FAILED,
+    INCOMPLETE,
     LEFT,
     SENT,
     TRACKERS,
@@ -42,6 +43,7 @@ _STATES: Final = MappingProxyType(
     {
         SENT: "sent by",
         FAILED: "not sent by",
+        INCOMPLETE: "not sent by",
         LEFT: "left out by",
     }
 )
@@ -137,10 +139,7 @@ def collect(
         # With --all, ``bring_all`` has also copied the skipped files of runs.
         if (ids or not everything) and (uncollected := not_brought_home(run)):
             screen.note(f"note: {uncollected}; {_what_becomes(workspace)}")
-        cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
-        advice = "".join(f"; {text}" for text in [resources_of(Row(run)).advice] if text)
-        place = f"{_nearby(run.directory)}{cost}{advice}"
-        lines.append(f"job {run.job_id} ({run.name}) {run.state}: {place}")
+        lines.append(_run_line(run))
     lines += [f"files outside runs: {_nearby(folder)}" for folder in folders]
     synced = [each for run in [*runs, *earlier] for each in sync_run(run, trackers, screen.note)]
     lines += [_sync_line(each) for each in synced if each.state != BEFORE]
@@ -150,15 +149,20 @@ def collect(
         "elsewhere": sum(elsewhere.values()),
         "synced": [each.as_dict() for each in synced],
     }
-    failed = [each for each in synced if each.state == FAILED]
-    if not (failed and screen.json):
+    error = sync_error(synced)
+    if error is None or not screen.json:
         screen.result(answer, *(lines or ["nothing to collect"]))
     if elsewhere:
         screen.note(elsewhere_note(elsewhere))
-    if failed:
-        error = sync_error(failed, len(synced))
+    if error is not None:
         error.answer = answer
         raise error
+
+
+def _run_line(run: RunRecord) -> str:
+    cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
+    advice = "".join(f"; {text}" for text in [resources_of(Row(run)).advice] if text)
+    return f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}{advice}"
 
 
 def _sync_line(synced: Synced) -> str:

@@ -41,6 +41,7 @@ Heard = Callable[[str], None]
 SENT: Final = "sent"
 BEFORE: Final = "before"
 FAILED: Final = "failed"
+INCOMPLETE: Final = "incomplete"
 LEFT: Final = "left"
 
 
@@ -48,8 +49,9 @@ LEFT: Final = "left"
 class Synced:
     """What became of a recording.
 
-    path: in the run's folder. state: sent; before: it was sent earlier; failed; left: it is not to be
-        sent yet, or not at all. reason: why it was not sent.
+    path: in the run's folder. state: sent; before: it was sent earlier; failed; incomplete: files of it
+        are only on the cluster; left: it is not to be sent yet, or not at all.
+    reason: why it was not sent.
     """
 
     job_id: str
@@ -160,8 +162,7 @@ class MLflow(Tracker):
             # Since 3.11 it refuses this kind of store without the variable.
             env["MLFLOW_ALLOW_FILE_STORE"] = "true"
         else:
-            for path in recording.parent.glob(f"{recording.name}*"):
-                shutil.copy2(path, work / path.name)
+            _copy_files(recording.parent, f"{recording.name}*", work)
             store = f"sqlite:///{copy}"
             upgrade = run_with_lines([self.name, "db", "upgrade", store], heard, cwd=work)
             if upgrade.rc:
@@ -216,9 +217,15 @@ class Trackio(Tracker):
 
 def _copy_project(recording: Path, work: Path) -> Path:
     """Copy a database of Trackio, which changes it when it opens it. Return the copy."""
-    for path in recording.parent.glob(f"{recording.stem}.*"):
-        shutil.copy2(path, work / path.name)
+    _copy_files(recording.parent, f"{recording.stem}.*", work)
     return work / recording.name
+
+
+def _copy_files(folder: Path, pattern: str, work: Path) -> None:
+    """Copy a database and the files beside it, such as its log, but no folder."""
+    for path in folder.glob(pattern):
+        if path.is_file():
+            shutil.copy2(path, work / path.name)
 
 
 TRACKERS: Final[Mapping[str, Tracker]] = MappingProxyType(
@@ -277,11 +284,11 @@ def _sync(run: RunRecord, tracker: Tracker, recording: Path, heard: Heard) -> tu
     if run.state in GOING_ON:
         return LEFT, "the job has not ended"
     if lacking := _lacking(run, tracker, recording):
-        return FAILED, f"it is not complete here: {lacking}"
-    if reason := tracker.stays(recording):
-        return LEFT, printable(reason)
-    heard(f"{tracker.name} sends {printable(path)} of job {run.job_id}")
+        return INCOMPLETE, f"it is not complete here: {lacking}"
     try:
+        if reason := tracker.stays(recording):
+            return LEFT, printable(reason)
+        heard(f"{tracker.name} sends {printable(path)} of job {run.job_id}")
         with temporary_folder() as work:
             result = tracker.send(run, recording, work, partial(_hear, heard, tracker))
     except OSError as exc:
@@ -298,16 +305,30 @@ def _hear(heard: Heard, tracker: Tracker, line: str) -> None:
         heard(f"{_NOTE}{tracker.name}: {line.removeprefix(_NOTE)}")
 
 
-def sync_error(failed: Sequence[Synced], count: int) -> CollectError:
-    """Return the error for recordings that were not sent. count: of all recordings."""
-    lines = [f"job {each.job_id}: {each.path}: {each.tool}: {each.reason}" for each in failed]
-    fix = "run the command again: what was sent is not sent twice"
+def sync_error(synced: Sequence[Synced]) -> CollectError | None:
+    """Return the error for the recordings that could not be sent. None: there are none."""
+    failures = [_failure(each) for each in synced if each.state in {FAILED, INCOMPLETE}]
+    if not failures:
+        return None
     return CollectError(
-        f"{len(failed)} of {count} recordings could not be sent",
+        f"{len(failures)} of {len(synced)} recordings could not be sent",
         code="not-synced",
-        why="; ".join(lines),
+        why="; ".join(failure.cause for failure in failures),
+        fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
+        failures=tuple(failures),
+    )
+
+
+def _failure(synced: Synced) -> Failure:
+    fix = "run the command again: what was sent is not sent twice"
+    if synced.state == INCOMPLETE:
+        command = f"clusterctl collect {synced.job_id} --all --sync {synced.tool}"
+        fix = f"`{command}` also copies the files that stayed on the cluster"
+    return Failure(
+        "not-synced",
+        f"job {synced.job_id}: {synced.path}: {synced.tool}: {synced.reason}",
         fix=fix,
-        failures=tuple(Failure("not-synced", line, fix=fix, retryable=True) for line in lines),
+        retryable=synced.state == FAILED,
     )
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import sqlite3
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +20,7 @@ from clusterctl.cli import collect as verb
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CollectError, MachineError, UsageError
 from clusterctl.runs.collect import uncollected
+from tests.support.disks import small_disk
 from tests.support.played.cluster import finished, submitted
 
 JSON = Screen(json=True, color=False)
@@ -180,8 +182,13 @@ def test_recording_with_a_file_that_stayed_on_the_cluster_is_not_sent(
     finished(played_session, cluster, program, body)
     with pytest.raises(CollectError) as caught:
         sync("wandb", "1", max_file="1MiB")
-    assert "--all" in caught.value.failures[0].cause
+    (failure,) = caught.value.failures
+    assert "--all" in failure.cause
+    assert "collect 1 --all --sync wandb" in failure.fix
+    assert not failure.retryable
+    assert paths_and_states(caught.value.answer) == [(RUN, "incomplete")]
     assert calls(tools) == []
+    assert sync("wandb", "1", everything=True) == [(RUN, "sent")]
 
 
 def test_list_of_what_was_sent_is_not_taken_from_the_job(
@@ -215,6 +222,30 @@ def test_trackio_sends_a_copy_to_a_private_space(
     assert calls(tools) == ["sync --project digits --private"]
     check = ["sha256sum", "-c", "--quiet", "SHA256SUMS"]
     subprocess.run(check, cwd=the_run(tmp_path), check=True)
+
+
+def test_folder_with_the_name_of_a_project_does_not_stop_trackio(
+    *, played_session, cluster, program, tools, sync
+) -> None:
+    body = f"{database(program)}; mkdir trackio/digits.old; touch trackio/digits.old/a"
+    finished(played_session, cluster, program, body)
+    assert sync("trackio", "1") == [("trackio/digits.db", "sent")]
+
+
+def test_recording_that_can_not_be_copied_is_named_with_all_runs(
+    *, played_session, cluster, program, tools, sync, monkeypatch
+) -> None:
+    """A full disk: the run is here, and the next call sends it."""
+    finished(played_session, cluster, program, database(program))
+    with small_disk() as disk, monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(disk.path))
+        disk.suffer("full")
+        with pytest.raises(CollectError) as caught:
+            sync("trackio", "1")
+    assert paths_and_states(caught.value.answer) == [("trackio/digits.db", "failed")]
+    assert caught.value.answer["runs"][0]["job_id"] == "1"
+    assert caught.value.failures[0].retryable
+    assert sync("trackio", "1") == [("trackio/digits.db", "sent")]
 
 
 def test_project_that_has_a_space_is_left(*, played_session, cluster, program, tools, sync) -> None:
