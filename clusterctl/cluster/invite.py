@@ -55,7 +55,7 @@ def invite(spec: ClusterSpec, inventory: Inventory, user: str) -> Invitation:
     folder = f" --folder '{_FOLDER}'" if user == inventory.job_user else ""
     command = (
         f"mkdir -p -m 700 ~/.ssh && echo {shlex.quote(known_hosts)} >>~/.ssh/known_hosts && "
-        f"clusterctl attach {login} --name {inventory.cluster}{folder}"
+        f"clusterctl attach {shlex.quote(login)} --name {inventory.cluster}{folder}"
     )
     notes = []
     if spec.provider.shares_kernel:
@@ -70,7 +70,7 @@ def _reject_without_key(spec: ClusterSpec, name: str) -> None:
         raise UsageError(
             f"the cluster has no user {name!r}",
             code="unknown-user",
-            why=f"`users` of the last `up` has {', '.join(users)}",
+            why=f"`users` of the last `up` has {', '.join(users) or 'none'}",
             fix=f"add {name} with a uid and ssh_keys to `users` in the spec, then run `clusterctl "
             "up`",
         )

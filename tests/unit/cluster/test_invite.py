@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -43,7 +44,7 @@ def test_invitation_has_the_login_and_the_host_key(host: dict, login: str, known
     )
     found = invite(SPEC, inventory, "ann")
     assert (found.login, found.known_hosts) == (login, f"{known} {KEY}")
-    assert found.command.endswith(f"clusterctl attach {login} --name d")
+    assert found.command.endswith(f"clusterctl attach {shlex.quote(login)} --name d")
 
 
 def test_invitation_of_the_job_user_has_a_folder_of_its_own() -> None:
@@ -70,6 +71,11 @@ def test_invitation_that_nobody_could_use_is_refused(user: str, change: dict, co
     hosts = (replace(inventory.controller, **change), *inventory.compute)
     with refused(code, UsageError):
         invite(SPEC, replace(inventory, hosts=hosts), user)
+
+
+def test_invitation_to_a_cluster_without_users_says_so() -> None:
+    with refused("unknown-user", UsageError, "has none"):
+        invite(SPEC.model_copy(update={"users": ()}), inventory_of("n1"), "ann")
 
 
 def test_cluster_without_slurm_has_no_invitation() -> None:
