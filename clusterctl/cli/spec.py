@@ -23,6 +23,7 @@ from clusterctl.spec.names import is_cluster_name
 from clusterctl.spec.units import shown
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.util.assets import data_folder
+from clusterctl.util.numbers import counted
 
 DEFAULT_FILE = Path("cluster.yaml")
 
@@ -107,12 +108,8 @@ def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.
     """Validate a spec, and report all errors with their lines."""
     spec = spec_of(screen.chosen())
     nodes = sum(partition.nodes for partition in spec.partitions)
-    lines = [
-        (
-            f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} "
-            f"node{'' if nodes == 1 else 's'}"
-        )
-    ]
+    kind = spec.provider.type
+    lines = [f"valid: cluster {spec.name!r}, provider {kind}, {counted(nodes, 'node')}"]
     answer: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
     if machines := spec.provider.rented_machines(spec):
         counts = {partition.name: partition.nodes for partition in spec.partitions}

@@ -33,6 +33,7 @@ from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.util.numbers import counted
 
 Discard = Annotated[
     bool,
@@ -135,8 +136,7 @@ def bring_up(
     screen.result(
         answer,
         *phase_table(screen, result.phases, total=True),
-        f"cluster {spec.name!r} is up: 1 controller, {len(nodes)} "
-        f"node{'' if len(nodes) == 1 else 's'}",
+        f"cluster {spec.name!r} is up: 1 controller, {counted(len(nodes), 'node')}",
         f"submit a job with `clusterctl submit train --nodes {min(len(nodes), 2)} --follow`",
     )
     return 0

@@ -122,8 +122,7 @@ def _off(accuracy: Accuracy | None) -> str:
     if accuracy is None:
         return _UNKNOWN
     side = "late" if accuracy.median_s >= 0 else "early"
-    jobs = f"{accuracy.jobs} job{'s' if accuracy.jobs > 1 else ''}"
-    return f"{_duration(abs(accuracy.median_s))} {side} ({jobs})"
+    return f"{_duration(abs(accuracy.median_s))} {side} ({counted(accuracy.jobs, 'job')})"
 
 
 def _gpus(total: Mapping[str, int], free: Mapping[str, int]) -> str:

@@ -302,7 +302,8 @@ def _change_hosts(
         parallel_map(compute, lambda host: connect(host).run(_START_SLURMD))
         checked, differing = _check_without_ansible(cluster, inventory, expected, reports)
         new_reports |= checked
-        summary.append(f"{len(expected) - len(differing)} hosts already up to date")
+        unchanged = counted(len(expected) - len(differing), "host")
+        summary.append(f"{unchanged} already up to date")
     return new_reports, "; ".join(summary)
 
 

@@ -29,6 +29,7 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest, file_sha256
 from clusterctl.util.disk import write_error_reason
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import Result, run_with_lines, temporary_folder
 from clusterctl.util.progress import SILENT, LineReporter
 
@@ -319,7 +320,7 @@ def fetch_locked(text: str, base: Path, pip: Pip) -> Lock | None:
         missing = [wheel for wheel in lock.wheels if not wheel_path(wheel).is_file()]
         if not missing:
             return lock
-        pip.report(f"downloading {len(missing)} wheels")
+        pip.report(f"downloading {counted(len(missing), 'wheel')}")
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
             requirements = folder / "wanted.txt"

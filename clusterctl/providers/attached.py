@@ -12,6 +12,7 @@ from clusterctl.errors import UsageError
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.tree import format_size
+from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT, Reporter
 
 PATIENCE_S: Final = 60.0
@@ -93,7 +94,7 @@ class FolderEntry:
     what: str = ""
 
     def __str__(self) -> str:
-        amount = f"{format_size(self.bytes)} in {self.files:,} file{'' if self.files == 1 else 's'}"
+        amount = f"{format_size(self.bytes)} in {counted(self.files, 'file')}"
         return f"{self.name}: {amount} ({self.what or 'not of clusterctl'})"
 
     @property

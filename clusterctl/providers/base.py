@@ -40,6 +40,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size, shown_memory
 from clusterctl.state.inventory import COMPUTE, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Size:
         """The size as texts: `2 CPUs`, `4GiB of memory` and, if the disk is limited, `50GiB of
         disk`.
         """
-        cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}"
+        cpus = counted(self.cpus, "CPU")
         disk = () if self.disk_mib is None else (f"{format_size(self.disk_mib)} of disk",)
         return (cpus, f"{shown_memory(self.memory_mib)} of memory", *disk)
 

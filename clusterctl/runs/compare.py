@@ -25,6 +25,7 @@ from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE
 from clusterctl.state.run_record import Value
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import format_size
+from clusterctl.util.numbers import counted
 
 # Fields of a submission that don't affect the computation, or that other sections compare in full.
 _NOT_THE_JOB: Final = frozenset(options_with(compared=False))
@@ -74,7 +75,7 @@ class Losses:
     complete: bool = True
 
     def __str__(self) -> str:
-        steps = f"{self.steps:,} {self.axis}{'s' if self.steps != 1 else ''}"
+        steps = counted(self.steps, self.axis)
         totals = "" if self.a == self.b == self.steps else f" of {self.a:,} and {self.b:,}"
         limit = (
             ""
@@ -361,7 +362,7 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
             gpus = host.get("gpus")
             count = ""
             if isinstance(cores, list):
-                count = f"{len(cores)} core{'' if len(cores) == 1 else 's'}"
+                count = counted(len(cores), "core")
             parts = [count, host.get("cpu_model")]
             parts += [
                 format_size(memory << 20)

@@ -80,7 +80,7 @@ class UncopiedFiles:
     on_disk: int | None = None
 
     def __str__(self) -> str:
-        files = f"{self.files:,} file{'s' if self.files > 1 else ''}"
+        files = counted(self.files, "file")
         location = f" on {self.host}" if self.host else ""
         reason = f"; {self.why}" if self.why else ""
         size = format_size(self.bytes)
@@ -146,8 +146,7 @@ NOTHING = OnlyCopies()
 def _age(seconds: int) -> str:
     for length, unit in _AGES:
         if seconds >= length:
-            number = seconds // length
-            return f"{number} {unit}{'s' if number > 1 else ''} old"
+            return f"{counted(seconds // length, unit)} old"
     return "just written"
 
 

@@ -201,11 +201,7 @@ def _outcome_lines(row: Row) -> Iterator[str]:
     """
     record = row.record
     elapsed = shown(row.value("elapsed"), "elapsed")
-    location = (
-        f" on {len(record.nodes)} node{'s' if len(record.nodes) > 1 else ''}"
-        if record.nodes
-        else ""
-    )
+    location = f" on {counted(len(record.nodes), 'node')}" if record.nodes else ""
     after = f" after {elapsed}" if elapsed != "-" else ""
     hours = row.record.node_hours
     cost = f": {hours:.3g} node hours" if hours else ""

@@ -13,6 +13,7 @@ from clusterctl.runs.page import Section, Table
 from clusterctl.runs.series import config_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.run_record import Value
+from clusterctl.util.numbers import counted
 
 # The units of fields with a name that does not tell the unit.
 _UNITS: Final = {"cost": "USD", "gpu_energy": "J"}
@@ -67,7 +68,7 @@ def configuration_section(row: Row, metrics: ProgramMetrics | None = None) -> Se
 
 
 def _defaults(count: int) -> str:
-    return f"{count} option{'s' if count != 1 else ''} with the default value"
+    return f"{counted(count, 'option')} with the default value"
 
 
 def given_options(row: Row, metrics: ProgramMetrics | None) -> set[str]:

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict  # until Python 3.12
 from clusterctl.errors import CollectError
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import RUN_FILE, UNCHANGED, has_files_of_runs, token_of_run
+from clusterctl.util.numbers import counted
 
 
 class _Stored(BaseModel):
@@ -101,10 +102,8 @@ class AttemptRecord(_Stored):
         """Return a text such as ``2026-11-27 09:30:00 UTC on 2 nodes for 42s``."""
         start = datetime.fromtimestamp(self.start_time, UTC)
         lasted = "" if self.end_time is None else f" for {format_duration(self.seconds)}"
-        return (
-            f"{start:%Y-%m-%d %H:%M:%S} UTC on {len(self.nodes)} "
-            f"node{'' if len(self.nodes) == 1 else 's'}{lasted}"
-        )
+        nodes = counted(len(self.nodes), "node")
+        return f"{start:%Y-%m-%d %H:%M:%S} UTC on {nodes}{lasted}"
 
     @property
     def seconds(self) -> int:

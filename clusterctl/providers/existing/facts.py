@@ -24,6 +24,7 @@ from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.transport.login import LOGIN_HOST, calls_of_last_hour
 from clusterctl.transport.ssh import Connections
+from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT
 
 _TEST: Final = "sbatch --test-only"
@@ -117,7 +118,7 @@ def site_facts(probed: Probed) -> Iterator[SiteFact]:
         if partition.default_time_s not in {None, partition.max_time_s}:
             limit += f", {format_duration(partition.default_time_s)} without --time"
         gpus = f", {partition.gpus}" if partition.gpus else ""
-        size = f"{partition.node_count} node{'' if partition.node_count == 1 else 's'}"
+        size = counted(partition.node_count, "node")
         if partition.state == "down":
             size += ", but the partition is down: jobs wait"
         elif partition.in_service is not None and partition.in_service < partition.node_count:

@@ -498,7 +498,7 @@ def _unused_gpus() -> tuple[str, ...]:
     if not gpus:
         return ()
     return (
-        f"this machine has {len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''} that local nodes "
+        f"this machine has {counted(len(gpus), 'NVIDIA GPU')} that local nodes "
         "can't use; run the training program directly on this machine to use them (see "
         "docs/local.md)",
     )

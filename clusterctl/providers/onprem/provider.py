@@ -46,6 +46,7 @@ from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Clock, HostStep, Limit
 
@@ -286,7 +287,7 @@ class OnpremProvider(Provider):
     def _examine_machines(self, spec: ClusterSpec, workspace: Workspace) -> _Examination:
         """Examine the machines. Raise a ProvisionError if they can't form the cluster."""
         hosts = members.members(spec, self._settings)
-        self._prompts.reporter.progress(f"checking {len(hosts)} machines")
+        self._prompts.reporter.progress(f"checking {counted(len(hosts), 'machine')}")
         login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP_S / 2)
         joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
         # ``plan`` raises the error about kept storage, which is a problem of the spec.

@@ -55,6 +55,7 @@ from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import digest
+from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import HostStep
 
@@ -80,7 +81,7 @@ def release_all(login: Login, cluster_id: str) -> None:
     inventory = _with_accepted_keys(inventory, login)
     write_ssh_files(inventory, login.workspace)
     claim = login.claim(cluster_id, inventory.cluster)
-    login.prompts.reporter.progress(f"checking {len(names)} machines")
+    login.prompts.reporter.progress(f"checking {counted(len(names), 'machine')}")
     is_ours_by_host, failed = call_on_hosts(names, lambda host: _is_ours(host, login, claim))
     ours = [host for host, is_ours in is_ours_by_host.items() if is_ours]
     released, account_failures = _release(ours, inventory, claim, login)
