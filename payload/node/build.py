@@ -2,14 +2,16 @@
 
 The command runs in the folder of the sent files in which the program starts. The files that it
 creates or changes are kept in the folder ``builds`` beside the folder of all jobs, by the hash of
-the sent files, the command, the modules and the kind of node, so that later jobs copy them.
-Uses only the standard library of Python 3.8 or newer.
+the sent files, the command, the modules, the Python environment and the kind of node, so that later
+jobs copy them. Uses only the standard library of Python 3.8 or newer.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
+import json
 import os
 import shutil
 import signal
@@ -17,19 +19,21 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import BinaryIO
 
 from payload.node import restarts, task
 
 LOG = "build.log"
 # The end of the log tells later attempts of a job, and the tasks of its array, that the program is
-# built.
-BUILT = b"clusterctl: the program is built\n"
+# built. Another job may run in the same folder, perhaps after its files were edited.
+BUILT = "clusterctl: the program of job {} is built\n"
 # A kept build that no job has used for this time is removed by the next build.
 UNUSED_S = 30 * 86400.0
 SHOWN_LINES = 20
 # A shell's exit status for a program that signal N has ended is this number and N.
 FROM_SHELL = 128
+# The NVIDIA driver has a folder for each GPU, whose file information has a line with its model.
+GPUS = "/proc/driver/nvidia/gpus"
+CHUNK = 1 << 20
 
 
 def build(options: Mapping[str, str]) -> int:
@@ -40,28 +44,40 @@ def build(options: Mapping[str, str]) -> int:
     is_task = "array" in options
     files = os.path.dirname(options["files"]) if is_task else options["files"]
     job = os.path.abspath(".." if is_task else ".")
-    with open(f"{job}/{LOG}", "a+b") as log:
-        # Tasks of an array on other nodes wait for the build.
-        with suppress(OSError):
-            fcntl.flock(log, fcntl.LOCK_EX)
-        log.seek(0)
-        if log.read().endswith(BUILT):
-            return 0
-        status = build_or_copy(options, files, job, log)
-        if status == 0:
-            log.write(BUILT)
-    return status
+    number = os.environ.get("SLURM_ARRAY_JOB_ID" if is_task else "SLURM_JOB_ID")
+    built = BUILT.format(number or os.environ.get("CLUSTERCTL_JOB_ID", "")).encode()
+    try:
+        with open(f"{job}/{LOG}", "a+b", buffering=0) as log:
+            # Tasks of an array on other nodes wait for the build.
+            with suppress(OSError):
+                fcntl.flock(log, fcntl.LOCK_EX)
+            log.seek(0)
+            if log.read().endswith(built):
+                return 0
+            status = build_or_copy(options, files, job, log)
+            if status == 0:
+                with suppress(OSError):
+                    log.write(built)
+            return status
+    except OSError as exc:
+        task.complain(f"the program can't be built on {task.host_name()}: {exc}")
+        return 1
 
 
-def build_or_copy(options: Mapping[str, str], files: str, job: str, log: BinaryIO) -> int:
-    """Copy the files of an equal build to ``files``, or build and keep them. job: its folder."""
+def build_or_copy(options: Mapping[str, str], files: str, job: str, log: io.FileIO) -> int:
+    """Copy the files of an equal build to ``files``, or build and keep them. job: its folder.
+
+    Nothing is copied or kept if ``files`` has other files than those that were sent. OSError: a
+    file can't be copied.
+    """
     kept = os.path.dirname(os.path.dirname(job)) + "/builds"
-    folder = f"{kept}/{key_of(options, job)}"
-    if os.path.isdir(folder):
+    source = task.text_of(f"{job}/source.json")
+    folder = f"{kept}/{key_of(options, source)}" if is_as_sent(files, source) else ""
+    if folder and os.path.isdir(folder):
         with suppress(OSError):
             os.utime(folder)
+        log.write(f"clusterctl: copying the result of an equal build, {folder}\n".encode())
         copy(folder, files, list(found(folder)))
-        log.write(f"clusterctl: copied the result of an equal build, {folder}\n".encode())
         return 0
     before = found(files)
     start = os.path.join(files, options.get("start", ""))
@@ -72,11 +88,12 @@ def build_or_copy(options: Mapping[str, str], files: str, job: str, log: BinaryI
     made = [path for path, state in found(files).items() if before.get(path) != state]
     # A full disk must not fail a job whose program is built.
     with suppress(OSError):
-        keep(files, made, kept, folder)
+        if folder:
+            keep(files, made, kept, folder)
     return 0
 
 
-def run(command: str, start: str, log: BinaryIO) -> int:
+def run(command: str, start: str, log: io.FileIO) -> int:
     """Run a command in a folder, with its output in a file, and return its exit status."""
     return subprocess.call(
         ["bash", "-c", command],
@@ -94,19 +111,60 @@ def complain(command: str, status: int, log: str) -> None:
     task.complain(f"the build failed on {task.host_name()} with {end}: {command}")
 
 
-def key_of(options: Mapping[str, str], job: str) -> str:
-    """Return the hash of what a build depends on: files, command, modules, system and processor."""
+def is_as_sent(files: str, source: str) -> bool:
+    """Return whether a folder has the files and links of a source.json, unchanged, and no others.
+
+    source: text of source.json. "": there is none.
+    """
+    try:
+        listed = json.loads(source)
+        hashes = {file["path"]: file["sha256"] for file in listed["files"]}
+        links = {link["path"]: link["target"] for link in listed["links"]}
+        return (
+            found(files).keys() == {*hashes, *links}
+            and all(os.readlink(f"{files}/{path}") == links[path] for path in links)
+            and all(sha256_of(f"{files}/{path}") == hashes[path] for path in hashes)
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def sha256_of(path: str) -> str:
+    sha = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            sha.update(chunk)
+    return sha.hexdigest()
+
+
+def key_of(options: Mapping[str, str], source: str) -> str:
+    """Return the hash of what a build depends on: files, command, modules, Python environment,
+    system, processor and models of GPUs.
+
+    source: text of source.json.
+    """
     cpu = [line for line in task.text_of("/proc/cpuinfo").splitlines() if line[:10] == "model name"]
     parts = (
-        task.text_of(f"{job}/source.json"),
+        source,
         options["build"],
         options.get("start", ""),
         os.environ.get("LOADEDMODULES", ""),
+        os.environ.get("CLUSTERCTL_PATH", ""),
         os.uname().machine,
         task.text_of("/etc/os-release"),
         *cpu[:1],
+        *gpu_models(),
     )
     return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def gpu_models() -> list[str]:
+    """Return the models of this node's GPUs, each once."""
+    try:
+        texts = [task.text_of(f"{GPUS}/{name}/information") for name in os.listdir(GPUS)]
+    except OSError:
+        return []
+    return sorted({line for text in texts for line in text.splitlines() if line[:6] == "Model:"})
 
 
 def found(folder: str) -> dict[str, tuple[int, int, int]]:
@@ -124,11 +182,17 @@ def found(folder: str) -> dict[str, tuple[int, int, int]]:
 
 def copy(source: str, target: str, paths: list[str]) -> None:
     for path in paths:
-        os.makedirs(os.path.dirname(f"{target}/{path}"), exist_ok=True)
-        # A file that is written in place would change a file that another job uses.
-        with suppress(FileNotFoundError):
-            os.unlink(f"{target}/{path}")
-        shutil.copy2(f"{source}/{path}", f"{target}/{path}", follow_symlinks=False)
+        folder = os.path.dirname(f"{target}/{path}")
+        os.makedirs(folder, exist_ok=True)
+        # A file that is written in place would change a file that another job uses, and make would
+        # take an incomplete file for a result.
+        partial = f"{folder}/.partial.{os.getpid()}"
+        try:
+            shutil.copy2(f"{source}/{path}", partial, follow_symlinks=False)
+            os.replace(partial, f"{target}/{path}")
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(partial)
 
 
 def keep(files: str, made: list[str], kept: str, folder: str) -> None:
