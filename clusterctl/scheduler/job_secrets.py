@@ -1,7 +1,8 @@
 """The values of `submit --secret` on the cluster: send them, and remove those of ended jobs.
 
 The job itself removes its values at its end (payload/node/secret_values.py). What a killed or
-cancelled job has left is removed by the next command that reads the states of jobs.
+cancelled job has left is removed by the next command that reads the states of jobs. If hosts share
+no folder, a job removes its values only from its own nodes, and that command removes the others.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import SBATCH_MAY_HANG_S, Session
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.state.ledger import SECRETS_FOLDER, JobEntry
-from clusterctl.transport.base import Transport, remote_argv, remove_folder
+from clusterctl.transport.base import Transport, remote_argv, remove_folders
 
 _PROGRAM = "clusterctl.scheduler.remote_secrets"
+# A host that is down must not delay commands for long.
+_REMOVE_S = 10.0
 # Slurm may start these jobs again.
 _MAY_START_AGAIN = frozenset((JobState.NODE_FAIL, JobState.PREEMPTED))
 
@@ -51,11 +54,13 @@ def send_secrets(job: JobOptions, remote_dir: str, hosts: Sequence[Transport]) -
 
 
 def remove_secrets(session: Session, entries: Iterable[JobEntry]) -> None:
-    """Remove the values of jobs from all hosts that answer."""
+    """Remove the values of jobs. If a host does not answer, the next command tries again."""
+    entries = list(entries)
+    folders = [secrets_folder(entry.remote_dir) for entry in entries if entry.remote_dir]
+    hosts = (session.transport, *session.transports_of_partition(None))
+    if folders and not remove_folders(hosts, folders, timeout_s=_REMOVE_S):
+        return
     for entry in entries:
-        if entry.remote_dir is not None:
-            hosts = (session.transport, *session.transports_of_partition(None))
-            remove_folder(hosts, secrets_folder(entry.remote_dir))
         session.ledger.update(entry, has_secrets=False)
 
 

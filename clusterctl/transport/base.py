@@ -24,7 +24,7 @@ from clusterctl.errors import (
 )
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import login_of
-from clusterctl.util.process import Result
+from clusterctl.util.process import Result, parallel_map
 
 LONGEST_LINE = 1 << 20  # bytes
 # Bytes of a pipe that carries much data. Linux lets any user have up to 1 MiB.
@@ -290,9 +290,23 @@ def as_user(user: str) -> tuple[str, ...]:
 
 def remove_folder(transports: Sequence[Transport], folder: str) -> None:
     """Remove a job's folder from all hosts that can be reached."""
-    for transport in transports:
+    remove_folders(transports, [folder])
+
+
+def remove_folders(
+    transports: Sequence[Transport], folders: Sequence[str], *, timeout_s: float = 60.0
+) -> bool:
+    """Remove folders from all hosts that can be reached. Return whether no host has them any
+    more.
+    """
+
+    def remove(transport: Transport) -> bool:
+        argv = ["rm", "-rf", "--", *folders]
         with suppress(UnreachableError):
-            transport.run(["rm", "-rf", "--", folder], check=False)
+            return transport.run(argv, timeout_s=timeout_s, check=False).rc == 0
+        return False
+
+    return all(parallel_map(transports, remove))
 
 
 def split_lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:

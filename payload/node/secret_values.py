@@ -2,7 +2,9 @@
 
 The folder of a job's values is outside of the job's own folder, and only its user can read it. The
 file FILE in it has the values (see ``task.read_secrets``). A task of an array adds an empty file
-``done-TASK`` at its end. Uses only the standard library of Python 3.8 or newer.
+``done-TASK`` at its end. If nodes share no folder, each has such files of the tasks whose first node
+it is, so clusterctl removes the values of an array that has run on several nodes. Uses only the
+standard library of Python 3.8 or newer.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ def will_start_again() -> bool:
 
 
 def is_last_task(folder: str) -> bool:
-    """Record the end of this task of an array. Return whether all tasks have ended; True for a job
-    without tasks.
+    """Record the end of this task of an array. Return whether this folder has the ends of all tasks;
+    True for a job without tasks.
     """
     own = os.environ.get("SLURM_ARRAY_TASK_ID")
     if own is None:

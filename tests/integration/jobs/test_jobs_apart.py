@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from clusterctl.cluster.user_proof import prove_job_user
 from clusterctl.errors import SlurmError, TransferError, UnreachableError, VerifyError
@@ -20,12 +21,13 @@ from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.evidence import diagnose_job
+from clusterctl.scheduler.job_secrets import remove_old_secrets
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Transport, no_answer_error
 from clusterctl.transport.put import Sent, Upload
 from tests.support.inventories import inventory_with
 from tests.support.local_transport import LocalTransport
@@ -44,9 +46,12 @@ class ApartNode(LocalTransport):
         self._controllers = str(cluster.home)
         self.home = home
         self.host = home.name
+        self.is_down = False
         home.mkdir(parents=True)
 
     def _local_command(self, argv: Sequence[str]) -> Sequence[str]:
+        if self.is_down:
+            raise no_answer_error(self.host, argv, 0.0)
         moved = (word.replace(self._controllers, str(self.home)) for word in argv)
         return ["env", f"HOME={self.home}", *moved]
 
@@ -127,6 +132,28 @@ def test_script_with_a_partition_directive_is_sent_to_all_nodes(
         job.script.write_text(f"#!/bin/bash\n#SBATCH {option}\necho hello\n")
         done = submit(apart, job)
         assert {name for name, node in nodes.items() if "job.sh" in given(node, done)} == names
+
+
+def secret_files(cluster: PlayedCluster, nodes: dict[str, ApartNode]) -> list[str]:
+    homes = {"controller": cluster.home, **{name: node.home for name, node in nodes.items()}}
+    return [name for name, home in homes.items() if [*home.glob("clusterctl/secrets/*/environ")]]
+
+
+def test_values_stay_recorded_until_all_nodes_have_answered(
+    apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec
+) -> None:
+    """The tasks of an array end on two nodes, and one of these does not answer then."""
+    secret = {"TOKEN": SecretStr("canary-of-this-test")}
+    done = submit(apart, job.model_copy(update={"secret": secret}))
+    cluster.wait_until_ended(done.job_id)
+    assert {"n1", "n2"} <= {*secret_files(cluster, nodes)}
+    nodes["n2"].is_down = True
+    for is_left in (True, False):
+        remove_old_secrets(apart)
+        assert secret_files(cluster, nodes) == (["n2"] if is_left else [])
+        (entry,) = apart.ledger.entries()
+        assert entry.has_secrets is is_left
+        nodes["n2"].is_down = False
 
 
 def test_refused_job_leaves_nothing_on_any_node(
