@@ -41,7 +41,7 @@ class Status:
         partition has usable nodes. Its nodes are not listed, and its jobs are only the user's own.
     required_nodes: number of a waiting job -> the nodes that it asks for by name.
     accounting_failure: why Slurm's accounting does not answer; "" if it answers.
-    controller_lacks: what the controller lacks of that which jobs need; see touches.yml.
+    controller_lacks: the needs of jobs that the controller does not meet; see touches.yml.
     auto_down: the idle time after which the cluster removes itself, and whether the timer is
         active.
     advice: what users can do about the cluster itself.

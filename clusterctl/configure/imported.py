@@ -294,7 +294,7 @@ def _split_jumps(arguments: str) -> tuple[list[str], list[str]]:
     for flag, value in options:
         hosts = _jump_hosts(flag, value)
         if hosts and not jump_hosts:
-            # ssh, too, takes the first option that names jump hosts.
+            # ssh also takes the first option that names jump hosts.
             jump_hosts = hosts
         else:
             others.append(f"{flag} {value}".strip())

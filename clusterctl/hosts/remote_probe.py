@@ -79,7 +79,7 @@ OPENMPI_LIST = "/var/lib/dpkg/info/openmpi-bin.list"
 OPENMPI_RPM = ["rpm", "--query", "--list", "openmpi"]
 OPENMPI_PARAMS = "/openmpi-mca-params.conf"
 SSHD_SETTINGS = ["/usr/sbin/sshd", "-T"]
-# The limits of a login, in the order of TELL_LIMITS. A startup file may print, too.
+# The limits of a login, in the order of TELL_LIMITS. A startup file may also print.
 LIMITS = ("open files", "processes", "locked KiB", "virtual KiB", "umask")
 LIMITS_MARK = "clusterctl-limits "
 TELL_LIMITS = "echo {}$(ulimit -n) $(ulimit -u) $(ulimit -l) $(ulimit -v) $(umask)".format(

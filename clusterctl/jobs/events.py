@@ -66,7 +66,7 @@ def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, .
     """
     restarted = {job.id: job for job in jobs if job.restarts or len(job.attempts) > 1}
     queued = dict.fromkeys(job.whole_id for job in restarted.values() if not job.attempts)
-    # The jobs' own records have their attempts, too.
+    # The jobs' own records also have their attempts.
     with suppress(AccountingAwayError):
         accounted = session.scheduler.accounted([*queued]) if queued else ()
         restarted = {job_id: with_accounted(job, accounted) for job_id, job in restarted.items()}

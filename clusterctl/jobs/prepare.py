@@ -559,7 +559,7 @@ def reject_sent_secrets(job: JobSpec, script: str, source: Source | None) -> Non
             raise UsageError(
                 f"the value of --secret {name} would be sent in {printable(path)}"
                 if path
-                else f"the job's arguments or variables contain the value of --secret {name}",
+                else f"the job's script, arguments or --env contain the value of --secret {name}",
                 code="secret-in-files",
                 why="files of a job, its arguments and --env are recorded and collected",
                 fix=f"move the file to another folder, or use --exclude {shlex.quote(path)}"

@@ -508,7 +508,7 @@ def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[
     items: list[Item] = []
     real = os.path.realpath(folder)
     for file in files:
-        # A run's folder has clusterctl's files, too.
+        # A run's folder also has clusterctl's files.
         name = file.path if own else os.fsdecode(run_path(os.fsencode(file.path)))
         path = folder / name
         try:

@@ -304,7 +304,7 @@ def _waits_for_endless_jobs(trial: Trial) -> bool:
 
 
 def _held(job: JobSpec) -> Notice | None:
-    """Return why a job does not start anywhere. Slurm expects a start of held jobs, too."""
+    """Return why a job does not start anywhere. Slurm also expects a start of held jobs."""
     script = UserScript.of(job)
     own = script.directives.effective(job) if script is not None else ()
     names = {request.own_name for request in (*own, *requests_of(job.slurm))}

@@ -432,7 +432,7 @@ class Provider(ABC):
     def orphans(self, name: str) -> OrphanSearch:
         """Find the caller's clusters that are called ``name`` and have no workspace any more.
 
-        On machines that other people may use for clusters, too, find the clusters of everybody.
+        On machines that other people may also use for clusters, find the clusters of everybody.
         """
 
     @abstractmethod

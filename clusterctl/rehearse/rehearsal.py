@@ -56,7 +56,7 @@ _GRACE_S = 10.0
 _SURE_S = 2.0
 _STATE_S = 1.0
 _SETTLED_S = 10.0
-# A job that waits so long after the loss of its node finds no other node that is free and fits.
+# A job that waits longer than this after the loss of its node finds no other node that is free and fits.
 _WAITS_S = 5.0
 _DEFAULT_SIGNAL: Final = "USR1"
 # Cuts the largest file of a checkpoint to its half, as a crash in the middle of a write would.

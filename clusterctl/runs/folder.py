@@ -192,7 +192,7 @@ def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
     *.from-job.
     """
     for name, content in kept.items():
-        # The program may have a file of that name, too.
+        # The program may also have a file of that name.
         for theirs in tree.glob(f"{name}{os.fsdecode(FROM_JOB)}*"):
             if (
                 theirs.is_file()

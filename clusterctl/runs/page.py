@@ -208,7 +208,7 @@ def thinned(
     """Return about ``most`` points: the lowest and highest point of each of ``most`` / 2 equal
     intervals.
 
-    The first and the last point are kept, too: a table of the chart says what they are.
+    The first and the last point are also kept: a table of the chart says what they are.
     """
     finite_points = [(x, y if math.isfinite(y) else None) for x, y in points]
     if len(finite_points) <= most:

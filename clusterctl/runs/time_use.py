@@ -194,7 +194,7 @@ def divide(
         first, last = firsts[number], min(firsts[number + 1], until + SKEW_S)
         line.add(attempt.start_time, Use.QUEUE)
         # Slurm's times are whole seconds by the controller's clock. By that of the nodes, the
-        # program may end a moment after the attempt, and has then started a moment later, too.
+        # program may end a moment after the attempt, and has then also started a moment later.
         ended = until if trace is None or trace.ended is None else trace.ended
         line.offset = min(max(0.0, ended - until), SKEW_S)
         own = _Attempt(

@@ -365,7 +365,7 @@ def _alarms(events: Sequence[Event]) -> Iterator[tuple[Alarm, bool]]:
         if event.get("event") != "alarm":
             continue
         kind = _text(event, "kind")
-        # The job's program may write events, too.
+        # The job's program may also write events.
         if kind not in ALARMS:
             continue
         after: Event = next(

@@ -42,7 +42,7 @@ def no_input(case: Case) -> Explanation | None:
     """
     match = search([_NO_INPUT], case.error.evidence)
     if match is not None and match[0].startswith(("EOFError", "CondaSystemExit", "click")):
-        # Files have ends, too.
+        # Files also have ends.
         is_asking = (
             any(compiled(_ASKS).search(line) for line in case.error.source)
             or not case.error.tracebacks

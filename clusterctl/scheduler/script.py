@@ -61,8 +61,8 @@ _TASK_COUNTS: Final = {"--ntasks", "--ntasks-per-node"}
 _MEMORY: Final = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 # The variable of the job's script with the folder of the program's files.
 FILES: Final = '"$files"'
-# The option of job.py and task.py with the folder of the job's secrets (jobs/secrets.py), as the
-# script's variable has it.
+# The option of job.py and task.py with the folder of the job's secrets (scheduler/job_secrets.py),
+# as the script's variable has it.
 SECRETS: Final = '--secrets="$secrets"'
 # Slurm checks time limits once a minute: a signal less than 60 s before the end could come too
 # late. A short job gets the signal later, because it would otherwise get the signal at its start.

@@ -181,7 +181,7 @@ class Site(ABC):
     def lacks(
         self, hosts: Collection[str], to: Connect, *, within_s: float
     ) -> Mapping[str, list[Lack]]:
-        """Return host -> what it lacks of that which jobs need. See ``lacks_of``."""
+        """Return host -> the needs of jobs that it does not meet. See ``lacks_of``."""
         return lacks_of(hosts, to, within_s=within_s)
 
     def _as_admin(self, scheduler: Jobs, to: Connect) -> Jobs:

@@ -79,7 +79,7 @@ class Again(StrEnum):
 
 
 class InVariants(StrEnum):
-    """What happens to an option of a job file if a variant has it, too.
+    """What happens to an option of a job file if a variant also has it.
 
     APPENDED: the key with a + at its end appends to the file's list; the plain key is rejected.
     """
@@ -141,7 +141,7 @@ class JobOption:
     again: what happens to it if the job is submitted again.
     compared: whether `runs diff` compares it among the options of the job. Default: whether
         `replay` does not have the flag.
-    variants: what happens to it if a variant of a job file has it, too.
+    variants: what happens to it if a variant of a job file also has it.
 
     name, type: those of the field. letter: the short form of the option of sbatch. ``OPTIONS``
         sets them, and the defaults above.

@@ -321,7 +321,7 @@ class Sweep(Model):
             if value := next((value for value in values if values.count(value) > 1), None):
                 message = f"{shown(value)} is twice among the values of {name}"
                 raise BadValueError(
-                    "value-twice", f"{message}; to repeat a task, sweep a seed, too"
+                    "value-twice", f"{message}; to repeat a task, also sweep a seed"
                 )
         conditions = (*self.exclude, *self.when.values())
         for name in {*self.when, *(key for condition in conditions for key in condition)}:

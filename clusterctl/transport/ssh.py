@@ -289,7 +289,7 @@ class LocalTransport(CommandTransport):
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
-            # sshd starts commands in the home folder, too.
+            # sshd also starts commands in the home folder.
             cwd=Path.home(),
             start_new_session=True,
         )

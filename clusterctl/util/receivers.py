@@ -29,9 +29,9 @@ from clusterctl.util.process import run
 from clusterctl.util.progress import Limit
 from clusterctl.util.redact import redactor
 
-# A process that sends a message may take so long, in seconds.
+# The time limit of a process that sends a message, in seconds.
 LIMIT_S: Final = 20.0
-# The command that ends waits so long for its last messages, in seconds.
+# How long a command waits for its last messages at its end, in seconds.
 LAST_S: Final = 25.0
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*)://.*", re.IGNORECASE | re.DOTALL)
 _NOT_WORD: Final = re.compile(r"[^\w.~+-]+")

@@ -30,9 +30,9 @@ from payload.node.requeue import Events
 
 VARIABLE = "CLUSTERCTL_NOTIFY"
 POLL_S = 1.0
-# A receiver has so long for a message, in seconds.
+# The time limit of a message, in seconds.
 LIMIT_S = 5.0
-# At the job's end, job.py waits so long for the last messages, in seconds.
+# How long job.py waits for the last messages at the job's end, in seconds.
 LAST_S = 12.0
 JSON = "json+"
 # Event -> what the title of its message says, as in clusterctl/jobs/messages.py.

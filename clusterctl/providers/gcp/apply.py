@@ -140,7 +140,7 @@ def reject_other_project(plan: Plan, project: str) -> None:
 def reject_smaller_boot_disks(plan: Plan) -> None:
     """Raise a UsageError if a boot disk of an existing host would have to shrink.
 
-    Terraform's provider grows boot disks in place, and asks Google to shrink them, too
+    Terraform's provider grows boot disks in place, and also asks Google to shrink them
     (resource_compute_instance.go, boot_disk.0.initialize_params.0.size). Google refuses it.
     """
     updates = (

@@ -56,7 +56,7 @@ class Use:
     """A value that the cluster uses and that the policy of a list constraint may forbid.
 
     groups: groups of values that contain the value, as policies name them: `in:us-locations`.
-    may_be_in_others: whether other groups may contain it, too.
+    may_be_in_others: whether other groups may also contain it.
     is_of_project: whether the groups of the project, its folders and its organization contain it.
     is_certain: whether Google documents that the constraint concerns this value.
     """

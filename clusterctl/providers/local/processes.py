@@ -130,7 +130,7 @@ def ranks(job: str, running: Collection[Process]) -> list[Process]:
     in_step = [process for process in programs if "SLURM_STEP_ID" in process.variables]
     main: dict[int, Process] = {}
     # A program that no launcher started has the variables of the batch script, and is the only
-    # rank. A script that calls a launcher has these variables, too, but its ranks have more.
+    # rank. A script that calls a launcher also has these variables, but its ranks have more.
     for name, among in (
         ("RANK", programs),
         ("OMPI_COMM_WORLD_RANK", programs),
