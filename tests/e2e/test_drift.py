@@ -36,7 +36,7 @@ for ((i = 1; ; i++)); do echo "$i"; sleep 0.2; done
 """
 PATIENCE_S = 120
 SLURMS_REASON = "Kill task failed"  # Slurm's own, for which it drains a node
-AS_CLASS = "hosts already up to date"  # of converge without Ansible
+AS_CLASS = "already up to date"  # of converge without Ansible
 SPOOL = "/var/spool/clusterctl-slurmd"
 
 
@@ -223,7 +223,7 @@ def test_up_recreates_a_node_that_lost_a_package(drift_cluster: Cluster) -> None
     )
     answer = drift_cluster.json("node", "replace", second, "--yes")
     assert answer["probed"] == [second, third]
-    assert converged(answer) == f"1 {AS_CLASS}"
+    assert converged(answer) == f"1 host {AS_CLASS}"
     assert drift_cluster.ssh(third, boot) == before
     assert drift_cluster.ssh(second, "dpkg-query -W -f '${Status}' munge") == "install ok installed"
 
@@ -424,7 +424,7 @@ def test_cluster_grows_and_shrinks_beside_the_job_as_planned(drift_cluster: Clus
         f"{drift_cluster.name}-other-1",
     ]
     # Ansible has nothing to do, and slurmd goes on.
-    assert (converged(answer), daemons(drift_cluster, 3)) == (f"6 {AS_CLASS}", slurmd)
+    assert (converged(answer), daemons(drift_cluster, 3)) == (f"6 hosts {AS_CLASS}", slurmd)
     nodes = f"sudo grep -c ^NodeName= {SPOOL}/conf-cache/slurm.conf"
     assert on_each(drift_cluster, 3, nodes) == ["5\n"] * 3
     on_second = begin(drift_cluster, "second", COUNTER.format(node=node(drift_cluster, 2)))
@@ -468,7 +468,7 @@ def test_cluster_grows_and_shrinks_beside_the_job_as_planned(drift_cluster: Clus
     assert [each["name"] for each in drift_cluster.json("status")["nodes"]] == [
         node(drift_cluster, 1)
     ]
-    assert (converged(answer), daemons(drift_cluster, 1)) == (f"2 {AS_CLASS}", slurmd[:1])
+    assert (converged(answer), daemons(drift_cluster, 1)) == (f"2 hosts {AS_CLASS}", slurmd[:1])
     assert "leaves the cluster" in drift_cluster.sacct(on_second, "AdminComment")
     assert drift_cluster.sacct(waits, "State").startswith("CANCELLED")
     assert planned(drift_cluster, rc=0)["changes"] == []
