@@ -9,6 +9,7 @@ part is the job's id.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,6 +37,10 @@ class Part:
     in_turn: bool
 
 
+# 3, 0-9 or 0-9:2
+_RANGE: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+
+
 def tasks_of(array: str) -> list[int]:
     """Return the numbers of an array's tasks in order. array: a value of `sbatch --array`, or "".
 
@@ -44,6 +49,18 @@ def tasks_of(array: str) -> list[int]:
     with suppress(RangeSetException, ValueError):
         return [*map(int, RangeSet(array.partition("%")[0].replace(":", "/")))]
     return []
+
+
+def count_at_most(array: str) -> int:
+    """Return how many tasks an array has if no number is twice in it, without listing them.
+
+    array: a value of `sbatch --array`, or "".
+    """
+    ranges = _RANGE.findall(array.partition("%")[0])
+    return sum(
+        (int(last or first) - int(first)) // max(1, int(step or 1)) + 1
+        for first, last, step in ranges
+    )
 
 
 def fold_tasks(numbers: Iterable[int]) -> str:

@@ -16,6 +16,11 @@ from typing import Final, NamedTuple, Self
 
 from clusterctl.util.terminal import plain_line
 
+# Messages of payload/node about staged files and receivers. The program runs in any case.
+_ON_THE_WAY: Final = (
+    r"^clusterctl: (?:the message \"|messages are sent from "
+    r"|\S+: .* (?:leads to .* itself: |has [\d,]+ files? )).*(?:\n|\Z)"
+)
 # Messages that follow from a failure, or only surround it.
 NOISE: Final = (
     (
@@ -57,6 +62,7 @@ NOISE: Final = (
         r"|.*; this job is requeued$).*(?:\n|\Z)"
     ),
     r"^\S*(?:slurm_script|job\.sbatch|job\.mpirun): line \d+: +\d+ [A-Z].*(?:\n|\Z)",
+    _ON_THE_WAY,
 )
 # Exceptions that a rank raises only because another rank has ended.
 CONSEQUENCES: Final = (
@@ -369,7 +375,8 @@ def find_error(
     if not rank.is_empty:
         return _end_of_log(rank, end, is_shared=is_shared)
     if job.is_empty and show_noise:
-        return _end_of_log(_Log(job_log, job_log, is_ordered=True), end, is_shared=is_shared)
+        shown = compiled(_ON_THE_WAY).sub("", job_log)
+        return _end_of_log(_Log(shown, shown, is_ordered=True), end, is_shared=is_shared)
     return _end_of_log(job, end, is_shared=is_shared)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError, excluded
 from clusterctl.scheduler.directives import Directives, in_program_folder
-from clusterctl.scheduler.parts import fold_tasks, tasks_of
+from clusterctl.scheduler.parts import count_at_most, fold_tasks, tasks_of
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.alarms import alarm_options
 from clusterctl.spec.job import JobSpec
@@ -22,6 +22,7 @@ from clusterctl.spec.job_options import OPTIONS, Again, sbatch_words
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.program import ONE_RANK_JOBS
 from clusterctl.spec.sbatch import plain_array, quoted, requests_of
+from clusterctl.spec.sweep import MAX_TASKS
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.ledger import PROGRAM_FOLDER, SECRETS_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
@@ -443,6 +444,13 @@ def with_tasks(job: JobSpec) -> JobSpec:
     if not job.pack:
         return job
     array = indices_of(job, UserScript.of(job))
+    if count_at_most(array) > MAX_TASKS:
+        raise UsageError(
+            f"the array {array} has more than {MAX_TASKS:,} tasks",
+            code="too-many-packed-tasks",
+            why="a job can't pack more tasks",
+            fix=f"submit several jobs of at most {MAX_TASKS:,} tasks",
+        )
     if not tasks_of(array):
         raise UsageError(
             "--pack needs the tasks of an array or a sweep",

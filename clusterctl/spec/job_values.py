@@ -289,15 +289,18 @@ _PLACE = re.compile(r"(?:/|~/|\$[A-Za-z_]\w*/)[^:\0\n]*[^:\0\n/]")
 
 
 def _with_own_targets(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Reject several values of --stage with the same target."""
-    by_target: dict[str, str] = {}
+    """Reject values of --stage if one of their paths is another's target, or is in it."""
     for text in texts:
-        target = text.partition(":")[2]
-        if target in by_target:
-            raise BadValueError(
-                "stage-twice", f"{shown(by_target[target])} and {shown(text)} have the same target"
-            )
-        by_target[target] = text
+        source, _, target = map(os.path.normpath, text.partition(":"))
+        if f"{target}/".startswith(f"{source}/"):
+            raise BadValueError("stage-inside", f"{shown(text)}: the target is in the source")
+        for other in texts:
+            above = os.path.normpath(other.partition(":")[2])
+            if other is not text and f"{target}/".startswith(f"{above}/"):
+                raise BadValueError(
+                    "stage-twice",
+                    f"{shown(text)} and {shown(other)} have the same target, or one is in the other",
+                )
     return texts
 
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import cached_property
@@ -330,6 +330,10 @@ class Sweep(Model):
                     "sweep-without-values", f"{shown(name)} in a condition has no values"
                 )
         sizes = (max(len(self.cases), 1), self.trials or 1, *map(len, self.grid.values()))
+        if any("\0" in value for values in self._texts for value in values):
+            raise BadValueError(
+                "null-byte", "a value contains a null byte, which no process can receive"
+            )
         if math.prod(sizes) > 10 * MAX_TASKS or not 1 <= len(self.tasks) <= MAX_TASKS:
             raise BadValueError("sweep-too-large", f"a sweep must have 1 to {MAX_TASKS} tasks")
         return self
@@ -386,6 +390,13 @@ class Sweep(Model):
         arguments = [sweep_arguments(values, self.form) for values in self.tasks]
         record = {"version": 1, **ranking, "keys": self.keys, "form": self.form}
         return {**record, "tasks": self.tasks, "arguments": arguments}
+
+    @property
+    def _texts(self) -> Iterator[Iterable[str]]:
+        """The values that tasks may get."""
+        yield from self.grid.values()
+        yield from (case.values() for case in self.cases)
+        yield from self.random.values()
 
     @property
     def keys(self) -> list[str]:

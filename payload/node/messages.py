@@ -57,11 +57,12 @@ class Sender:
         if not addresses or "SLURM_ARRAY_TASK_ID" in os.environ:
             return
         reads, self._input = os.pipe()
-        os.write(self._input, f"{addresses}\n".encode(errors="surrogateescape"))
         command = [sys.executable, "-IS", os.path.abspath(__file__), os.getcwd(), str(offset)]
         with suppress(OSError):
             self._pids.append(task.start(command, reads))
         os.close(reads)
+        # After the start of its reader, because a pipe may have less room. Without one, this fails.
+        task.write_all(self._input, f"{addresses}\n".encode(errors="surrogateescape"))
 
     def end(self) -> list[int]:
         """Have it send the end of the job. Return its process, for which the caller waits."""

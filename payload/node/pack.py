@@ -54,7 +54,8 @@ STOPPED_S = 10.0
 # How often the number of ended tasks is written to the log.
 PROGRESS_S = 10.0
 MOST_NAMED = 10
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGTERM, signal.SIGINT)
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 # Variables of the step. MPI programs would look for its other ranks.
 STEP_ONLY = ("SLURM_STEP", "SLURM_LABELIO", "SLURM_CPU_BIND", "PMI")
 # Options of `run` that `work` gets.
@@ -113,7 +114,7 @@ class Tasks:
 def _records_in(path: str) -> Iterator[Mapping[str, Any]]:
     """Yield the records of a file's whole lines. The last may be cut off by a lost node."""
     for line in task.text_of(path).splitlines():
-        with suppress(ValueError, TypeError):
+        with suppress(ValueError, TypeError, LookupError):
             record = json.loads(line)
             if isinstance(record["task"], int) and isinstance(record["status"], int):
                 yield record
@@ -157,6 +158,7 @@ class Pack:
         self._nodes: dict[int, Node] = {}
         self._seen: dict[int, float] = {}
         self._lost: list[str] = []
+        self._notices: list[int] = []
         self._looked = time.monotonic()
         self._reported = ""
         self.is_ending = False
@@ -168,9 +170,8 @@ class Pack:
         counts = {"slots": max(self._slots.values()), "count": len(numbers)}
         counts.update(min=min(numbers), max=max(numbers))
         passed += [f"--{name}={number}" for name, number in counts.items()]
-        passed += [f"--cpus={os.environ['SLURM_CPUS_PER_TASK']}"] * (
-            "SLURM_CPUS_PER_TASK" in os.environ
-        )
+        if "SLURM_CPUS_PER_TASK" in os.environ:
+            passed.append(f"--cpus={os.environ['SLURM_CPUS_PER_TASK']}")
         work = [sys.executable, "-IS", os.path.abspath(__file__), "work", *passed, *program]
         # With these variables, the step would have only the CPUs of a single task.
         unset = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
@@ -199,6 +200,8 @@ class Pack:
                 for line in lines:
                     self._take(line.decode(errors="replace"))
             self._forget_silent_nodes()
+            while self._notices:
+                self._tell(f"signal {self._notices.pop(0)}")
             self._start_tasks()
             if time.monotonic() - reported > PROGRESS_S:
                 reported = time.monotonic()
@@ -207,10 +210,14 @@ class Pack:
         self._report()
 
     def signal(self, number: int) -> None:
-        """Start no more tasks, and pass a signal on to the step."""
+        """Start no more tasks, and pass a signal on to them."""
         self.is_ending = True
-        with suppress(ProcessLookupError):
-            self._srun.send_signal(number)
+        if number in ENDING:
+            with suppress(ProcessLookupError):
+                self._srun.send_signal(number)
+        else:
+            # Slurm would signal all processes of the step, also those that the signal ends.
+            self._notices.append(number)
 
     def _take(self, line: str) -> None:
         """Take a line of `work`: RANK: on NODE, RANK: alive or RANK: end TASK STATUS START END."""
@@ -417,19 +424,18 @@ class Worker:
     def signal(self, number: int) -> None:
         """Pass a signal on to the tasks. Those that do not handle a notice of the end keep running."""
         for process, _ in self.running.values():
-            is_end = number in (signal.SIGTERM, signal.SIGINT)
-            if is_end or processes.handles(process.pid, number):
+            if number in ENDING or processes.handles(process.pid, number):
                 process.send_signal(number)
 
 
-def work(words: Sequence[str]) -> int:
+def work(arguments: Sequence[str]) -> int:
     """Run the tasks on this node that `run` tells, until the end of standard input."""
-    options, program = task.split(words)
+    options, program = task.split(arguments)
     worker = Worker(options, program)
     own_rank = os.environ.get("SLURM_PROCID", "0")
     for name in [name for name in os.environ if name.startswith(STEP_ONLY)]:
         del os.environ[name]
-    for number in PASSED_ON:
+    for number in ENDING:
         signal.signal(number, lambda number, _: worker.signal(number))
     # The end of a task ends `select`.
     reads, writes = os.pipe()
@@ -453,13 +459,15 @@ def work(words: Sequence[str]) -> int:
             if not data:
                 inputs.remove(0)
             *lines, rest = (rest + data).split(b"\n")
-            for rank, task_number, slot in (line.decode().split() for line in lines):
-                if rank == own_rank:
-                    worker.start(int(task_number), int(slot))
+            for words in (line.decode().split() for line in lines):
+                if words[0] == "signal":
+                    worker.signal(int(words[1]))
+                elif words[0] == own_rank:
+                    worker.start(int(words[1]), int(words[2]))
         worker.reap()
     return 0
 
 
 if __name__ == "__main__":
-    command, *arguments = sys.argv[1:]
-    sys.exit(run(arguments) if command == "run" else work(arguments))
+    command, *rest_of_line = sys.argv[1:]
+    sys.exit(run(rest_of_line) if command == "run" else work(rest_of_line))

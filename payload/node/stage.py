@@ -30,6 +30,7 @@ LOCK = ".lock"
 THREADS = 16
 # A disk is full when this part of it is free.
 SPARE = 0.02
+WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 PROGRESS_S = 10.0
 
 
@@ -112,6 +113,7 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
     """
     begin = time.monotonic()
     source, target = expanded(source), expanded(target)
+    reject_within(source, target)
     store = os.path.join(os.path.dirname(target), STORE)
     try:
         files = Files.of(source)
@@ -127,7 +129,8 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
         locks.append(lock)
         path = os.path.join(store, key)
     except OSError as exc:
-        reason = exc.strerror or str(exc)
+        what = exc.strerror or str(exc)
+        reason = f"{exc.filename}: {what}" if exc.filename and exc.errno == errno.EACCES else what
         path = source
     try:
         locks.append(hold_target(target, path, key, store))
@@ -142,6 +145,14 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
     seconds = time.monotonic() - begin
     count = len(files.regular)
     return Staged(source, target, count, files.bytes, seconds, copied, reason, locks)
+
+
+def reject_within(source: str, target: str) -> None:
+    """Raise StageError if one of the paths is the other or is in the other, also by links."""
+    folder = os.path.realpath(os.path.dirname(target))
+    places = (os.path.realpath(source), os.path.join(folder, os.path.basename(target)))
+    if os.path.commonpath(places) in places or source == target:
+        raise StageError(f"{target} and {source} are the same, or one is in the other")
 
 
 def make_store(store: str) -> None:
@@ -169,8 +180,13 @@ def expanded(path: str) -> str:
 
 
 def entries_of(source: str) -> Iterator[Entry]:
-    """Yield the files, folders and links of a folder, or the file itself, in order."""
+    """Yield the files, folders and links of a folder, or the file itself, in order.
+
+    StageError: it is neither. OSError: it can't be read.
+    """
     status = os.stat(source)
+    if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+        raise StageError(f"{source} is neither a file nor a folder")
     yield Entry("", status)
     if stat.S_ISDIR(status.st_mode):
         yield from _entries_below(source, "")
@@ -267,6 +283,9 @@ def remove_unused(path: str) -> None:
 
 def remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
+        # Copies are read-only.
+        for folder, _, _ in os.walk(path):
+            os.chmod(folder, stat.S_IRWXU)
         shutil.rmtree(path)
     else:
         os.unlink(path)
@@ -307,15 +326,17 @@ def _copy_all(files: Files, part: str, report: Callable[[str], None]) -> None:
             if time.monotonic() - last > PROGRESS_S:
                 last = time.monotonic()
                 report(f"{in_units(done)} of {in_units(files.bytes)}")
-    # Last, because a folder may forbid its owner to write to it.
+    # Nobody changes the copy, which is also for later jobs.
     for folder, mode in reversed(folders):
-        os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)
+        os.chmod(folder, (stat.S_IMODE(mode) | stat.S_IRUSR | stat.S_IXUSR) & ~WRITE)
 
 
 def _copy_file(origin: str, target: str) -> int:
     shutil.copyfile(origin, target)
     shutil.copystat(origin, target)
-    return os.stat(target).st_size
+    status = os.stat(target)
+    os.chmod(target, stat.S_IMODE(status.st_mode) & ~WRITE)
+    return status.st_size
 
 
 def link_of(source: str, path: str) -> str:

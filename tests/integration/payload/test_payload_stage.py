@@ -71,7 +71,9 @@ def test_copy_has_the_files_modes_and_links_of_the_source(
     target = tmp_path / "disk" / "x"
     assert (found.copied, found.reason, found.files) == (True, "", 41)
     assert content(target) == content(source)
-    assert (target / "run.sh").stat().st_mode & 0o777 == 0o750
+    # Read-only, because the copy is also for later jobs.
+    assert (target / "run.sh").stat().st_mode & 0o777 == 0o550
+    assert not (target / "deep").stat().st_mode & 0o222
     assert os.readlink(target / "deep" / "inside") == "../run.sh"
     assert (target / "outside").read_text() == "other\n"
 
@@ -138,6 +140,20 @@ def test_target_and_copy_of_a_running_job_stay(
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.statvfs
     monkeypatch.setattr(os, "statvfs", lambda path: empty_unless(real(path), False))
+
+
+def test_device_is_not_a_source(staged: Callable[..., Staged]) -> None:
+    with pytest.raises(StageError):
+        staged(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("name", [".", "x", "../data", "../link/x"])
+def test_target_in_its_source_is_refused(source: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to(source)
+    before = content(source)
+    with pytest.raises(StageError):
+        stage.stage(str(source), f"{source}/{name}", print)
+    assert content(source) == before
 
 
 @pytest.mark.parametrize("name", ["gone", "$NOWHERE_SET/x", "relative"])

@@ -49,6 +49,7 @@ def test_tasks_that_succeeded_in_an_earlier_attempt_do_not_run_again(tmp_path: P
         {"task": 2, "status": 1},
         {"task": 2, "status": 0},
         {"task": "x", "status": 0},
+        {},
     ]
     records.write_text("\n".join(map(json.dumps, lines)) + '\n{"task": 3, "sta')
     tasks = Tasks([0, 1, 2, 3], str(records))

@@ -42,6 +42,12 @@ NEAR_MISSES = (
     ("build-failed", "INFO: the build failed on n1 with exit code 2: trying again\n" + ENDED),
     ("module-not-loaded", "warning: the module foo can't be loaded on n1, using the default\n" + ENDED),
     ("not-staged", "WARNING clusterctl: files can't be staged on n1: retrying\n" + ENDED),
+    ("permission-denied", "clusterctl: n1: /scratch/x leads to /data/x itself: /data/x/a: Permission denied\n" + ENDED),
+    ("disk-full", "clusterctl: n1: /scratch/x leads to /data/x itself: No space left on device\n"),
+    (
+        "connection-refused",
+        'clusterctl: the message "started" to receiver 1 was not sent from n1: Connection refused\n',
+    ),
     ("packed-tasks", "launcher: 2 of 24 tasks have failed: 3, 7; retrying\n" + ENDED),
     ("secrets-gone", "the values of `submit --secret` can't be read on a laptop (see docs)\n" + ENDED),
     ("out-of-memory", "cache exceeded memory limit, evicting 30 entries\n" + ENDED),

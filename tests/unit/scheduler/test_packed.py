@@ -90,6 +90,8 @@ def test_packed_tasks_are_a_single_job_without_an_array(
     ("options", "code"),
     [
         ({}, "pack-without-tasks"),
+        ({"array": "0-20000"}, "too-many-packed-tasks"),
+        ({"array": "1,2,0-400000000:3%4"}, "too-many-packed-tasks"),
         ({"array": "0-3", "ranks": 2}, "options-exclusive"),
         ({"array": "0-3", "launcher": "mpirun"}, "options-exclusive"),
     ],

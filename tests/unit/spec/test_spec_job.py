@@ -70,7 +70,10 @@ def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
             ("stage", [text], "stage-form")
             for text in ("/a", "a:/b", "/a:b", "/a:/b:/c", "/a:/", "/a:", "$A:/b")
         ),
-        ("stage", ["/a:/x", "/b:/x"], "stage-twice"),
+        ("stage", ["/a:/x", "/b:/y/../x"], "stage-twice"),
+        ("stage", ["/a:/x/y", "/b:/x"], "stage-twice"),
+        ("stage", ["/a:/a/b"], "stage-inside"),
+        ("stage", ["/a:/b/../a"], "stage-inside"),
         ("mem", "lots", "not-a-memory-size"),
         ("mem", "0", "size-too-small"),
         ("time", "soon", "not-a-time"),

@@ -79,6 +79,8 @@ def test_random_values_in_range_and_reproducible_by_seed() -> None:
     [
         {"grid": {"0lr": ["1"]}},
         {"grid": {"seed": "2..1"}},
+        {"grid": {"a": ["x\0y"]}},
+        {"list": [{"a": "x\0y"}]},
         {"grid": {"seed": "0..1000000"}},
         {"grid": {"a": "0..199", "b": "0..199"}},
         {"grid": {f"k{n}": "0..9" for n in range(12)}},
