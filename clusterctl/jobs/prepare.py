@@ -551,7 +551,7 @@ def reject_sent_secrets(job: JobSpec, script: str, source: Source | None) -> Non
     searched = {name: value.encode() for name, value in values.items() if len(value) >= LEAST}
     if not searched:
         return
-    written = "\0".join((script, *job.args, *job.env.values()))
+    written = "\0".join((script, *_texts_in(job.record)))
     files = (item for item in (source.files if source else ()) if item.size <= _MOST_SEARCHED)
     texts = ((item.path, _bytes_of(item.origin)) for item in files)
     for path, text in (("", written.encode(errors="surrogateescape")), *texts):
@@ -559,13 +559,25 @@ def reject_sent_secrets(job: JobSpec, script: str, source: Source | None) -> Non
             raise UsageError(
                 f"the value of --secret {name} would be sent in {printable(path)}"
                 if path
-                else f"the job's script, arguments or --env contain the value of --secret {name}",
+                else f"the job's script or options contain the value of --secret {name}",
                 code="secret-in-files",
-                why="files of a job, its arguments and --env are recorded and collected",
+                why="files and options of a job are recorded and collected",
                 fix=f"move the file to another folder, or use --exclude {shlex.quote(path)}"
                 if path
                 else f"have the program read the variable {name}",
             )
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Yield all texts in a job's record."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (
+            text for key, entry in value.items() for text in (*_texts_in(key), *_texts_in(entry))
+        )
+    elif isinstance(value, list | tuple):
+        yield from (text for entry in value for text in _texts_in(entry))
 
 
 def _bytes_of(path: Path) -> bytes:

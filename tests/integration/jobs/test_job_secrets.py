@@ -19,6 +19,7 @@ from clusterctl.jobs.source import source_of
 from clusterctl.scheduler.remote_secrets import FILE
 from clusterctl.scheduler.script import PLAIN
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.sweep import Sweep
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.assets import payload_hash
 from payload.node import task
@@ -142,7 +143,7 @@ def test_variable_of_env_that_looks_secret_is_pointed_to_secret() -> None:
     assert plain_secret_notice(job.model_copy(update={"env": {"LR": "1"}})) is None
 
 
-@pytest.mark.parametrize("place", ["file", "argument", "variable"])
+@pytest.mark.parametrize("place", ["file", "argument", "variable", "sweep", "note"])
 def test_value_that_would_be_sent_or_recorded_is_refused(tmp_path: Path, place: str) -> None:
     script = user_script(tmp_path, "a.py", "")
     files = {"file": ".env"}.get(place, "other")
@@ -150,6 +151,8 @@ def test_value_that_would_be_sent_or_recorded_is_refused(tmp_path: Path, place: 
     more = {
         "argument": {"args": ("canary-of-this-test",)},
         "variable": {"env": {"A": "x canary-of-this-test"}},
+        "sweep": {"sweep": Sweep.model_validate({"grid": {"a": ["1", "canary-of-this-test"]}})},
+        "note": {"note": "canary-of-this-test"},
     }
     secret = {"TOKEN": SecretStr("canary-of-this-test")}
     job = JobSpec(name="a", script=script, secret=secret, **more.get(place, {}))
