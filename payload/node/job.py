@@ -205,10 +205,7 @@ class Program:
         self._restart = restart
         self._telemetry = telemetry
         self.launcher = restarts.launcher_of(program)
-        # A launcher passes on the option, so that the ranks read their secrets themselves.
-        is_launcher = any(word.startswith("--secrets=") for word in program)
-        own = {} if is_launcher else secrets
-        self._pid = task.start_or_exit(program, environment={**os.environ, **own})
+        self._pid = task.start_or_exit(program, environment={**os.environ, **secrets})
         self.is_told = False
 
     def wait(self) -> int:
@@ -356,7 +353,9 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
         telemetry.end(TELEMETRY_FAILED_S)
         wait_until_ended(sender.end(), messages.LAST_S)
         return status
-    running = Program(program, restart, telemetry, secrets)
+    # A launcher passes on the option, so that the ranks read their secrets themselves.
+    is_passed_on = f"--secrets={options.get('secrets')}" in program
+    running = Program(program, restart, telemetry, {} if is_passed_on else secrets)
     status = running.wait()
     if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
         status = restarts.LOST_PEER

@@ -78,6 +78,12 @@ def test_ranks_get_the_values_and_srun_does_not(batch: Batch) -> None:
     assert not folder.exists()
 
 
+def test_option_of_the_user_is_not_that_of_a_launcher(batch: Batch) -> None:
+    send(batch)
+    job = shell_job(batch, 'echo "$1 $TOKEN"', args=("--secrets=conf.yml",), secret=SECRET)
+    assert batch.run(rendered(job))[:2] == (0, f"--secrets=conf.yml {VALUE}\n")
+
+
 def test_shell_script_gets_the_values(batch: Batch) -> None:
     folder = send(batch)
     job = shell_job(batch, 'echo "$TOKEN"; exit 3', secret=SECRET)
