@@ -15,6 +15,7 @@ from clusterctl.scheduler.availability import Availability, availability_of
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.spec.names import ALIVE_PORT, FENCE_PORT, SLURMD_PORT
 from clusterctl.util.assets import data_folder
+from tests.support.clocks import replace_clock
 from tests.support.plays import load_module
 
 N1 = "t-1"
@@ -168,8 +169,8 @@ def slurm(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Slurm:
         lambda nodes, _: {node.name for node in nodes} & cluster.silent,
     )
     monkeypatch.setattr(program.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(program.time, "time", lambda: cluster.now)
-    monkeypatch.setattr(program.time, "sleep", cluster.sleep)
+    played = {"time": lambda: cluster.now, "sleep": cluster.sleep}
+    replace_clock(monkeypatch, program, program.slurm, **played)
     return cluster
 
 

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from payload.node import hang, native, stacks
+from tests.support.clocks import replace_clock
 
 FLOOR = 60.0
 
@@ -227,7 +228,7 @@ def test_progress_after_a_warning_is_recorded(
         if name:
             Path(name).touch()
 
-    monkeypatch.setattr(hang.time, "sleep", sleep)
+    replace_clock(monkeypatch, hang, sleep=sleep)
     watch = hang.Watch("warn", 0.0, (str(tmp_path), [], ""))
     with pytest.raises(KeyboardInterrupt):
         watch.run()
@@ -269,7 +270,7 @@ def test_rank_that_works_between_two_looks_does_not_hang(
 ) -> None:
     """Such as a rank on a node that is stopped for a while, again and again."""
     times = iter(range(0, 1000, 10))
-    monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
+    replace_clock(monkeypatch, hang, monotonic=lambda: float(next(times)))
     doing, within = rank_state
     looks = [[*HANGING, rank(2, doing, within=within, cpu_s=cpu_s)] for cpu_s in (1.0, used_s)]
     assert bool(reported("warn", *looks)[0]) is hangs
@@ -281,8 +282,7 @@ def test_rank_that_worked_since_the_look_before_does_not_hang(
     """Such as a rank that works for a second every minute."""
     monkeypatch.chdir(tmp_path)
     times = iter(range(0, 10_000, 50))
-    monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
-    monkeypatch.setattr(hang.time, "sleep", lambda _: None)
+    replace_clock(monkeypatch, hang, monotonic=lambda: float(next(times)), sleep=lambda _: None)
     used = [1.0, 1.0, 90.0, 90.0, 91.0, 91.0]
     use_answers(monkeypatch, ([*HANGING, rank(2, within="poll", cpu_s=cpu_s)] for cpu_s in used))
     watch = hang.Watch("end", 60.0, (str(tmp_path), [], ""))
@@ -299,8 +299,7 @@ def test_look_during_which_the_job_was_suspended_is_no_hang(
     """
     monkeypatch.chdir(tmp_path)
     times = iter(range(0, 10_000, seconds))
-    monkeypatch.setattr(hang.time, "monotonic", lambda: float(next(times)))
-    monkeypatch.setattr(hang.time, "sleep", lambda _: None)
+    replace_clock(monkeypatch, hang, monotonic=lambda: float(next(times)), sleep=lambda _: None)
     use_answers(monkeypatch, repeat(HANGING))
     assert bool(hang.Watch("end", 60.0, (str(tmp_path), [], "")).look()) is hangs
 
@@ -310,7 +309,7 @@ def test_rank_that_sleeps_has_more_time(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     sleeping = [rank(0, within="MPI"), rank(1, within="sleep", asleep=True)]
     use_answers(monkeypatch, repeat(sleeping))
-    monkeypatch.setattr(hang.time, "sleep", lambda _: None)
+    replace_clock(monkeypatch, hang, sleep=lambda _: None)
     watch = hang.Watch("end", 60.0, (str(tmp_path), [], ""))
     watch._patience.silent_s = 100.0
     assert watch.look() == "warn"
