@@ -8,10 +8,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
 
@@ -24,6 +21,7 @@ from clusterctl.util.progress import Clock
 from tests.support.clocks import replace_clock
 from tests.support.messages import refused, shows
 from tests.support.played.cluster import submitted
+from tests.support.received import Service, serving
 
 TEXT = Screen(json=False, color=False)
 TOKEN = "tk_Zq8vN3xW7pL2"  # noqa: S105
@@ -61,34 +59,10 @@ def kept(folder: Path, event: str) -> tuple[str, dict[str, str]]:
     }
 
 
-class Service(ThreadingHTTPServer):
-    """A web server that keeps what it is sent: (header Authorization, JSON)."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.received: list[tuple[str, dict[str, Any]]] = []
-        self.status = 200
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.received.append((self.headers["Authorization"], body))
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def service() -> Iterator[Service]:
-    with Service() as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving() as server:
         yield server
-        server.shutdown()
 
 
 def test_command_is_told_the_failure_and_its_cause(
@@ -109,9 +83,9 @@ def test_command_is_told_the_failure_and_its_cause(
 
 def test_followed_job_tells_its_end_by_apprise(played_session, script, service, capsys) -> None:
     script.write_text("#!/bin/bash\ntrue\n")
-    url = f"json://ada:{TOKEN}@127.0.0.1:{service.server_address[1]}/{TOKEN}"
+    url = f"json://ada:{TOKEN}@{service.address}/{TOKEN}"
     submit.submit(TEXT, str(script), follow=True, notify=[url])
-    (_, message) = service.received[-1]
+    message = json.loads(service.received[-1].body)
     assert (message["type"], message["title"].split()[:2]) == ("success", ["job", "1"])
     assert message["message"].startswith("COMPLETED")
 
@@ -122,7 +96,7 @@ def test_token_is_in_no_file_and_no_output(
     """Neither of the state folder, nor of the cluster, nor of the collected run; also if the service
     refuses the message."""
     service.status = 403
-    url = f"json://ada:{TOKEN}@127.0.0.1:{service.server_address[1]}/{TOKEN}"
+    url = f"json://ada:{TOKEN}@{service.address}/{TOKEN}"
     with pytest.raises(JobFailedError) as caught:
         submit.submit(
             Screen(json=False, color=False, verbose=True),

@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 from pydantic import SecretStr
@@ -21,45 +19,20 @@ from clusterctl.spec.names import NODE_RECEIVERS
 from clusterctl.transport.base import remote_argv
 from payload.node import messages
 from tests.support.played.batch import Batch, rendered, shell_job
+from tests.support.received import Service, serving
 
 TOKEN = "tk_Zq8vN3xW7pL2"  # noqa: S105
 SECRET = {messages.VARIABLE: SecretStr("unused")}
 
 
-class Service(ThreadingHTTPServer):
-    """Keeps what it is sent: (path, kind of content, body)."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.received: list[tuple[str, str, str]] = []
-        self.has_received = Event()
-        self.status = 200
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/{TOKEN}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Service
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self.server.received.append((self.path, self.headers["Content-Type"], body))
-        self.server.has_received.set()
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+def url_of(service: Service) -> str:
+    return f"http://{service.address}/{TOKEN}"
 
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    with Service() as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving() as server:
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
@@ -92,16 +65,16 @@ def events(batch: Batch, kind: str) -> list[dict[str, object]]:
 def test_start_and_end_are_sent_from_the_node(
     batch: Batch, service: Service, status: int, end: str
 ) -> None:
-    rc, _, err = run(batch, service.url, f"exit {status}")
+    rc, _, err = run(batch, url_of(service), f"exit {status}")
     assert (rc, verbs(service)) == (status, ["start", end])
     assert [event["node"] for event in events(batch, "messages")]
     assert "messages are sent from" in err
 
 
 def test_json_address_gets_json(batch: Batch, service: Service) -> None:
-    run(batch, f"json+{service.url}", "true")
-    path, kind, body = service.received[-1]
-    assert (path, kind) == (f"/{TOKEN}", "application/json")
+    run(batch, f"json+{url_of(service)}", "true")
+    path, headers, body = service.received[-1]
+    assert (path, headers["Content-Type"]) == (f"/{TOKEN}", "application/json")
     assert json.loads(body)["text"] == json.loads(body)["content"]
 
 
@@ -112,9 +85,9 @@ def test_message_that_is_not_sent_harms_nothing_and_is_noted(
     """Without the address, which may be a token. The other receiver gets it."""
     wrong = wrong.format(TOKEN)
     if wrong == "refused":
-        wrong = service.url
+        wrong = url_of(service)
         service.status = 403
-    rc, out, err = run(batch, f"{wrong} {service.url}", "echo ran")
+    rc, out, err = run(batch, f"{wrong} {url_of(service)}", "echo ran")
     assert (rc, out) == (0, "ran\n")
     failed = {(event["receiver"], event["about"]) for event in events(batch, "message-not-sent")}
     assert {(1, "start"), (1, "completed")} <= failed
@@ -131,7 +104,7 @@ def test_end_is_sent_although_slurm_signals_all_processes(tmp_path: Path, servic
     command = [sys.executable, "-IS", messages.__file__, str(tmp_path), "0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None
-        process.stdin.write(f"{service.url}\n".encode())
+        process.stdin.write(f"{url_of(service)}\n".encode())
         process.stdin.flush()
         assert service.has_received.wait(30)
         process.send_signal(signal.SIGTERM)
