@@ -10,12 +10,11 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.failed_rank import signal_of
 from clusterctl.state.run_record import AttemptRecord, TaskRecord
 
 # The job's program writes it (payload/node/pack.py).
 _RECORDS: Final = "packed.jsonl"
-_BY_SIGNAL: Final = 128
-_LAST_BY_SIGNAL: Final = 128 + 64
 _LONGEST: Final = 1 << 12
 
 
@@ -59,8 +58,7 @@ def _ends(path: Path) -> Iterator[_End]:
 def _facts(end: _End | None, waiting: JobState) -> Mapping[str, Any]:
     if end is None:
         return {"state": waiting.value}
-    # A shell returns 128 and the signal's number. A program may return such a status itself.
-    signal = end.status - _BY_SIGNAL if _BY_SIGNAL < end.status <= _LAST_BY_SIGNAL else 0
+    signal = signal_of(end.status)
     attempt = AttemptRecord(
         start_time=int(end.start),
         end_time=int(max(end.start, end.end)),

@@ -179,13 +179,18 @@ def _signalled_rank(ranks: Mapping[int, str]) -> Failed | None:
 
 
 def _ended(code: int, **fields: Any) -> Failed:
-    """Return a failure with this exit code. The codes 128 + N (shell) and -N (Python) mean signal
-    N.
+    """Return a failure with this exit code."""
+    if number := signal_of(code):
+        return Failed(signal=_NAMES[number], **fields)
+    return Failed(exit_code=code, **fields)
+
+
+def signal_of(code: int) -> int:
+    """Return the number of the signal that an exit code means: N for 128 + N (shell) and -N
+    (Python). 0: it means no signal.
     """
     number = -code if code < 0 else code - _FROM_SHELL
-    if name := _NAMES.get(number):
-        return Failed(signal=name, **fields)
-    return Failed(exit_code=code, **fields)
+    return number if number in _NAMES else 0
 
 
 def _of_torchrun(log: str) -> Failed | None:

@@ -138,7 +138,7 @@ class Telemetry:
             first if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes
         ]
 
-    def await_stages(self, count: int) -> int:
+    def await_staged_nodes(self, count: int) -> int:
         """Wait until ``count`` nodes have staged their files, and return the exit status of the job
         if its program can't run: a node has failed, or the job gets SIGTERM.
 
@@ -356,13 +356,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     # A launcher passes on the option, so that the ranks read their secrets themselves.
     is_passed_on = f"--secrets={options.get('secrets')}" in program
     running = Program(program, restart, telemetry, {} if is_passed_on else secrets)
-    status = running.wait()
-    if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
-        status = restarts.LOST_PEER
-    elif status and running.launcher:
-        log = restarts.end_of_file(own_log())
-        is_told = running.is_told and running.launcher == "mpirun"
-        status = restarts.status_of_ranks(status, log, is_told=is_told)
+    status = status_of_program(running, program, nodes)
     events.add("end", status=status)
     is_failure = "requeue" in options and status not in (0, restarts.SAVED)
     telemetry.end(TELEMETRY_FAILED_S if is_failure else TELEMETRY_END_S)
@@ -376,6 +370,18 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     return status
 
 
+def status_of_program(running: Program, program: Sequence[str], nodes: Sequence[str]) -> int:
+    """Wait for the program, and return its exit status: the same with each launcher."""
+    status = running.wait()
+    if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
+        return restarts.LOST_PEER
+    if status and running.launcher:
+        log = restarts.end_of_file(own_log())
+        is_told = running.is_told and running.launcher == "mpirun"
+        return restarts.status_of_ranks(status, log, is_told=is_told)
+    return status
+
+
 def await_stages(
     telemetry: Telemetry, restart: Restart, events: Events, nodes: Sequence[str]
 ) -> int:
@@ -383,7 +389,7 @@ def await_stages(
     if its program can't run. nodes: the job's nodes, without Slurm.
     """
     since = time.time()
-    status = telemetry.await_stages(len(nodes or own_nodes()))
+    status = telemetry.await_staged_nodes(len(nodes or own_nodes()))
     events.add("staged", since=round(since, 3))
     if status > restarts.FROM_SHELL:
         restart.record_signal(signal.SIGTERM)

@@ -53,20 +53,19 @@ class Entry(NamedTuple):
 
 
 class Files(NamedTuple):
-    """What is to be staged. source: a file or a folder."""
+    """What is to be staged. source: a file or a folder. key: the name of the copy."""
 
     source: str
     entries: Sequence[Entry]
+    key: str
 
     @classmethod
     def of(cls, source: str) -> Files:
-        return cls(source, list(entries_of(source)))
-
-    @property
-    def key(self) -> str:
-        """The name of the copy."""
-        lines = [os.path.realpath(self.source), *(entry.line for entry in self.entries)]
-        return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:32]
+        """List the files. Raises the errors of ``entries_of``."""
+        entries = list(entries_of(source))
+        lines = [os.path.realpath(source), *(entry.line for entry in entries)]
+        text = "\n".join(lines).encode(errors="surrogateescape")
+        return cls(source, entries, hashlib.sha256(text).hexdigest()[:32])
 
     @property
     def regular(self) -> Sequence[Entry]:
@@ -119,7 +118,6 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
         files = Files.of(source)
     except OSError as exc:
         raise StageError(f"{exc.filename or source}: {exc.strerror}") from exc
-    key = files.key
     copied = False
     reason = ""
     locks = []
@@ -127,21 +125,22 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
         make_store(store)
         lock, copied = hold_copy(files, store, report)
         locks.append(lock)
-        path = os.path.join(store, key)
+        path = os.path.join(store, files.key)
     except OSError as exc:
         what = exc.strerror or str(exc)
         reason = f"{exc.filename}: {what}" if exc.filename and exc.errno == errno.EACCES else what
         path = source
     try:
-        locks.append(hold_target(target, path, key, store))
-        if not reason and os.readlink(target) != path:
-            reason = "another job that uses it found no room for a copy"
+        lock, leads = hold_target(target, path, files.key, store)
     except (OSError, StageError) as exc:
         for lock in locks:
             os.close(lock)
         if isinstance(exc, StageError):
             raise
         raise StageError(f"{target}: {exc.strerror or exc}") from exc
+    locks.append(lock)
+    if not reason and leads != path:
+        reason = "another job that uses it found no room for a copy"
     seconds = time.monotonic() - begin
     count = len(files.regular)
     return Staged(source, target, count, files.bytes, seconds, copied, reason, locks)
@@ -351,8 +350,9 @@ def link_of(source: str, path: str) -> str:
     return os.path.normpath(os.path.join(os.path.realpath(source), inside))
 
 
-def hold_target(target: str, path: str, key: str, store: str) -> int:
-    """Make ``target`` a link to ``path``, and return a lock that keeps it.
+def hold_target(target: str, path: str, key: str, store: str) -> tuple[int, str]:
+    """Make ``target`` a link to ``path``. Return a lock that keeps it, and where it leads, which is
+    elsewhere if another job with the same files uses it.
 
     Raises:
         StageError: another job uses the target for other files, or it is not such a link.
@@ -377,7 +377,7 @@ def hold_target(target: str, path: str, key: str, store: str) -> int:
                 )
             # Between two locks, another job may have led it elsewhere.
             if os.path.islink(target) and os.readlink(target) == leads:
-                return lock
+                return lock, leads
         except BaseException:
             os.close(lock)
             raise
