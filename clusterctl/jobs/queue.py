@@ -82,7 +82,7 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
     try:
         jobs = session.scheduler.jobs(ids)
         errors = {
-            job_id: unknown_or_task(job_id, jobs, session.scheduler.unknown([job_id]))
+            job_id: unknown_or_task(job_id, jobs, session.unknown([job_id]))
             for job_id in _missing(ids, jobs)
         }
     except AccountingAwayError as exc:
@@ -117,7 +117,7 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         if missing := _missing(ids, jobs):
             raise exc.of_job(missing[0]) from exc
     if unknown := _missing(ids, jobs):
-        raise unknown_or_task(unknown[0], jobs, session.scheduler.unknown(unknown))
+        raise unknown_or_task(unknown[0], jobs, session.unknown(unknown))
     _remember(session, jobs)
     return jobs
 

@@ -120,7 +120,7 @@ class _Watched:
         missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
         if missing:
             if self._clock.now() > self._unknown_until:
-                raise self._session.scheduler.unknown(missing)
+                raise self._session.unknown(missing)
             return None
         if all(job.ended for job in jobs):
             if self._may_be_requeued():
@@ -282,7 +282,7 @@ def follow(
     on_change: OnChange = lambda *_: None,
 ) -> tuple[JobInfo, ...]:
     """Pass on a job's output until the job has ended or can never start. Return the job, or an
-    array's tasks.
+    array's tasks. For a task of `submit --pack`, that is the job in which it runs.
 
     After a lost connection, reading resumes where it stopped, so no output is repeated or left out.
 
@@ -293,7 +293,7 @@ def follow(
         UnreachableError, TunnelRefusedError: the controller can't be reached for a long time.
         WaitTimeoutError, SchedulerError: see ``wait``.
     """
-    watched = _Watched(session, [job_id], on_change, timeout_s)
+    watched = _Watched(session, [session.packed_job(job_id) or job_id], on_change, timeout_s)
     clock = session.scheduler.clock
     logs = JobLogs(session, job_id, rank)
     broken_since: float | None = None
@@ -517,7 +517,8 @@ def logs(
     """
     job_logs = JobLogs(session, job_id, rank, most)
     chunk = None
-    for chunk in job_logs.new(session.scheduler.jobs([job_id]) if session.unshared_nodes else ()):
+    whole_id = session.packed_job(job_id) or job_id
+    for chunk in job_logs.new(session.scheduler.jobs([whole_id]) if session.unshared_nodes else ()):
         on_output(chunk)
     if job_logs.gone:
         raise SchedulerError(
@@ -535,8 +536,8 @@ def logs(
             "its own ranks",
             fix=f"`clusterctl logs {job_id} --label` shows the existing ranks",
         )
-    if chunk is None and job_logs.task is not None and not session.scheduler.jobs([job_id]):
-        raise session.scheduler.unknown([job_id])
+    if chunk is None and job_logs.task is not None and not session.scheduler.jobs([whole_id]):
+        raise session.unknown([job_id])
 
 
 def folder_of(session: Session, job_id: str) -> str:

@@ -19,7 +19,10 @@ _LONGEST: Final = 1 << 12
 
 
 class _End(BaseModel):
-    """A line of packed.jsonl: a task has ended. status: as in a shell. Times: Unix seconds."""
+    """A line of packed.jsonl: a task has ended. status: as in a shell. Times: Unix seconds.
+
+    is_cut: whether the task ended because the job was ended.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -28,6 +31,7 @@ class _End(BaseModel):
     node: str
     start: Annotated[float, Field(ge=0, le=1 << 40)]
     end: Annotated[float, Field(ge=0, le=1 << 40)]
+    is_cut: bool = False
 
 
 def packed_tasks(
@@ -41,8 +45,7 @@ def packed_tasks(
     ends = {end.task: end for end in _ends(tree / _RECORDS)}
     waiting = JobState.CANCELLED if has_ended else JobState.PENDING
     return tuple(
-        # The time is divided up for the job, not for its tasks.
-        TaskRecord(id=f"{job_id}_{number}", time_use={}, **_facts(ends.get(number), waiting))
+        TaskRecord(id=f"{job_id}_{number}", **_facts(ends.get(number), waiting))
         for number in numbers
     )
 
@@ -59,13 +62,14 @@ def _facts(end: _End | None, waiting: JobState) -> Mapping[str, Any]:
     if end is None:
         return {"state": waiting.value}
     signal = signal_of(end.status)
+    not_done = waiting if end.is_cut else JobState.FAILED
     attempt = AttemptRecord(
         start_time=int(end.start),
         end_time=int(max(end.start, end.end)),
         nodes=(end.node,),
     )
     return {
-        "state": (JobState.FAILED if end.status else JobState.COMPLETED).value,
+        "state": (not_done if end.status else JobState.COMPLETED).value,
         "exit_code": None if signal else end.status,
         "signal": signal,
         "nodes": attempt.nodes,

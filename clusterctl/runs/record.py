@@ -231,11 +231,13 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
 
 
 def _with_time_use(record: RunRecord, tree: Path) -> RunRecord:
-    tasks = []
-    for task in record.tasks:
-        seconds = find_time_use(record, task, task.folder_in(tree))
-        tasks.append(task.model_copy(update={"time_use": seconds}))
-    return record.model_copy(update={"tasks": tuple(tasks)})
+    def divided(tasks: Sequence[TaskRecord]) -> Iterator[TaskRecord]:
+        for task in tasks:
+            seconds = find_time_use(record, task, task.folder_in(tree))
+            yield task.model_copy(update={"time_use": seconds})
+
+    divided_tasks = {"tasks": tuple(divided(record.tasks)), "packed": tuple(divided(record.packed))}
+    return record.model_copy(update=divided_tasks)
 
 
 def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice, pairwise, repeat
 from pathlib import Path
@@ -153,7 +153,8 @@ def find_time_use(run: RunRecord, task: TaskRecord, folder: Path) -> dict[str, f
     """
     attempts = task.known_attempts
     end: float | None = task.end_time
-    if not run.is_array:
+    is_packed = bool(task.number) and not run.is_array
+    if not task.number:
         # Records of earlier versions have the times of the run alone.
         end = run.end_time if end is None else end
         if not attempts and run.start_time is not None:
@@ -170,7 +171,12 @@ def find_time_use(run: RunRecord, task: TaskRecord, folder: Path) -> dict[str, f
     nodes = [*dict.fromkeys(node for attempt in attempts for node in attempt.nodes)]
     asked = amounts_of(task.tres)
     gpus = asked.get(GPU, 0.0) / max(1.0, asked.get("node", 1.0))
-    return divide(begin, attempts, end, Evidence.of(folder, nodes, gpus))
+    evidence = Evidence.of(folder, nodes, gpus)
+    if is_packed:
+        # A packed task has no events of its own. Its only attempt is its program.
+        program = Trace(started=attempts[0].start_time, ended=end, last=end, reached=0)
+        evidence = replace(evidence, traces=[program])
+    return divide(begin, attempts, end, evidence)
 
 
 def divide(

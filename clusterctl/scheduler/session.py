@@ -4,20 +4,22 @@ jobs.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import Notice, SlurmError
+from clusterctl.errors import Notice, SchedulerError, SlurmError
 from clusterctl.scheduler.base import AccountingAwayError, Jobs
 from clusterctl.scheduler.claims import settle_all
+from clusterctl.scheduler.parts import tasks_of
 from clusterctl.scheduler.site import Site
 from clusterctl.scheduler.sites import ForeignSlurm, Mpirun, OwnSlurm
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.inventory import Inventory, applied_spec, job_inventory
-from clusterctl.state.ledger import Ledger
+from clusterctl.state.ledger import CLIENT_FACTS, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections
@@ -85,6 +87,33 @@ class Session:
             (host, self.unshared_nodes[host]) for host in hosts if host in self.unshared_nodes
         )
         return transports or ((self.transport.host, self.transport),)
+
+    def packed_job(self, job_id: str) -> str:
+        """Return the ID of the job that runs the task ``job_id`` (`submit --pack`). "" if no job of
+        this machine does.
+        """
+        number, _, task = job_id.partition("_")
+        entry = self.ledger.find(number) if task else None
+        if entry is None:
+            return ""
+        with suppress(ValueError, TypeError, LookupError):
+            job = json.loads(self.ledger.kept_file(entry.token, CLIENT_FACTS))["job"]
+            return number if job["pack"] and int(task) in tasks_of(job["array"]) else ""
+        return ""
+
+    def unknown(self, ids: Sequence[str]) -> SchedulerError:
+        """Return the error for IDs that no job of the scheduler has."""
+        for task in ids:
+            if job_id := self.packed_job(task):
+                return SchedulerError(
+                    f"the scheduler does not know task {task}, which runs inside job {job_id}",
+                    code="task-is-packed",
+                    why=f"job {job_id} was submitted with --pack",
+                    fix=f"use {job_id}, the whole job. `clusterctl logs {task}` shows the task's "
+                    f"output, and after `clusterctl cancel {job_id}`, `clusterctl replay {job_id} "
+                    "--failed` runs the tasks that have not completed",
+                )
+        return self.scheduler.unknown(ids)
 
 
 def site_of(inventory: Inventory) -> Site:

@@ -92,13 +92,17 @@ class Tasks:
             return self.waiting.popleft()
         return self._again.pop(0) if self._again and self.succeeded else None
 
-    def end(self, number: int, status: int, **facts: object) -> None:
-        """Record the end of a task. status: its exit status as in a shell."""
+    def end(self, number: int, status: int, *, is_cut: bool = False, **facts: object) -> None:
+        """Record the end of a task. status: its exit status as in a shell. is_cut: whether it ended
+        because the job is being ended.
+        """
+        cut = {"is_cut": True} if is_cut and status else {}
         with open(self._records, "a") as file:
-            file.write(json.dumps({"task": number, **facts, "status": status}) + "\n")
+            file.write(json.dumps({"task": number, **facts, "status": status, **cut}) + "\n")
         if status == 0:
             self.succeeded.add(number)
             self.failures.pop(number, None)
+        if status == 0 or cut:
             return
         self.failures[number] += 1
         if self.failures[number] < ATTEMPTS:
@@ -220,7 +224,9 @@ class Pack:
             self._notices.append(number)
 
     def _take(self, line: str) -> None:
-        """Take a line of `work`: RANK: on NODE, RANK: alive or RANK: end TASK STATUS START END."""
+        """Take a line of `work`: RANK: on NODE, RANK: alive, or RANK: end TASK STATUS START END, with
+        cut in place of end for a task that `work` had to end.
+        """
         label, _, text = line.partition(":")
         verb, *words = text.split() or [""]
         if not label.strip().isdigit():
@@ -233,14 +239,15 @@ class Pack:
             return
         self._seen[rank] = time.monotonic()
         node = self._nodes[rank]
-        if verb == "end":
+        if verb in ("end", "cut"):
             number, status = int(words[0]), int(words[1])
             node.free.append(node.running.pop(number))
             if self.is_ending and status == restarts.SAVED:
                 # The task has saved its work, and goes on when the job starts again.
                 return
             start, end = map(float, words[2:])
-            self.tasks.end(number, status, node=node.name, start=start, end=end)
+            is_cut = verb == "cut"
+            self.tasks.end(number, status, is_cut=is_cut, node=node.name, start=start, end=end)
 
     def _start_tasks(self) -> None:
         running = sum(len(node.running) for node in self._nodes.values())
@@ -340,6 +347,8 @@ class Worker:
         self._program = list(program)
         self._secrets = task.read_secrets(options)
         self._sweep = read_sweep(".") if "sweep" in options else None
+        # Whether the tasks were told to end.
+        self._is_ending = False
         # Number of a task -> its process and its start.
         self.running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
         self._gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
@@ -376,6 +385,9 @@ class Worker:
             self._emit(number, 127 if isinstance(exc, FileNotFoundError) else 126, start)
             return
         self.running[number] = process, start
+        if self._is_ending:
+            # The signal came before.
+            process.terminate()
 
     def _variables(self, number: int, slot: int) -> dict[str, str]:
         """Return the variables that differ between tasks."""
@@ -413,16 +425,17 @@ class Worker:
                 del self.running[number]
                 self._emit(number, code if code >= 0 else restarts.FROM_SHELL - code, start)
 
-    @staticmethod
-    def _emit(number: int, status: int, start: float) -> None:
+    def _emit(self, number: int, status: int, start: float) -> None:
         for name in ("stdout.log", "stderr.log"):
             with suppress(OSError):
                 if not os.path.getsize(f"task-{number}/{name}"):
                     os.unlink(f"task-{number}/{name}")
-        say(f"end {number} {status} {start:.3f} {time.time():.3f}")
+        verb = "cut" if self._is_ending else "end"
+        say(f"{verb} {number} {status} {start:.3f} {time.time():.3f}")
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the tasks. Those that do not handle a notice of the end keep running."""
+        self._is_ending = self._is_ending or number in ENDING
         for process, _ in self.running.values():
             if number in ENDING or processes.handles(process.pid, number):
                 process.send_signal(number)

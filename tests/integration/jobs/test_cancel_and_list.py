@@ -15,7 +15,7 @@ from clusterctl.errors import SchedulerError, UsageError
 from clusterctl.jobs.queue import cancel, find_or_list, known_jobs, list_jobs
 from clusterctl.scheduler.base import AccountingAwayError
 from tests.support.messages import refused as rejected
-from tests.support.played.cluster import finished, submitted
+from tests.support.played.cluster import finished, packed, submitted
 
 
 def test_cancel_names_jobs_that_had_ended(session, cluster, tmp_path):
@@ -50,6 +50,19 @@ def test_cancel_some_jobs_fail_cancels_the_rest(session, cluster, tmp_path):
     ]
     cluster.change(ids[0], owner="")
     assert cancel(session, [ids[0]]).errors == {}
+
+
+def test_task_of_a_packed_job_is_not_a_job_of_slurm(session, cluster, tmp_path):
+    """Its job keeps running. A number that is not a task's is unknown."""
+    job_id = packed(session, tmp_path, "true", "0-3")
+    done = cancel(session, [f"{job_id}_2", f"{job_id}_4"])
+    assert {task: error.code for task, error in done.errors.items()} == {
+        f"{job_id}_2": "task-is-packed",
+        f"{job_id}_4": "unknown-job",
+    }
+    with rejected("task-is-packed", SchedulerError):
+        known_jobs(session, [f"{job_id}_0"])
+    assert cluster.job(job_id)["state"] == "RUNNING"
 
 
 def test_cancel_malformed_id_cancels_nothing(session, cluster, tmp_path):

@@ -37,7 +37,7 @@ from tests.support.inventories import with_inventory
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
-from tests.support.played.cluster import PlayedCluster, finished, submitted
+from tests.support.played.cluster import PlayedCluster, finished, packed, submitted
 from tests.support.sweeps import in_sweep
 
 
@@ -88,6 +88,26 @@ def test_wait(session, cluster, tmp_path):
     assert len(states) == len(set(states))
     raise_unless_completed(session, [job])
     assert [entry.state for entry in cluster.ledger.entries()] == ["COMPLETED"]
+
+
+def test_logs_of_a_packed_task_are_its_own_until_its_job_has_ended(session, cluster, tmp_path):
+    job_id = packed(session, tmp_path, "true", "0-3")
+    folder = Path(cluster.job(job_id)["dir"])
+    # The task has written nothing yet, and no such task exists.
+    assert log_of(session, f"{job_id}_2") == []
+    with refused("unknown-job", SchedulerError):
+        log_of(session, f"{job_id}_4")
+    for task in (1, 2):
+        (folder / f"task-{task}").mkdir()
+        (folder / f"task-{task}" / "stdout.log").write_text(f"task {task}\n")
+    follower = Follower()
+
+    def end(chunk: LogChunk) -> None:
+        follower(chunk)
+        cluster.change(job_id, state="COMPLETED", end=2_000_000_000)
+
+    (job,) = follow(session, f"{job_id}_2", on_output=end, timeout_s=60)
+    assert (follower.text(), follower.chunks[0].task, job.id) == ("task 2\n", 2, job_id)
 
 
 def test_wait_notes_missing_nodes_only(cluster, tmp_path):

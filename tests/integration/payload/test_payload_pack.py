@@ -5,8 +5,10 @@ prints their ends.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.support.processes import ROOT
@@ -89,6 +91,22 @@ def test_end_of_a_task_has_its_status_as_in_a_shell(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "task-1").iterdir()] == []
     node = start_missing(tmp_path / "again")
     assert node.split()[:3] == ["end", "1", "127"]
+
+
+def test_end_of_the_job_cuts_tasks(tmp_path: Path) -> None:
+    node = start(tmp_path, "sh", "-c", "[ $SLURM_ARRAY_TASK_ID = 1 ] || exec sleep 60")
+    assert node.stdin is not None
+    assert node.stdout is not None
+    assert node.stdout.readline().startswith("on ")
+    node.stdin.write("1 1 0\n")
+    assert next(line for line in node.stdout if line != "alive\n").split()[:3] == ["end", "1", "0"]
+    node.stdin.write("1 2 0\n")
+    while not (tmp_path / "task-2" / "stdout.log").exists():
+        time.sleep(0.01)
+    node.send_signal(signal.SIGTERM)
+    printed, _ = node.communicate()
+    (cut,) = (line.split() for line in printed.splitlines() if line != "alive")
+    assert cut[:3] == ["cut", "2", "143"]
 
 
 def start_missing(folder: Path) -> str:

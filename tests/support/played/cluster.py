@@ -127,6 +127,18 @@ def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> 
     return submit(session, JobSpec(name=name, script=script)).job_id
 
 
+def packed(session: Session, folder: Path, body: str, array: str) -> str:
+    """The id of a job that runs the tasks of a shell script (`--pack`), of which none starts: the
+    doubles have no steps on other nodes.
+    """
+    script = folder / "task.sh"
+    script.write_text(f"#!/bin/bash\n{body}\n")
+    job = JobSpec(name="packed", script=script, pack=True, array=array)
+    logs = "#SBATCH --output=stdout.log\n#SBATCH --error=stderr.log"
+    prepared = PreparedJob(job, f"#!/bin/bash\n{logs}\nsleep 300\n", source=source_of(job))
+    return Submitter(session).submit(prepared).job_id
+
+
 def finished(
     session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine"
 ) -> str:

@@ -57,6 +57,17 @@ def test_tasks_that_succeeded_in_an_earlier_attempt_do_not_run_again(tmp_path: P
     assert tasks.succeeded == {0, 1, 2, 3}
 
 
+def test_task_that_the_end_of_the_job_has_cut_did_not_fail(tmp_path: Path) -> None:
+    records = tmp_path / "packed.jsonl"
+    tasks = Tasks([0, 1], str(records))
+    tasks.end(0, 143, is_cut=True)
+    tasks.end(1, 0, is_cut=True)
+    assert tasks.failures == {}
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert lines == [{"task": 0, "status": 143, "is_cut": True}, {"task": 1, "status": 0}]
+    assert run_all(Tasks([0, 1], str(records)), {}) == [0]
+
+
 @pytest.mark.parametrize(
     ("options", "variables", "slots"),
     [

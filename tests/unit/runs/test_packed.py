@@ -25,18 +25,21 @@ def test_last_end_of_a_task_counts(tmp_path: Path) -> None:
         {"task": 0, "status": 0, **END},
         {"task": 2, "status": 4, **END},
         {"task": 4, "status": 255, **END},
+        {"task": 5, "status": 143, **END, "is_cut": True},
     )
-    tasks = packed_tasks(tree, "12", range(5), has_ended=True)
+    tasks = packed_tasks(tree, "12", range(6), has_ended=True)
     assert [(task.id, task.state, task.exit_code, task.signal) for task in tasks] == [
         ("12_0", "COMPLETED", 0, 0),
         ("12_1", "FAILED", None, 9),
         ("12_2", "FAILED", 4, 0),
         ("12_3", "CANCELLED", None, None),
         ("12_4", "FAILED", 255, 0),
+        ("12_5", "CANCELLED", None, 15),
     ]
     assert (tasks[0].nodes, tasks[0].elapsed_s, tasks[3].elapsed_s) == (("n1",), 3, None)
-    (waiting,) = packed_tasks(tree, "12", [3], has_ended=False)
-    assert waiting.state == "PENDING"
+    # A job that is started again runs both.
+    waiting = packed_tasks(tree, "12", [3, 5], has_ended=False)
+    assert [task.state for task in waiting] == ["PENDING", "PENDING"]
 
 
 def test_damaged_records_of_a_job_are_passed_over(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.runs import time_use
 from clusterctl.runs.find import Row
 from clusterctl.runs.time_use import find_time_use, time_use_of, total_time_use
-from clusterctl.state.run_record import RunRecord
+from clusterctl.state.run_record import RunRecord, TaskRecord
 from tests.unit.runs.made import TIME, made_run
 
 NODE = "demo-train-1"
@@ -105,6 +105,22 @@ def test_time_use_divides_what_a_program_measured(tmp_path: Path) -> None:
         "running": 7.5,
         "exit": 10,
     }
+
+
+def test_time_use_of_packed_tasks_is_of_their_own_programs(tmp_path: Path) -> None:
+    """The job has run from second 10 to 60, its first task to 25, and its last has not run."""
+    run = made(tmp_path, [(10, 60)], events=[started(11), ended(55)])
+    times = {"start_time": TIME + 12, "end_time": TIME + 25}
+    attempt = {**times, "nodes": [NODE]}
+    packed = [
+        TaskRecord(id="1_0", state="COMPLETED", nodes=(NODE,), attempts=(attempt,), **times),
+        TaskRecord(id="1_1", state="CANCELLED"),
+    ]
+    run = run.model_copy(update={"packed": tuple(packed)})
+    first, last = Row(run).tasks
+    assert total_time_use([first]) == {"queue": 12, "running": 13}
+    assert total_time_use([last]) == {}
+    assert total_time_use([Row(run)])["queue"] == 10
 
 
 def test_time_use_counts_repeated_steps_as_redone(tmp_path: Path) -> None:
