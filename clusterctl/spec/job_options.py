@@ -38,6 +38,7 @@ from clusterctl.spec.job_values import (
     Alarm,
     Argument,
     Array,
+    Command,
     Count,
     Dependency,
     EnvironmentModule,
@@ -670,7 +671,7 @@ class JobOptions(Model):
         ),
     ] = ()
     build: Annotated[
-        Text | None,
+        Command | None,
         JobOption(
             "Shell command that builds the program on the job's first node before it starts, such "
             "as 'make -j4'. Jobs with the same files take the result.",

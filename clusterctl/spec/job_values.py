@@ -202,6 +202,12 @@ def _folder(value: object, info: ValidationInfo) -> object:
     )
 
 
+def _has_words(value: str) -> str:
+    if not value.strip():
+        raise BadValueError("bad-value", "must be a command, not an empty text")
+    return value
+
+
 def _environment_there(value: str) -> str:
     if not value.strip() or not value.isprintable():
         raise BadValueError(
@@ -229,6 +235,9 @@ def _run(value: str, info: ValidationInfo) -> str:
 
 
 Text = Annotated[str, AfterValidator(_can_travel)]
+Command = Annotated[
+    Text, AfterValidator(_has_words), WithJsonSchema({"type": "string", "minLength": 1})
+]
 # The folder to send with a script.
 Folder = Annotated[
     bool | Path,

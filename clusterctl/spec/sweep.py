@@ -9,6 +9,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import cached_property
@@ -37,7 +38,14 @@ _OPTION: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _KEY: Final = re.compile(r"\+{0,2}[A-Za-z][\w./@-]{0,63}")
 _PAIR: Final = re.compile(r"[+~]{0,2}[A-Za-z][\w./@-]*=.*", re.DOTALL)
 _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
-_NUMBERS: Final = re.compile(r"(?:log\s+)?[+-]?\.?\d\S*\.\.[+-]?\.?\d\S*")
+# A range of numbers, also in brackets and without one of its ends.
+_BOUND: Final = r"[+-]?\.?\d\S*"
+_NUMBERS: Final = re.compile(
+    rf"(?:log\s+)?[\[({{]?(?:{_BOUND}?\.\.\.?{_BOUND}|{_BOUND}?\.\.\.?[\])}}]?)"
+    rf"|(?:log\s+)?[\[({{]?\.\.\.?[+-]?\d\S*"
+)
+# In a list of numbers, it stands for values that are left out, as in 1,2,...,8.
+_LEFT_OUT: Final = frozenset({"..", "...", "…"})
 _MAX_REPEATS: Final = 100
 
 # argparse takes these for negative numbers, and other words that begin with - for options.
@@ -78,27 +86,30 @@ def _texts(value: object) -> object:
             raise BadValueError(
                 "sweep-value", f"{shown(entry)} is not a text, number or boolean{advice}"
             )
-        match = _RANGE.fullmatch(entry)
-        texts += _whole_numbers(entry, match) if match else [entry]
+        texts += _whole_numbers(entry)
+    left_out = next((text for text in texts if text in _LEFT_OUT), None)
+    if left_out and any(re.fullmatch(_BOUND, text) for text in texts):
+        raise _not_a_range(left_out)
     return tuple(texts)
 
 
-def _whole_numbers(text: str, match: re.Match[str]) -> list[str]:
-    try:
-        first = int(match[2])
-        last = int(match[3])
-    except ValueError:
-        if not _NUMBERS.fullmatch(text):
-            return [text]
-        first = 0
-        last = -1
-    if match[1] or not 0 <= last - first < MAX_TASKS:
-        raise BadValueError(
-            "sweep-range",
-            f"{shown(text)} is not a range of up to {MAX_TASKS} whole numbers, such as 0..2; "
-            "only `random` of a job file has other ranges",
-        )
-    return [str(number) for number in range(first, last + 1)]
+def _whole_numbers(text: str) -> list[str]:
+    """Return the numbers of a range such as ``0..2``. Any other text is a value."""
+    match = _RANGE.fullmatch(text)
+    with suppress(ValueError):
+        if match and not match[1] and 0 <= int(match[3]) - int(match[2]) < MAX_TASKS:
+            return [str(number) for number in range(int(match[2]), int(match[3]) + 1)]
+    if _NUMBERS.fullmatch(text):
+        raise _not_a_range(text)
+    return [text]
+
+
+def _not_a_range(text: str) -> BadValueError:
+    return BadValueError(
+        "sweep-range",
+        f"{shown(text)} is not a range of up to {MAX_TASKS} whole numbers, such as 0..2; "
+        "only `random` of a job file has other ranges",
+    )
 
 
 def _drawn_from(value: object) -> object:

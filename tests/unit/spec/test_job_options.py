@@ -189,3 +189,9 @@ def test_placement_options_apply_to_shell_and_replay() -> None:
         option = OPTIONS[name]
         assert (option.in_shell, option.in_replay, option.again) == (True, True, Again.REPEATED)
         assert option.compared is (name in {"partition", "constraint"})
+
+
+@pytest.mark.parametrize("command", ["", " \n"])
+def test_build_without_a_command_is_refused(command: str) -> None:
+    with refused("bad-value", UsageError):
+        job_options({"build": command})

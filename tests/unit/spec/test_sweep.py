@@ -150,7 +150,11 @@ def test_flag_with_a_bracket_that_is_not_closed_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0.1..0.5", "1e-5..1e-2", "log 1..8", "0..10:2", "0..9..3", "-1.5..1.5"]
+    "text",
+    [
+        *("0.1..0.5", "1e-5..1e-2", "log 1..8", "0..10:2", "0..9..3", "-1.5..1.5"),
+        *("1..", "..5", "1...", "1e-5..", "log 1..", "{1..3}", "[1..]"),
+    ],
 )
 def test_range_of_other_than_whole_numbers_is_refused_in_a_grid(text: str) -> None:
     with refused("sweep-range", UsageError):
@@ -158,7 +162,13 @@ def test_range_of_other_than_whole_numbers_is_refused_in_a_grid(text: str) -> No
     assert tasks(list=[{"x": text}]) == [{"x": text}]
 
 
-@pytest.mark.parametrize("text", ["v1..v2", "main..dev", "../a..b", "..", "1...", "a..3"])
+@pytest.mark.parametrize("text", ["1,2,...,8", "1,..,8", "0.1,…"])
+def test_dots_in_a_list_of_numbers_are_refused(text: str) -> None:
+    with refused("sweep-range", UsageError):
+        job_options({"sweep": [f"x={text}"]})
+
+
+@pytest.mark.parametrize("text", ["v1..v2", "main..dev", "../a..b", "..", "1..x", "a..3"])
 def test_text_with_two_dots_is_a_value(text: str) -> None:
     assert tasks(grid={"x": text}) == [{"x": text}]
 
