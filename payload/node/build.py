@@ -9,6 +9,7 @@ jobs copy them. Uses only the standard library of Python 3.8 or newer.
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import io
 import json
@@ -34,6 +35,15 @@ FROM_SHELL = 128
 # The NVIDIA driver has a folder for each GPU, whose file information has a line with its model.
 GPUS = "/proc/driver/nvidia/gpus"
 CHUNK = 1 << 20
+# Files of an environment that pip, conda and R write when they install or remove a package.
+RECORDS = (
+    "conda-meta/*.json",
+    "lib/python3*/site-packages/*.dist-info/RECORD",
+    "lib/python3*/site-packages/*.egg-*",
+    "lib/python3*/site-packages/*.pth",
+    "lib/R/library/*/DESCRIPTION",
+    "pyvenv.cfg",
+)
 
 
 def build(options: Mapping[str, str]) -> int:
@@ -138,24 +148,40 @@ def sha256_of(path: str) -> str:
 
 
 def key_of(options: Mapping[str, str], source: str) -> str:
-    """Return the hash of what a build depends on: files, command, modules, Python environment,
-    system, processor and models of GPUs.
+    """Return the hash of what a build depends on: files, command, modules, Python environment with
+    its packages, system, processor and models of GPUs.
 
     source: text of source.json.
     """
+    path = os.environ.get("CLUSTERCTL_PATH", "")
     cpu = [line for line in task.text_of("/proc/cpuinfo").splitlines() if line[:10] == "model name"]
     parts = (
         source,
         options["build"],
         options.get("start", ""),
         os.environ.get("LOADEDMODULES", ""),
-        os.environ.get("CLUSTERCTL_PATH", ""),
+        *(task.text_of(file) for file in os.environ.get("_LMFILES_", "").split(":")),
+        path,
+        *(record for folder in path.split(":") for record in installed(folder)),
         os.uname().machine,
         task.text_of("/etc/os-release"),
         *cpu[:1],
         *gpu_models(),
     )
     return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def installed(programs: str) -> list[str]:
+    """Return the files that record the packages of an environment, each with its time.
+
+    programs: the environment's folder ``bin``.
+    """
+    found = []
+    for pattern in RECORDS:
+        for path in sorted(glob.glob(f"{glob.escape(programs)}/../{pattern}")):
+            with suppress(OSError):
+                found.append(f"{path} {os.stat(path).st_mtime_ns}")
+    return found
 
 
 def gpu_models() -> list[str]:

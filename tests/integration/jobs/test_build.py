@@ -14,6 +14,7 @@ from clusterctl.scheduler.script import Environment, render_script
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import file_sha256
+from payload.node.build import key_of
 from tests.support.inventories import inventory_with
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, INVENTORY, Batch, play, rendered, shell_job
@@ -88,6 +89,33 @@ def test_another_environment_or_gpu_is_another_build(batch: Batch) -> None:
         text = render_script(INVENTORY, job, payload_hash=HASH, environment=prefix)
         assert batch.run(text)[:2] == (0, "one\n")
         assert calls(batch) == count
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "conda-meta/zlib-1.3-0.json",
+        "lib/python3.13/site-packages/six-1.17.dist-info/RECORD",
+        "lib/R/library/dplyr/DESCRIPTION",
+        "modulefile",
+    ],
+)
+def test_environment_that_was_changed_in_its_place_is_another_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_PATH", f"{tmp_path}/bin:/usr/bin")
+    monkeypatch.setenv("_LMFILES_", f"{tmp_path}/modulefile")
+    (tmp_path / "bin").mkdir()
+    keys = [key_of({"build": "make"}, "")]
+    file = tmp_path / record
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for text in ("1", "2"):
+        file.write_text(text)
+        # A clock of the file system may not have advanced between the two.
+        os.utime(file, ns=(int(text), int(text)))
+        keys.append(key_of({"build": "make"}, ""))
+    assert len(set(keys)) == 3
+    assert key_of({"build": "make"}, "") == keys[-1]
 
 
 @pytest.mark.parametrize("edit", ["changed", "added", "unlisted"])
