@@ -3,12 +3,14 @@ PIP_ARGUMENT...
 
 pip has options to select wheels for another Python version, but evaluates markers such as
 `; python_version < "3.12"` for the Python that runs it. MARKERS: their values on the node, as JSON.
+pip also prints which pages of an index it can't read, which it otherwise tells only with `-vv`.
 This file imports nothing of clusterctl.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import runpy
 import sys
 
@@ -16,8 +18,17 @@ from pip._vendor.packaging import markers
 
 
 def answer_for(values: str) -> None:
-    """Make pip evaluate markers with these values (JSON)."""
+    """Make pip evaluate markers with these values (JSON), and print the pages that it can't read."""
     markers.default_environment = json.loads(values).copy
+    collector = logging.getLogger("pip._internal.index.collector")
+    collector.setLevel(logging.DEBUG)
+    collector.addFilter(_is_shown)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    if str(record.msg).startswith("Could not fetch URL"):
+        record.levelno = max(record.levelno, logging.INFO)
+    return record.levelno >= logging.INFO
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from typing import Final
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from clusterctl.errors import MachineError, Notice, UsageError
+from clusterctl.errors import ClusterctlError, MachineError, Notice, UsageError
 from clusterctl.packages.accelerators import Builds, CudaBuildError, cpu_index
+from clusterctl.packages.index_failures import index_error
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.requirement_files import contents_of
@@ -459,9 +460,11 @@ def _move_to_cache(path: Path) -> Wheel:
 
 def _unresolvable(
     requirements: Requirements, result: Result, archives: SourceArchives
-) -> UsageError:
+) -> ClusterctlError:
     if archives.failures:
         return archives.error(requirements.where, requirements.node)
+    if error := index_error(result.stdout, requirements.where):
+        return error
     begin = _REASON_BEGINS.search(result.stdout)
     text = result.stdout[begin.start() :] if begin else result.stdout[-_LONGEST_REASON:]
     reason = text.partition("\nTo fix this")[0].strip()

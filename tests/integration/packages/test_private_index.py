@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import MachineError
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.wheelhouse import Lock, Pip, Requirements, resolve
@@ -101,6 +102,17 @@ def test_password_of_an_index_is_nowhere_but_in_netrc(project: Path, name: str) 
 
 def test_index_that_refuses_the_password_is_an_error_without_it(project: Path) -> None:
     (project.parent / ".netrc").write_text(f"machine 127.0.0.1 login eve password {CANARY}\n")
-    with refused("requirements-unmet", UsageError) as caught:
+    with refused("index-unreadable", MachineError, "401") as caught:
         resolved(project / "requirements.txt")
     assert CANARY not in str(caught.value)
+
+
+def test_index_without_a_server_is_no_conflict_of_versions(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    (project / "requirements.txt").write_text(f"--index-url http://127.0.0.1:{port}/\nfirst\n")
+    with refused("index-unreadable", MachineError, f"127.0.0.1:{port}/first/"):
+        resolved(project / "requirements.txt")
