@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,13 +36,14 @@ from clusterctl.errors import UsageError
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.requirement_files import (
     contents_of,
+    decoded,
     include,
     read_requirements,
     reject_source,
     with_absolute_include,
 )
 from clusterctl.spec.names import first_few
-from clusterctl.spec.program import script_block
+from clusterctl.spec.program import head_of, script_block
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest
 from clusterctl.util.numbers import counted
@@ -118,7 +120,7 @@ def content_hash(choices: Sequence[Path]) -> str:
         if _is_of_pip(file):
             parts += (content for _, content in contents_of(file))
         else:
-            parts.append(_text(file).encode(errors="surrogateescape"))
+            parts.append(_text(file).encode())
     return digest(*parts)
 
 
@@ -144,7 +146,7 @@ def find_package_file(script: Path, top: Path) -> Path | None:
     top = top.resolve()
     script = script.parent.resolve() / script.name
     lock = script.with_name(f"{script.name}.lock")
-    if script_block(script) is not None:
+    if script_block(script, head_of(script)) is not None:
         return lock if lock.is_file() else script
     for folder in (script.parent, *script.parent.parents):
         if not folder.is_relative_to(top):
@@ -218,7 +220,7 @@ def _toml(file: Path) -> dict[str, Any]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(errors="surrogateescape")
+        raw = file.read_bytes()
     except (OSError, ValueError) as exc:
         # A path with a null byte raises a ValueError.
         raise UsageError(
@@ -228,6 +230,7 @@ def _text(file: Path) -> str:
             fix="pass a file that lists packages: requirements.txt, pyproject.toml, uv.lock, "
             "pylock.toml or a script with a comment `# /// script`",
         ) from exc
+    return decoded(raw, file)
 
 
 def _malformed(file: Path, why: str) -> UsageError:
@@ -304,7 +307,6 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
     else:
         project = file.with_name("pyproject.toml")
         content = _toml(project)
-        _reject_stale(file, content)
         extras, groups = _chosen(project, content, names)
         options += ["--no-default-groups", "--no-emit-project"]
         options += [word for extra in extras for word in ("--extra", extra)]
@@ -318,9 +320,12 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
             f"uv can't read {file.name}",
             code="uv-lock-unreadable",
             where=str(file),
-            why=result.stderr.strip()[-1000:],
-            fix="write the lock again with `uv lock`",
+            why=result.stderr.strip()[:1000],
+            fix=f"write the lock again with `uv lock`; if it is of a newer uv than {version('uv')}, "
+            "write pylock.toml with `uv export -o pylock.toml`, and use --requirements pylock.toml",
         )
+    if not is_script:
+        _reject_stale(file, _toml(file.with_name("pyproject.toml")))
     return _of_pylock(file, tomllib.loads(result.stdout), (), node, names)
 
 
@@ -542,7 +547,7 @@ def _reject_sources_of_uv(file: Path, table: Mapping[str, Any], command: str) ->
 
 
 def _of_script(file: Path, node: NodePlatform) -> PackageList:
-    block = script_block(file)
+    block = script_block(file, _text(file).split("\n"))
     if block is None:
         raise UsageError(
             f"{file.name} lists no packages",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import locale
 import os
 import re
 import shlex
@@ -13,6 +15,16 @@ from clusterctl.errors import UsageError
 from clusterctl.util.assets import file_sha256
 
 _MAX_BYTES: Final = 4 << 20
+# The mark of UTF-32 begins with that of UTF-16. These decoders leave the mark in the text.
+_MARKS: Final = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+# A comment in one of the first two lines.
+_CODING: Final = re.compile(rb"(?:.*\n)?#.*coding[:=]\s*([-\w.]+)")
 _INCLUDE: Final = re.compile(r"^(-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
 COMMENT: Final = re.compile(r"(^|\s+)#.*$")
 
@@ -30,9 +42,9 @@ def contents_of(
     file = file.absolute()
     if file in parents:
         return
-    raw = _read(file, named_in)
-    yield str(file.parent).encode(errors="surrogateescape"), raw
-    for number, line in _lines(raw.decode(errors="replace")):
+    text = _read(file, named_in)
+    yield str(file.parent).encode(errors="surrogateescape"), text.encode()
+    for number, line in _lines(text):
         if match := _INCLUDE.match(line):
             name = match[2].strip("\"'")
             visited = parents | {file}
@@ -58,7 +70,7 @@ def contents_of(
 
 def read_requirements(file: Path) -> Iterator[str]:
     """Yield the lines of a requirements file, without comments, or raise a UsageError."""
-    yield from (line for _, line in _lines(_read(file, "").decode(errors="replace")))
+    yield from (line for _, line in _lines(_read(file, "")))
 
 
 def with_absolute_include(line: str, folder: Path) -> str:
@@ -97,7 +109,38 @@ def reject_source(line: str, folder: Path, where: str) -> None:
         )
 
 
-def _read(file: Path, named_in: str) -> bytes:
+def decoded(raw: bytes, file: Path, where: str = "") -> str:
+    """Return the text of a file that lists packages, as pip decodes it: by its byte order mark, by
+    its comment `coding` (PEP 263), as UTF-8, or by the user's locale.
+
+    where: the line that names ``file``. Default: ``file``. Raise a UsageError if the file can't be
+    decoded.
+    """
+    encodings = ["utf-8", locale.getencoding()]
+    if comment := _CODING.match(raw):
+        encodings = [comment[1].decode()]
+    for mark, encoding in _MARKS:
+        if raw.startswith(mark):
+            encodings = [encoding]
+            break
+    for encoding in encodings:
+        try:
+            return raw.decode(encoding).removeprefix("\ufeff")
+        except UnicodeDecodeError as exc:
+            line = raw.count(b"\n", 0, exc.start) + 1
+            reason = f"line {line} is not {encoding.upper()}: {exc.reason}"
+        except LookupError:
+            reason = f"its comment names the unknown encoding {encoding}"
+    raise UsageError(
+        f"{file.name} can't be read as text",
+        code="packages-not-text",
+        where=where or str(file),
+        why=reason,
+        fix=f"save the file in UTF-8, such as with `iconv -f LATIN1 -t UTF-8 {shlex.quote(file.name)}`",
+    )
+
+
+def _read(file: Path, named_in: str) -> str:
     name = f"the requirements file {file}"
     fix = "pass a file in pip's requirements format"
     if file.suffix in _OTHER_FORMATS or file.name in _OF_TOOLS:
@@ -127,7 +170,7 @@ def _read(file: Path, named_in: str) -> bytes:
             where=named_in,
             fix=fix,
         )
-    return raw
+    return decoded(raw, file)
 
 
 # Formats of conda, of Python projects, and of other tools.

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -51,9 +52,9 @@ _BY_UV: Final = re.compile(rb"#!.*\b(?:uv|pipx)\b.*\brun\b")
 _MAKEFILES: Final = frozenset({"makefile", "gnumakefile"})
 _SOURCES: Final = frozenset(".c .cc .cpp .cxx .cu .f .f90 .f95 .for .rs .go .java .hs".split())
 _IMAGES: Final = frozenset({".sif", ".simg"})
-# The comment of a program that lists its packages (PEP 723).
+# The comment of a program that lists its packages (PEP 723). It ends at the last line `# ///`.
 _SCRIPT_BLOCK: Final = re.compile(
-    r"^# /// script[ \t]*\n((?:#(?: .*)?\n)+?)# ///[ \t]*$", re.MULTILINE
+    r"^# /// script[ \t]*\n((?:#(?: .*)?\n)+)# ///[ \t]*$", re.MULTILINE
 )
 _SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
 
@@ -167,14 +168,26 @@ def holds_package(root: Path, name: str) -> bool:
     return False
 
 
-def script_block(path: Path) -> str | None:
-    """Return the TOML text in a program's comment ``# /// script`` (PEP 723). None: it has none."""
-    text = "".join(f"{line.removesuffix(chr(13))}\n" for line in head_of(path))
-    block = _SCRIPT_BLOCK.search(text)
-    if block is None:
+def script_block(path: Path, lines: Iterable[str]) -> str | None:
+    """Return the TOML text in a program's comment ``# /// script`` (PEP 723). None: it has none.
+
+    lines: of the program. Raise a UsageError if the program has several such comments.
+    """
+    text = "".join(f"{line.removesuffix(chr(13))}\n" for line in lines)
+    blocks = list(_SCRIPT_BLOCK.finditer(text.removeprefix("\ufeff")))
+    if not blocks:
         return None
-    lines = block[1].splitlines(keepends=True)
-    return "".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+    if len(blocks) > 1:
+        places = [text.count("\n", 0, block.start()) + 1 for block in blocks]
+        raise UsageError(
+            f"{path.name} has several comments `# /// script`",
+            code="script-blocks",
+            where=str(path),
+            why=f"lines {' and '.join(map(str, places))} begin one, and PEP 723 allows one",
+            fix="join them in one comment",
+        )
+    comment = blocks[0][1].splitlines(keepends=True)
+    return "".join(line.removeprefix("#").removeprefix(" ") for line in comment)
 
 
 def is_file(path: Path) -> bool:

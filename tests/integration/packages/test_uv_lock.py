@@ -105,9 +105,14 @@ def test_lock_older_than_the_project_is_refused(project: Path) -> None:
     assert "third-part" in caught.value.why
 
 
-def test_lock_that_uv_can_not_read_is_refused(project: Path) -> None:
-    (project / "uv.lock").write_text("version = 99\n[[package]]\nname='first'\n")
-    with refused("uv-lock-unreadable", UsageError, "uv lock"):
+@pytest.mark.parametrize(
+    "text",
+    # Formats of a newer uv and of an older one, and a lock without packages.
+    ["version = 99\n", "version = 1\n[[distribution]]\nname = 'first'\n", "version = 1\n"],
+)
+def test_lock_that_uv_can_not_read_is_refused(project: Path, text: str) -> None:
+    (project / "uv.lock").write_text(text)
+    with refused("uv-lock-unreadable", UsageError, "uv lock", "uv export"):
         resolved(project / "uv.lock")
 
 

@@ -66,6 +66,7 @@ sdist = {url = "https://f.example.org/logging-3.0.tar.gz", hashes = {sha256 = "f
 name = "member"
 directory = {path = "packages/member", editable = true}
 """
+SCRIPT = '# /// script\n# dependencies = ["six"]\n# ///\n'
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +164,7 @@ def test_project_whose_packages_are_in_a_file_includes_that_file(tmp_path: Path)
         ),
         ("train.py", "import torch\n", "no-script-block", "requirements.txt"),
         ("train.py", "# /// script\n# x\n# ///\n", "packages-malformed", ""),
+        ("train.py", f"{SCRIPT}\nimport six\n{SCRIPT}", "script-blocks", "join"),
         (
             "train.py",
             '# /// script\n# dependencies = "numpy"\n# ///\n',
@@ -238,6 +240,39 @@ def test_script_gives_the_packages_in_its_comment(tmp_path: Path) -> None:
     lines, packages = listed(tmp_path, "train.py", text)
     assert lines == ["six"]
     assert packages.summary == "train.py: 1 package"
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("requirements.txt", b"six  # caf\xe9\n"),
+        ("requirements.txt", b"# coding: utf-9\nsix\n"),
+        ("requirements.txt", b"\xff\xfes\0i"),
+        ("pyproject.toml", b'[project]\ndependencies = ["a @ https://x/caf\xe9.whl"]\n'),
+        ("environment.yml", b"dependencies: [{pip: [six]}]  # \xe9\n"),
+        ("train.py", b'# /// script\n# dependencies = ["caf\xe9"]\n# ///\n'),
+        ("pylock.toml", b"\xe9"),
+    ],
+)
+def test_file_that_is_not_text_is_refused(tmp_path: Path, name: str, raw: bytes) -> None:
+    (tmp_path / name).write_bytes(raw)
+    with refused("packages-not-text", UsageError, "UTF-8") as caught:
+        content_hash([PackageList.read(tmp_path / name, NODE).file])
+    assert caught.value.where == str(tmp_path / name)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_byte_order_mark_tells_the_encoding(tmp_path: Path, encoding: str) -> None:
+    """Windows writes such files. pip reads them, too."""
+    file = tmp_path / "requirements.txt"
+    file.write_bytes("git+https://example.org/a\n".encode(encoding))
+    with refused("no-wheel", UsageError):
+        content_hash([file])
+    script = tmp_path / "a.py"
+    script.write_bytes(SCRIPT.encode(encoding))
+    assert PackageList.read(script, NODE).file.read_text() == "six\n"
+    file.write_bytes("# coding: latin-1\nsix  # \xe9\n".encode("latin-1"))
+    assert content_hash([file])
 
 
 def test_environment_of_conda_with_packages_of_pip_only_is_used(tmp_path: Path) -> None:
