@@ -94,6 +94,7 @@ class JobKeywords(ReplayKeywords, total=False):
     # Pattern of files to collect, such as 'results/**'.
     outputs: Sequence[str]
     # Copy files to a disk of each node before the start, unless they are there from an earlier job.
+    # SOURCE:TARGET:by-node shares a folder's files out among the nodes.
     stage: Sequence[str]
     # Environment variable K=V. K alone passes your current value of K.
     env: Mapping[str, str] | Sequence[str]

@@ -604,7 +604,7 @@ class JobOptions(Model):
         Stages,
         JobOption(
             "Copy files to a disk of each node before the start, unless they are there from an "
-            "earlier job.",
+            "earlier job. SOURCE:TARGET:by-node shares a folder's files out among the nodes.",
             metavar="SOURCE:TARGET",
             examples=("/shared/data/x:/scratch/x",),
             needs_slurm=True,

@@ -282,13 +282,13 @@ Image = Annotated[Text, AfterValidator(_image)]
 
 # A pattern as in a .gitignore file.
 def _stage(text: str) -> str:
-    """Check a value of --stage, such as ``/shared/x:$TMPDIR/x``."""
-    source, colon, target = text.partition(":")
-    if not colon or not all(_PLACE.fullmatch(path) for path in (source, target)):
+    """Check a value of --stage, such as ``/shared/x:$TMPDIR/x`` or ``/shared/*.tar:/x:by-node``."""
+    source, _, target = text.removesuffix(":by-node").partition(":")
+    if not all(_PLACE.fullmatch(path) for path in (source, target)):
         raise BadValueError(
             "stage-form",
-            f"{shown(text)} does not have the form SOURCE:TARGET, with two paths on the nodes that "
-            "begin with /, ~/ or a variable such as $TMPDIR/",
+            f"{shown(text)} does not have the form SOURCE:TARGET or SOURCE:TARGET:by-node, with two "
+            "paths on the nodes that begin with /, ~/ or a variable such as $TMPDIR/",
         )
     return text
 
@@ -300,11 +300,11 @@ _PLACE = re.compile(r"(?:/|~/|\$[A-Za-z_]\w*/)[^:\0\n]*[^:\0\n/]")
 def _with_own_targets(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Reject values of --stage if one of their paths is another's target, or is in it."""
     for text in texts:
-        source, _, target = map(os.path.normpath, text.partition(":"))
+        source, target, *_ = map(os.path.normpath, text.split(":"))
         if f"{target}/".startswith(f"{source}/"):
             raise BadValueError("stage-inside", f"{shown(text)}: the target is in the source")
         for other in texts:
-            above = os.path.normpath(other.partition(":")[2])
+            above = os.path.normpath(other.split(":")[1])
             if other is not text and f"{target}/".startswith(f"{above}/"):
                 raise BadValueError(
                     "stage-twice",

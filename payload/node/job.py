@@ -14,7 +14,8 @@
         --build=COMMAND       build the program first (see build.py)
         --secrets=FOLDER      the folder with variables that only the program or its ranks get
         --each-node           each node has this folder, because the nodes share no folder
-        --stage=JSON          copy files to the nodes' disks first (see stage.py): a list of [SOURCE, TARGET]
+        --stage=JSON          copy files to the nodes' disks first (see stage.py): a list of [SOURCE, TARGET],
+                              or [SOURCE, TARGET, "by-node"] if each node gets a share of the files
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
     job.py shell [--secrets=FOLDER] PROGRAM...
@@ -734,7 +735,7 @@ def watch(words: Sequence[str]) -> int:
 def stage_files(pairs: Sequence[Sequence[str]]) -> list[int]:
     """Stage files on this node, and tell `run`. Return open files whose locks keep them.
 
-    pairs: (source, target).
+    pairs: (source, target), and "by-node" if each node gets its share of the files.
     """
     # Few jobs need this module, which imports others that are slow.
     from payload.node import stage
@@ -742,11 +743,14 @@ def stage_files(pairs: Sequence[Sequence[str]]) -> list[int]:
     node = task.host_name()
     locks: list[int] = []
     try:
-        for source, target in pairs:
+        own, count = (os.environ.get(f"SLURM_{name}") for name in ("NODEID", "JOB_NUM_NODES"))
+        place = int(own or 0), int(count or 1)
+        for source, target, *how in pairs:
             staged = stage.stage(
                 source,
                 target,
                 lambda text, target=target: say(f"{STAGING}{node}: {target}: {text}"),  # type: ignore[misc]
+                place if how else None,
             )
             locks += staged.locks
             say(f"{STAGING}{node}: {staged}")

@@ -4,16 +4,19 @@ job.py calls ``stage`` on each node. The target becomes a link to a copy in the 
 ``STORE`` beside it. The name of a copy is a hash of the list of its files: paths, sizes,
 times. So a later job with the same files finds its copy, and two jobs at once copy once. If a disk
 has no room, copies that no job uses are removed, the oldest first; if there is still no room, the
-target leads to the source. Locks tell which copies and targets are in use; a lock lasts until this
-process ends. Uses only the standard library of Python 3.8 or newer.
+target leads to the source. Each node may also get a share of a folder's files; without room, it
+gets links to them. Locks tell which copies and targets are in use; a lock lasts until this process
+ends. Uses only the standard library of Python 3.8 or newer.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import fnmatch
 import hashlib
 import os
+import re
 import shutil
 import stat
 import time
@@ -32,6 +35,8 @@ THREADS = 16
 SPARE = 0.02
 WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 PROGRESS_S = 10.0
+# A range of numbers in the name of a file, such as {000..127}.
+RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 
 
 class StageError(Exception):
@@ -52,20 +57,38 @@ class Entry(NamedTuple):
         return f"{self.path}\0{self.status.st_mode:o}\0{facts}"
 
 
+class Share(NamedTuple):
+    """The files of a folder that a node gets: those whose place in the list of all is ``node``
+    modulo ``nodes``. pattern: of their names, such as a*.tar or a-{00..31}.tar.
+    """
+
+    pattern: str
+    node: int
+    nodes: int
+
+
 class Files(NamedTuple):
-    """What is to be staged. source: a file or a folder. key: the name of the copy."""
+    """What is to be staged. source: a file or a folder. key: the name of the copy. share: the part
+    of the folder. None: all. as_links: whether the copy is a folder of links.
+    """
 
     source: str
     entries: Sequence[Entry]
     key: str
+    share: Share | None = None
+    as_links: bool = False
 
     @classmethod
-    def of(cls, source: str) -> Files:
-        """List the files. Raises the errors of ``entries_of``."""
-        entries = list(entries_of(source))
+    def of(cls, source: str, share: Share | None = None, *, as_links: bool = False) -> Files:
+        """List the files. Raises the errors of ``entries_of`` and ``entries_of_share``."""
+        entries = list(entries_of_share(source, share) if share else entries_of(source))
         lines = [os.path.realpath(source), *(entry.line for entry in entries)]
         text = "\n".join(lines).encode(errors="surrogateescape")
-        return cls(source, entries, hashlib.sha256(text).hexdigest()[:32])
+        key = hashlib.sha256(text).hexdigest()[:32]
+        return cls(source, entries, f"{key}-links" if as_links else key, share, as_links)
+
+    def listed_again(self) -> Files:
+        return Files.of(self.source, self.share, as_links=self.as_links)
 
     @property
     def regular(self) -> Sequence[Entry]:
@@ -73,7 +96,7 @@ class Files(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return sum(entry.status.st_size for entry in self.regular)
+        return 0 if self.as_links else sum(entry.status.st_size for entry in self.regular)
 
 
 class Staged(NamedTuple):
@@ -100,11 +123,18 @@ class Staged(NamedTuple):
         )
 
 
-def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
+def stage(
+    source: str,
+    target: str,
+    report: Callable[[str], None],
+    place: tuple[int, int] | None = None,
+) -> Staged:
     """Make the files of ``source`` available as ``target``, and return how.
 
     source, target: paths, which may begin with ~ or contain $VARIABLES of the node. report: called
-        with a text about the progress every ``PROGRESS_S`` seconds.
+        with a text about the progress every ``PROGRESS_S`` seconds. place: the number of this node
+        among so many nodes, each of which gets its share of the files. ``source`` is then a folder,
+        or a folder and a pattern of names.
 
     Raises:
         StageError: the source can't be read, the target can't be made, or another job uses the
@@ -112,12 +142,17 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
     """
     begin = time.monotonic()
     source, target = expanded(source), expanded(target)
+    share = None
+    if place is not None:
+        source, share = share_of(source, *place)
     reject_within(source, target)
     store = os.path.join(os.path.dirname(target), STORE)
     try:
-        files = Files.of(source)
+        files = Files.of(source, share)
     except OSError as exc:
         raise StageError(f"{exc.filename or source}: {exc.strerror}") from exc
+    room = files.bytes
+    where = f"{source}/{share.pattern}" if share else source
     copied = False
     reason = ""
     locks = []
@@ -131,6 +166,12 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
         reason = f"{exc.filename}: {what}" if exc.filename and exc.errno == errno.EACCES else what
         path = source
     try:
+        if reason and share:
+            # The source has the files of all nodes.
+            make_store(store)
+            files = Files.of(source, share, as_links=True)
+            locks.append(hold_copy(files, store, report)[0])
+            path = os.path.join(store, files.key)
         lock, leads = hold_target(target, path, files.key, store)
     except (OSError, StageError) as exc:
         for lock in locks:
@@ -143,7 +184,7 @@ def stage(source: str, target: str, report: Callable[[str], None]) -> Staged:
         reason = "another job that uses it found no room for a copy"
     seconds = time.monotonic() - begin
     count = len(files.regular)
-    return Staged(source, target, count, files.bytes, seconds, copied, reason, locks)
+    return Staged(where, target, count, room, seconds, copied, reason, locks)
 
 
 def reject_within(source: str, target: str) -> None:
@@ -176,6 +217,49 @@ def expanded(path: str) -> str:
     if "$" in text or not text.startswith("/"):
         raise StageError(f"{path} has a variable that is not set, or is not an absolute path")
     return os.path.normpath(text)
+
+
+def share_of(source: str, node: int, nodes: int) -> tuple[str, Share]:
+    """Return the folder of a source and this node's share. A source that is a folder has no pattern:
+    all of its files are shared out.
+    """
+    if os.path.isdir(source):
+        return source, Share("*", node, nodes)
+    folder, pattern = os.path.split(source)
+    return folder, Share(pattern, node, nodes)
+
+
+def entries_of_share(source: str, share: Share) -> Iterator[Entry]:
+    """Yield a folder and its files that are of a share, by their names. A link counts as the file to
+    which it leads.
+
+    StageError: there are fewer files than nodes. OSError: a file of a range is missing, or the folder
+    can't be read.
+    """
+    if RANGE.search(share.pattern):
+        names = names_in(share.pattern)
+    else:
+        found = fnmatch.filter(sorted(os.listdir(source)), share.pattern)
+        names = [name for name in found if os.path.isfile(os.path.join(source, name))]
+    if len(names) < share.nodes:
+        raise StageError(
+            f"{source}/{share.pattern} has fewer files ({len(names)}) than the job has nodes "
+            f"({share.nodes})"
+        )
+    yield Entry("", os.stat(source))
+    for name in names[share.node :: share.nodes]:
+        yield Entry(name, os.stat(os.path.join(source, name)))
+
+
+def names_in(pattern: str) -> list[str]:
+    """Return the names of a pattern with ranges such as {000..127}."""
+    match = RANGE.search(pattern)
+    if match is None:
+        return [pattern]
+    first, last = match.groups()
+    numbers = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+    rests = names_in(pattern[match.end() :])
+    return [pattern[: match.start()] + number + rest for number in numbers for rest in rests]
 
 
 def entries_of(source: str) -> Iterator[Entry]:
@@ -264,7 +348,7 @@ def _last_use(path: str) -> float:
 
 def has_room(store: str, size: int) -> bool:
     room = os.statvfs(store)
-    return size <= room.f_frsize * (room.f_bavail - SPARE * room.f_blocks)
+    return not size or size <= room.f_frsize * (room.f_bavail - SPARE * room.f_blocks)
 
 
 def remove_unused(path: str) -> None:
@@ -295,7 +379,7 @@ def copy(files: Files, path: str, report: Callable[[str], None]) -> None:
     part = path + PART
     try:
         _copy_all(files, part, report)
-        if Files.of(files.source).key != files.key:
+        if files.listed_again().key != files.key:
             raise OSError(errno.EAGAIN, "its files have changed while they were copied")
         os.rename(part, path)
     except BaseException:
@@ -313,6 +397,8 @@ def _copy_all(files: Files, part: str, report: Callable[[str], None]) -> None:
         if stat.S_ISDIR(entry.status.st_mode):
             os.mkdir(target, 0o700)
             folders.append((target, entry.status.st_mode))
+        elif files.as_links:
+            os.symlink(origin, target)
         elif stat.S_ISLNK(entry.status.st_mode):
             os.symlink(link_of(files.source, entry.path), target)
         else:

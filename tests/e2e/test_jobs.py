@@ -659,6 +659,19 @@ def test_staged_files_are_on_the_disk_of_each_node(cluster: Cluster) -> None:
     assert missing["diagnosis"]["code"] == "not-staged"
 
 
+def test_each_node_gets_its_share_of_staged_shards(cluster: Cluster) -> None:
+    prints = 'srun -n2 sh -c "cat /var/tmp/shards/*.tar | paste -sd,"\n'
+    path = script(cluster, "shards.sh", prints)
+    make = "mkdir -p shards && for n in 0 1 2 3 4; do echo $n >shards/s-$n.tar; done"
+    cluster("ssh", "--", make)
+    stage = "~/shards/s-{0..4}.tar:/var/tmp/shards:by-node"
+    run = cluster.run_of(
+        cluster.json("submit", path, "--nodes", "2", "--stage", stage, "--wait")["job_id"]
+    )
+    lines = (run / "stdout.log").read_text().splitlines()
+    assert sorted(line for line in lines if line[:1].isdigit()) == ["0,2,4", "1,3"]
+
+
 PACKED = """\
 import argparse, json, os, signal, sys, time
 parser = argparse.ArgumentParser()

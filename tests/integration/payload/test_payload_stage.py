@@ -142,6 +142,67 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: empty_unless(real(path), False))
 
 
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Five shards, one of which is a link, and a list."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(5):
+        (folder / f"train-{number:03}.tar").write_text(f"{number}\n")
+    (folder / "train-003.tar").rename(tmp_path / "elsewhere")
+    (folder / "train-003.tar").symlink_to("../elsewhere")
+    (folder / "list.txt").write_text("train\n")
+    (tmp_path / "disk").mkdir()
+    return folder
+
+
+def shared_out(shards: Path, pattern: str, node: int, nodes: int = 2) -> tuple[Staged, list[str]]:
+    """Stage the share of a node, and return what its program finds."""
+    target = shards.parent / "disk" / f"node-{node}"
+    found = stage.stage(f"{shards}/{pattern}", str(target), print, (node, nodes))
+    for lock in found.locks:
+        os.close(lock)
+    return found, [f"{path.name} {path.read_text().strip()}" for path in sorted(target.iterdir())]
+
+
+@pytest.mark.parametrize("pattern", ["train-{000..004}.tar", "train-*.tar"])
+def test_each_node_gets_its_share_of_the_shards(shards: Path, pattern: str) -> None:
+    first, names = shared_out(shards, pattern, 0)
+    assert (first.copied, first.files, first.bytes) == (True, 3, 6)
+    assert names == ["train-000.tar 0", "train-002.tar 2", "train-004.tar 4"]
+    assert shared_out(shards, pattern, 1)[1] == ["train-001.tar 1", "train-003.tar 3"]
+    assert not shared_out(shards, pattern, 1)[0].copied
+
+
+def test_folder_is_shared_out_without_a_pattern(shards: Path) -> None:
+    assert shared_out(shards, "", 1)[1] == ["train-000.tar 0", "train-002.tar 2", "train-004.tar 4"]
+
+
+def test_share_without_room_leads_to_its_own_shards(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source itself has the shards of all nodes, of which each would then be read twice."""
+    full(monkeypatch)
+    found, names = shared_out(shards, "train-*.tar", 1)
+    assert (found.copied, found.reason != "") == (False, True)
+    assert names == ["train-001.tar 1", "train-003.tar 3"]
+    (target,) = {path.resolve().parent for path in (shards.parent / "disk/node-1").iterdir()} - {
+        shards.parent
+    }
+    assert target == shards
+
+
+@pytest.mark.parametrize(
+    ("pattern", "nodes"),
+    [("train-{000..005}.tar", 2), ("train-*.tar", 6), ("none-*", 1), ("t*-{000..001}.tar", 1)],
+)
+def test_shards_that_are_missing_or_fewer_than_nodes_are_refused(
+    shards: Path, pattern: str, nodes: int
+) -> None:
+    with pytest.raises(StageError):
+        shared_out(shards, pattern, nodes - 1, nodes)
+
+
 def test_device_is_not_a_source(staged: Callable[..., Staged]) -> None:
     with pytest.raises(StageError):
         staged(Path("/dev/zero"))

@@ -50,7 +50,7 @@ folder: false
 include: [data/*.bin]
 exclude: ["*.log"]
 outputs: ["results/**", "*.pt"]
-stage: [/shared/x:/scratch/x, "~/y:$TMPDIR/y"]
+stage: [/shared/x:/scratch/x, "~/y:$TMPDIR/y", "/z-{00..31}.tar:/scratch/z:by-node"]
 env: {LR: 1e-3, DEBUG: true, NOTE: "a b"}
 secret: {HF_TOKEN: token}
 module: [gcc/12, mpi]
@@ -118,7 +118,7 @@ def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
         "args": ("--lr", "1e-3", "--on", "true"),
         "after": ("12", "13_1:any"),
         "alarm": ("idle=end@1h", "data=off"),
-        "stage": ("/shared/x:/scratch/x", "~/y:$TMPDIR/y"),
+        "stage": ("/shared/x:/scratch/x", "~/y:$TMPDIR/y", "/z-{00..31}.tar:/scratch/z:by-node"),
         "mem": "4GiB",
         "time": "1:30:00",
         "env": {"LR": "1e-3", "DEBUG": "true", "NOTE": "a b"},

@@ -68,9 +68,10 @@ def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
         ("signal", "USR1@65536", "signal-too-early"),
         *(
             ("stage", [text], "stage-form")
-            for text in ("/a", "a:/b", "/a:b", "/a:/b:/c", "/a:/", "/a:", "$A:/b")
+            for text in ("/a", "a:/b", "/a:b", "/a:/b:/c", "/a:/", "/a:", "$A:/b", "/a:by-node")
         ),
         ("stage", ["/a:/x", "/b:/y/../x"], "stage-twice"),
+        ("stage", ["/a:/x:by-node", "/b:/x/y:by-node"], "stage-twice"),
         ("stage", ["/a:/x/y", "/b:/x"], "stage-twice"),
         ("stage", ["/a:/a/b"], "stage-inside"),
         ("stage", ["/a:/b/../a"], "stage-inside"),
