@@ -18,7 +18,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.providers.existing import settings_of
-from clusterctl.spec.units import format_duration
+from clusterctl.spec.units import format_duration, shown_memory
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.base import Transport
@@ -156,5 +156,10 @@ def proof_facts(proof: Proof | Unproven, job: str) -> Iterator[SiteFact]:
     )
     software = f"Python {nodes.version}, glibc {nodes.glibc}"
     yield SiteFact("compute nodes", f"{software}, internet: {_YES[nodes.internet]}", by_job)
+    folders = [
+        f"{name} ({'in memory' if kind == 'tmpfs' else kind}, {shown_memory(kib >> 10)} free)"
+        for name, (kind, kib) in nodes.scratch.items()
+    ]
+    yield SiteFact("local folders", "; ".join(folders) or "none of the usual ones", by_job)
     for host, names in nodes.gpus.items():
         yield SiteFact(f"GPUs of {host}", ", ".join(names), by_job)

@@ -33,6 +33,10 @@ _MOST_MODULES: Final = 6
 _PROVE: Final = Path(__file__).with_name("remote_prove.sh").read_text(encoding="utf-8")
 _PROOF: Final = Path(__file__).with_name("remote_proof.sh").read_text(encoding="utf-8")
 _LEAVE: Final = Path(__file__).with_name("remote_leave.sh").read_text(encoding="utf-8")
+# File systems that nodes share.
+_SHARED: Final = re.compile(
+    r"nfs|lustre|gpfs|beegfs|ceph|panfs|afs|cifs|smb|glusterfs|fuse|9p|virtiofs"
+)
 # A proof ends after at most 300 + 90 s, see remote_leave.sh.
 _READ: Final = """\
 cd -- "$1/proof.active" 2>/dev/null || exit
@@ -62,6 +66,8 @@ class Nodes:
         nodes.
     pythons: path -> version of the Pythons on PATH of all nodes. glibc: the oldest on the nodes.
     internet: whether a node reaches a package index. gpus: node -> lines of `nvidia-smi -L`.
+    scratch: the usual folders for files of a job, such as $TMPDIR and /scratch, that all nodes have
+        on a local disk or in memory -> type of the file system and the least free KiB.
     not_shared: nodes that don't see the folder, or whose files the login node does not see.
     """
 
@@ -72,6 +78,7 @@ class Nodes:
     arch: str = ""
     internet: bool = False
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scratch: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     not_shared: tuple[str, ...] = ()
 
     def oldest_glibc(self, minor: int) -> int:
@@ -298,6 +305,7 @@ def _nodes(rows: Mapping[str, Sequence[Sequence[str]]]) -> Nodes:
         arch=next(iter({*values("arch")}), ""),
         internet="yes" in internet,
         gpus={name: tuple(facts[name]["gpu"]) for name in names if "gpu" in facts[name]},
+        scratch=_scratch(facts[name].get("scratch", ()) for name in names),
         not_shared=tuple(name for name in names if facts[name].get("seen") != ["yes"]),
     )
 
@@ -314,6 +322,21 @@ def _common(pythons: Iterable[Sequence[str]]) -> dict[str, str]:
         for line in (each[0] if each else ())
         if all(line in lines for lines in each)
     )
+
+
+def _scratch(nodes: Iterable[Sequence[str]]) -> dict[str, tuple[str, int]]:
+    """Return folder -> type of its file system and least free KiB, for folders that all nodes have
+    on a file system of their own.
+    """
+    each: list[dict[str, tuple[str, int]]] = []
+    for lines in nodes:
+        found = (re.fullmatch(r"(\S+) (\S+) (\d+)", line) for line in lines)
+        each.append({m[1]: (m[2], int(m[3])) for m in found if m and not _SHARED.match(m[2])})
+    return {
+        name: (kind, min(own[name][1] for own in each))
+        for name, (kind, _) in (each[0].items() if each else ())
+        if all(own.get(name, ("",))[0] == kind for own in each)
+    }
 
 
 def place_and_prove(

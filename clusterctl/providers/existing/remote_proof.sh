@@ -10,6 +10,8 @@ mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 count=${#hosts[@]}
 say hosts "${hosts[@]}"
 unset XDG_RUNTIME_DIR
+# A folder for each job, if Slurm or the site has set it for this one.
+export site_tmp=${TMPDIR:-}
 # MPI's own folders are on the node's disk and end with the job, even those of a trial that fails.
 export SLURM_EXPORT_ENV=ALL OMP_NUM_THREADS=1 TMPDIR=/tmp/clusterctl-proof-$SLURM_JOB_ID
 export OMPI_MCA_btl_sm_backing_directory=$TMPDIR OMPI_MCA_btl_vader_backing_directory=$TMPDIR
@@ -31,6 +33,15 @@ on_nodes bash -c '
         for name in python3 python3.14 python3.13 python3.12 python3.11; do
             path=$(command -v "$name") || continue
             say python "$path $("$path" -c "import platform; print(platform.python_version())" 2>/dev/null)"
+        done
+        for name in TMPDIR SLURM_TMPDIR LOCAL_SCRATCH SCRATCH_LOCAL LOCALSCRATCH SNIC_TMP \
+            /scratch /local /localscratch /local_scratch /lscratch /tmp; do
+            path=$name
+            [[ $name == /* ]] || { path=${!name:-} && name="\$$name"; }
+            # The proof has set this variable, unless a prolog has set it again.
+            [[ $path != /tmp/clusterctl-proof-* ]] || path=$site_tmp
+            [[ -d $path && -w $path ]] || continue
+            say scratch "$name $(df -PkT -- "$path" | tail -n 1 | { read -r _ type _ _ free _ && echo "$type $free"; })"
         done
         nvidia-smi -L 2>/dev/null | while read -r line; do say gpu "$line"; done
     } >"from-$SLURMD_NODENAME"

@@ -115,6 +115,23 @@ def test_read_facts_of_a_failed_proof_has_a_code(lines: list[str], code: str) ->
     assert unproven.code == code
 
 
+def test_local_folders_are_those_that_all_nodes_have_for_themselves() -> None:
+    rows = [
+        ("fx1-c1", "$TMPDIR xfs 900"),
+        ("fx1-c2", "$TMPDIR xfs 700"),
+        ("fx1-c1", "/local ext4 900"),
+        ("fx1-c2", "/scratch ext4 900"),
+        *((name, "/lscratch lustre 900") for name in ("fx1-c1", "fx1-c2")),
+        ("fx1-c1", "/tmp tmpfs 30"),
+        ("fx1-c2", "/tmp xfs 30"),
+        ("fx1-c1", "/broken xfs"),
+    ]
+    lines = [f"node\t{name}\tscratch\t{text}" for name, text in rows]
+    proof = read_facts([*captured("22.05-pmix"), *lines])
+    assert isinstance(proof, Proof)
+    assert proof.nodes.scratch == {"$TMPDIR": ("xfs", 700)}
+
+
 def test_pythons_of_nodes_are_those_that_all_have() -> None:
     lines = changed(
         "fx1-c2\tpython\t/usr/bin/python3 3.11.2", "fx1-c2\tpython\t/usr/bin/python3 3.9.1"
