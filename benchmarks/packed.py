@@ -1,8 +1,8 @@
-"""How long many short tasks take: packed into a job, as an array, and by xargs in a job by hand.
+"""How long many short tasks take: packed into a job, by GNU parallel in a job, and as an array.
 
 Raises a cluster of its own with two nodes, runs the sides in turn, and prints every round, medians,
-ratios, and the calls that slurmctld got (`sdiag`). xargs gets a fixed half of the tasks on each
-node, and neither has folders, logs and records of the tasks nor repeats those that fail.
+ratios, and the calls that slurmctld got (`sdiag`). GNU parallel runs on each node with a fixed half
+of the tasks, and keeps the output and the end of each task, as --pack does.
 
 Usage: python benchmarks/packed.py [--rounds N] [--tasks N] [--seconds S] [--without-array]
 """
@@ -17,9 +17,11 @@ from support.clusters import Cluster, raised
 from support.rounds import machine, measure
 
 NODES = 2
+SPEC = "software: {packages: [parallel]}\n"
 BY_HAND = """#!/bin/bash
-srun --ntasks-per-node=1 bash -c 'seq 1 {half} | xargs -P "$(scontrol show node "$SLURMD_NODENAME" |
-    sed -n "s/.*CPUTot=\\([0-9]*\\).*/\\1/p")" -I% sleep {seconds}'
+srun --ntasks-per-node=1 --cpu-bind=none bash -c 'seq "$SLURM_NODEID" {nodes} {last} |
+    parallel --jobs "$SLURM_CPUS_ON_NODE" --retries 2 --joblog "ends-$SLURM_NODEID" \\
+        --results "output-$SLURM_NODEID" bash task.sh'
 """
 
 
@@ -41,18 +43,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1)
     parser.add_argument("--without-array", action="store_true")
     given = parser.parse_args()
-    with raised(NODES) as cluster:
-        script = cluster.folder / "task.sh"
+    with raised(NODES, SPEC) as cluster:
+        folder = cluster.folder / "tasks"
+        folder.mkdir()
+        script = folder / "task.sh"
         script.write_text(f"#!/bin/bash\nsleep {given.seconds}\n")
-        by_hand = cluster.folder / "by-hand.sh"
-        by_hand.write_text(BY_HAND.format(half=given.tasks // NODES, seconds=given.seconds))
+        by_hand = folder / "by-hand.sh"
+        by_hand.write_text(BY_HAND.format(nodes=NODES, last=given.tasks - 1))
         array = ("--array", f"0-{given.tasks - 1}")
-        asked: dict[str, list[int]] = {"packed": [], "array": [], "xargs": []}
+        asked: dict[str, list[int]] = {"packed": [], "parallel": [], "array": []}
 
         def side(name: str, *words: str) -> Callable[[], None]:
             def run() -> None:
                 before = calls(cluster)
-                cluster.run("submit", *words, "--no-folder", "--wait")
+                cluster.run("submit", *words, "--wait")
                 asked[name].append(calls(cluster) - before)
 
             return run
@@ -60,7 +64,7 @@ def main() -> None:
         nodes = ("--nodes", str(NODES))
         sides = {
             "packed": side("packed", str(script), *array, "--pack", *nodes),
-            "xargs": side("xargs", str(by_hand), *nodes),
+            "parallel": side("parallel", str(by_hand), *nodes, "--slurm=--exclusive"),
         }
         if not given.without_array:
             sides["array"] = side("array", str(script), *array)

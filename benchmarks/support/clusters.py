@@ -26,7 +26,7 @@ version: 1
 name: {name}
 provider: {{type: local{provider}}}
 partitions:
-  - {{name: train, nodes: {nodes}}}
+  - {{name: train, nodes: {nodes}{partition}}}
 """
 
 
@@ -48,13 +48,16 @@ class Cluster:
         *,
         name: str = "",
         provider: str = "",
+        partition: str = "",
         more: str = "",
         **environ: str,
     ) -> Cluster:
-        """``provider`` is added to its settings, ``more`` are lines of the spec."""
+        """``provider`` and ``partition`` are added to their settings, ``more`` are lines of the
+        spec.
+        """
         name = name or f"b{secrets.token_hex(3)}"
         Path(folder, "cluster.yaml").write_text(
-            SPEC.format(name=name, nodes=nodes, provider=provider) + more
+            SPEC.format(name=name, nodes=nodes, provider=provider, partition=partition) + more
         )
         return cls(
             name, Path(folder), {**os.environ, "CLUSTERCTL_HOME": f"{folder}/home", **environ}
@@ -125,10 +128,10 @@ class Cluster:
 
 
 @contextmanager
-def raised(nodes: int, more: str = "", name: str = "") -> Iterator[Cluster]:
+def raised(nodes: int, more: str = "", name: str = "", *, partition: str = "") -> Iterator[Cluster]:
     """Create a cluster, and remove it afterwards. name: its name. Empty: a random name."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
-        cluster = Cluster.new(folder, nodes, more=more, name=name)
+        cluster = Cluster.new(folder, nodes, more=more, name=name, partition=partition)
         try:
             cluster.up()
             yield cluster

@@ -32,28 +32,22 @@ class Measured:
     def median(self, side: str) -> float:
         return statistics.median(self.rounds[side])
 
-    @property
-    def ratio(self) -> float:
-        """The other side's median over ours: above 1, ours is faster."""
-        ours, theirs = list(self.rounds)[:2]
-        return self.median(theirs) / self.median(ours)
-
     def show(self) -> None:
         aim = self.aim if self.times is None else f"at most {self.times:g} times as long"
         print(f"\n{self.title}" + (f"   (aim: {aim})" if aim else ""))
         for side, taken in self.rounds.items():
             shown = " ".join(f"{seconds:.2f}" for seconds in taken)
             print(f"  {side:28} median {statistics.median(taken):7.2f} s   rounds {shown}")
-        if len(self.rounds) > 1:
-            ours, theirs = list(self.rounds)[:2]
+        ours, *others = self.rounds
+        for theirs in others:
+            ratio = self.median(theirs) / self.median(ours)
             if self.times is None:
-                print(f"  {theirs} / {ours} = {self.ratio:.2f}")
+                print(f"  {theirs} / {ours} = {ratio:.2f}")
             else:
                 # In the direction of the aim.
-                ratio = 1 / self.ratio
                 print(
-                    f"  {ours} / {theirs} = {ratio:.2f}, aim "
-                    f"{'met' if ratio <= self.times else 'missed'}"
+                    f"  {ours} / {theirs} = {1 / ratio:.2f}, aim "
+                    f"{'met' if 1 / ratio <= self.times else 'missed'}"
                 )
         for note in self.notes:
             print(f"  {note}")

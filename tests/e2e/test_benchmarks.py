@@ -44,6 +44,16 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
             ("put / rsync = ", "get / rsync = ", "rsync / folder = ", "collect / rsync = "),
         ),
         (
+            "packed.py",
+            ("--tasks", "10"),
+            ("parallel / packed = ", "array / packed = ", "calls of slurmctld, packed: "),
+        ),
+        (
+            "staging.py",
+            ("--files", "200", "--gb", "0.2"),
+            ("cp / first job = ", "2 x 'copied by an earlier job'", "2 x 'itself'"),
+        ),
+        (
             "training.py",
             (),
             (
