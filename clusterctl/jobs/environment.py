@@ -13,6 +13,7 @@ from clusterctl.packages.accelerators import cpu_index, has_gpus
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.remote_environment import BUILD_S, WAIT_S, build_environment, lines_of
+from clusterctl.packages.source_builds import ClusterBuilder
 from clusterctl.packages.wheelhouse import (
     Lock,
     Pip,
@@ -85,12 +86,14 @@ class Environments:
 
     report: called with each message for the user. heard: called with each line that pip prints.
     wait_s: maximum wait for another clusterctl that installs an environment, in seconds.
+    builder: builds packages that have only sources. None: they are refused.
     """
 
     report: LineReporter
     heard: LineReporter = SILENT.note
     progress: Progress = lambda *_: None
     wait_s: float = WAIT_S
+    builder: ClusterBuilder | None = None
 
     def resolve(
         self,
@@ -99,7 +102,8 @@ class Environments:
         job: JobOptions | None = None,
         replayed: str | None = None,
     ) -> Environment:
-        """Return the Python environment for a cluster's and a job's pip requirements. Send nothing.
+        """Return the Python environment for a cluster's and a job's pip requirements. Send
+        nothing but the sources that ``builder`` builds.
 
         job: adds its own requirements to those of the cluster. None: no job.
         replayed: for a job that is submitted again, its earlier lock file, used in place of the
@@ -107,7 +111,8 @@ class Environments:
 
         Raises:
             UsageError: the requirements can't be met.
-            MachineError: wheels can't be stored on this machine.
+            MachineError: an index can't be read, or wheels can't be stored on this machine.
+            TransportError, TransferError: the connection was lost during a build.
         """
         base = job_lock()
         node = NodePlatform.of(distribution)
@@ -119,7 +124,8 @@ class Environments:
         if replayed:
             lock = self._replayed(replayed, node)
         elif replayed is None and lists:
-            lock = self._resolve(Requirements.of(lists, base, node=node, gpus=has_gpus(inventory)))
+            common = Requirements.of(lists, base, node=node, gpus=has_gpus(inventory))
+            lock = self._resolve(common)
         if job is not None and job.requirements:
             held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
             gpus = has_gpus(inventory, _partition_name(inventory, job))
@@ -146,7 +152,7 @@ class Environments:
         return self.resolve(inventory, planned or distribution_of(DEFAULT), job, replayed)
 
     def _resolve(self, requirements: Requirements) -> Lock:
-        return resolve(requirements, Pip(requirements.node, self.report, self.heard))
+        return resolve(requirements, Pip(requirements.node, self.report, self.heard), self.builder)
 
     def _replayed(self, text: str, node: NodePlatform) -> Lock:
         """Parse an earlier job's lock file. If it is for another Python, find wheels of the same
@@ -239,6 +245,20 @@ class Environments:
             self.report(
                 f"sending {counted(len(sizes), 'wheel')}, {size}{reason if is_slow else ''}"
             )
+
+
+def builder_for(
+    session: Session, environment: Environment, job: JobOptions, report: LineReporter
+) -> ClusterBuilder:
+    """Return what builds a job's packages that have only sources, on the controller or login host."""
+    return ClusterBuilder(
+        session.transport,
+        base=environment.base,
+        store=store_of(environment.folder),
+        place=str(session.workspace.root),
+        modules=job.module,
+        report=report,
+    )
 
 
 def existing_environment(

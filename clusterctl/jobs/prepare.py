@@ -28,7 +28,11 @@ from clusterctl.jobs.bundled import (
     with_model,
 )
 from clusterctl.jobs.earlier import with_from_run
-from clusterctl.jobs.environment import existing_environment, suggesting_no_requirements
+from clusterctl.jobs.environment import (
+    builder_for,
+    existing_environment,
+    suggesting_no_requirements,
+)
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.source import Source, source_of
@@ -390,7 +394,8 @@ class Preparer:
         if job.env_path:
             return replace(environment, prefix=_prefix(session, job, job.env_path))
         if inventory.requirements or job.requirements or lock:
-            resolver = environments(report=self.note, heard=self.detail)
+            builder = builder_for(session, environment, job, self.note) if session else None
+            resolver = environments(report=self.note, heard=self.detail, builder=builder)
             environment = resolver.resolve_for_job(inventory, workspace, spec, job, lock)
         wheels = environment.lock.wheels if environment.lock else ()
         if job.launcher is Launcher.TORCHRUN and not any(wheel.name == "torch" for wheel in wheels):

@@ -20,6 +20,7 @@ from packaging.dependency_groups import resolve_dependency_groups
 from packaging.pylock import (
     Package,
     PackageArchive,
+    PackageSdist,
     PackageVcs,
     PackageWheel,
     Pylock,
@@ -35,13 +36,14 @@ from uv import find_uv_bin
 from clusterctl.errors import UsageError
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.requirement_files import (
+    as_elsewhere,
     contents_of,
     decoded,
     include,
     read_requirements,
     reject_source,
-    with_absolute_include,
 )
+from clusterctl.packages.sources import SourceLine
 from clusterctl.spec.names import first_few
 from clusterctl.spec.program import head_of, script_block
 from clusterctl.state.workspace import cache_home, write_atomic
@@ -72,12 +74,14 @@ class PackageList:
     summary: the file and its packages for the user, such as "pyproject.toml: 4 packages".
     where: the file as the user knows it.
     is_locked: the file has the versions of all packages, so that pip has nothing to choose.
+    sources: packages of which the file names repositories of git or archives; not in ``file``.
     """
 
     file: Path
     summary: str
     where: str
     is_locked: bool = False
+    sources: tuple[SourceLine, ...] = ()
 
     @classmethod
     def read(cls, choice: Path, node: NodePlatform) -> PackageList:
@@ -106,7 +110,7 @@ class PackageList:
             return _of_script(file, node)
         if file.name in _CONDA:
             return _of_conda(file, node)
-        return cls(file, str(file), str(file))
+        return _of_pip(file)
 
 
 def content_hash(choices: Sequence[Path]) -> str:
@@ -262,6 +266,8 @@ def _stored(
     file: Path, lines: Sequence[str], names: Sequence[str], *, is_locked: bool = False
 ) -> PackageList:
     """Store lines for pip in the cache. names: the extras and groups that the user chose."""
+    sources = tuple(filter(None, map(SourceLine.of, lines)))
+    lines = [line for line in lines if SourceLine.of(line) is None]
     for line in lines:
         reject_source(line, file.parent, str(file))
     text = "".join(f"{line}\n" for line in lines)
@@ -269,9 +275,21 @@ def _stored(
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    packages = counted(sum(not line.startswith("-") for line in lines), "package")
-    summary = ", ".join([f"{file.name}: {packages}", *names])
-    return PackageList(path, summary, str(file), is_locked)
+    number = len(sources) + sum(not line.startswith("-") for line in lines)
+    summary = ", ".join([f"{file.name}: {counted(number, 'package')}", *names])
+    return PackageList(path, summary, str(file), is_locked, sources)
+
+
+def _of_pip(file: Path) -> PackageList:
+    """Read a file in pip's format. pip reads the file itself, unless it names sources."""
+    try:
+        lines = list(read_requirements(file))
+    except UsageError:
+        # pip's reader names the place and the fix of each.
+        lines = []
+    if not any(SourceLine.of(line) for line in lines):
+        return PackageList(file, str(file), str(file))
+    return _stored(file, [as_elsewhere(line, file.parent) for line in lines], ())
 
 
 def _reject_other_python(required: object, file: Path, node: NodePlatform) -> None:
@@ -410,8 +428,11 @@ def _line_of(package: Package, chosen: object, lock: Path) -> str:
         case PackageWheel() | PackageArchive():
             url = chosen.url or f"file://{(lock.parent / (chosen.path or '')).absolute()}"
             return f"{package.name} @ {url}#sha256={_sha256_of(package, chosen, lock)}"
+        case PackageSdist() if chosen.url:
+            return f"{package.name} @ {chosen.url}#sha256={_sha256_of(package, chosen, lock)}"
         case PackageVcs(type=kind, url=url, commit_id=commit):
-            return f"{package.name} @ {kind}+{url}@{commit}"
+            inner = f"#subdirectory={chosen.subdirectory}" if chosen.subdirectory else ""
+            return f"{package.name} @ {kind}+{url}@{commit}{inner}"
         case _ if package.directory is not None:
             place = (lock.parent / package.directory.path).resolve()
             return "" if place.is_relative_to(lock.parent.resolve()) else str(place)
@@ -419,7 +440,9 @@ def _line_of(package: Package, chosen: object, lock: Path) -> str:
             return f"{package.name}=={package.version}"
 
 
-def _sha256_of(package: Package, chosen: PackageWheel | PackageArchive, lock: Path) -> str:
+def _sha256_of(
+    package: Package, chosen: PackageWheel | PackageArchive | PackageSdist, lock: Path
+) -> str:
     if sha256 := chosen.hashes.get("sha256"):
         return sha256
     raise UsageError(
@@ -586,7 +609,7 @@ def _of_conda(file: Path, node: NodePlatform) -> PackageList:
     if error := _conda_error(file, others):
         raise error
     _reject_other_python(_python_of_conda(python), file, node)
-    return _stored(file, [with_absolute_include(line, file.parent) for line in lines], ())
+    return _stored(file, [as_elsewhere(line, file.parent) for line in lines], ())
 
 
 def _has_dependencies(file: Path) -> bool:

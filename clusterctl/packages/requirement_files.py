@@ -26,6 +26,7 @@ _MARKS: Final = (
 # A comment in one of the first two lines.
 _CODING: Final = re.compile(rb"(?:.*\n)?#.*coding[:=]\s*([-\w.]+)")
 _INCLUDE: Final = re.compile(r"^(-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
+_LINKS: Final = re.compile(r"^(?:-f|--find-links)(?:\s+|\s*=\s*|(?<=-f))(.+)$")
 COMMENT: Final = re.compile(r"(^|\s+)#.*$")
 
 
@@ -73,17 +74,27 @@ def read_requirements(file: Path) -> Iterator[str]:
     yield from (line for _, line in _lines(_read(file, "")))
 
 
-def with_absolute_include(line: str, folder: Path) -> str:
-    """Return a line of a requirements file in ``folder`` for a file in another folder: if the line
-    includes a file by a relative path, the path is made absolute.
+def as_elsewhere(line: str, folder: Path) -> str:
+    """Return a line of a requirements file in ``folder`` as it must be in another folder: relative
+    paths are made absolute.
     """
-    match = _INCLUDE.match(line)
-    name = match[2].strip("\"'") if match else ""
-    return include(match[1], folder / name) if match and "://" not in name else line
+    if match := _INCLUDE.match(line):
+        name = match[2].strip("\"'")
+        return include(match[1], folder / name) if "://" not in name else line
+    # Unlike Path, os.path takes any name.
+    if (match := _LINKS.match(line)) and os.path.isdir(folder / match[1].strip("\"'")):
+        return include("--find-links", folder / match[1].strip("\"'"))
+    if wheel := _local_wheel(line, folder):
+        return re.sub(
+            r"(?:file:|\.{0,2}/|(?<![^ ]))\S*\.whl", lambda _: wheel.absolute().as_uri(), line
+        )
+    return line
 
 
 def include(flag: str, file: Path) -> str:
-    """Return a line that includes a file. flag: ``-r`` or ``-c``. pip splits it as a shell does."""
+    """Return a line that includes a file. flag: ``-r``, ``-c`` or ``--find-links``. pip splits it as
+    a shell does.
+    """
     return f"{flag} {shlex.quote(str(file))}"
 
 
@@ -229,7 +240,12 @@ def _source_in(line: str, folder: Path) -> tuple[str, str] | None:
     wheel = (
         f"build a wheel (`pip wheel --no-deps {example}`) and write the wheel's path in its place"
     )
-    return reason, (own if reason == "a folder" else "") + wheel
+    if "git+" in what:
+        own = "write the line in the file that `submit --requirements` names, not in one that it "
+        own += "includes, nor in that of the spec; or "
+    elif reason == "a repository":
+        own = ""
+    return reason, own + wheel
 
 
 def _is_folder(line: str, folder: Path) -> bool:

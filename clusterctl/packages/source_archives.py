@@ -1,9 +1,10 @@
-"""Wheels of packages that an index offers only as source archives, built on the user's machine.
+"""Wheels of packages that an index offers only as source archives, built on the user's machine or on
+the cluster.
 
-A build runs code of the package, so PIP_NO_BINARY, pip's own variable, must name the package. The
-build gets an empty home folder, few variables, no compiler and limited time, and only a wheel of
-pure Python is used. Nothing is built if requirements have hashes, because pip must check the files
-before their code runs.
+A build runs code of the package. On the user's machine, PIP_NO_BINARY, pip's own variable, must name
+the package; the build gets an empty home folder, few variables, no compiler and limited time, and only
+a wheel of pure Python is used. Other packages are built on the cluster. Nothing is built if
+requirements have hashes, because pip must check the files before their code runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,10 +23,24 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    NormalizedName,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import Version
 
 from clusterctl.errors import Notice, UsageError
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.requirement_files import COMMENT, contents_of
+from clusterctl.packages.source_builds import ClusterBuilder, Downloader, Index
+from clusterctl.packages.sources import SourceLine, fetch_source
+from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.process import run
 
 _NO_WHEEL: Final = re.compile(
@@ -32,6 +48,11 @@ _NO_WHEEL: Final = re.compile(
 )
 _NO_WHEELS: Final = re.compile(
     r"matching distributions available for your environment:\n((?: +\S+\n)+)"
+)
+_SOURCES: Final = re.compile(
+    r"^ *Skipping link: No sources permitted for [^:]+: (\S+)(?: \(from .*?\))?"
+    r"(?: \(requires-python:(.*?)\))?$",
+    re.MULTILINE,
 )
 _WANTED: Final = r"depends on ({})(?:\[[^\]]*\])?([^\s(;]*)"
 _OPTION: Final = re.compile(
@@ -58,6 +79,8 @@ class SourceArchives:
     cwd: the folder that relative paths in ``options`` start at. is_hashed: whether pip checks
         hashes.
     refused: names of packages without wheels that PIP_NO_BINARY does not name.
+    builder: builds packages on the cluster. None: there is no cluster, or nothing is sent to it.
+    origins: file of a wheel -> the sources of which the cluster has built it.
     built: the wheels. failures: name -> why the package has no wheel. tried: names of packages that
         were tried to build.
     """
@@ -66,13 +89,22 @@ class SourceArchives:
     cwd: Path
     options: Sequence[str]
     is_hashed: bool
-    refused: tuple[str, ...] = ()
+    index: Index
+    builder: ClusterBuilder | None = None
+    origins: dict[str, str] = field(default_factory=dict)
+    refused: tuple[NormalizedName, ...] = ()
     built: list[Path] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, folder: Path, files: Sequence[Path]) -> SourceArchives:
+    def of(
+        cls,
+        folder: Path,
+        files: Sequence[Path],
+        pip: Downloader,
+        builder: ClusterBuilder | None,
+    ) -> SourceArchives:
         """Return a builder in a new folder, with the options in requirements files."""
         folder.mkdir()
         contents = [content for file in files for content in contents_of(file, constraints=False)]
@@ -84,12 +116,15 @@ class SourceArchives:
         is_hashed = any(
             _HASHES.search(content) for file in files for _, content in contents_of(file)
         )
-        return cls(folder, files[-1].absolute().parent, options, is_hashed)
+        cwd = files[-1].absolute().parent
+        return cls(folder, cwd, options, is_hashed, Index(pip, options, cwd), builder)
 
     @property
     def arguments(self) -> list[str]:
         """The arguments with which pip finds the built wheels."""
-        return ["--find-links", str(self.folder)] if self.built else []
+        # Only wheels that the cluster has built may need the libraries of any Linux.
+        own = ["--platform", f"linux_{ARCHITECTURE}"] if self.origins else []
+        return [*own, "--find-links", str(self.folder)] if self.built else []
 
     def build_missing(self, output: str) -> list[Notice]:
         """Build wheels that pip, according to its ``output``, did not find. Return a message about
@@ -105,9 +140,54 @@ class SourceArchives:
             self._build(name, wish) for name, wish in missing.items() if name not in self.refused
         ]
         reason = "on this machine, because the index has only its source archive"
-        return [
+        notices = [
             Notice("built-from-source", f"built {wheel.name} {reason}") for wheel in wheels if wheel
         ]
+        for name in self.refused if self.builder is not None else ():
+            line = _source_of(name, missing[name], output, self.index.pip.node)
+            if line is not None and name not in self.tried:
+                self.tried.add(name)
+                wheel = self.wheel_of(line)
+                reason = "on the cluster, because the index has only its source archive"
+                notices.append(Notice("built-from-source", f"{wheel.name} was built {reason}"))
+        return notices
+
+    def line_of(self, line: SourceLine) -> str:
+        """Return a line of a requirements file for the wheel of the sources that ``line`` names."""
+        wheel = self.wheel_of(line)
+        name = line.name or parse_wheel_filename(wheel.name)[0]
+        return f"{name}{line.extras} @ {wheel.as_uri()}#sha256={file_sha256(wheel)}"
+
+    def wheel_of(self, line: SourceLine) -> Path:
+        """Fetch the sources that a line names, and return their wheel, built on the cluster; without
+        a cluster, on this machine, if PIP_NO_BINARY names the package.
+
+        Raises:
+            UsageError: the package can't be built.
+            MachineError: the sources can't be fetched.
+            TransportError, TransferError: the connection was lost.
+        """
+        is_allowed = line.name and {canonicalize_name(line.name), ":all:"} & _allowed()
+        if self.builder is None and not is_allowed:
+            raise UsageError(
+                f"{line.shown} has no wheel and must be built on the cluster",
+                code="source-needs-cluster",
+                where=line.shown,
+                why="`submit` builds such packages, but not `up`, and not with --dry-run",
+                fix="use --requirements of `clusterctl submit`; or build a wheel (`pip wheel "
+                "--no-deps ...`), and write the wheel's path in its place",
+            )
+        source = fetch_source(line)
+        if self.builder is None:
+            inner = f"#subdirectory={source.subfolder}" if source.subfolder else ""
+            built = self._build(line.name, f" @ {source.archive.as_uri()}{inner}")
+            if built is None:
+                raise self.error(line.shown, self.index.pip.node)
+            return built
+        wheel = self.builder.wheel_of(line.shown, source, self.index)
+        self.origins[wheel.name] = source.origin
+        self.built.append(Path(shutil.copy(wheel, self.folder)))
+        return self.built[-1]
 
     @property
     def advice(self) -> str:
@@ -116,8 +196,9 @@ class SourceArchives:
             return ""
         names = ",".join(sorted(_allowed().union(self.refused)))
         packages = ", ".join(self.refused)
+        submit = "" if self.builder else "`clusterctl submit` builds them on the cluster; or "
         return (
-            f"; if there are only source archives of {packages}, and you trust their code, which "
+            f"; if there are only source archives of {packages}: {submit}if you trust their code, which "
             f"builds run on this machine: set PIP_NO_BINARY={names}"
         )
 
@@ -179,6 +260,33 @@ class SourceArchives:
         elif not _NO_WHEEL.search(result.stdout + result.stderr):
             self.failures[name] = (result.stderr or result.stdout).strip()[-_LONGEST_REASON:]
         return None
+
+
+def _source_of(name: str, wish: str, output: str, node: NodePlatform) -> SourceLine | None:
+    """Return the newest source archive that pip, by its output, may not use. None: it saw none.
+
+    wish: version specifiers.
+    """
+    found = list[tuple[Version, str]]()
+    for link, python in _SOURCES.findall(output):
+        url, _, fragment = link.partition("#")
+        try:
+            package, version = parse_sdist_filename(unquote(url.rpartition("/")[2]))
+            fits = SpecifierSet(wish).contains(version) and _runs_on(node, python)
+        except (InvalidSdistFilename, InvalidSpecifier):
+            continue
+        if package == name and fits:
+            found.append((version, link))
+    if not found:
+        return None
+    url, _, fragment = max(found)[1].partition("#")
+    return SourceLine(name, "", url, fragment, "")
+
+
+def _runs_on(node: NodePlatform, required: str) -> bool:
+    # The patch level of the nodes is unknown.
+    versions = [f"{node.python}.{patch}" for patch in range(30)]
+    return any(True for _ in SpecifierSet(required).filter(versions))
 
 
 def _allowed() -> frozenset[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from packaging.markers import Marker
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -26,6 +27,8 @@ from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.requirement_files import contents_of
 from clusterctl.packages.source_archives import SourceArchives, passed_over
+from clusterctl.packages.source_builds import ClusterBuilder
+from clusterctl.packages.sources import SourceLine
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest, file_sha256
@@ -62,7 +65,9 @@ class Pip:
         argv += [word for platform in node.platforms for word in ("--platform", platform)]
 
         def hear(line: str) -> None:
-            self.heard(line)
+            # pip tells them for our own use; see pip_for_node.py.
+            if not line.lstrip().startswith("Skipping link: No sources"):
+                self.heard(line)
             if builds is not None:
                 builds.read_line(line)
 
@@ -76,25 +81,33 @@ _CACHE: Final = "python"
 # Version of the environment's layout on the cluster. It is part of every key.
 _LAYOUT: Final = "environment v1"
 _PIN: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
-_LINE: Final = re.compile(r"(\S+)==(\S+) --hash=sha256:([0-9a-f]{64})  # ([^\s/]+\.whl)")
+_LINE: Final = re.compile(
+    r"(\S+)==(\S+) --hash=sha256:([0-9a-f]{64})  # ([^\s/]+\.whl)(?: from (\S+))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel: the package's normalized name and version, and its file with SHA-256."""
+    """A wheel: the package's normalized name and version, and its file with SHA-256.
+
+    origin: the sources of which the cluster has built it: a URL, of a repository with its commit.
+    "": an index had the wheel.
+    """
 
     name: str
     version: str
     sha256: str
     file: str
+    origin: str = ""
 
     @classmethod
-    def of(cls, file: str, sha256: str) -> Wheel:
+    def of(cls, file: str, sha256: str, origin: str = "") -> Wheel:
         name, version, _, _ = parse_wheel_filename(file)
-        return cls(name, str(version), sha256, file)
+        return cls(name, str(version), sha256, file, origin)
 
     def __str__(self) -> str:
-        return f"{self.name}=={self.version} --hash=sha256:{self.sha256}  # {self.file}"
+        origin = f" from {self.origin}" if self.origin else ""
+        return f"{self.name}=={self.version} --hash=sha256:{self.sha256}  # {self.file}{origin}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,7 @@ class Lock:
         cls, text: str, base: Mapping[str, str], node: NodePlatform = DEFAULT_PLATFORM
     ) -> Lock:
         """Parse a text from ``Lock.text``. Lines that do not list a wheel are ignored."""
-        return cls(tuple(Wheel(*match.groups()) for match in _LINE.finditer(text)), base, node)
+        return cls(tuple(Wheel(*match.groups("")) for match in _LINE.finditer(text)), base, node)
 
 
 def pins(lock: Path) -> dict[str, str]:
@@ -235,6 +248,7 @@ class Requirements:
     gpus: whether the nodes have GPUs. None: pip chooses between CUDA and CPU builds.
     names: the files as the user knows them, for messages.
     is_locked: the files list all wheels with their hashes, so that pip has nothing to choose.
+    sources: packages that must be built on the cluster.
     """
 
     files: tuple[Path, ...]
@@ -244,6 +258,7 @@ class Requirements:
     gpus: bool | None = None
     names: str = ""
     is_locked: bool = False
+    sources: tuple[SourceLine, ...] = ()
 
     @classmethod
     def of(
@@ -258,7 +273,12 @@ class Requirements:
         files = tuple(one.file for one in lists)
         names = ", ".join(one.summary for one in lists)
         is_locked = all(one.is_locked for one in lists)
-        return cls(files, base, held or {}, node, gpus, names, is_locked)
+        sources = [line for one in lists for line in one.sources]
+        environment = node.markers
+        applicable = tuple(
+            line for line in sources if not line.marker or Marker(line.marker).evaluate(environment)
+        )
+        return cls(files, base, held or {}, node, gpus, names, is_locked, applicable)
 
     @property
     def where(self) -> str:
@@ -268,43 +288,54 @@ class Requirements:
     def kept(self) -> Mapping[str, str]:
         return {} if self.is_locked else {**pins(self.base), **self.held}
 
-    @property
-    def answer(self) -> Path:
-        """The path of the resulting lock in the cache. Its name is a hash of all inputs of pip."""
+    def answer(self, builder: ClusterBuilder | None = None) -> Path:
+        """Return the path of the resulting lock in the cache. Its name is a hash of all inputs of
+        pip.
+
+        builder: for a lock with wheels that the cluster has built.
+        """
         pips = (
             key for key in sorted(os.environ) if key.startswith("PIP_") and key != "PIP_NO_BINARY"
         )
         settings = [f"{key}={os.environ[key]}" for key in pips]
         if self.gpus is not None:
             settings += [f"gpus={self.gpus}", cpu_index()]
+        if builder is not None:
+            settings += [builder.key, *map(str, self.sources)]
         contents = [part for file in self.files for pair in contents_of(file) for part in pair]
         key = digest(str(self.node), _constraints(self.kept), digest(*settings, "", *contents))
         return cache_home() / _CACHE / "locks" / f"{key}.txt"
 
 
-def resolve(requirements: Requirements, pip: Pip) -> Lock:
+def resolve(requirements: Requirements, pip: Pip, builder: ClusterBuilder | None = None) -> Lock:
     """Resolve requirements files for the nodes. The wheels are stored in the cache (see
     ``wheel_path``).
 
     Packages of the job environment keep their versions, unless the requirements exclude them. Then
-    the lock contains another version, which jobs import instead. ``pip``: for the platform of
-    ``requirements``. Raise a UsageError if pip can't meet the requirements, or a MachineError if
-    the cache can't be written.
+    the lock contains another version, which jobs import instead.
+
+    pip: for the platform of ``requirements``. builder: builds packages that have only sources.
+    None: such packages are refused.
+
+    Raises:
+        UsageError: pip can't meet the requirements, or a package can't be built.
+        MachineError: an index or a repository can't be read, or the cache can't be written.
+        TransportError, TransferError: the connection to the cluster was lost.
     """
     with cache_of_downloads(_CACHE) as home:
-        answer = requirements.answer
+        places = [requirements.answer(one) for one in (None, builder)]
+        for place in places:
+            if (cached := _load_lock(place, requirements)) is not None:
+                return cached
         base = pins(requirements.base)
-        if (cached := _load_lock(answer, requirements)) is not None:
-            return cached
         pip.report(f"resolving {requirements.where}")
-        answer.parent.mkdir(parents=True, exist_ok=True)
+        places[0].parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            wheels = _download(requirements, folder, pip)
-            additions = tuple(
-                w for w in map(_move_to_cache, wheels) if base.get(w.name) != w.version
-            )
+            found = _download(requirements, folder, pip, builder)
+            wheels = [_move_to_cache(path, origin) for path, origin in found.items()]
+            additions = tuple(wheel for wheel in wheels if base.get(wheel.name) != wheel.version)
             lock = Lock(additions, base, requirements.node)
-        write_atomic(answer, lock.text)
+        write_atomic(places[any(found.values())], lock.text)
     return lock
 
 
@@ -346,7 +377,7 @@ def fetch_locked(text: str, base: Path, pip: Pip) -> Lock | None:
 
 def cached_lock(requirements: Requirements) -> Lock | None:
     with cache_of_downloads(_CACHE):
-        return _load_lock(requirements.answer, requirements)
+        return _load_lock(requirements.answer(), requirements)
 
 
 def store_lock(requirements: Requirements, text: str, wheels: Path) -> None:
@@ -354,8 +385,9 @@ def store_lock(requirements: Requirements, text: str, wheels: Path) -> None:
     with cache_of_downloads(_CACHE):
         for path in wheels.glob("*.whl"):
             _move_to_cache(path)
-        requirements.answer.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(requirements.answer, text)
+        answer = requirements.answer()
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(answer, text)
 
 
 def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
@@ -365,9 +397,11 @@ def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
     return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
 
 
-def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
-    """Download wheels and return their paths. Keep versions of ``requirements.kept`` unless they
-    conflict.
+def _download(
+    requirements: Requirements, folder: Path, pip: Pip, builder: ClusterBuilder | None
+) -> dict[Path, str]:
+    """Download wheels. Return their paths, each with the sources of which the cluster has built it;
+    "": an index has it. Keep versions of ``requirements.kept`` unless they conflict.
     """
     files = requirements.files
     kept = requirements.kept
@@ -382,7 +416,11 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
     arguments += ["--constraint", str(limits)]
     if requirements.is_locked:
         arguments.append("--no-deps")
-    archives = SourceArchives.of(folder / "built", files)
+    archives = SourceArchives.of(folder / "built", files, pip, builder)
+    if requirements.sources:
+        built = folder / "built.txt"
+        built.write_text("".join(f"{archives.line_of(one)}\n" for one in requirements.sources))
+        arguments += ["--requirement", str(built)]
     while True:
         limits.write_text(_constraints(kept))
         # Each attempt gets a new folder, because a stopped pip may leave files.
@@ -406,7 +444,7 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
     _reject_sources(requirements, result, set(versions))
     for notice in _older_versions(text, result, versions):
         pip.report(notice)
-    return chosen
+    return {path: archives.origins.get(path.name, "") for path in chosen}
 
 
 def _older_versions(text: str, result: Result, chosen: Mapping[str, str]) -> Iterator[Notice]:
@@ -450,8 +488,8 @@ def _reject_sources(requirements: Requirements, result: Result, wheels: set[str]
         )
 
 
-def _move_to_cache(path: Path) -> Wheel:
-    wheel = Wheel.of(path.name, file_sha256(path))
+def _move_to_cache(path: Path, origin: str = "") -> Wheel:
+    wheel = Wheel.of(path.name, file_sha256(path), origin)
     place = wheel_path(wheel)
     place.parent.mkdir(parents=True, exist_ok=True)
     path.replace(place)

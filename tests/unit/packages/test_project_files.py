@@ -158,7 +158,7 @@ def test_project_whose_packages_are_in_a_file_includes_that_file(tmp_path: Path)
         ),
         (
             "pyproject.toml",
-            '[project]\ndependencies=["a @ git+https://example.org/a"]\n',
+            '[project]\ndependencies=["a @ hg+https://example.org/a"]\n',
             "no-wheel",
             "pip wheel",
         ),
@@ -229,10 +229,10 @@ def test_lock_gives_the_wheels_for_the_nodes_with_their_hashes(tmp_path: Path) -
 def test_lock_gives_extras_groups_and_local_wheels(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels/drawing-2.0-py3-none-any.whl").touch()
-    lines, _ = listed(tmp_path, "pylock.toml", LOCK, "[plot,train]")
+    lines, packages = listed(tmp_path, "pylock.toml", LOCK, "[plot,train]")
     assert lines[0] == f"drawing @ file://{tmp_path}/wheels/drawing-2.0-py3-none-any.whl#sha256=ee"
-    # pip finds no wheel of it, and its error names the ways that work.
-    assert lines[2] == "logging==3.0"
+    (source,) = packages.sources
+    assert (source.name, source.option("sha256")) == ("logging", "ff")
 
 
 def test_script_gives_the_packages_in_its_comment(tmp_path: Path) -> None:
@@ -259,6 +259,39 @@ def test_file_that_is_not_text_is_refused(tmp_path: Path, name: str, raw: bytes)
     with refused("packages-not-text", UsageError, "UTF-8") as caught:
         content_hash([PackageList.read(tmp_path / name, NODE).file])
     assert caught.value.where == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "url"),
+    [
+        ("a @ git+https://x.org/a", "a", "git+https://x.org/a"),
+        ("-e git+ssh://git@x.org/a.git@v1#egg=a", "", "git+ssh://git@x.org/a.git@v1"),
+        (
+            "a[b] @ https://x.org/a-1.tar.gz#sha256=ff ; os_name == 'posix'",
+            "a",
+            "https://x.org/a-1.tar.gz",
+        ),
+        ("file:///x/a-1.zip", "", "file:///x/a-1.zip"),
+    ],
+)
+def test_line_with_sources_is_kept_from_pip(tmp_path: Path, line: str, name: str, url: str) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "b-1-py3-none-any.whl").touch()
+    text = f"-c c.txt\n-f wheels\n{line}\nsix>=1\n./b-1-py3-none-any.whl\n"
+    lines, packages = listed(tmp_path, "requirements.txt", text)
+    assert [(source.name, source.url) for source in packages.sources] == [(name, url)]
+    assert lines == [
+        f"-c {tmp_path}/c.txt",
+        f"--find-links {tmp_path}/wheels",
+        "six>=1",
+        f"file://{tmp_path}/b-1-py3-none-any.whl",
+    ]
+
+
+@pytest.mark.parametrize("line", ["a @ https://x.org/a-1-py3-none-any.whl", "git", "a-git==1"])
+def test_line_without_sources_is_left_to_pip(tmp_path: Path, line: str) -> None:
+    _, packages = listed(tmp_path, "requirements.txt", f"{line}\n")
+    assert (packages.file, packages.sources) == (tmp_path / "requirements.txt", ())
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
