@@ -64,17 +64,22 @@ NOT_IN_HOMES = frozenset(
     b".cache .nv .cupy .triton .apptainer/cache .vscode-server .ansible .ssh "
     b".bash_history .python_history .lesshst .viminfo .wget-hsts .sudo_as_admin_successful".split()
 )
-# In clusterctl's folder on a cluster that other people run, which has all of clusterctl's files.
+# The folder that `attach` creates has all of clusterctl's files, and this mark. Users may choose its
+# place.
 FOLDER_BELOW_HOME = b"clusterctl/"
+MARK = b".clusterctl-cluster"
 NOT_IN_FOLDER = frozenset(
     FOLDER_BELOW_HOME + name
     for name in (
-        b"store environments secrets builds .clusterctl-cluster job-profile.sh .job-profile.new"
-    ).split()
+        *b"store environments secrets builds job-profile.sh .job-profile.new".split(),
+        MARK,
+    )
 )
 # The folder of the job that proves MPI, which a killed `attach` leaves there.
 PROOF = re.compile(FOLDER_BELOW_HOME + rb"proof\.[^/.]{6}")
 CACHE = b"__pycache__"
+# Copies of other files, beside the targets of `submit --stage` (payload/node/stage.py).
+STAGED = re.compile(rb"\.clusterctl-staged-[0-9]+")
 PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # The folder of a job whose submission has not finished.
 INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")
@@ -127,36 +132,48 @@ class Top:
 
     not_here: paths below the folder that are skipped. Temporary files of daemons are skipped as
         well.
-    above: path of the folder below a home, which ``not_here`` and the names of jobs' folders begin
-        with.
+    attached: the paths below the folder, each with a slash, of folders that `attach` has created;
+        "": the folder itself. `Walk` adds those that it finds.
     """
 
     def __init__(
-        self, path: bytes, host: bytes = b"", not_here: Collection[bytes] = (), above: bytes = b""
+        self,
+        path: bytes,
+        host: bytes = b"",
+        not_here: Collection[bytes] = (),
+        attached: Collection[bytes] = (),
     ) -> None:
         self.path = path
         self.host = host
         self.not_here = not_here
-        self.above = above
+        self.attached = {*attached}
         self.is_temporary = path in TEMPORARY
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
         """Return whether this path is skipped. ours: names of clusterctl's own files in job
         folders.
         """
-        path = self.above + path
         name = path.rpartition(b"/")[2]
+        if path in self.not_here:
+            return True
+        folder = self.attached_folder(path)
+        if folder is not None:
+            path = FOLDER_BELOW_HOME + path[len(folder) :]
         return (
             name == CACHE
+            or STAGED.fullmatch(name) is not None
             or PARTIAL.fullmatch(name) is not None
             or INCOMPLETE.fullmatch(path) is not None
             or OF_SESSION.fullmatch(path) is not None
             or CLAIM.fullmatch(path) is not None
-            or path in self.not_here
-            or (self.above != b"" and PROOF.fullmatch(path) is not None)
+            or (folder is not None and (path in NOT_IN_FOLDER or PROOF.fullmatch(path) is not None))
             or (self.is_temporary and OF_PROGRAMS.fullmatch(path) is not None)
             or (path.startswith(JOBS) and path.count(b"/") == JOBS.count(b"/") + 1 and name in ours)
         )
+
+    def attached_folder(self, path: bytes) -> bytes | None:
+        """Return the entry of ``attached`` that has this path. None: it is in none of them."""
+        return next((folder for folder in self.attached if path.startswith(folder)), None)
 
     def counts(self, path: bytes, status: os.stat_result) -> bool:
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
@@ -187,6 +204,14 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
+def has_mark(fd: int) -> bool:
+    """Return whether `attach` has created this open folder."""
+    try:
+        return stat.S_ISREG(os.stat(MARK, dir_fd=fd, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
 def folders_in(path: bytes) -> list[bytes]:
     try:
         with os.scandir(path) as entries:
@@ -201,7 +226,7 @@ def tops_of(request: dict[str, Any]) -> Iterator[Top]:
     shared = os.fsencode(request["shared"])
     host = os.fsencode(request["host"])
     if request["folder"]:
-        yield Top(os.fsencode(request["folder"]), b"", NOT_IN_FOLDER, FOLDER_BELOW_HOME)
+        yield Top(os.fsencode(request["folder"]), attached={b""})
         return
     if request["look_at_shared"]:
         homes = [os.path.join(HOMES, name) for name in folders_in(os.path.join(shared, HOMES))]
@@ -260,6 +285,8 @@ class Walk:
         self, top: Top, fd: int, above: bytes, depth: int
     ) -> Iterator[tuple[bytes, os.stat_result]]:
         try:
+            if has_mark(fd):
+                top.attached.add(above + b"/" if above else b"")
             with os.scandir(fd) as entries:
                 for entry in entries:
                     self.beat()
@@ -349,7 +376,9 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
         for path, status in walk.files(top):
             parts = path.split(b"/")
             # A job's folder, and otherwise what is directly in a home.
-            depth = 2 if top.above else 3 if path.startswith(JOBS) else 1
+            folder = top.attached_folder(path)
+            depth = 3 if path.startswith(JOBS) else 1
+            depth = depth if folder is None else folder.count(b"/") + 2
             key = top.path, b"/".join(parts[:depth])
             size = status.st_size
             on_disk = status.st_blocks * BLOCK

@@ -322,6 +322,24 @@ def test_only_copies_ignore_files_of_attach(stage: Stage) -> None:
     assert [one.files for one in search.find().files] == [1]
 
 
+@pytest.mark.parametrize("folder", ["clusterctl", "clusterctl-attached", "project/cc"])
+def test_only_copies_ignore_what_colleagues_have_from_clusterctl(stage: Stage, folder: str) -> None:
+    """`attach` marks the folder, whose place they may choose. The values of their secrets are not
+    copied.
+    """
+    stage.write(f"{folder}/.clusterctl-cluster")
+    stage.write(f"{folder}/secrets/job-a1/environ")
+    stage.write(f"{folder}/environments/ab/bin/python")
+    stage.write(f"{folder}/job-profile.sh")
+    stage.write(f"{folder}/jobs/job-a1/job.sbatch")
+    stage.write(".clusterctl-staged-2001/ab/set")
+    weights = stage.write(f"{folder}/jobs/job-a1/weights")
+    (found,) = stage.search.find().files
+    assert (found.what, found.files) == (str(weights.parent), 1)
+    (out,) = stage.bring()
+    assert [path.name for path in out.rglob("*") if path.is_file()] == ["weights"]
+
+
 def moved(stage: Stage) -> None:
     stage.write(f"{JOB}/out/weights")
     stage.collected()
