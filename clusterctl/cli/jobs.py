@@ -376,8 +376,10 @@ def _show_in_full(
     # All tasks of an array share a folder.
     job = tasks[0]
     entry = session.ledger.find(job.whole_id)
-    script = f"{job.work_dir}/{session.scheduler.script_name}" if job.token else None
-    files = _files(session, job) if job.token else []
+    # Nobody can read the files of another user's job.
+    is_own = job.token and job.user == session.inventory.job_user
+    script = f"{job.work_dir}/{session.scheduler.script_name}" if is_own else None
+    files = _files(session, job) if is_own else []
     run_dir = entry.run_dir if entry is not None else None
     # Unlike Path.is_dir, this never raises.
     is_here = run_dir is not None and os.path.isdir(run_dir)

@@ -21,7 +21,7 @@ from clusterctl.providers.base import HostPlan
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, Search, search_all
 from clusterctl.scheduler.admin import active_jobs, scheduler_of
-from clusterctl.scheduler.base import Jobs
+from clusterctl.scheduler.base import JobInfo, Jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
 from clusterctl.state.ledger import JobEntry, Ledger
@@ -89,23 +89,20 @@ def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCo
         files = tuple(file for file in copies.files if file.job_id not in discarded)
         jobs, unknown = _active_jobs(inventory, connections.to, discarded)
     unknown = () if inventory.traits.adopts_hosts else copies.unknown or unknown
-    return OnlyCopies(jobs, files=files, unknown=unknown)
+    has_others = any(job.user != inventory.job_user for job in jobs)
+    lines = tuple(f"job {job.id} ({job.name}) of {job.user} is {job.state.value}" for job in jobs)
+    return OnlyCopies(lines, files=files, unknown=unknown, has_jobs_of_others=has_others)
 
 
 def _active_jobs(
     inventory: Inventory, to: Connect, discarded: Collection[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (a line for each waiting or running job, the reason if the jobs are unknown)."""
+) -> tuple[tuple[JobInfo, ...], tuple[str, ...]]:
+    """Return (the waiting and running jobs, the reason if they are unknown)."""
     try:
         jobs = active_jobs(scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S))
     except (SchedulerError, TransportError) as exc:
         return (), (f"the waiting and running jobs are unknown: {exc.cause}",)
-    lines = (
-        f"job {job.id} ({job.name}) of {job.user} is {job.state.value}"
-        for job in jobs
-        if job.whole_id not in discarded
-    )
-    return tuple(lines), ()
+    return tuple(job for job in jobs if job.whole_id not in discarded), ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +244,8 @@ def _fix(copies: OnlyCopies, *, repair: str = "", keep: str = "") -> str:
     fixes = []
     if copies.jobs:
         fixes.append("wait until the jobs have ended, or cancel them: `clusterctl cancel`")
+        if copies.has_jobs_of_others:
+            fixes[-1] += ", those of other users with `clusterctl ssh --admin -- sudo scancel ID`"
     if copies.runs:
         fixes.append("collect the runs: `clusterctl collect`")
     if copies.files:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
 from clusterctl.jobs.events import with_attempts
-from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
+from clusterctl.scheduler.base import (
+    AccountingAwayError,
+    JobInfo,
+    JobState,
+    unknown_or_task,
+    unmanaged_job_error,
+)
 from clusterctl.scheduler.job_secrets import remove_old_secrets
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session, resolve_submissions
@@ -92,9 +98,28 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
         active_id for job in jobs if not job.ended for active_id in (job.id, job.whole_id)
     }
     if to_cancel := [job_id for job_id in ids if job_id in active_ids]:
-        errors |= session.scheduler.cancel(to_cancel)
+        refused = session.scheduler.cancel(to_cancel)
+        errors |= {job_id: _with_fix(session, jobs, job_id, refused[job_id]) for job_id in refused}
         remove_old_secrets(session)
     return Cancellation(jobs, errors)
+
+
+def _with_fix(
+    session: Session, jobs: Sequence[JobInfo], job_id: str, error: ClusterctlError
+) -> ClusterctlError:
+    """Return the error about a job that can't be cancelled, with what to do if it is another
+    user's.
+    """
+    job = next(job for job in jobs if job_id in (job.id, job.whole_id))
+    if job.user == session.inventory.job_user:
+        return error
+    ids = " ".join(session.scheduler.slurm_ids([job_id]))
+    return SchedulerError(
+        f"job {job_id} of user {job.user} can't be cancelled",
+        code=error.code,
+        why=error.why,
+        fix=f"ask {job.user}" + session.site.advice.cancels_of_others.format(ids=ids),
+    )
 
 
 def _missing(ids: Sequence[str], jobs: Sequence[JobInfo]) -> list[str]:
@@ -139,9 +164,12 @@ def running_job(session: Session, job_id: str) -> JobInfo:
 
     Raises:
         UsageError: no task or several tasks are running, or the id is malformed.
-        SchedulerError: the job is unknown.
+        SchedulerError: the job is unknown, or belongs to another user.
     """
     jobs = known_jobs(session, [job_id])
+    user = session.inventory.job_user
+    if jobs[0].user != user:
+        raise unmanaged_job_error(jobs[0], user)
     running = [job for job in jobs if job.state is JobState.RUNNING]
     if len(running) == 1:
         return running[0]

@@ -10,8 +10,9 @@ logs, rank 0 has the job's logs.
     all.
 
 Each line of output is a JSON object: ``{"log": name, "at": offset, "data": base64}``, ``{}`` as a
-keep-alive, or ``{"gone": 1}`` if the folder does not exist. A log that does not exist yet, is not a
-file, or has become shorter (a requeue) is not an error.
+keep-alive, ``{"gone": 1}`` if the folder does not exist, or ``{"unread": reason}`` if it can't be
+read. A log that does not exist yet, is not a file, or has become shorter (a requeue) is not an
+error.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def main(folder: str, how: str, begun: str, *selection: str) -> None:
         except FileNotFoundError:
             names = []
             emit({"gone": 1})
-        except OSError:
+        except OSError as exc:
             names = []
+            emit({"unread": exc.strerror or str(exc)})
         for name in names:
             offsets[name] = send_new(folder, name, offsets.get(name, 0), int(most))
         if how == "once":

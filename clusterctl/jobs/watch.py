@@ -207,11 +207,17 @@ def reported_state(job: JobInfo) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ChangeNotes:
-    """Reports changes of jobs to the user, by calling ``note`` with each line, and by messages."""
+    """Reports changes of jobs to the user, by calling ``note`` with each line, and by messages.
+
+    log_is_shown: the user sees the jobs' logs, which have a line for each alarm.
+    """
 
     session: Session
     note: LineReporter
     telling: Telling = TELLS_NOBODY
+    log_is_shown: bool = False
+    # (Job ID, kind, summary) of each alarm that was reported.
+    _alarms: set[tuple[str, str, str]] = field(default_factory=set)
 
     def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
         """Report the jobs that changed. ``jobs`` are all watched jobs."""
@@ -239,8 +245,10 @@ class ChangeNotes:
         if job.hang:
             self.note(Notice("job-hangs", f"job {job.id} hangs: {job.hang}"))
         elif job.alarms:
-            for alarm in job.alarms:
-                self.note(Notice("job-alarm", f"job {job.id}: {alarm}"))
+            for alarm in () if self.log_is_shown else job.alarms:
+                if (key := (job.id, alarm.kind, alarm.summary)) not in self._alarms:
+                    self._alarms.add(key)
+                    self.note(Notice("job-alarm", f"job {job.id}: {alarm}"))
         elif not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             self.note(f"job {job.id} {job.state.value}{location}{reason}")
         if job.failed_to_launch:
@@ -403,7 +411,8 @@ OnOutput = Callable[[LogChunk], None]
 class LogReader:
     """Reads new output from a job's logs or, if ``rank`` is a number or "all", from logs of ranks.
 
-    ``gone``: the job's folder did not exist at the last read.
+    ``gone``: the job's folder did not exist at the last read. ``unread``: why it could not be read
+        then.
     most: the maximum number of bytes of the first read, at the end of each log. 0: all.
     """
 
@@ -413,6 +422,7 @@ class LogReader:
     rank: str = ""
     most: int = 0
     gone: bool = False
+    unread: str = ""
     _offsets: dict[str, int] = field(default_factory=dict)
 
     def read(self, how: Literal["once", "follow"]) -> Generator[LogChunk | None, None, None]:
@@ -436,7 +446,8 @@ class LogReader:
         try:
             answer = json.loads(line)
             self.gone = "gone" in answer
-            if not answer or self.gone:
+            self.unread = printable(str(answer["unread"])) if "unread" in answer else ""
+            if not answer or self.gone or self.unread:
                 return None
             match = _LOG.fullmatch(answer["log"])
             data = base64.b64decode(answer["data"])
@@ -476,6 +487,10 @@ class JobLogs:
     def gone(self) -> bool:
         return all(reader.gone for reader in self._readers.values())
 
+    @property
+    def unread(self) -> str:
+        return next((reader.unread for reader in self._readers.values() if reader.unread), "")
+
     def new(self, jobs: Iterable[JobInfo]) -> Iterator[LogChunk]:
         """Yield new output. ``jobs``: their nodes are read if logs are on nodes' own disks."""
         for reader in self._readers_of(jobs):
@@ -513,7 +528,8 @@ def logs(
     most: the maximum number of bytes of each log, at its end. 0: all.
 
     Raises:
-        SchedulerError: the job is unknown, clusterctl did not submit it, or its folder is gone.
+        SchedulerError: the job is unknown, clusterctl did not submit it, or its folder is gone or
+            can't be read.
     """
     job_logs = JobLogs(session, job_id, rank, most)
     chunk = None
@@ -528,6 +544,14 @@ def logs(
             why="the job itself or a user removed the folder",
             fix="`clusterctl jobs` still shows how the job ended",
         )
+    if job_logs.unread:
+        raise SchedulerError(
+            f"the logs of job {job_id} can't be read",
+            code="logs-unreadable",
+            where=f"{job_logs.folder} on the cluster",
+            why=job_logs.unread,
+            fix="make the folder readable, or run the command again when its file system answers",
+        )
     if chunk is None and rank not in ("", "all", "0"):
         raise UsageError(
             f"job {job_id} has no log of rank {rank}",
@@ -541,8 +565,10 @@ def logs(
 
 
 def folder_of(session: Session, job_id: str) -> str:
-    """Return a job's folder on the cluster. Raises SchedulerError for a job not submitted by
-    clusterctl.
+    """Return a job's folder on the cluster.
+
+    Raises SchedulerError: clusterctl did not submit the job, or another user did, and the folder
+        can't be read.
     """
     entry = session.ledger.find(job_id)
     if entry is not None and entry.remote_dir is not None:
@@ -550,9 +576,14 @@ def folder_of(session: Session, job_id: str) -> str:
     jobs = session.scheduler.jobs([job_id])
     if not jobs:
         raise session.scheduler.unknown([job_id])
-    if not jobs[0].token:
-        raise unknown_or_task(job_id, jobs, unmanaged_job_error(jobs[0]))
-    return jobs[0].work_dir
+    folder = jobs[0].work_dir
+    user = session.inventory.job_user
+    is_readable = jobs[0].user == user or (
+        session.transport.run(["test", "-x", folder], check=False).rc == 0
+    )
+    if not jobs[0].token or not is_readable:
+        raise unknown_or_task(job_id, jobs, unmanaged_job_error(jobs[0], user))
+    return folder
 
 
 def notices_of_completed(session: Session, job: JobInfo) -> Iterator[Notice]:

@@ -368,8 +368,9 @@ def _find_or_add_entry(session: Session, job_id: str) -> JobEntry:
     # ledger entry.
     ledger_tokens = {entry.token for entry in session.ledger.entries()}
     token = jobs[0].token
-    if token in ("", *ledger_tokens) or jobs[0].user != session.inventory.job_user:
-        raise unknown_or_task(job_id, jobs, unmanaged_job_error(jobs[0]))
+    user = session.inventory.job_user
+    if token in ("", *ledger_tokens) or jobs[0].user != user:
+        raise unknown_or_task(job_id, jobs, unmanaged_job_error(jobs[0], user))
     entry = JobEntry(
         token=token,
         name=re.sub(r"[^A-Za-z0-9._-]", "_", jobs[0].name)[:64],

@@ -102,12 +102,14 @@ class OnlyCopies:
     """Data that exists only on the cluster: pending and running jobs, uncollected runs, and files.
 
     ``unknown`` has a line for each host or path that could not be checked.
+    has_jobs_of_others: whether one of the jobs belongs to another user than the cluster's job user.
     """
 
     jobs: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     files: tuple[UncopiedFiles, ...] = ()
     unknown: tuple[str, ...] = ()
+    has_jobs_of_others: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.lines)

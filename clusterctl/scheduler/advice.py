@@ -15,11 +15,14 @@ class Advice:
     repair: what helps if the cluster is broken. is_operator: whether the user operates the cluster.
     shows_nodes: the command that shows what its nodes have.
     sets_account: the command that sets the Slurm account of all jobs. "": there is none.
+    cancels_of_others: who else cancels jobs of other users, after "ask USER". {ids}: Slurm's
+        numbers of the jobs.
     """
 
     repair: str
     is_operator: bool
     shows_nodes: str
+    cancels_of_others: str
     sets_account: str = ""
 
 
@@ -27,10 +30,12 @@ OWN: Final = Advice(
     repair=RUN_UP,
     is_operator=True,
     shows_nodes="`clusterctl status` shows the nodes with their cores and memory",
+    cancels_of_others=", or cancel it as the administrator: `clusterctl ssh --admin -- sudo scancel {ids}`",
 )
 FOREIGN: Final = Advice(
     repair=ASK_OPERATORS,
     is_operator=False,
     shows_nodes="`clusterctl ssh 'sinfo --format=%R,%D,%c,%m,%G'` shows what the nodes have",
+    cancels_of_others=" or the cluster's operators",
     sets_account="`clusterctl attach --account NAME` sets it for all jobs",
 )

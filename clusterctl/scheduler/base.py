@@ -628,7 +628,15 @@ class AccountingAwayError(SchedulerError, code="accounting-away", retryable=True
         return AccountingAwayError(message, why=self.why, fix=self.fix)
 
 
-def unmanaged_job_error(job: JobInfo) -> SchedulerError:
+def unmanaged_job_error(job: JobInfo, user: str) -> SchedulerError:
+    """Return the error about a job whose files are not known to ``user``, who asks for them."""
+    if job.user != user:
+        return SchedulerError(
+            f"job {job.id} belongs to user {job.user}",
+            code="job-of-another-user",
+            why=f"user {user} can neither read its files nor start programs in it",
+            fix=f"ask {job.user}; `clusterctl jobs {job.id}` shows its state",
+        )
     return SchedulerError(
         f"job {job.id} was not submitted by clusterctl",
         code="not-our-job",

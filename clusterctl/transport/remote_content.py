@@ -218,7 +218,12 @@ def list_all(roots: list[bytes]) -> list[bytes]:
     """Print the list of all files and folders below ``roots``. Return their full paths, in the same
     order.
     """
-    missing = [os.fsdecode(root) for root in roots if not os.path.exists(root)]
+    missing: list[str] = []
+    for root in roots:
+        try:
+            os.stat(root)
+        except (FileNotFoundError, NotADirectoryError):
+            missing.append(os.fsdecode(root))
     if missing:
         sys.stderr.write(", ".join(map(repr, missing)))
         sys.exit(NOT_THERE)

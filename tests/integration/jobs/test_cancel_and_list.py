@@ -35,12 +35,13 @@ def test_cancel_names_jobs_that_had_ended(session, cluster, tmp_path):
 def test_cancel_some_jobs_fail_cancels_the_rest(session, cluster, tmp_path):
     """Neither an unknown job nor a job of another user keeps a job alive."""
     ids = [submitted(session, tmp_path, "sleep 60") for _ in range(2)]
-    cluster.change(ids[0], owner="ada")
+    cluster.change(ids[0], owner="ada", user="ada")
     done = cancel(session, [ids[0], "77", ids[1]])
     assert {job_id: error.code for job_id, error in done.errors.items()} == {
         "77": "unknown-job",
         ids[0]: "job-not-cancelled",
     }
+    assert f"sudo scancel {ids[0]}" in done.errors[ids[0]].fix
     assert [cluster.job(job_id)["state"] for job_id in ids] == ["RUNNING", "CANCELLED"]
     with rejected("jobs-not-cancelled", SchedulerError) as caught:
         done.raise_errors()

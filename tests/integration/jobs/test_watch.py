@@ -25,6 +25,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.log_text import KeptLogs
 from clusterctl.jobs.remote_follow import select_logs
+from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.watch import LogChunk, LogReader, follow, logs, raise_unless_completed, wait
 from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobState
@@ -651,6 +652,13 @@ def test_logs_of_jobs_of_others_are_refused(session, cluster, tmp_path):
         state["jobs"]["500"] = state["jobs"][job_id]
     with refused("not-our-job", SchedulerError):
         log_of(session, "500")
+    job_id, _ = held(cluster, session, tmp_path)
+    with cluster.state() as state:
+        theirs = {**state["jobs"][job_id], "user": "eve", "dir": "/shared/home/eve/closed"}
+        state["jobs"]["501"] = theirs
+    for ask in (log_of, stacks_of):
+        with refused("job-of-another-user", SchedulerError, "eve"):
+            ask(session, "501")
     with refused("not-a-job-id", UsageError):
         log_of(session, f"{job_id}_x")
 
@@ -673,6 +681,16 @@ def test_job_that_removed_its_folder(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, 'rm -rf "${PWD%/*}"; exit 1')
     assert "no longer exists" in failed(session, job_id).why
     with refused("job-folder-gone", SchedulerError, job_id):
+        log_of(session, job_id)
+
+
+def test_logs_that_can_not_be_read_are_an_error(session, cluster, tmp_path):
+    job_id = submitted(session, tmp_path, "echo x")
+    cluster.wait_until_ended(job_id)
+    folder = Path(session.ledger.find(job_id).remote_dir)
+    folder.rename(tmp_path / "away")
+    folder.symlink_to(folder)
+    with refused("logs-unreadable", SchedulerError, job_id):
         log_of(session, job_id)
 
 

@@ -593,10 +593,16 @@ def test_jobs_of_other_users_are_not_collected(session, cluster, tmp_path, out):
         collect(session, ["../x"], out=out)
     job_id = finished(session, cluster, tmp_path, "true")
     # The second has copied the comment of a job of ours.
-    for forged in ({"comment": "mine"}, {}, {"user": "eve", "comment": "clusterctl:another"}):
+    eves = {"user": "eve", "comment": "clusterctl:another"}
+    not_ours = "not-our-job"
+    for forged, code in (
+        ({"comment": "mine"}, not_ours),
+        ({}, not_ours),
+        (eves, "job-of-another-user"),
+    ):
         with cluster.state() as state:
             state["jobs"]["500"] = state["jobs"][job_id] | {"dir": str(tmp_path)} | forged
-        with refused("not-our-job", SchedulerError):
+        with refused(code, SchedulerError):
             collect(session, ["500"], out=out)
     assert [entry.job_id for entry in cluster.ledger.entries()] == [job_id]
 
