@@ -46,7 +46,8 @@ def follow_job(
     job's log. telling: sends messages about the job. Raise JobFailedError or JobCancelledError if the
     job failed or was cancelled.
     """
-    changes = ChangeNotes(session, screen.note, telling)
+    # The log of a rank has no alarms.
+    changes = ChangeNotes(session, screen.note, telling, log_is_shown=not rank)
     with _detaching(screen, [job_id]):
         ended = watch.follow(
             session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes

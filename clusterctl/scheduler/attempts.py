@@ -384,10 +384,17 @@ def _alarms(events: Sequence[Event]) -> Iterator[tuple[Alarm, bool]]:
             kind=kind,
             summary=_text(event, "summary"),
             since=event["time"] - (_number(event, "seconds") or 0),
-            until=max(event["time"], _number(after, "time") or 0),
+            until=max(event["time"], _over_at(after)),
             ended_job=event.get("action") == "end",
         )
         yield alarm, after.get("event") == "alarm-over"
+
+
+def _over_at(event: Event) -> float:
+    """Return when an alarm ended, by the event after it. 0: there is no such event."""
+    # The end of an alarm is recorded some time after its condition last held.
+    waited_s = _number(event, "seconds") if event.get("event") == "alarm-over" else None
+    return (_number(event, "time") or 0) - (waited_s or 0)
 
 
 def traces_of(events: Sequence[Event]) -> tuple[Trace, ...]:

@@ -386,12 +386,17 @@ class Judge:
         self._since: dict[tuple[str, str], float] = {}
         # Kind -> the subjects of the alarm that is raised.
         self._raised: dict[str, set[str]] = {}
+        # Kind -> when the condition of the alarm that is raised last held.
+        self._held: dict[str, float] = {}
 
     def step(
         self, now: float, found: Mapping[str, Found]
-    ) -> tuple[list[tuple[Rule, str, float]], list[str]]:
+    ) -> tuple[list[tuple[Rule, str, float]], list[tuple[str, float]]]:
         """Return the alarms that begin now (rule, sentence, seconds that the condition has held), and
-        the kinds of those that have ended.
+        those that have ended (kind, seconds since the condition last held).
+
+        An alarm has ended if its condition has not held for the length of a window. So a value near
+        a limit does not end and raise it again and again.
 
         found: kind -> what its condition returns for the window that ends now.
         """
@@ -410,8 +415,11 @@ class Judge:
                 if now - self._since[rule.kind, subject] >= rule.seconds
             }
             raised = self._raised.get(rule.kind, set())
-            if raised and not raised & set(holding):
-                ended.append(rule.kind)
+            if raised & set(holding):
+                self._held[rule.kind] = now
+            since_s = now - self._held.get(rule.kind, now)
+            if raised and since_s >= max(WINDOW_S, self._windows[rule.kind]):
+                ended.append((rule.kind, since_s))
                 raised = set()
             if due - raised:
                 named = sorted(due)
@@ -420,6 +428,7 @@ class Judge:
                 held_s = now - min(self._since[rule.kind, subject] for subject in due)
                 begun.append((rule, text, held_s))
                 raised = raised | due
+                self._held[rule.kind] = now
             self._raised[rule.kind] = raised
         return begun, ended
 
@@ -490,8 +499,8 @@ class Watch:
                 rule.kind: CONDITIONS[rule.kind](self.window(rule, now)) for rule in self._rules
             }
             begun, ended = self._judge.step(now, found)
-            for kind in ended:
-                Events().add("alarm-over", kind=kind)
+            for kind, since_s in ended:
+                Events().add("alarm-over", kind=kind, seconds=round(since_s))
             for rule, text, held_s in begun:
                 self._report(rule, text, held_s)
                 if rule.action == "end":

@@ -21,6 +21,7 @@ from clusterctl.cluster.status import Status
 from clusterctl.errors import SlurmAwayError, UsageError, WaitTimeoutError
 from clusterctl.hosts.needs import REPORT, Lack
 from clusterctl.jobs.watch import ChangeNotes, wait
+from clusterctl.scheduler.attempts import Alarm
 from clusterctl.scheduler.base import JOB_FIELDS, Column, JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
@@ -265,6 +266,20 @@ HUNG = {
     "summary": "rank 1 at x.py:3",
     "action": "warn",
 }
+
+
+@pytest.mark.parametrize(("log_is_shown", "shown"), [(False, ["idle", "full"]), (True, [])])
+def test_alarm_is_reported_once_and_not_beside_the_log_that_has_it(
+    played_session, log_is_shown: bool, shown: list[str]
+) -> None:
+    lines: list[str] = []
+    report = ChangeNotes(played_session, lines.append, log_is_shown=log_is_shown)
+    job = JobInfo(number=1, name="x", user="hpc", state=JobState.RUNNING, reason="")
+    idle, full = (Alarm(kind=kind, summary=kind, since=0, until=90) for kind in ("idle", "full"))
+    for alarms in ((idle,), (replace(idle, until=99), full), (full,)):
+        jobs = (replace(job, alarms=alarms),)
+        report(jobs, jobs)
+    assert [line.split(": ")[1].partition(",")[0] for line in lines] == shown
 
 
 def test_hang_of_a_job_is_shown_until_its_next_progress(

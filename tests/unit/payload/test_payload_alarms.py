@@ -271,8 +271,22 @@ def test_alarm_is_raised_once_and_again_for_others() -> None:
     assert begun(judge, 1002, "a") == []
     assert begun(judge, 1004, "a", "b") == ["a is idle; b is idle"]
     assert begun(judge, 1006, "a", "b") == []
-    assert judge.step(1008, {"idle": {}}) == ([], ["idle"])
-    assert judge.step(1010, {"idle": {}}) == ([], [])
+    assert judge.step(1008, {"idle": {}}) == ([], [])
+    assert judge.step(1065, {"idle": {}}) == ([], [])
+    assert judge.step(1066, {"idle": {}}) == ([], [("idle", 60)])
+    assert judge.step(1068, {"idle": {}}) == ([], [])
+
+
+def test_alarm_near_its_limit_is_raised_once() -> None:
+    """A straggler's condition changes with each series of looks, of which a window has three."""
+    (rule,) = rules_of("straggler=warn@600")
+    judge = judge_of(rule)
+    reported = [
+        judge.step(now, {"straggler": {"1": "wait"} if now < 700 or now % 200 < 100 else {}})
+        for now in range(0, 4000, 100)
+    ]
+    assert [len(begun) for begun, _ in reported if begun] == [1]
+    assert not any(ended for _, ended in reported)
 
 
 def telemetry(folder: Path, node: str = "n1", **fields: Any) -> None:
