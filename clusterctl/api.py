@@ -34,13 +34,14 @@ from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
 from clusterctl.rehearse.rehearsal import LIMIT_S, MTBF_S, Rehearsal, Rehearser, job_to_rehearse
 from clusterctl.rehearse.verdict import Fault
-from clusterctl.runs.collect import SelectionKeywords, collect, selection_of
+from clusterctl.runs.collect import SelectionKeywords, collect, collected_before, selection_of
 from clusterctl.runs.compare import compare
 from clusterctl.runs.find import Row, named_run
 from clusterctl.runs.only_copies import bring_all
 from clusterctl.runs.page import Report
 from clusterctl.runs.query import frame, list_runs
 from clusterctl.runs.report import report_of
+from clusterctl.runs.trackers import chosen_trackers, sync_error, sync_run
 from clusterctl.runs.usage import usage_of_cluster
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
@@ -433,6 +434,7 @@ class Cluster:
         *,
         out: str | Path | None = None,
         everywhere: bool = False,
+        sync: str | Sequence[str] = (),
         **options: Unpack[SelectionKeywords],
     ) -> tuple[Row, ...]:
         """Copy the results of jobs (runs) from the cluster. The arguments are the options of
@@ -444,8 +446,11 @@ class Cluster:
             folder.
         checkpoints, max_checkpoint, max_file: as in `collect`; sizes such as ``4GiB``.
         everything: copy all that exists only on the cluster.
+        sync: also send what programs have recorded offline for these tools, as in `collect --sync`:
+            wandb, mlflow, trackio. Raise CollectError if something could not be sent.
         """
         reject_unknown(options, SelectionKeywords.__annotations__, "collect has no option")
+        trackers = chosen_trackers(_as_list(sync))
         selection = selection_of(**options)
         folder = _path(out)
         everywhere = (everywhere or selection.everything) and not ids
@@ -457,8 +462,12 @@ class Cluster:
                 everywhere=everywhere,
                 selection=selection,
             )
+            earlier = [] if ids or not trackers else collected_before(session.ledger, runs)
             if selection.everything and not ids:
                 bring_all(session.ledger.workspace, folder or RUNS)
+        synced = [one for run in [*runs, *earlier] for one in sync_run(run, trackers, self._note)]
+        if error := sync_error(synced):
+            raise error
         return tuple(Row(run) for run in runs)
 
     def put(self, paths: _Paths, to: str = ".") -> str:
@@ -538,7 +547,7 @@ class Job:
                 show(line.decode(errors="replace"))
 
         with self.cluster._session() as session, whole_lines(show_lines) as take:
-            notes = watch.ChangeNotes(session, self.cluster._note)
+            notes = watch.ChangeNotes(session, self.cluster._note, log_is_shown=True)
             ended = watch.follow(
                 session, self.id, on_output=take, timeout_s=timeout_s, on_change=notes
             )
@@ -576,10 +585,17 @@ class Job:
         self.cluster.cancel([self.id])
 
     def collect(
-        self, *, out: str | Path | None = None, **options: Unpack[SelectionKeywords]
+        self,
+        *,
+        out: str | Path | None = None,
+        sync: str | Sequence[str] = (),
+        **options: Unpack[SelectionKeywords],
     ) -> Row:
-        """Copy the job's results (run) to ``out``, with the options of ``Cluster.collect``."""
-        (run,) = self.cluster.collect([self.id], out=out, **options)
+        """Copy the job's results (run) to ``out``, with the options of ``Cluster.collect``.
+
+        sync: as in `Cluster.collect`.
+        """
+        (run,) = self.cluster.collect([self.id], out=out, sync=sync, **options)
         return run
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 '''
 # Type of a field -> the values that callers pass.
 TYPES: Final[Mapping[Any, str]] = {
@@ -60,7 +60,8 @@ def type_of(option: JobOption) -> str:
         return "int | str" if is_parsed else "int"
     if plain is bool:
         return "bool | str | Path" if is_parsed else "bool"
-    return TYPES.get(plain, "str")
+    or_false = "Literal[False] | " if "Literal[False]" in str(option.type) else ""
+    return or_false + TYPES.get(plain, "str")
 
 
 def main() -> int:

@@ -256,7 +256,8 @@ def _job(
     new_secrets = new_options.pop("secret", {})
     names = recorded.get("secret")
     names = [name for name in names if name not in new_secrets] if isinstance(names, list) else []
-    kept["secret"] = names
+    # A value that is missing now is no fault of the run.
+    kept["secret"] = job_options({"secret": names}).secret
     try:
         options = job_options(
             {name: value for name, value in kept.items() if value not in (None, {}, [])}

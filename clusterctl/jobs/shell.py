@@ -33,7 +33,7 @@ from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import SentSource, Submitter, new_token
-from clusterctl.scheduler.job_secrets import secrets_folder, send_secrets
+from clusterctl.scheduler.job_secrets import remove_session_secrets, send_secrets
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.script import (
     FILES,
@@ -261,8 +261,7 @@ def session_folder(
         yield folder
     finally:
         if job.secret:
-            with suppress(TransportError):
-                remove_folder((session.transport, *nodes), secrets_folder(path))
+            remove_session_secrets(session, path, (session.transport, *nodes))
         # If a host does not answer, the folder stays.
         if folder.changes == ():
             with suppress(TransportError):

@@ -64,6 +64,24 @@ def remove_secrets(session: Session, entries: Iterable[JobEntry]) -> None:
         session.ledger.update(entry, has_secrets=False)
 
 
+def remove_session_secrets(session: Session, folder: str, hosts: Sequence[Transport]) -> None:
+    """Remove the values of an interactive session that has ended. folder: of the session.
+
+    If a host does not answer, the ledger gets an entry, by which the next command tries again.
+    """
+    if not remove_folders(hosts, [secrets_folder(folder)], timeout_s=_REMOVE_S):
+        entry = JobEntry(
+            token=PurePosixPath(folder).name,
+            name="shell",
+            user=session.inventory.job_user,
+            submitted_at=time.time(),
+            remote_dir=folder,
+            refused=True,
+            has_secrets=True,
+        )
+        session.ledger.add(entry)
+
+
 def remove_old_secrets(session: Session) -> None:
     """Remove the values of jobs that were submitted from this machine and have ended."""
     entries = [entry for entry in session.ledger.entries() if entry.has_secrets]

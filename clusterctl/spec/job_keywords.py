@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 class ReplayKeywords(TypedDict, total=False):
@@ -100,7 +100,7 @@ class JobKeywords(ReplayKeywords, total=False):
     env: Mapping[str, str] | Sequence[str]
     # File with the Python packages: requirements.txt, pyproject.toml, uv.lock, pylock.toml or a
     # script. Default: that beside a Python program.
-    requirements: str | Path
+    requirements: Literal[False] | str | Path
     # Run with the conda or virtual environment in this folder of the cluster, or with conda's
     # environment of this name there. It is not changed.
     env_path: str

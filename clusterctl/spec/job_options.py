@@ -832,6 +832,10 @@ def _explained(
         index = entry["loc"][1] if len(entry["loc"]) > 1 else None
         if isinstance(value, list | tuple) and isinstance(index, int):
             value = value[index]
+        elif isinstance(value, Mapping) and index in value:
+            is_key = entry["loc"][-1] == "[key]"
+            flag += "" if is_key else f" {index}"
+            value = index if is_key else value[index]
         message = explain(kind, entry.get("ctx", {}), flag, shown(value))
         wrong.setdefault(
             flag, Notice(message.code, f"{flag}: {message}") if kind == "value_error" else message

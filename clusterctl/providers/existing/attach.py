@@ -299,7 +299,7 @@ def _probed_first(
         first = Workspace(folder / "new")
         try:
             probed = _probed(request, first, start.chosen)
-            workspace = _checked_name(request.name or _name_of(probed.site, request))
+            workspace = _checked_name(request.name or name_of(probed.site, request))
             stack.enter_context(
                 workspace.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note)
             )
@@ -316,13 +316,13 @@ def _probed_first(
     return workspace, probed
 
 
-def _name_of(site: SiteDescription, request: AttachRequest) -> str:
+def name_of(site: SiteDescription, request: AttachRequest) -> str:
     """Return the site's name for the cluster, or else the login node's, as a name of a cluster
     here.
     """
-    host = (
-        request.login.rpartition("@")[2].removeprefix("ssh://").partition(":")[0].partition(".")[0]
-    )
+    host = request.login.rpartition("@")[2].removeprefix("ssh://")
+    # The first part of an IPv6 address is no name.
+    host = "" if host.count(":") > 1 else host.partition(":")[0].partition(".")[0]
     for text in (site.cluster_name, host, site.host.partition(".")[0]):
         name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:20].rstrip("-")
         if is_cluster_name(name):

@@ -234,6 +234,7 @@ def test_api_with_wrong_arguments_raises_usage_error(played_session: Session) ->
         (lambda: demo.submit("train", nods=2), "did you mean nodes?"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", wait=True), "jobs have no option 'wait'"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", nodes=0), "--nodes must be at least 1"),
+        (lambda: demo.submit("train", env={"B": "x", "A": 1}), "--env A must be text, not 1"),  # type: ignore[dict-item]
         (
             lambda: demo.submit("train", sweep={"grid": {"lr": [0.1]}}, array="1-2"),
             "remove --array",

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import clusterctl
 from clusterctl.cli import collect as verb
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CollectError, MachineError, UsageError
@@ -105,6 +106,12 @@ def test_offline_run_is_sent_once(*, played_session, cluster, program, tools, sy
     finished(played_session, cluster, program, RECORDS)
     assert sync("wandb") == [(RUN, "sent")]
     assert sync("wandb", "1") == [(RUN, "before")]
+    assert len(calls(tools)) == 1
+
+
+def test_python_interface_sends_recordings(*, played_session, cluster, program, tools) -> None:
+    job_id = finished(played_session, cluster, program, RECORDS)
+    clusterctl.Cluster().job(job_id).collect(sync="wandb")
     assert len(calls(tools)) == 1
 
 

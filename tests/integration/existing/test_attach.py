@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import TransferError, UsageError
 from clusterctl.providers.attached import AttachRequest
-from clusterctl.providers.existing.attach import Attachment, _inventory, attach
+from clusterctl.providers.existing.attach import Attachment, _inventory, attach, name_of
 from clusterctl.providers.existing.facts import examine_site
 from clusterctl.providers.existing.probe import Probed
 from clusterctl.providers.existing.prove import Unproven
@@ -29,6 +29,20 @@ from tests.unit.existing.test_prove import PLACED, SITE
 
 PROVEN = Path(__file__).parents[2] / "unit/existing/captures/proof-22.05-pmix.txt"
 RELEASE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@pytest.mark.parametrize(
+    ("login", "name"),
+    [
+        ("ada@login1.campus.example", "login1"),
+        ("ssh://ada@[fd00::1]:22", "head"),
+        ("ada@fd00::1", "head"),
+        ("ada@10.0.0.1", "head"),
+    ],
+)
+def test_cluster_without_a_valid_name_has_that_of_its_login_node(login: str, name: str) -> None:
+    site = replace(SITE, cluster_name="1", host="head.campus.example")
+    assert name_of(site, AttachRequest(login)) == name
 
 
 @pytest.mark.parametrize(

@@ -449,6 +449,16 @@ def test_replay_does_not_follow_links_out_of_the_run(collected: Collected, proje
         replay_job(run, AGAIN)
 
 
+def test_replay_without_the_value_of_a_secret_names_the_variable(
+    collected: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    run, _ = collected("plain.sh", secret=["TOKEN"])
+    monkeypatch.delenv("TOKEN")
+    with refused("secret-without-value", UsageError, "TOKEN"):
+        replay_job(run, AGAIN)
+
+
 def test_replay_reads_no_variables_of_this_machine(
     collected: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:

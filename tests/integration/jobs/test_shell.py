@@ -24,7 +24,9 @@ from clusterctl.jobs.shell import (
     shell_script,
 )
 from clusterctl.jobs.submit import Submitter
+from clusterctl.scheduler import job_secrets
 from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.remote_secrets import FILE
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.spec.job_options import job_options
@@ -204,6 +206,25 @@ def test_launch_does_not_pass_on_variables_of_a_job(
     code, output = Node(batch, monkeypatch, nodes=2).run("launch", "python3", "-c", show)
     assert code == 0
     assert {"OMP_NUM_THREADS", "MASTER_ADDR"} <= {word.partition("=")[0] for word in output.split()}
+
+
+def test_values_on_a_host_that_did_not_answer_are_removed_later(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKEN", "canary")
+    job = shell_job(job_options({"secret": ["TOKEN"]}), site_of(INVENTORY))
+    with (
+        monkeypatch.context() as away,
+        session_folder(Submitter(session), job, Environment()) as folder,
+    ):
+        values = Path(job_secrets.secrets_folder(folder.path))
+        assert (values / FILE).read_text() == "TOKEN=canary\0"
+        away.setattr(job_secrets, "remove_folders", lambda *_, **__: False)
+    assert values.exists()
+    job_secrets.remove_old_secrets(session)
+    assert not values.exists()
+    assert [entry.has_secrets for entry in session.ledger.entries()] == [False]
 
 
 def test_new_and_changed_files_of_a_session_are_listed_and_kept(
