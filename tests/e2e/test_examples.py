@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.torch_job import EXAMPLES, train_on_nodes
 from tests.support.cluster import Cluster, records
+from tests.support.manual import blocks
 from tests.support.processes import eventually
 from tests.support.verbs import SCRIPT
 from tests.support.wheels import a_wheel
@@ -163,6 +164,32 @@ def test_example_of_another_library_trains_on_two_nodes(
         assert (found["loss"]["count"], found["loss"]["nonfinite"]) == (5, 0)
     else:
         assert found == {}
+
+
+@pytest.mark.sweep  # dozens of packages to resolve, send and unpack
+@pytest.mark.parametrize(
+    ("engine", "result"),
+    [("snakemake", "total.txt"), ("parsl", "stdout.log")],
+)
+def test_workflow_engine_of_the_manual_uses_all_nodes_of_its_job(
+    example_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, engine: str, result: str
+) -> None:
+    monkeypatch.setenv("PIP_NO_BINARY", "connection-pool")
+    folder = example_cluster.runner.cwd / engine
+    folder.mkdir()
+    (folder / f"{engine}.txt").write_text(f"{engine}\n")
+    for block in blocks(ROOT / "docs" / "howto" / "workflow-engines.md"):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+    flags = ("--nodes", "2", "--slurm=--exclusive", "--requirements", folder / f"{engine}.txt")
+    job = example_cluster.json("submit", folder / f"{engine}.sh", *flags, "--wait")["job_id"]
+    lines = (example_cluster.run_of(job) / result).read_text().splitlines()
+    nodes = [f"{example_cluster.name}-train-{number}" for number in (1, 2)]
+    if engine == "parsl":
+        assert lines == ["332833500 by 2 nodes"]
+    else:
+        assert [line.split()[0] for line in lines] == [str(number) for number in range(8)]
+        assert {line.split()[1] for line in lines} == {*nodes}
 
 
 @pytest.mark.sweep
