@@ -19,6 +19,7 @@ from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError, excluded, unaccompanied
 from clusterctl.jobs.events import restarts_of_job
+from clusterctl.jobs.kept_files import summary
 from clusterctl.jobs.messages import Telling, chosen_receivers
 from clusterctl.jobs.queue import Listing, find_or_list
 from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
@@ -107,6 +108,7 @@ def _answer_of(cluster_status: Status) -> dict[str, Any]:
         "accounting_failure": cluster_status.accounting_failure,
         "controller_lacks": [asdict(lack) for lack in cluster_status.controller_lacks],
         "auto_down": cluster_status.auto_down,
+        "kept": {name: asdict(kept) for name, kept in cluster_status.kept.items()},
     }
 
 
@@ -188,6 +190,8 @@ def _lines(
         ]
     for release in releases:
         lines += ["", str(release), f"  {release.fix}"]
+    if kept := summary(cluster_status.kept):
+        lines += ["", f"kept for later jobs: {kept}"]
     return lines
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import Failure, SlurmAwayError
 from clusterctl.hosts.needs import Lack, text_of
 from clusterctl.jobs.events import with_hangs
+from clusterctl.jobs.kept_files import Kept, kept_files
 from clusterctl.scheduler.advice import OWN, Advice
 from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.limits import with_limits
@@ -44,6 +45,8 @@ class Status:
     controller_lacks: the needs of jobs that the controller does not meet; see touches.yml.
     auto_down: the idle time after which the cluster removes itself, and whether the timer is
         active.
+    kept: what clusterctl keeps for later jobs of the user, by its folder. Of hosts without a shared
+        folder, only what the controller has.
     advice: what users can do about the cluster itself.
     """
 
@@ -57,6 +60,7 @@ class Status:
     auto_down: dict[str, Any] | None = None
     partitions: tuple[PartitionInfo, ...] = ()
     required_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    kept: Mapping[str, Kept] = field(default_factory=dict)
     advice: Advice = OWN
 
 
@@ -76,6 +80,8 @@ def status_of(workspace: Workspace) -> Status:
             lacks = start_in_thread(ask_lacks)
             ask_accounting = partial(site.accounting_failure, session.scheduler, connections.to)
             accounting_failure = start_in_thread(ask_accounting)
+            ask_kept = partial(kept_files, session.transport, site.inventory.folder)
+            kept = start_in_thread(ask_kept)
             try:
                 overview = site.overview(session.scheduler, connections.to)
             except SlurmAwayError as exc:
@@ -101,6 +107,7 @@ def status_of(workspace: Workspace) -> Status:
             )
             failure = accounting_failure()
             controller_lacks = tuple(lacks().get(controller, ()))
+            found_kept = kept()
     return Status(
         site.inventory.cluster,
         site.inventory.provider,
@@ -112,6 +119,7 @@ def status_of(workspace: Workspace) -> Status:
         timer,
         overview.partitions,
         required,
+        found_kept,
         site.advice,
     )
 

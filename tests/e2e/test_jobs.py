@@ -786,6 +786,7 @@ def test_status_list_and_ssh(cluster: Cluster) -> None:
     assert status["ready"]
     other, node = (f"{cluster.name}-train-{i}" for i in (1, 2))
     assert {one["name"] for one in status["nodes"]} == {other, node}
+    assert status["kept"]["store"]["number"] > 0
     assert cluster.name in cluster("list").stdout
     assert cluster("ssh", node, "--", "hostname").stdout.strip() == node
     assert cluster("ssh", "--", "echo", "a  b").stdout == "a  b\n"
