@@ -319,6 +319,22 @@ def run(words: Sequence[str]) -> int:
             secret_values.forget(options, nodes)
 
 
+def prepare_program(options: Mapping[str, str]) -> Sequence[str]:
+    """Create the folders of a job's program, and set the variables of its sweep. Return the arguments
+    of the sweep. options: of `job.py run`.
+    """
+    files, start = options["files"], options.get("start", "")
+    prepare_folder(files, start, is_task="array" in options)
+    if "array" in options:
+        prepare_nodes(files, start)
+    if "sweep" not in options:
+        return []
+    number = int(os.environ["SLURM_ARRAY_TASK_ID"])
+    words, variables = take_sweep_values(read_sweep(".."), number, files)
+    os.environ.update(variables)
+    return words
+
+
 def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[str]) -> int:
     """Run a job's program, and return its exit status. nodes: the job's nodes, without Slurm.
 
@@ -328,14 +344,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     # The folders of tasks have links to the files of the build.
     if "build" in options and (failure := build.build(options)):
         return failure
-    prepare_folder(options["files"], options.get("start", ""), is_task="array" in options)
-    if "array" in options:
-        prepare_nodes(options["files"], options.get("start", ""))
-    if "sweep" in options:
-        number = int(os.environ["SLURM_ARRAY_TASK_ID"])
-        words, variables = take_sweep_values(read_sweep(".."), number, options["files"])
-        program += words
-        os.environ.update(variables)
+    program = [*program, *prepare_program(options)]
     task.mark_restart([1, 2])
     set_variables(nodes)
     events = Events()
