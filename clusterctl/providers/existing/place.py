@@ -96,7 +96,8 @@ def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
         code="no-python",
         why=f"jobs need Python {oldest} to {newest}; found: {found}",
         fix="pass a module that has such a Python with --module, or its path with --python; "
-        "`module avail python` on the login node lists the site's modules",
+        "`module avail python` on the login node lists the site's modules; or put one into your home "
+        "there, such as with `uv python install 3.13`",
     )
 
 
