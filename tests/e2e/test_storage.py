@@ -22,6 +22,7 @@ from tests.support.cluster import Cluster, raised
 from tests.support.messages import codes
 from tests.support.processes import as_root, eventually
 from tests.support.verbs import SCRIPT, Clusterctl
+from tests.support.wheels import a_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = """\
@@ -30,10 +31,11 @@ name: {name}
 provider: {{type: local}}
 storage: {{keep: true}}
 partitions:
-  - {{name: train, nodes: 1}}
+  - {{name: train, nodes: 1, cpus: 8}}
 users:
   - {{name: ada, uid: 12001}}
   - {{name: bob, uid: 12002}}
+  - {{name: cyd, uid: 12004}}
 """
 KEEP = "storage: {keep: true}\n"
 OWNERS = "cd /shared/home; sudo stat -c '%n %u' ada/datasets/set.txt ada/out/weights bob bob/notes"
@@ -69,8 +71,19 @@ def key_pair(folder: Path, name: str) -> Path:
     return folder / name
 
 
-CANARY = "canary-of-ada"
-# What bob tries on the controller; {job}: ada's running job.
+CANARY = "canary-of"
+PEOPLE = ("ada", "bob", "cyd")
+# Each person's job has a secret, packages, a build and a staged copy.
+JOB = """\
+import os, time, empty
+print(os.environ["TOKEN"], open("built").read(), open(f"/var/tmp/{os.environ['WHO']}/set").read(), flush=True)
+time.sleep(600)
+"""
+SUBMIT = (
+    "clusterctl -o json submit ./wait.py --cpus 1 --mem 256M --requirements need.txt --secret TOKEN=../token"
+    " --build 'echo built >built' --env WHO={who} --stage /shared/home/{who}/data:/var/tmp/{who}"
+)
+# What each person tries on the controller at another's running job.
 ATTEMPTS = """\
 scancel {job}
 scontrol hold {job}
@@ -78,24 +91,41 @@ scontrol requeue {job}
 scontrol update jobid={job} timelimit=1
 scontrol write batch_script {job} -
 srun --overlap --jobid={job} env
-ls /shared/home/ada
-ls /shared/home/ada/clusterctl-attached/jobs
-cat /shared/home/ada/clusterctl-attached/secrets/*/environ
-touch /shared/home/ada/clusterctl-attached/store/x
-cat /shared/home/ada/.ssh/authorized_keys
+ls /shared/home/{who}
+ls {folder}/jobs
+cat {folder}/jobs/*/stdout.log
+cat {folder}/jobs/*/job.sbatch
+cat {folder}/secrets/*/environ
+ls {folder}/environments
+ls {folder}/builds
+touch {folder}/store/x
+touch {folder}/environments/x
+cat /shared/home/{who}/.ssh/authorized_keys
 ssh -o BatchMode=yes -o StrictHostKeyChecking=no {node} true
-srun --immediate=60 sh -c 'cat /proc/[0-9]*/environ | grep -a canary'
-srun --immediate=60 pkill -u ada
+srun --immediate=60 sh -c 'cat /proc/[0-9]*/environ | grep -a canary-of-{who}'
+srun --immediate=60 pkill -u {who}
+srun --immediate=60 cat /var/tmp/{who}/set
+srun --immediate=60 ls /var/tmp/.clusterctl-staged-{uid}
+srun --immediate=60 rm /var/tmp/{who}
 srun --immediate=60 touch /opt/clusterctl/env/x
-sbatch --uid=ada --wrap true
+sbatch --uid={who} --wrap true
 scontrol update nodename={node} state=drain reason=x
-sacctmgr -i modify user ada set maxjobs=0
+sacctmgr -i modify user {who} set maxjobs=0
 sudo -n true
 cat /etc/munge/munge.key
 cat /etc/slurm/slurmdbd.conf
 """.splitlines()
 # These print that they are refused, and exit with 0.
 EXIT_0 = ("scontrol write batch_script",)
+# Verbs at another's job, and the codes of their errors.
+VERBS = {
+    "logs": "job-of-another-user",
+    "stacks": "job-of-another-user",
+    "code": "job-of-another-user",
+    "collect": "job-of-another-user",
+    "cancel": "job-not-cancelled",
+    "replay": "run-not-collected",
+}
 
 
 def colleague(folder: Path, key: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
@@ -120,35 +150,75 @@ def colleague(folder: Path, key: Path) -> Callable[..., subprocess.CompletedProc
     return run
 
 
+def submitted_as(who: str, run: Callable[..., Any], work: Path) -> str:
+    """Submit a person's job, wait until it runs, and return its ID."""
+    (work / "wait.py").write_text(JOB)
+    (work.parent / "token").write_text(f"{CANARY}-{who}")
+    (work / "data").mkdir()
+    (work / "data" / "set").write_text(f"set of {who}\n")
+    a_wheel(work, "empty")
+    (work / "need.txt").write_text("--no-index\n--find-links .\nempty\n")
+    assert run("clusterctl put data .").returncode == 0
+    asked = run(SUBMIT.format(who=who))
+    assert asked.returncode == 0, asked
+    job = str(json.loads(asked.stdout)["job_id"])
+    shown = f"{CANARY}-{who} built\n set of {who}\n"
+    eventually(lambda: shown in run(f"clusterctl logs {job}").stdout)
+    return job
+
+
+def intrude(run: Callable[..., Any], login: str, victim: Mapping[str, str]) -> None:
+    """Have a person try to reach what is another's. victim: the values of ``ATTEMPTS``."""
+    for line in ATTEMPTS:
+        tried = run(f"ssh {login} {shlex.quote(line.format(**victim))}")
+        assert f"{CANARY}-{victim['who']}" not in tried.stdout, line
+        assert tried.returncode or line.startswith(EXIT_0), (line, tried)
+    for verb, code in VERBS.items():
+        tried = run(f"clusterctl -o json {verb} {victim['job']} || true")
+        assert [each["code"] for each in json.loads(tried.stdout)["failures"]] == [code], verb
+
+
 def let_colleagues_in(cluster: Cluster, keys: Mapping[str, Path], folder: Path) -> None:
-    """Have ada and bob attach the cluster by `invite`, and bob try to reach what is ada's."""
-    people = {name: colleague(folder / f"as-{name}", keys[name]) for name in ("ada", "bob")}
+    """Have three people attach the cluster by `invite`, and each try to reach what is another's."""
+    people = {name: colleague(folder / f"as-{name}", keys[name]) for name in PEOPLE}
     invitations = {name: cluster.json("invite", name) for name in people}
-    for name, run in people.items():
+    victims = {}
+    for number, (name, run) in enumerate(people.items()):
         attached = run(invitations[name]["command"])
         assert attached.returncode == 0, attached
-    ada, bob = people.values()
-    (folder / "token").write_text(CANARY)
-    (folder / "as-ada" / "work" / "wait.sh").write_text("#!/bin/sh\necho $TOKEN\nsleep 600\n")
-    asked = f"clusterctl -o json submit ./wait.sh --cpus 1 --mem 256M --secret TOKEN={folder}/token"
-    submitted = ada(asked)
-    job = json.loads(submitted.stdout)["job_id"]
-    eventually(lambda: CANARY in ada(f"clusterctl logs {job}").stdout)
-    login = invitations["bob"]["login"]
-    values = {"job": job, "node": f"{cluster.name}-train-1"}
-    for line in ATTEMPTS:
-        tried = bob(f"ssh {login} {shlex.quote(line.format(**values))}")
-        assert CANARY not in tried.stdout, line
-        assert tried.returncode or line.startswith(EXIT_0), (line, tried)
-    for verb in ("cancel", "collect"):
-        assert bob(f"clusterctl {verb} {job}").returncode, verb
-    assert bob(f"clusterctl logs {job}").stdout == ""
-    listed = json.loads(ada(f"clusterctl -o json jobs {job}").stdout)["jobs"]
-    assert [each["state"] for each in listed] == ["RUNNING"]
-    assert ada(f"clusterctl cancel {job}").returncode == 0
+        # The operator's jobs run as ada.
+        place = "clusterctl-attached" if name == "ada" else "clusterctl"
+        victims[name] = {
+            "who": name,
+            "job": submitted_as(name, run, folder / f"as-{name}" / "work"),
+            "node": f"{cluster.name}-train-1",
+            "uid": str((12001, 12002, 12004)[number]),
+            "folder": f"/shared/home/{name}/{place}",
+        }
+    for name, victim in zip(PEOPLE, (*PEOPLE[1:], PEOPLE[0]), strict=True):
+        intrude(people[name], invitations[name]["login"], victims[victim])
+    _operator_keeps_jobs_of_others(cluster, victims)
     for name, run in people.items():
-        left = run(f"clusterctl detach --cluster {cluster.name} --cancel --discard")
+        assert run(f"clusterctl cancel {victims[name]['job']}").returncode == 0
+        left = run(f"clusterctl detach --cluster {cluster.name} --discard")
         assert left.returncode == 0, (name, left)
+        assert run(f"ssh {invitations[name]['login']} rm -r data").returncode == 0
+
+
+def _operator_keeps_jobs_of_others(cluster: Cluster, jobs: Mapping[str, Mapping[str, str]]) -> None:
+    """`up` leaves the jobs of all people running, and `down` refuses: it names them, and nothing that
+    clusterctl or `--stage` has copied.
+    """
+    cluster("up")
+    failures = cluster.json("down", "--yes", rc=1)["failures"]
+    lines = [failure["cause"] for failure in failures]
+    for who, job in jobs.items():
+        assert cluster.job(job["job"])["state"] == "RUNNING"
+        assert any(f"job {job['job']} " in line and f"of {who} " in line for line in lines), lines
+    assert not any("staged" in line or "clusterctl-attached" in line for line in lines), lines
+    assert "sudo scancel" in failures[0]["fix"]
+    theirs = cluster.json("cancel", jobs["bob"]["job"], rc=1)["failures"][0]
+    assert f"sudo scancel {jobs['bob']['job']}" in theirs["fix"]
 
 
 def as_person(cluster: Cluster, user: str, key: Path, command: str = "true") -> str:
@@ -225,7 +295,7 @@ def test_clusters_from_one_layer_share_no_secret(storage_cluster: Cluster, tmp_p
         for host in (f"{storage_cluster.name}-ctl", f"{storage_cluster.name}-train-1"):
             mine = own_of(storage_cluster, host)
             user_keys = own_of(other_cluster, host)
-            assert len(mine) == 6
+            assert len(mine) == 7
             assert not [path for path in mine if mine[path] == user_keys[path]]
         assert other_cluster.json("submit", "probe", "--wait")["state"] == "COMPLETED"
         # None is of the cluster that it was made from.
@@ -244,7 +314,8 @@ def test_authorized_keys_follow_the_spec_and_keep_the_users_own(storage_cluster:
     folder = storage_cluster.runner.cwd
     text = storage_cluster.spec.read_text()
     ctl = f"{storage_cluster.name}-ctl"
-    keys = {name: key_pair(folder, name) for name in ("ada", "bob", "own", "late")}
+    keys = {name: key_pair(folder, name) for name in (*PEOPLE, "own", "late")}
+    text = text.replace("12004}", "12004, ssh_keys: [cyd.pub]}")
     of_bob = f'["restrict,pty {(folder / "bob.pub").read_text().strip()}"]'
     storage_cluster.spec.write_text(
         text.replace("12001}", "12001, ssh_keys: [ada.pub]}").replace(
@@ -254,6 +325,7 @@ def test_authorized_keys_follow_the_spec_and_keep_the_users_own(storage_cluster:
     assert planned(storage_cluster) == {
         ("setting", "users.ada.ssh_keys"),
         ("setting", "users.bob.ssh_keys"),
+        ("setting", "users.cyd.ssh_keys"),
     }
     # Only the controller, which has the homes, is configured.
     assert as_class(storage_cluster.json("up")) == 1
