@@ -402,8 +402,9 @@ def _close_after_baking(root: Path) -> None:
     for key in (root / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
     (root / "home/clusterctl/.ssh/authorized_keys").write_text("")
-    for name in ("usr/sbin/policy-rc.d", "etc/apt/apt.conf.d/99bake", "etc/resolv.conf"):
+    for name in ("usr/sbin/policy-rc.d", "etc/apt/apt.conf.d/99bake"):
         (root / name).unlink(missing_ok=True)
+    (root / "etc/resolv.conf").write_text("")
     for folder in ("var/lib/apt/lists", "var/cache/apt", "var/cache/dnf", "tmp"):
         for path in (root / folder).glob("*"):
             system.delete(path)

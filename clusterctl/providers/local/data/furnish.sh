@@ -13,6 +13,8 @@ chmod 0600 .ssh/authorized_keys
 chown -R clusterctl:clusterctl .ssh
 rm -f /etc/ssh/ssh_host_*
 : >/etc/machine-id
+# Apptainer does not make images without this file.
+: >/etc/resolv.conf
 for unit in $2; do
     ln -s /dev/null "/etc/systemd/system/$unit"
 done

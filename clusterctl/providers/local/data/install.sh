@@ -4,7 +4,7 @@
 set -eu
 read -r proxy
 # An earlier `up` may have been killed.
-rm -f /etc/resolv.conf /etc/apt/apt.conf.d/99bake
+rm -f /etc/apt/apt.conf.d/99bake
 for name; do
     shift
     if command -v dpkg >/dev/null; then
@@ -17,7 +17,7 @@ done
 [ $# -gt 0 ] || exit 0
 # A node that was just started: packages may start services once it has booted.
 systemctl is-system-running --wait >/dev/null 2>&1 || true
-trap 'rm -f /etc/resolv.conf /etc/apt/apt.conf.d/99bake' EXIT
+trap 'rm -f /etc/apt/apt.conf.d/99bake; : >/etc/resolv.conf' EXIT
 cat >/etc/resolv.conf
 if command -v dpkg >/dev/null; then
     export DEBIAN_FRONTEND=noninteractive
