@@ -108,6 +108,7 @@ def test_attach_finds_account_and_proves_mpi(attached: Attached) -> None:
     facts = {fact["fact"]: fact for fact in answer["facts"]}  # type: ignore[attr-defined]
     assert all(fact["learned"] for fact in facts.values())
     assert "/tmp (" in facts["local folders"]["value"]
+    assert facts["containers"]["value"].startswith("ch-run (")
     assert {"c1", "c2"} <= set(answer["proof"]["nodes"]["names"])  # type: ignore[index]
 
 

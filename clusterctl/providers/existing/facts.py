@@ -161,5 +161,7 @@ def proof_facts(proof: Proof | Unproven, job: str) -> Iterator[SiteFact]:
         for name, (kind, kib) in nodes.scratch.items()
     ]
     yield SiteFact("local folders", "; ".join(folders) or "none of the usual ones", by_job)
+    engines = [f"{name} ({version})" for name, version in nodes.engines.items()]
+    yield SiteFact("containers", ", ".join(engines) or "no engine", by_job)
     for host, names in nodes.gpus.items():
         yield SiteFact(f"GPUs of {host}", ", ".join(names), by_job)

@@ -68,6 +68,7 @@ class Nodes:
     internet: whether a node reaches a package index. gpus: node -> lines of `nvidia-smi -L`.
     scratch: the usual folders for files of a job, such as $TMPDIR and /scratch, that all nodes have
         on a local disk or in memory -> type of the file system and the least free KiB.
+    engines: name of the program -> version of the container engines that all nodes have.
     not_shared: nodes that don't see the folder, or whose files the login node does not see.
     """
 
@@ -79,6 +80,7 @@ class Nodes:
     internet: bool = False
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scratch: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    engines: Mapping[str, str] = field(default_factory=dict)
     not_shared: tuple[str, ...] = ()
 
     def oldest_glibc(self, minor: int) -> int:
@@ -306,6 +308,7 @@ def _nodes(rows: Mapping[str, Sequence[Sequence[str]]]) -> Nodes:
         internet="yes" in internet,
         gpus={name: tuple(facts[name]["gpu"]) for name in names if "gpu" in facts[name]},
         scratch=_scratch(facts[name].get("scratch", ()) for name in names),
+        engines=_common(facts[name].get("engine", ()) for name in names),
         not_shared=tuple(name for name in names if facts[name].get("seen") != ["yes"]),
     )
 
@@ -314,9 +317,9 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
-def _common(pythons: Iterable[Sequence[str]]) -> dict[str, str]:
-    """Return path -> version of the Pythons that all nodes have in the same version."""
-    each = [dict.fromkeys(line for line in lines if " " in line) for lines in pythons]
+def _common(programs: Iterable[Sequence[str]]) -> dict[str, str]:
+    """Return program -> version of those that all nodes have in the same version."""
+    each = [dict.fromkeys(line for line in lines if " " in line) for lines in programs]
     return dict(
         line.split(" ", 1)
         for line in (each[0] if each else ())

@@ -43,6 +43,10 @@ on_nodes bash -c '
             [[ -d $path && -w $path ]] || continue
             say scratch "$name $(df -PkT -- "$path" | tail -n 1 | { read -r _ type _ _ free _ && echo "$type $free"; })"
         done
+        for name in apptainer singularity enroot ch-run; do
+            command -v "$name" >/dev/null || continue
+            say engine "$name $({ "$name" --version || "$name" version; } 2>&1 | tail -n 1)"
+        done
         nvidia-smi -L 2>/dev/null | while read -r line; do say gpu "$line"; done
     } >"from-$SLURMD_NODENAME"
 ' 2>error

@@ -115,6 +115,20 @@ def test_read_facts_of_a_failed_proof_has_a_code(lines: list[str], code: str) ->
     assert unproven.code == code
 
 
+def test_engines_are_those_that_all_nodes_have() -> None:
+    rows = [
+        ("fx1-c1", "apptainer apptainer version 1.4.5"),
+        ("fx1-c2", "apptainer apptainer version 1.4.5"),
+        ("fx1-c1", "enroot 4.1.2"),
+        ("fx1-c2", "enroot 3.5.0"),
+        ("fx1-c2", "ch-run 0.38"),
+    ]
+    lines = [f"node\t{name}\tengine\t{text}" for name, text in rows]
+    proof = read_facts([*captured("22.05-pmix"), *lines])
+    assert isinstance(proof, Proof)
+    assert proof.nodes.engines == {"apptainer": "apptainer version 1.4.5"}
+
+
 def test_local_folders_are_those_that_all_nodes_have_for_themselves() -> None:
     rows = [
         ("fx1-c1", "$TMPDIR xfs 900"),
