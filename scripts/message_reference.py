@@ -42,6 +42,7 @@ POSITIONS: Final = {
     "BadValueError": (0, 1, None, None),
     "Fault": (0, 2, None, 3),
     "RefusedError": (0, 1, None, 2),
+    "ImageProblem": (0, 1, None, 2),
     "Problem": (4, 5, None, 6),
     "SoftwareRefusal": (0, 1, 2, 3),
 }

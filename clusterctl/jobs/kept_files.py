@@ -1,5 +1,5 @@
 """What clusterctl keeps for later jobs in the job user's folder on a cluster: Python environments,
-results of builds, and the files that were sent.
+results of builds, container images, and the files that were sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from clusterctl.util.numbers import counted
 _SCRIPT: Final = Path(__file__).with_name("remote_kept.sh").read_text(encoding="utf-8")
 _PATIENCE_S: Final = 20.0
 # Folder -> what its entries are.
-_NOUNS: Final = {"environments": "environment", "builds": "build", "store": "sent file"}
+_NOUNS: Final = {
+    "environments": "environment",
+    "builds": "build",
+    "images": "container image",
+    "store": "sent file",
+}
 
 
 @dataclass(frozen=True, slots=True)

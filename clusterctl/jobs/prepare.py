@@ -91,7 +91,9 @@ _IN_TURN: Final = "--dependency=singleton"
 _MOST_SEARCHED: Final = 1 << 20  # bytes
 # Room for the ending of the common name of a scaling's jobs.
 _LONGEST: Final = 48
-_FIND: Final = ("sh", "-c", "command -v apptainer || command -v singularity")
+# The engines of payload/node/images.py. Only the first two run .sif files.
+_OF_SIF: Final = ("apptainer", "singularity")
+_ENGINES: Final = (*_OF_SIF, "enroot", "ch-run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ class Preparer:
         # All jobs are checked before packages are resolved or a job is sent.
         scripts = [site.render(job) for job in jobs]
         for job in jobs:
-            _reject_without_apptainer(session, job)
+            _reject_without_engine(session, job)
         replay = submission.replay
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         self._notes(note for source in sources if source for note in source.notes)
@@ -456,33 +458,32 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
     return job.model_copy(update={"after": tuple(remaining)})
 
 
-def _reject_without_apptainer(session: Session | None, job: JobSpec) -> None:
-    """Raise UsageError if all nodes that the job can run on lack Apptainer.
+def _reject_without_engine(session: Session | None, job: JobSpec) -> None:
+    """Raise UsageError if all nodes that the job can run on lack an engine for containers.
 
-    The nodes themselves are asked, as machines of the user may have Apptainer from elsewhere. Nodes
-    that do not answer may have it, and so may a PATH in ``job.env``.
+    The nodes themselves are asked, as machines of the user may have one from elsewhere. Nodes that
+    do not answer may have it, and so may a PATH in ``job.env``.
     """
     if session is None or job.container is None or "PATH" in job.env:
         return
+    engines = _OF_SIF if job.container.endswith(".sif") else _ENGINES
+    find = ("sh", "-c", " || ".join(f"command -v {name}" for name in engines))
     partition = partition_name(session.site, job)
     transports = session.nodes
     of_job = [facts for facts in session.inventory.partitions if partition in (None, facts.name)]
     nodes = [node for facts in of_job for node in facts.nodes if node in transports]
     # Usually the nodes are alike, so that the first is enough.
     for asked in (nodes[:1], nodes[1:]):
-        answers, silent = call_on_hosts(
-            asked, lambda node: transports[node].run(_FIND, check=False)
-        )
+        answers, silent = call_on_hosts(asked, lambda node: transports[node].run(find, check=False))
         if silent or any(answer.rc == 0 for answer in answers.values()):
             return
     if nodes:
         raise UsageError(
             f"the nodes can't run --container {job.container}",
-            code="no-apptainer",
-            why=f"{nodes[0]} has neither apptainer nor singularity",
-            fix="install Apptainer (not on local nodes): `software: {apptainer: true}` in the "
-            "spec, then `clusterctl up`; or submit with --requirements in place of "
-            "--container",
+            code="no-container-engine",
+            why=f"{nodes[0]} has none of {', '.join(engines)}",
+            fix="install Apptainer: `software: {apptainer: true}` in the spec, then `clusterctl "
+            "up`; or submit with --requirements in place of --container",
         )
 
 

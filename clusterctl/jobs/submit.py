@@ -27,6 +27,7 @@ from clusterctl.errors import (
     UsageError,
     printable,
 )
+from clusterctl.jobs.images import SCHEME, fetch
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.claims import First
@@ -49,6 +50,7 @@ from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
     FIRST_FILE,
+    IMAGE_FILE,
     OUTPUTS_FILE,
     PROGRAM_FOLDER,
     SOURCE_FILE,
@@ -89,6 +91,7 @@ class PreparedJob:
     extra_facts: entries to add to environment.client.json, such as the git commit of a replayed
         job.
     first: set for a job of `submit --first`.
+    image_file: content of the file about an image from a registry. Empty: none was fetched.
     """
 
     job: JobSpec
@@ -98,6 +101,7 @@ class PreparedJob:
     token: str = ""
     extra_facts: Mapping[str, Any] = field(default_factory=dict)
     first: First | None = None
+    image_file: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,21 +329,25 @@ class Submitter:
         return Submitted(job_id, job.name, prepared.script, remote_dir, token, source)
 
     def _with_image(self, prepared: PreparedJob, nodes: Sequence[Transport]) -> PreparedJob:
-        """Send a local container image to the controller and ``nodes``. Return the job with the new
-        path.
+        """Fetch the container image from its registry, or send a local one to the controller and
+        ``nodes``. Return the job with the image's digest, or with the new path.
         """
-        job = prepared.job
+        container = prepared.job.container
+        if container is not None and container.startswith(SCHEME):
+            fetched = fetch(self.session, nodes, container, self.report, self.progress)
+            job = prepared.job.model_copy(update={"container": fetched.reference})
+            return replace(prepared, job=job, image_file=fetched.file)
         # Unlike Path.is_file, this does not raise. An unreadable or invalid path must be on the
         # cluster.
-        if job.container is None or not os.path.isfile(job.container):
+        if container is None or not os.path.isfile(container):
             return prepared
-        image = Path(job.container)
+        image = Path(container)
         store = store_of(self.session.inventory.folder)
         remote_images = [
             Upload(transport, self.progress).to_store([image], store=store)[image]
             for transport in (self.session.transport, *nodes)
         ]
-        job = job.model_copy(update={"container": remote_images[0]})
+        job = prepared.job.model_copy(update={"container": remote_images[0]})
         script = self.session.site.render(job, prepared.environment)
         extra_facts = {"image": str(image), **prepared.extra_facts}
         return replace(prepared, job=job, script=script, extra_facts=extra_facts)
@@ -362,6 +370,8 @@ class Submitter:
         }
         if prepared.first is not None:
             own_files[FIRST_FILE] = prepared.first.file
+        if prepared.image_file:
+            own_files[IMAGE_FILE] = prepared.image_file
         if job.sweep is not None:
             own_files[SWEEP_FILE] = (json.dumps(job.sweep.record, indent=1) + "\n").encode()
         return own_files

@@ -594,6 +594,15 @@ ENDED: Final[Sequence[CauseFunction]] = (
         fix="correct SOURCE:TARGET of --stage; both are paths on the nodes",
     ),
     Cause(
+        "image-unfit",
+        launcher=(
+            r"^clusterctl: the image of --container can't be used on (?P<host>[^\s:]+): (?P<reason>.+)$"
+        ),
+        why=lambda case: f"the container image can't be used on {case['host']}: {case['reason']}",
+        fix="correct --container or --mount, or what the node lacks; `clusterctl submit --help` "
+        "names the kinds of images",
+    ),
+    Cause(
         "lost-slurmstepd",
         launcher=(
             r"^clusterctl: srun waits for ranks that have no slurmstepd any more",

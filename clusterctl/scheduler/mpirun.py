@@ -382,7 +382,7 @@ def render_mpirun_script(
         cpus=job.cpus or 1,
         job_options=" ".join(
             (
-                *watch_options(job, site.inventory),
+                *watch_options(job, site.inventory, environment),
                 f"--nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
             )
         ),

@@ -24,7 +24,7 @@ from clusterctl.spec.program import ONE_RANK_JOBS
 from clusterctl.spec.sbatch import plain_array, quoted, requests_of
 from clusterctl.spec.sweep import MAX_TASKS
 from clusterctl.spec.units import parse_slurm_time_s
-from clusterctl.state.ledger import PROGRAM_FOLDER, SECRETS_FOLDER, SWEEP_FILE
+from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER, SECRETS_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import archives_of
 from clusterctl.util.assets import data_folder, render
@@ -113,6 +113,11 @@ class Environment:
         script.
         """
         return _in_shell(archives_of(self.folder), home="$HOME")
+
+    @property
+    def images(self) -> str:
+        """Folder of the container images made on the cluster, quoted for a node's shell."""
+        return f"{_in_shell(self.folder)}/images"
 
     @property
     def bin(self) -> str:
@@ -205,9 +210,11 @@ def program(
         if run := job.env.get(FROM_RUN):
             folders += f",{shlex.quote(run)}"
         parts.append(
-            f'"$python" -IS "$node"/job.py container --image={_image(job.container)} '
+            f'"$python" -IS "$node"/job.py container {" ".join(_image_options(environment))} '
             f"--bind={folders}"
         )
+        if job.mount:
+            parts[-1] += f" --mounts={shlex.quote(json.dumps(job.mount))}"
         parts[-1] += f" --env={','.join((*env, *job.secret))}"
     if torchrun:
         parts += [*rank_starter(job, python, words), words.start]
@@ -336,10 +343,22 @@ def _in_program_folder(path: str) -> str:
     return FILES if path == "." else f"{FILES}/{shlex.quote(path)}"
 
 
-def _image(path: str) -> str:
-    """Return the path of a container image, quoted for bash. ``~/`` is the job user's home."""
-    below_home = path.removeprefix("~/")
-    return shlex.quote(path) if below_home == path else f'"$HOME"/{shlex.quote(below_home)}'
+def _image_options(environment: Environment) -> Sequence[str]:
+    """Return the options of job.py for a container image and the folder of images made on the
+    cluster.
+    """
+    return ('--image="$image"', f"--kept={environment.images}")
+
+
+def _image(image: str) -> str:
+    """Return the path of a container image, quoted for bash. ``~/`` is the job user's home.
+
+    An image from a registry is described by a file in the job's folder.
+    """
+    if "://" in image:
+        return f"$PWD/{IMAGE_FILE}"
+    below_home = image.removeprefix("~/")
+    return shlex.quote(image) if below_home == image else f'"$HOME"/{shlex.quote(below_home)}'
 
 
 def _command(job: JobSpec, script: UserScript | None, python: str) -> str:
@@ -482,7 +501,7 @@ def render_script(
     has_tasks = is_array(job, script)
     for_slurm = as_for_slurm(job, script)
     job_options = [
-        *watch_options(job, inventory),
+        *watch_options(job, inventory, environment),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
         *(['--array="$own"'] if has_tasks else []),
@@ -516,9 +535,9 @@ def slurm_words(job: JobSpec) -> Words:
     )
 
 
-def watch_options(job: JobSpec, inventory: Inventory) -> list[str]:
+def watch_options(job: JobSpec, inventory: Inventory, environment: Environment) -> list[str]:
     """Return the options of job.py for telemetry, the watch for hangs, the alarms, the program's
-    folder, secrets, and files to stage.
+    folder, secrets, the container image, and files to stage.
     """
     mode, _, shortest_s = (job.hang or ("end" if job.bundled == "train" else "warn")).partition("@")
     hang = [] if mode == "off" else [f"--hang={mode}@{shortest_s or _SHORTEST_SILENCE_S}"]
@@ -528,7 +547,8 @@ def watch_options(job: JobSpec, inventory: Inventory) -> list[str]:
     build = [f"--build={shlex.quote(job.build)}"] if job.build else []
     pairs = [text.split(":") for text in job.stage]
     staged = [f"--stage={shlex.quote(json.dumps(pairs))}"] if pairs else []
-    files = ['--files="$program"', *start, *build, *secrets, *staged]
+    image = _image_options(environment) if job.container else []
+    files = ['--files="$program"', *start, *build, *secrets, *image, *staged]
     return [f"--telemetry={inventory.interval_s:g}", *hang, *alarms, *files]
 
 
@@ -549,6 +569,7 @@ def common_words(
         "needs": " and ".join(["this file", *files]),
         "modules": _load_modules(job),
         "secrets": f"${{PWD%/*/*}}/{SECRETS_FOLDER}/${{PWD##*/}}" if job.secret else "",
+        "image": _image(job.container) if job.container else "",
         "files": PROGRAM_FOLDER,
         "script": shlex.quote(job.place.script) if script else "",
         "start": "" if job.place.start == "." else f"/{shlex.quote(job.place.start)}",

@@ -109,5 +109,7 @@ class JobKeywords(ReplayKeywords, total=False):
     # Shell command that builds the program on the job's first node before it starts, such as 'make
     # -j4'. Jobs with the same files take the result.
     build: str
-    # Run in this Apptainer image: a .sif file, here or on the cluster.
+    # Run in this container image: docker://NAME:TAG, or a file, here or on the cluster.
     container: str
+    # With --container: the path SOURCE of the nodes is TARGET in the container.
+    mount: Sequence[str]

@@ -51,6 +51,7 @@ from clusterctl.spec.job_values import (
     Image,
     JobName,
     Licenses,
+    Mount,
     PackageFile,
     Run,
     Secrets,
@@ -682,10 +683,21 @@ class JobOptions(Model):
     container: Annotated[
         Image | None,
         JobOption(
-            "Run in this Apptainer image: a .sif file, here or on the cluster.",
+            "Run in this container image: docker://NAME:TAG, or a file, here or on the cluster.",
+            metavar="IMAGE",
+            examples=("docker://python:3.12-slim", "/shared/images/torch.sif"),
             again=Again.CONTINUED,
         ),
     ] = None
+    mount: Annotated[
+        tuple[Mount, ...],
+        JobOption(
+            "With --container: the path SOURCE of the nodes is TARGET in the container.",
+            metavar="SOURCE:TARGET[:ro]",
+            examples=(["/shared/data:/data:ro"],),
+            variants=InVariants.MERGED,
+        ),
+    ] = ()
     tag: Annotated[
         tuple[Tag, ...],
         JobOption(

@@ -20,6 +20,7 @@ from pydantic import (
 from clusterctl.errors import BadValueError
 from clusterctl.spec.base import PATTERNS, folder_of
 from clusterctl.spec.names import MAX_COUNT
+from clusterctl.spec.remote_reference import Reference
 from clusterctl.spec.sbatch import plain_array
 from clusterctl.spec.units import parse_duration_s, shown
 
@@ -159,13 +160,21 @@ def _alarm(text: str) -> str:
 
 
 def _image(value: str, info: ValidationInfo) -> str:
-    """Return an absolute path if the container image is a file on this machine, or else the cluster
-    path.
+    """Return an absolute path if the container image is a file on this machine, or else the
+    reference to a registry or the cluster path.
     """
-    if "://" in value:
-        raise BadValueError(
-            "not-an-image", f"{shown(value)} is a URL, not a file: run `apptainer pull`"
-        )
+    scheme, separator, name = value.partition("://")
+    if separator:
+        if scheme != "docker":
+            raise BadValueError(
+                "not-an-image",
+                f"{shown(value)} can't be fetched: write docker://NAME:TAG, or a path",
+            )
+        try:
+            Reference.parse(name)
+        except ValueError as exc:
+            raise BadValueError("not-an-image", f"{shown(value)}: {exc}") from exc
+        return value
     try:
         local = (folder_of(info) / value).expanduser().absolute()
         if local.is_file():
@@ -177,8 +186,23 @@ def _image(value: str, info: ValidationInfo) -> str:
         return value
     raise BadValueError(
         "no-such-file",
-        f"this machine has no file {shown(value)}; a path on the cluster begins with / or ~/",
+        f"this machine has no file {shown(value)}; an image in a registry begins with docker://, a "
+        "path on the cluster with / or ~/",
     )
+
+
+def _mount(text: str) -> str:
+    """Check a value of --mount, such as ``/shared/data:/data:ro``."""
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    is_right = _PLACE.fullmatch(source) and (not rest or re.fullmatch(r"/[^:,\s]*", target))
+    if not is_right or "," in text or mode not in ("", "ro", "rw"):
+        raise BadValueError(
+            "mount-form",
+            f"{shown(text)} does not have the form SOURCE:TARGET or SOURCE:TARGET:ro, with a path "
+            "on the nodes (/, ~/ or $VARIABLE/ first) and a path in the container",
+        )
+    return text
 
 
 def _pattern(value: str) -> str:
@@ -278,6 +302,7 @@ Secrets = Annotated[
 EnvironmentModule = Annotated[str, PATTERNS["module"]]
 EnvironmentThere = Annotated[Text, AfterValidator(_environment_there)]
 Image = Annotated[Text, AfterValidator(_image)]
+Mount = Annotated[Text, AfterValidator(_mount)]
 
 
 # A pattern as in a .gitignore file.

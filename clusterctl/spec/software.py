@@ -171,7 +171,7 @@ class Software(Model):
     apptainer: Toggle = Field(
         False,
         description="install Apptainer, for `submit --container`, on hosts without it; not on local "
-        "nodes",
+        "nodes, which have Charliecloud",
     )
     cupy: Toggle = Field(
         True,

@@ -48,6 +48,8 @@ SOURCE_FILE = "source.json"
 SWEEP_FILE = "sweep-tasks.json"
 OUTPUTS_FILE = "outputs.json"
 FIRST_FILE = "first.json"
+# Names the parts of an image that submit --container has fetched from a registry.
+IMAGE_FILE = "container.json"
 SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
 ENVIRONMENT_FILE = "environment.json"
@@ -71,7 +73,7 @@ SECRETS_FOLDER = "secrets"
 SENT_FILES = frozenset(
     (
         f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} {OUTPUTS_FILE} "
-        f"{CLIENT_FACTS} {FIRST_FILE}"
+        f"{CLIENT_FACTS} {FIRST_FILE} {IMAGE_FILE}"
     ).split()
 )
 WRITTEN_FILES = frozenset(

@@ -61,7 +61,7 @@ NOBODY = 65534
 # Below a home: clusterctl's own files, caches, and files that shells and ssh write.
 NOT_IN_HOMES = frozenset(
     b"clusterctl/store clusterctl/environments clusterctl/mpirun clusterctl/secrets clusterctl/builds "
-    b".cache .nv .cupy .triton .apptainer/cache .vscode-server .ansible .ssh "
+    b"clusterctl/images .cache .nv .cupy .triton .apptainer/cache .vscode-server .ansible .ssh "
     b".bash_history .python_history .lesshst .viminfo .wget-hsts .sudo_as_admin_successful".split()
 )
 # The folder that `attach` creates has all of clusterctl's files, and this mark. Users may choose its
@@ -71,7 +71,7 @@ MARK = b".clusterctl-cluster"
 NOT_IN_FOLDER = frozenset(
     FOLDER_BELOW_HOME + name
     for name in (
-        *b"store environments secrets builds job-profile.sh .job-profile.new".split(),
+        *b"store environments secrets builds images job-profile.sh .job-profile.new".split(),
         MARK,
     )
 )

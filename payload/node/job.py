@@ -14,15 +14,19 @@
         --build=COMMAND       build the program first (see build.py)
         --secrets=FOLDER      the folder with variables that only the program or its ranks get
         --each-node           each node has this folder, because the nodes share no folder
+        --image=PATH          make an image for the node's container engine first (see images.py), in the
+                              folder of --kept
         --stage=JSON          copy files to the nodes' disks first (see stage.py): a list of [SOURCE, TARGET],
                               or [SOURCE, TARGET, "by-node"] if each node gets a share of the files
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
     job.py shell [--secrets=FOLDER] PROGRAM...
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
-    job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
+    job.py container --image=PATH --kept=FOLDER --bind=FOLDER,... [--mounts=JSON] --env=NAME,...
+                     PROGRAM...
     job.py prepare FOLDER FILES START
-    job.py watch [--requeue=JOB] [--stage=JSON] FOLDER SECONDS [MODE@SECONDS FILES [HOST,... SSH]]
+    job.py watch [--requeue=JOB] [--image=PATH --kept=FOLDER] [--stage=JSON] FOLDER SECONDS
+                 [MODE@SECONDS FILES [HOST,... SSH]]
 
 The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns
 the exit status of PROGRAM. `run` records the start, each signal and the end in the file job.events,
@@ -86,6 +90,7 @@ ABORTED_S = 3.0
 # The lines of `watch` about files that are staged: a text for the log, and at the end "" or the problem.
 STAGING = "staging: "
 STAGED = "staged: "
+NO_IMAGE = "the image of --container can't be used on "
 # srun reports the early end of a task.
 TASK_ENDED = re.compile(r"srun: error: \S+: tasks? ")
 # How long to wait for the first record of telemetry if the job is short.
@@ -123,7 +128,7 @@ class Telemetry:
         here = os.path.abspath(__file__)
         job = job_of(options)
         more = [f"--requeue={job}"] if job and "requeue" in options else []
-        passed = ("alarms", "places", "stage")
+        passed = ("alarms", "places", "stage", "image", "kept")
         more += [f"--{name}={options[name]}" for name in passed if name in options]
         watch = [sys.executable, "-IS", here, "watch", *more, os.getcwd(), options["telemetry"]]
         first = [*watch, options.get("hang", ""), options["files"]]
@@ -156,7 +161,7 @@ class Telemetry:
             ends = [line[len(STAGED) :] for line in lines if line.startswith(STAGED)]
             if len(ends) >= count:
                 for problem in filter(None, ends):
-                    task.complain(f"files can't be staged on {problem}")
+                    task.complain(problem)
                 return int(any(ends))
             if signal.SIGTERM in signal.sigpending():
                 return restarts.FROM_SHELL + signal.SIGTERM
@@ -313,7 +318,7 @@ def run(words: Sequence[str]) -> int:
     options, program = task.split(words)
     nodes = [node for node in options.get("nodes", "").split(",") if node]
     try:
-        return run_program(options, program, nodes)
+        return run_program(without_ready_image(options), program, nodes)
     finally:
         if "secrets" in options:
             secret_values.forget(options, nodes)
@@ -359,7 +364,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     secrets = task.read_secrets(options)
     sender = messages.Sender(secrets.get(messages.VARIABLE, ""), begin)
     telemetry = Telemetry(options, nodes)
-    if "stage" in options and (status := await_stages(telemetry, restart, events, nodes)):
+    if needs_preparation(options) and (status := await_stages(telemetry, restart, events, nodes)):
         telemetry.end(TELEMETRY_FAILED_S)
         wait_until_ended(sender.end(), messages.LAST_S)
         return status
@@ -633,45 +638,34 @@ def torchrun(python: str, *words: str) -> int:
 
 
 def container(words: Sequence[str]) -> int:
-    """Replace this process by a program in an Apptainer image. The program inherits the
-    environment.
+    """Replace this process by a program in a container image. The program inherits the environment."""
+    # Few jobs need this module, which imports others that are slow.
+    from payload.node import images
 
-    Each variable NAME in ``--env`` overrides the image's: this function passes NAME as
-    APPTAINERENV_NAME.
-    """
     options, program = task.split(words)
-    folders = os.get_exec_path()
-    tools = [
-        name
-        for name in ("apptainer", "singularity")
-        if any(os.access(f"{folder}/{name}", os.X_OK) for folder in folders)
-    ]
-    lack = ""
-    if not tools:
-        lack = (
-            "has neither apptainer nor singularity: install apptainer, or submit without "
-            "--container"
-        )
-    elif not os.path.exists(options["image"]):
-        lack = f"has no image {options['image']}: copy it to a folder that all nodes share"
-    if lack:
+    folders = options["bind"].split(",")
+    # PMIx stores the data that ranks share in a folder of slurmd.
+    if os.environ.get("PMIX_SERVER_TMPDIR"):
+        folders.append(os.environ["PMIX_SERVER_TMPDIR"])
+    gpus = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
+    has_gpus = gpus or (
+        "SLURM_JOB_ID" not in os.environ and task.output_of(["nvidia-smi", "--list-gpus"])
+    )
+    names = [name for name in options["env"].split(",") if name]
+    mounts = json.loads(options.get("mounts", "[]"))
+    inside = images.Inside(folders, mounts, names, bool(has_gpus))
+    try:
+        command, environment = images.command(options["image"], options["kept"], inside, program)
+    except images.ImageError as exc:
         local = (
             os.environ.get("SLURM_LOCALID") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or "0"
         )
         if local == "0":
-            task.complain(f"node {task.host_name()} {lack}")
+            task.complain(f"{NO_IMAGE}{task.host_name()}: {exc}")
         return 127
-    # ~/clusterctl may be a link to the shared folder, and containers lack the link's target.
-    flags = ["--bind", ",".join(map(os.path.realpath, options["bind"].split(",")))]
-    # PMIx stores the data that ranks share in a folder of slurmd.
-    if os.environ.get("PMIX_SERVER_TMPDIR"):
-        flags += ["--bind", os.environ["PMIX_SERVER_TMPDIR"]]
-    gpus = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
-    if gpus or ("SLURM_JOB_ID" not in os.environ and task.output_of(["nvidia-smi", "--list-gpus"])):
-        flags.append("--nv")
-    for name in filter(None, options["env"].split(",")):
-        os.environ[f"{tools[0].upper()}ENV_{name}"] = os.environ.get(name, "")
-    return task.become([tools[0], "exec", *flags, options["image"], *program])
+    os.environ.clear()
+    os.environ.update(environment)
+    return task.become(command)
 
 
 class Slurmstepds:
@@ -721,7 +715,7 @@ def watch(words: Sequence[str]) -> int:
     # The mark separates these processes from the job's ranks.
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", **{processes.WATCHER: "1"})
     telemetry = start_telemetry(seconds, options.get("places", ""))
-    locks = stage_files(json.loads(options["stage"])) if "stage" in options else []
+    locks = prepare_node(options) if needs_preparation(options) else []
     watchers = []
     if is_first_node and hang_words:
         mode, files, *where = hang_words
@@ -741,20 +735,42 @@ def watch(words: Sequence[str]) -> int:
     return end_telemetry(telemetry)
 
 
-def stage_files(pairs: Sequence[Sequence[str]]) -> list[int]:
-    """Stage files on this node, and tell `run`. Return open files whose locks keep them.
+def without_ready_image(options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options of `run`, without the image of a container that nodes can run as it is."""
+    if "image" not in options:
+        return options
+    from payload.node import images
 
-    pairs: (source, target), and "by-node" if each node gets its share of the files.
+    # If there is no image, the ranks say so.
+    with suppress(images.ImageError):
+        if images.kind_of(options["image"]) in images.RAW:
+            return options
+    return {name: value for name, value in options.items() if name != "image"}
+
+
+def needs_preparation(options: Mapping[str, str]) -> bool:
+    """Return whether each node has to do something before the program starts."""
+    return "stage" in options or "image" in options
+
+
+def prepare_node(options: Mapping[str, str]) -> list[int]:
+    """Make the image of a container and stage files on this node, and tell `run`.
+
+    Return open files whose locks keep the staged files.
     """
-    # Few jobs need this module, which imports others that are slow.
-    from payload.node import stage
+    # Few jobs need these modules, which import others that are slow.
+    from payload.node import images, stage
 
     node = task.host_name()
     locks: list[int] = []
     try:
+        if "image" in options:
+            images.prepare(
+                options["image"], options["kept"], lambda text: say(f"{STAGING}{node}: {text}")
+            )
         own, count = (os.environ.get(f"SLURM_{name}") for name in ("NODEID", "JOB_NUM_NODES"))
         place = int(own or 0), int(count or 1)
-        for source, target, *how in pairs:
+        for source, target, *how in json.loads(options.get("stage", "[]")):
             staged = stage.stage(
                 source,
                 target,
@@ -764,9 +780,11 @@ def stage_files(pairs: Sequence[Sequence[str]]) -> list[int]:
             locks += staged.locks
             say(f"{STAGING}{node}: {staged}")
     # `run` waits for an answer of each node.
+    except images.ImageError as exc:
+        say(f"{STAGED}{NO_IMAGE}{node}: {exc}")
     except Exception as exc:
         what = exc if isinstance(exc, stage.StageError) else repr(exc)
-        say(f"{STAGED}{node}: {what}")
+        say(f"{STAGED}files can't be staged on {node}: {what}")
     else:
         say(STAGED)
     return locks

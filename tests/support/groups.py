@@ -15,6 +15,7 @@ GROUPS = {
         "test_own_folder.py",
         "test_jobs.py",
         "test_job_words.py",
+        "test_containers.py",
         "test_submit_survival.py",
         "test_daemons.py",
         "test_nodes.py",

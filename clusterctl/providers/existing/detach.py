@@ -18,6 +18,7 @@ _WHAT: Final = {
     "environments": "Python environments",
     "store": "files that jobs share, and clusterctl's programs",
     "jobs": "folders of jobs",
+    "images": "container images",
     "builds": "results of `submit --build`",
     "secrets": "values of `submit --secret` for running jobs",
     "runs": "runs that were sent there",

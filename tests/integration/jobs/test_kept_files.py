@@ -22,16 +22,20 @@ def test_kept_files_are_counted_without_incomplete_ones(folder: Path) -> None:
         "environments/.two.bbbbbb",
         "builds/b",
         "builds/.part",
+        "images/folder-of-charliecloud",
+        "images/layers",
     ):
         (folder / name).mkdir(parents=True)
     (folder / "environments/one").symlink_to(".one.aaaaaa")
     (folder / "environments/.lock").touch()
+    (folder / "images/made.sif").touch()
+    (folder / "images/.made.sif.lock").touch()
     for name in ("store/ab/ab12", "store/cd/cd34", "store/partial/ef56", "store/lock"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(bytes(100_000))
     found = kept_files(LocalTransport(), "clusterctl")
     numbers = [(name, one.number) for name, one in found.items()]
-    assert numbers == [("environments", 1), ("builds", 1), ("store", 2)]
+    assert numbers == [("environments", 1), ("builds", 1), ("images", 2), ("store", 2)]
     size = found["store"].bytes
     assert size is not None
     assert 200_000 < size < 1_000_000

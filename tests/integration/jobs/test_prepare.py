@@ -112,22 +112,34 @@ def test_exclude_of_nodes_is_not_exclude_of_files(session, cluster, job):
 
 
 @pytest.mark.parametrize(
-    ("have", "silent", "is_refused"),
-    [((), (), True), ((2,), (), False), ((), (1,), False), ((), (2,), False)],
+    "image", [("/shared/x.sif", "apptainer"), ("/shared/x", "apptainer *|| command -v ch-run")]
+)
+@pytest.mark.parametrize(
+    "answers", [((), (), True), ((2,), (), False), ((), (1,), False), ((), (2,), False)]
 )
 def test_container_is_refused_if_no_node_can_run_it(
-    session: Session, job: JobSpec, have: tuple[int, ...], silent: tuple[int, ...], is_refused: bool
+    session: Session,
+    job: JobSpec,
+    image: tuple[str, str],
+    answers: tuple[tuple[int, ...], tuple[int, ...], bool],
 ) -> None:
+    """image: path, and which programs are looked for. answers: the nodes that have one, those that
+    do not answer, and whether the job is refused.
+    """
+    path, programs = image
+    have, silent, is_refused = answers
     nodes = {}
     for number in (1, 2):
         away = UnreachableError("no answer", host="n") if number in silent else None
-        asked = Step(("sh", "-c", "command -v apptainer *"), rc=int(number not in have), error=away)
+        asked = Step(
+            ("sh", "-c", f"command -v {programs}*"), rc=int(number not in have), error=away
+        )
         nodes[f"demo-train-{number}"] = ScriptedTransport([asked])
     preparer = Preparer(lambda _: None)
-    submission = Submission([job.model_copy(update={"container": "/shared/x.sif"})])
-    with rejected("no-apptainer", UsageError) if is_refused else nullcontext():
+    submission = Submission([job.model_copy(update={"container": path})])
+    with rejected("no-container-engine", UsageError) if is_refused else nullcontext():
         preparer.prepare(replace(session, nodes=nodes), submission)
-    elsewhere = job.model_copy(update={"container": "/shared/x.sif", "env": {"PATH": "/opt/bin"}})
+    elsewhere = job.model_copy(update={"container": path, "env": {"PATH": "/opt/bin"}})
     preparer.prepare(replace(session, nodes=nodes), Submission([elsewhere]))
 
 

@@ -27,6 +27,7 @@ NODE = (
     "build",
     "claim",
     "hang",
+    "images",
     "job",
     "messages",
     "native",

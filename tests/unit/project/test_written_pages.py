@@ -86,7 +86,6 @@ def test_readme_first_screen_matches_the_platform_table() -> None:
         "InfiniBand": ("InfiniBand, RoCE",),
         "NFS": ("NFS, Filestore",),
         "SELinux": ("SELinux",),
-        "Apptainer": ("containers, by Apptainer",),
     }
     for words, names in never.items():
         assert words in stood_in

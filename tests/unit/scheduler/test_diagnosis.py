@@ -258,6 +258,7 @@ LOGS = (
     ("out-of-memory", ("slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being "
         "killed\n")),
     ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),
+    ("image-unfit", "clusterctl: the image of --container can't be used on n1: it has none\n"),
     ("not-staged", "clusterctl: files can't be staged on n1: /data/x: No such file or directory\n"),
     (
         "packed-tasks",

@@ -41,6 +41,7 @@ def raised(message: str, source: str = "main()") -> str:
 NEAR_MISSES = (
     ("build-failed", "INFO: the build failed on n1 with exit code 2: trying again\n" + ENDED),
     ("module-not-loaded", "warning: the module foo can't be loaded on n1, using the default\n" + ENDED),
+    ("image-unfit", "the image of --container can't be used on n1: x\n" + ENDED),
     ("not-staged", "WARNING clusterctl: files can't be staged on n1: retrying\n" + ENDED),
     ("permission-denied", "clusterctl: n1: /scratch/x leads to /data/x itself: /data/x/a: Permission denied\n" + ENDED),
     ("disk-full", "clusterctl: n1: /scratch/x leads to /data/x itself: No space left on device\n"),
