@@ -1,12 +1,13 @@
 # Runs on the controller or login host: wheel BASE STORE NAME SUBFOLDER VERSION [MODULE...]. BASE's pip builds a wheel of
 # the package in the archive whose path is the first line of stdin; its name is NAME. Further lines `NAME FILE`, up to an
 # empty line, are the wheels that the build may use. The build has these modules, an empty home folder, a temporary folder
-# and, if the kernel allows it, no network. Prints `wheel HASH NAME`: the wheel is in STORE then, a folder in the home
-# folder; or `failed`, and the end of pip's output.
+# and, if the kernel allows it, no network. Prints `wheel HASH NAME`: the wheel is in STORE then (a relative path
+# starts at the home folder); or `failed`, and the end of pip's output.
 set -eu
 umask 077
-base=$1 store=$HOME/$2 name=$3 subfolder=$4 version=$5
+base=$1 store=$2 name=$3 subfolder=$4 version=$5
 shift 5
+[ "${store#/}" != "$store" ] || store=$HOME/$store
 # Quotes would join the names.
 # shellcheck disable=SC2046
 unset PYTHONHOME PYTHONPATH $(env | sed -n 's/^\(PIP_[A-Z0-9_]*\)=.*/\1/p')

@@ -167,9 +167,12 @@ class ClusterBuilder:
             fetch(self.transport, [f"{self.store}/{sha256[:2]}/{sha256}"], unfinished)
             (unfinished / "done").mkdir()
             (unfinished / sha256).rename(unfinished / "done" / Path(name).name)
-            # Another clusterctl may have built the same.
-            with suppress(FileExistsError, OSError):
+            try:
                 (unfinished / "done").rename(folder)
+            except OSError:
+                # Another clusterctl may have built the same.
+                if not folder.is_dir():
+                    raise
 
     def _not_built(self, name: str, output: str) -> ClusterctlError:
         parts = _OUTPUT.findall(output)

@@ -1,11 +1,10 @@
 """Sources of packages without a wheel: a commit of a git repository, or an archive. They are fetched
-to this machine, so nodes need no internet access. None of their code runs here.
+to this machine, so nodes need no internet access.
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import os
 import re
 import shutil
@@ -199,7 +198,9 @@ def _of_archive(line: SourceLine, unfinished: Path, folder: Path) -> Source:
         else:
             _download(line.url, archive)
     except (OSError, ValueError) as exc:
-        raise _not_fetched(line, str(exc)) from exc
+        # requests names the URL, which may have a password.
+        why = str(exc).replace(line.url, _without_password(line.url))
+        raise _not_fetched(line, why) from exc
     wanted = line.option("sha256")
     if wanted and wanted != (found := file_sha256(archive)):
         raise _not_fetched(line, f"its SHA-256 is {found}, not {wanted}")
@@ -220,7 +221,7 @@ def _download(url: str, target: Path) -> None:
 
 def _kept(archive: Path, folder: Path) -> Path:
     """Move an archive to the cache, under its hash and its name."""
-    place = folder / hashlib.sha256(archive.read_bytes()).hexdigest()
+    place = folder / file_sha256(archive)
     place.mkdir(exist_ok=True)
     return archive.replace(place / archive.name)
 

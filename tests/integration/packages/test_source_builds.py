@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -103,13 +105,19 @@ class Cluster:
         self.index.mkdir()
         a_wheel(self.index, "first")
 
-    def resolve(self, *lines: str, place: str = "demo", builds: bool = True) -> Lock:
+    def resolve(
+        self,
+        *lines: str,
+        place: str = "demo",
+        builds: bool = True,
+        store: str = "clusterctl/store",
+    ) -> Lock:
         file = self.folder / "requirements.txt"
         file.write_text("\n".join(("--no-index", f"--find-links {self.index}", *lines, "")))
         base = self.folder / "base.lock"
         base.touch()
         builder = ClusterBuilder(
-            LocalTransport(), sys.prefix, "clusterctl/store", place, report=self.notes.append
+            LocalTransport(), sys.prefix, store, place, report=self.notes.append
         )
         packages = PackageList.read(file, DEFAULT_PLATFORM)
         requirements = Requirements.of([packages], base)
@@ -148,6 +156,14 @@ def test_source_archive_of_an_index_is_built_once_on_the_cluster(cluster: Cluste
     # Its libraries may differ.
     cluster.resolve("small>1", place="other")
     assert cluster.builds == 2
+
+
+def test_store_of_an_attached_cluster_is_an_absolute_path(cluster: Cluster) -> None:
+    archive(cluster.index, sources())
+    store = cluster.folder / "project/store"
+    (small,) = cluster.resolve("small>1", store=str(store)).wheels[-1:]
+    assert (store / small.sha256[:2] / small.sha256).is_file()
+    assert not (cluster.folder / "home" / "clusterctl").exists()
 
 
 def test_commit_of_a_repository_is_built_and_pinned(cluster: Cluster) -> None:
@@ -230,6 +246,17 @@ def test_sources_that_can_not_be_fetched(cluster: Cluster) -> None:
     }.items():
         with refused("source-not-fetched", MachineError, *words):
             cluster.resolve(line)
+
+
+def test_refused_download_is_told_without_its_password(cluster: Cluster) -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://ada:s3cret@127.0.0.1:{server.server_port}/small-1.tar.gz"
+        with pytest.raises(MachineError) as refusal:
+            cluster.resolve(f"small @ {url}")
+    assert refusal.value.code == "source-not-fetched"
+    assert "501" in refusal.value.why
+    assert "s3cret" not in str(refusal.value.__dict__)
 
 
 def test_repository_without_tags_has_a_version_and_no_password(cluster: Cluster) -> None:
