@@ -151,6 +151,7 @@ def stage(
         files = Files.of(source, share)
     except OSError as exc:
         raise StageError(f"{exc.filename or source}: {exc.strerror}") from exc
+    key = files.key
     room = files.bytes
     where = f"{source}/{share.pattern}" if share else source
     copied = False
@@ -172,7 +173,7 @@ def stage(
             files = Files.of(source, share, as_links=True)
             locks.append(hold_copy(files, store, report)[0])
             path = os.path.join(store, files.key)
-        lock, leads = hold_target(target, path, files.key, store)
+        lock, leads = hold_target(target, path, key, store)
     except (OSError, StageError) as exc:
         for lock in locks:
             os.close(lock)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,6 +192,30 @@ def test_share_without_room_leads_to_its_own_shards(
         shards.parent
     }
     assert target == shards
+
+
+def test_job_without_room_uses_the_share_that_another_holds(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = str(shards.parent / "disk" / "data")
+    first = stage.stage(f"{shards}/train-*.tar", target, print, (0, 2))
+    monkeypatch.setattr(stage, "hold_copy", no_room(stage.hold_copy))
+    second = stage.stage(f"{shards}/train-*.tar", target, print, (0, 2))
+    for lock in (*first.locks, *second.locks):
+        os.close(lock)
+    assert second.reason
+    assert len(os.listdir(target)) == 3
+
+
+def no_room(hold: Callable[..., Any]) -> Callable[..., Any]:
+    """hold_copy of a job that finds no room for a copy of files."""
+
+    def held(files: Any, store: str, report: Any) -> Any:
+        if files.key.endswith("-links"):
+            return hold(files, store, report)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return held
 
 
 @pytest.mark.parametrize(
