@@ -115,7 +115,8 @@ class _Module:
         found: Iterable[str] = ()
         match node:
             case ast.Constant(value=str(text)):
-                found = [text]
+                # A template of str.format.
+                found = [re.sub(r"\{\w+\}", GAP, text)]
             case ast.JoinedStr(values=parts):
                 found = self._joined(parts, depth)
             case ast.BinOp(left=left, op=ast.Add(), right=right):

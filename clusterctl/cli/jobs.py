@@ -380,7 +380,7 @@ def _show_in_full(
     # All tasks of an array share a folder.
     job = tasks[0]
     entry = session.ledger.find(job.whole_id)
-    # Nobody can read the files of another user's job.
+    # Usually nobody can read the files of another user's job.
     is_own = job.token and job.user == session.inventory.job_user
     script = f"{job.work_dir}/{session.scheduler.script_name}" if is_own else None
     files = _files(session, job) if is_own else []

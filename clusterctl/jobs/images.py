@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from clusterctl.errors import NoAnswerError, TransferError, UsageError
-from clusterctl.jobs.remote_registry import UNREACHABLE, fetch_image, login_of
+from clusterctl.jobs.remote_registry import LOOPBACK, UNREACHABLE, fetch_image, login_of
 from clusterctl.packages.wheelhouse import cache_of_downloads
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.remote_reference import Reference
@@ -70,7 +70,7 @@ _PROBLEMS: Final = {
             "larger disk",
         ),
         ImageProblem(
-            "registry-unreachable",
+            "image-registry-unreachable",
             "neither the controller nor this machine reaches the registry of {image}",
             "correct the name of the registry, or submit a file: `docker save -o FILE.tar` or "
             "`apptainer pull FILE.sif`, then --container FILE",
@@ -107,7 +107,10 @@ def fetch(
         TransferError: it can't be fetched or sent now.
     """
     image = Reference.parse(container.removeprefix(SCHEME))
-    wanted = {"name": str(image), "login": login_of(image.registry)}
+    login = login_of(image.registry)
+    # A registry on this machine is not that of the same name on the controller.
+    sent = "" if LOOPBACK.fullmatch(image.registry) else login
+    wanted = {"name": str(image), "login": sent}
     found: Mapping[str, Any] = {}
     where = session.transport.host
     if not nodes:
@@ -118,7 +121,7 @@ def fetch(
         report(f"fetching {container} here")
         machine = found.get("machine", ARCHITECTURE)
         with cache_of_downloads("images") as cache:
-            here = _last(fetch_image(str(image), str(cache), "", machine), progress)
+            here = _last(fetch_image(str(image), str(cache), login, machine), progress)
         if "image" in here:
             found = _send(session, nodes, here["image"], progress)
         # If neither reaches it, the controller's reason is shown.

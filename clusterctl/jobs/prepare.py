@@ -462,9 +462,9 @@ def _reject_without_engine(session: Session | None, job: JobSpec) -> None:
     """Raise UsageError if all nodes that the job can run on lack an engine for containers.
 
     The nodes themselves are asked, as machines of the user may have one from elsewhere. Nodes that
-    do not answer may have it, and so may a PATH in ``job.env``.
+    do not answer may have it, and so may a module.
     """
-    if session is None or job.container is None or "PATH" in job.env:
+    if session is None or job.container is None or job.module:
         return
     engines = _OF_SIF if job.container.endswith(".sif") else _ENGINES
     find = ("sh", "-c", " || ".join(f"command -v {name}" for name in engines))

@@ -33,7 +33,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
@@ -67,7 +67,7 @@ BROKEN = (
     ConnectionError,
     socket.timeout,
 )
-UNREACHABLE = "registry-unreachable"
+UNREACHABLE = "image-registry-unreachable"
 THREADS = 4
 TRIES = 4
 WAIT_S = 30.0
@@ -82,6 +82,16 @@ class ProblemError(Exception):
     def __init__(self, code: str, why: str) -> None:
         super().__init__(why)
         self.code = code
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect that ends the encryption."""
+
+    def redirect_request(self, req: Any, *others: Any) -> Any:
+        new = super().redirect_request(req, *others)
+        if new is not None and req.type == "https" != new.type:
+            raise ProblemError("image-not-fetched", f"{req.host} redirects to {new.type}:")
+        return new
 
 
 class Registry:
@@ -99,7 +109,7 @@ class Registry:
         self._processor = PROCESSORS.get(machine, machine)
         self._base = f"{'http' if self._is_here else 'https'}://{host}/v2/{image.path}"
         proxies = [urllib.request.ProxyHandler({})] if self._is_here else []
-        self._opener = urllib.request.build_opener(*proxies)
+        self._opener = urllib.request.build_opener(Redirects, *proxies)
         self._header = ""
         self.is_over = False
 
@@ -229,21 +239,23 @@ class Registry:
 
     def _complete(self, entry: Mapping[str, Any], file: BinaryIO, folder: str) -> None:
         """Append the bytes of a part that the file lacks. If a connection breaks, try again."""
-        code = reason = ""
-        for attempt in range(TRIES):
-            time.sleep(attempt)
+        failures = 0
+        while failures < TRIES:
+            time.sleep(failures)
+            code = "image-not-fetched"
+            begin = file.tell()
             try:
                 self._append(entry, file)
+                reason = f"it ended after {file.tell():,} of {entry['size']:,} bytes"
             except (OSError, http.client.HTTPException) as exc:
                 raise_if_full(exc, folder)
-                code = UNREACHABLE if isinstance(exc, urllib.error.URLError) else ""
+                code = UNREACHABLE if isinstance(exc, urllib.error.URLError) else code
                 reason = str(exc) or repr(exc)
-                continue
             if file.tell() >= entry["size"]:
                 return
-            reason = f"it ended after {file.tell():,} of {entry['size']:,} bytes"
+            failures = 1 if file.tell() > begin else failures + 1
         layer = entry["digest"].rpartition(":")[2][:12]
-        raise ProblemError(code or "image-not-fetched", f"layer {layer}: {reason}")
+        raise ProblemError(code, f"layer {layer}: {reason}")
 
     def _append(self, entry: Mapping[str, Any], file: BinaryIO) -> None:
         lacking = entry["size"] - file.tell()
@@ -306,17 +318,20 @@ def login_of(registry: str) -> str:
         f"{config}/containers/auth.json",
         f"{os.environ.get('DOCKER_CONFIG') or f'{home}/.docker'}/config.json",
     )
-    names = [registry, f"https://{registry}", f"http://{registry}"]
-    names += [HUB_LOGIN] if registry == DOCKER_HUB else []
+    own = HUB_LOGIN if registry == DOCKER_HUB else registry
+    names = (f"https://{registry}", f"http://{registry}", own)
     for path in filter(None, files):
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             with open(path) as file:
                 content = json.load(file)
             for name in names:
-                helper = content.get("credHelpers", {}).get(name) or content.get("credsStore")
                 kept = content.get("auths", {}).get(name, {}).get("auth", "")
-                if login := base64.b64decode(kept).decode() or (helper and ask(helper, name)):
-                    return str(login)
+                if login := base64.b64decode(kept).decode():
+                    return login
+            # As Docker does, a helper is asked for one name only.
+            helper = content.get("credHelpers", {}).get(names[-1]) or content.get("credsStore")
+            if login := helper and ask(helper, names[-1]):
+                return str(login)
     return ""
 
 
@@ -373,7 +388,9 @@ def fetch_parts(registry: Registry, folder: str) -> Iterator[Mapping[str, Any]]:
     with ThreadPoolExecutor(THREADS) as pool:
         fetched = {key: pool.submit(registry.fetch, part, folder) for key, part in parts.items()}
         try:
-            while wait(fetched.values(), timeout=0.5).not_done:
+            while wait(fetched.values(), 0.5, FIRST_EXCEPTION).not_done:
+                if failed := [part for part in fetched.values() if has_failed(part)]:
+                    failed[0].result()
                 yield {"bytes": sum(size_of(key, folder) for key in parts), "of": total}
         finally:
             registry.is_over = True
@@ -381,6 +398,10 @@ def fetch_parts(registry: Registry, folder: str) -> Iterator[Mapping[str, Any]]:
     layers = [paths[part["digest"]] for part in manifest["layers"]]
     config = paths[manifest["config"]["digest"]]
     yield {"image": {"digest": digest, "config": config, "layers": layers}}
+
+
+def has_failed(part: Future[str]) -> bool:
+    return part.done() and part.exception() is not None
 
 
 def size_of(digest: str, folder: str) -> int:

@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.errors import UsageError, excluded
+from clusterctl.errors import UsageError, excluded, unaccompanied
 from clusterctl.scheduler.parts import parts_of, tasks_of
 from clusterctl.scheduler.script import array_of, dependencies_of
 from clusterctl.scheduler.slurm_values import expand_nodes
@@ -54,6 +54,12 @@ def reject_useless_build(site: Site, job: JobSpec) -> None:
             why="the program is built on the job's first node",
             fix="use --nodes 1, or give the hosts a shared folder (provider.shared)",
         )
+
+
+def reject_useless_mount(site: Site, job: JobSpec) -> None:  # noqa: ARG001
+    """Raise UsageError if the job mounts folders, and has no container."""
+    if job.mount and not job.container:
+        raise unaccompanied("--mount", "--container")
 
 
 def reject_excluded_nodes(site: Site, job: JobSpec) -> None:

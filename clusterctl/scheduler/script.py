@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -204,21 +204,42 @@ def program(
     elif not torchrun:
         parts.append(words.start)
     if job.container is not None:
-        folders = (
-            f'{words.folder},"$payload"' if job.bundled or runner or torchrun else words.folder
-        )
-        if run := job.env.get(FROM_RUN):
-            folders += f",{shlex.quote(run)}"
-        parts.append(
-            f'"$python" -IS "$node"/job.py container {" ".join(_image_options(environment))} '
-            f"--bind={folders}"
-        )
-        if job.mount:
-            parts[-1] += f" --mounts={shlex.quote(json.dumps(job.mount))}"
-        parts[-1] += f" --env={','.join((*env, *job.secret))}"
+        needs_programs = bool(job.bundled or runner or torchrun)
+        parts.append(_container(job, environment, words, env, needs_programs=needs_programs))
     if torchrun:
-        parts += [*rank_starter(job, python, words), words.start]
+        # Inside an image, the ranks do not see the file with the secrets.
+        ranked = job.model_copy(update={"secret": {}}) if job.container else job
+        parts += [*rank_starter(ranked, python, words), words.start]
     return [*parts, _command(job, script, f"{python}{runner}")]
+
+
+def _container(
+    job: JobSpec,
+    environment: Environment,
+    words: Words,
+    names: Iterable[str],
+    *,
+    needs_programs: bool,
+) -> str:
+    """Return the command that starts a program in the job's container image.
+
+    names: variables that override the image's, beside the secrets. needs_programs: whether the
+        program is one of clusterctl's, or is started by one.
+    """
+    run = job.env.get(FROM_RUN)
+    folders = (
+        words.folder,
+        *(['"$payload"'] if needs_programs else []),
+        *([shlex.quote(run)] if run else []),
+    )
+    options = (
+        *_image_options(environment),
+        f"--bind={','.join(folders)}",
+        *([f"--mounts={shlex.quote(json.dumps(job.mount))}"] if job.mount else []),
+        *([SECRETS] if job.secret and job.launcher is Launcher.TORCHRUN else []),
+        f"--env={','.join((*names, *job.secret))}",
+    )
+    return f'"$python" -IS "$node"/job.py container {" ".join(options)}'
 
 
 def _pack_options(job: JobSpec, script: UserScript | None) -> Iterator[str]:

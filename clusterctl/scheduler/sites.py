@@ -57,6 +57,7 @@ class OwnSlurm(Site):
         return (
             checks.reject_pmix,
             checks.reject_useless_build,
+            checks.reject_useless_mount,
             checks.reject_excluded_nodes,
             checks.reject_large_array,
             checks.reject_many_tasks,

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from payload.node import task
+from payload.node import build, task
 
 APPTAINER = ("apptainer", "singularity")
 ENROOT = "enroot"
@@ -58,6 +58,8 @@ TEMPORARY = "/tmp"  # noqa: S108
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Charliecloud reads the variables of an image here, and so do others that make such folders.
 VARIABLES = "ch/environment"
+# Variables of the host that would lead programs of the image to files that it does not have.
+OF_IMAGE = ("PATH", "LD_LIBRARY_PATH")
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 # As for the kernel.
@@ -81,13 +83,10 @@ class Layers(NamedTuple):
         listed = (json.loads(self.settings).get("config") or {}).get("Env") or []
         return dict(text.partition("=")[::2] for text in listed)
 
-    @property
-    def bytes(self) -> int:
-        return sum(os.path.getsize(path) for path in self.layers)
-
 
 def prepare(image: str, kept: str, report: Callable[[str], None]) -> None:
-    """Make an image for this node's engine, unless it is there. Images that can run as they are stay.
+    """Convert an image for this node's engine, unless that was done before. An image that the engine
+    runs as it is is left alone.
 
     image: a path; image.json lists the parts of an image from a registry. kept: the folder of made
         images. report: called with a text before something takes long.
@@ -106,7 +105,7 @@ def prepare(image: str, kept: str, report: Callable[[str], None]) -> None:
             if os.path.exists(path):
                 os.utime(path)
                 return
-            report(f"making a container image for {engine}, which later jobs use, too")
+            report(f"converting the container image for {engine}, once for all jobs")
             make(image, kind, path, engine)
         remove_unused(kept)
     except OSError as exc:
@@ -175,6 +174,7 @@ def locked(path: str) -> Iterator[None]:
     with open(path, "a") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(path)
         yield
 
 
@@ -199,7 +199,12 @@ def make(image: str, kind: str, path: str, engine: str) -> None:
             make_squashfs(parts, work, new)
         else:
             make_folder(parts, new)
-        os.rename(new, path)
+        try:
+            os.rename(new, path)
+        except OSError:
+            # In a file system without locks, another node may have made the same folder.
+            if not os.path.isdir(path):
+                raise
     except (ValueError, LookupError, TypeError, AttributeError, tarfile.TarError, EOFError) as exc:
         raise ImageError(f"{image} is not a complete container image: {exc!r}") from exc
     finally:
@@ -211,7 +216,7 @@ def roomy_folder(size: int, otherwise: str) -> str:
     """Return a folder on a disk of this node with this many free bytes; if there is none,
     ``otherwise``.
     """
-    for folder in (os.environ.get("TMPDIR"), TEMPORARY, "/var/tmp"):  # noqa: S108
+    for folder in (os.environ.get("TMPDIR"), "/var/tmp", TEMPORARY):  # noqa: S108
         with suppress(OSError):
             if folder and os.access(folder, os.W_OK):
                 free = os.statvfs(folder)
@@ -241,9 +246,13 @@ def remove_killed(place: str) -> None:
 def remove_unused(kept: str) -> None:
     """Remove made images, locks and leftovers that no job has used for long."""
     for name in os.listdir(kept):
+        path = f"{kept}/{name}"
         with suppress(OSError):
-            if time.time() - os.stat(f"{kept}/{name}").st_mtime > UNUSED_S:
-                remove(f"{kept}/{name}")
+            if time.time() - os.stat(path).st_mtime > UNUSED_S:
+                # Another job must not find half of an image.
+                gone = f"{kept}/.gone.{name}.{task.host_name()}.{os.getpid()}"
+                os.rename(path, gone)
+                remove(gone)
 
 
 def read_layers(image: str) -> Layers:
@@ -259,20 +268,25 @@ def unpacked(archive: str, work: str) -> Layers:
     """
     with tarfile.open(archive) as tar:
         for member in tar:
-            name = os.path.normpath(member.name)
-            if member.isfile() and not name.startswith(("/", "..")):
-                os.makedirs(os.path.dirname(f"{work}/{name}"), exist_ok=True)
-                write(tar, member, f"{work}/{name}")
+            place = inside(work, member.name)
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            if member.isfile():
+                write(tar, member, place)
+            # `docker save` writes equal layers once.
+            elif member.issym():
+                os.symlink(member.linkname, place)
     with suppress(FileNotFoundError), open(f"{work}/manifest.json") as file:
-        (image,) = json.load(file)
-        paths = (image["Config"], *image["Layers"])
+        listed = json.load(file)
+        if len(listed) != 1:
+            raise ImageError(f"{archive} has {len(listed)} images: save one")
+        paths = (listed[0]["Config"], *listed[0]["Layers"])
     if not os.path.exists(f"{work}/manifest.json"):
         blob = blob_of(f"{work}/index.json", "manifests")
         while "manifests" in json.loads(task.text_of(f"{work}/{blob}")):
             blob = blob_of(f"{work}/{blob}", "manifests")
         manifest = json.loads(task.text_of(f"{work}/{blob}"))
         paths = tuple(map(path_of, (manifest["config"], *manifest["layers"])))
-    config, *layers = (os.path.join(work, os.path.normpath(path)) for path in paths)
+    config, *layers = (inside(work, path) for path in paths)
     with open(config, "rb") as file:
         return Layers(file.read(), layers)
 
@@ -313,7 +327,7 @@ def write_layout(parts: Layers, layout: str) -> None:
     kind = "application/vnd.oci.image"
     layers = []
     for path in parts.layers:
-        sha = sha256_of(path)
+        sha = build.sha256_of(path)
         with suppress(FileExistsError):
             os.symlink(os.path.abspath(path), f"{blobs}/{sha}")
         media = f"{kind}.layer.v1.tar{compression_of(path)}"
@@ -331,14 +345,6 @@ def write_layout(parts: Layers, layout: str) -> None:
         json.dump({"imageLayoutVersion": "1.0.0"}, file)
     with open(f"{layout}/index.json", "w") as file:
         json.dump({"schemaVersion": 2, "manifests": [entry]}, file)
-
-
-def sha256_of(path: str) -> str:
-    sha = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(task.CHUNK):
-            sha.update(chunk)
-    return sha.hexdigest()
 
 
 def compression_of(path: str) -> str:
@@ -400,6 +406,9 @@ def add_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> None
     """
     path = os.path.normpath(member.name)
     name = os.path.basename(path)
+    hidden_name = name[len(WHITEOUT) :] if name.startswith(WHITEOUT) else ""
+    if ".." in (name, hidden_name) or name in (WHITEOUT, f"{WHITEOUT}."):
+        raise ImageError(f"the path {member.name} leads out of the image")
     folder = inside(root, os.path.dirname(path))
     if path == "." or member.ischr() or member.isblk() or member.isfifo():
         return
@@ -407,8 +416,8 @@ def add_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> None
         for hidden in os.listdir(folder) if os.path.isdir(folder) else ():
             remove_any(f"{folder}/{hidden}")
         return
-    if name.startswith(WHITEOUT):
-        remove_any(f"{folder}/{name[len(WHITEOUT) :]}")
+    if hidden_name:
+        remove_any(f"{folder}/{hidden_name}")
         return
     os.makedirs(folder, exist_ok=True)
     target = f"{folder}/{name}"
@@ -556,12 +565,9 @@ def in_charliecloud(
         source, _, target = bind.partition(":")
         make_place(inside(root, target or source), is_folder=os.path.isdir(source))
     flags = [word for bind in binds for word in ("--bind", bind)]
-    own = variables_of(root)
-    more = {name: value for name, value in own.items() if name not in os.environ}
+    host = {name: os.environ[name] for name in os.environ if name not in OF_IMAGE}
     chosen = {name: os.environ[name] for name in inside_it.names if name in os.environ}
-    path = {"PATH": own.get("PATH", PATH)}
-    host = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
-    environment = {**host, **more, **path, **chosen}
+    environment = {"PATH": PATH, **variables_of(root), **host, **chosen}
     return [CHARLIECLOUD, *flags, f"--cd={os.getcwd()}", root, "--", *program], environment
 
 
@@ -591,7 +597,7 @@ def in_enroot(
         source, target, *mode = bind.split(":") if ":" in bind else (bind, bind)
         kind = "x-create=dir" if os.path.isdir(source) else "x-create=file"
         flags += ["--mount", f"{source}:{target}:{kind},rbind{',ro' if mode else ''}"]
-    hidden = {"PATH", "LD_LIBRARY_PATH", "PWD", "OLDPWD", "SHLVL", "_"} - {*inside_it.names}
+    hidden = {*OF_IMAGE, "PWD", "OLDPWD", "SHLVL", "_"} - {*inside_it.names}
     names = [name for name in os.environ if name.isidentifier() and name not in hidden]
     flags += [f"--env={name}" for name in names]
     places = {}

@@ -22,8 +22,8 @@
         --ssh=COMMAND         the command that connects to a node
     job.py shell [--secrets=FOLDER] PROGRAM...
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
-    job.py container --image=PATH --kept=FOLDER --bind=FOLDER,... [--mounts=JSON] --env=NAME,...
-                     PROGRAM...
+    job.py container --image=PATH --kept=FOLDER --bind=FOLDER,... [--mounts=JSON] [--secrets=FOLDER]
+                     --env=NAME,... PROGRAM...
     job.py prepare FOLDER FILES START
     job.py watch [--requeue=JOB] [--image=PATH --kept=FOLDER] [--stage=JSON] FOLDER SECONDS
                  [MODE@SECONDS FILES [HOST,... SSH]]
@@ -166,7 +166,7 @@ class Telemetry:
             if signal.SIGTERM in signal.sigpending():
                 return restarts.FROM_SHELL + signal.SIGTERM
             if self._has_ended() or any(map(TASK_ENDED.match, lines)):
-                task.complain("files were not staged on all nodes; see telemetry.log")
+                task.complain("not all nodes were prepared; see telemetry.log")
                 return 1
             time.sleep(0.1)
 
@@ -651,12 +651,14 @@ def container(words: Sequence[str]) -> int:
     has_gpus = gpus or (
         "SLURM_JOB_ID" not in os.environ and task.output_of(["nvidia-smi", "--list-gpus"])
     )
+    # The image does not see the file with the secrets.
+    os.environ.update(task.read_secrets(options))
     names = [name for name in options["env"].split(",") if name]
     mounts = json.loads(options.get("mounts", "[]"))
     inside = images.Inside(folders, mounts, names, bool(has_gpus))
     try:
         command, environment = images.command(options["image"], options["kept"], inside, program)
-    except images.ImageError as exc:
+    except (images.ImageError, OSError) as exc:
         local = (
             os.environ.get("SLURM_LOCALID") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or "0"
         )

@@ -59,11 +59,16 @@ def mpi_image(layer: Path, version: str) -> Image:
 
 
 @pytest.fixture
-def login(own_registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `docker login` keeps."""
+def login(
+    cluster: Cluster, own_registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """What `docker login` keeps, here and on the controller."""
     kept = {"auth": base64.b64encode(LOGIN.encode()).decode()}
     (tmp_path / "config.json").write_text(json.dumps({"auths": {own_registry.address: kept}}))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    cluster("put", tmp_path / "config.json", ".docker/")
+    yield
+    cluster("ssh", "--", "rm -r .docker")
 
 
 @pytest.fixture(scope="module")

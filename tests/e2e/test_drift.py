@@ -493,7 +493,7 @@ def test_up_installs_packages_that_the_spec_gained(drift_cluster: Cluster) -> No
     text = drift_cluster.spec.read_text()
     slurmd = daemons(drift_cluster, 1)
     ask = (
-        "command -v tree; ls /etc/resolv.conf /etc/apt/apt.conf.d/99bake 2>/dev/null; ls "
+        "command -v tree; cat /etc/resolv.conf; ls /etc/apt/apt.conf.d/99bake 2>/dev/null; ls "
         "/var/lib/apt/lists"
     )
     drift_cluster.spec.write_text(f"{text}software: {{packages: [tree]}}\n")

@@ -111,6 +111,12 @@ def test_exclude_of_nodes_is_not_exclude_of_files(session, cluster, job):
         assert "--exclude" not in prepared.script
 
 
+def test_mount_without_container_is_refused(session: Session, job: JobSpec) -> None:
+    mounts = job.model_copy(update={"mount": ("/data:/data",)})
+    with rejected("option-needs-option", UsageError):
+        Preparer(lambda _: None).prepare(session, Submission([mounts]))
+
+
 @pytest.mark.parametrize(
     "image", [("/shared/x.sif", "apptainer"), ("/shared/x", "apptainer *|| command -v ch-run")]
 )
@@ -139,7 +145,7 @@ def test_container_is_refused_if_no_node_can_run_it(
     submission = Submission([job.model_copy(update={"container": path})])
     with rejected("no-container-engine", UsageError) if is_refused else nullcontext():
         preparer.prepare(replace(session, nodes=nodes), submission)
-    elsewhere = job.model_copy(update={"container": path, "env": {"PATH": "/opt/bin"}})
+    elsewhere = job.model_copy(update={"container": path, "module": ("apptainer",)})
     preparer.prepare(replace(session, nodes=nodes), Submission([elsewhere]))
 
 

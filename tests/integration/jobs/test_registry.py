@@ -306,9 +306,17 @@ def test_cut_layer_goes_on_where_it_ended(between: Faults, folder: Path) -> None
     assert asked == [None, f"bytes={HALF}-", f"bytes={2 * HALF}-"]
 
 
-def test_layer_that_is_always_cut_is_kept_for_the_next_call(between: Faults, folder: Path) -> None:
-    small = 1000
-    between.fault = on_layer(lambda _, passed: replace(passed, cut=small))
+def test_layer_that_is_cut_again_and_again_is_fetched_in_pieces(
+    between: Faults, folder: Path
+) -> None:
+    sixth = len(DEMO.parts[LARGE]) // 6
+    between.fault = on_layer(lambda _, passed: replace(passed, cut=sixth))
+    assert_is(fetch(f"{between.address}/demo:1", folder), DEMO, folder)
+
+
+def test_layer_that_does_not_go_on_is_kept_for_the_next_call(between: Faults, folder: Path) -> None:
+    cuts = iter([1000])
+    between.fault = on_layer(lambda _, passed: replace(passed, cut=next(cuts, 0)))
     assert problem(f"{between.address}/demo:1", folder) == "image-not-fetched"
     kept = folder / f"{LARGE_FILE}.partial"
     assert names(folder) == DEMO.names - {LARGE_FILE} | {kept.name}
@@ -398,7 +406,7 @@ def test_digest_in_a_manifest_is_no_path(between: Faults, folder: Path) -> None:
 
 def test_connection_that_is_reset_is_unreachable(between: Faults, folder: Path) -> None:
     between.fault = on_manifest(reset)
-    assert problem(f"{between.address}/demo:1", folder) == "registry-unreachable"
+    assert problem(f"{between.address}/demo:1", folder) == "image-registry-unreachable"
 
 
 def test_other_host_of_a_layer_gets_no_login(is_closed: Registry, folder: Path) -> None:
@@ -415,7 +423,7 @@ def test_other_host_of_a_layer_gets_no_login(is_closed: Registry, folder: Path) 
 def test_host_of_layers_without_a_way_is_unreachable(between: Faults, folder: Path) -> None:
     """As a firewall that lets only the registry itself through: this machine is then tried."""
     between.fault = on_layer(lambda *_: Answer(307, {"Location": "http://127.0.0.1:1/"}, b""))
-    assert problem(f"{between.address}/demo:1", folder) == "registry-unreachable"
+    assert problem(f"{between.address}/demo:1", folder) == "image-registry-unreachable"
 
 
 def test_proxy_does_not_see_the_login_for_this_machine(
@@ -576,12 +584,17 @@ def assert_on(host: Host, found: images.FetchedImage, name: str) -> None:
     assert digest_of(read.stdout) == digest_of(b"".join(DEMO.parts.values()))
 
 
-def test_controller_fetches_with_the_login_of_this_machine(
+def test_controller_fetches_with_the_login_that_it_has(
     is_closed: Registry, own_home: Path, tmp_path: Path
 ) -> None:
-    write_docker(own_home, is_closed.address)
     name = f"{is_closed.address}/demo:1"
-    found, said = fetch_for_job(name, controller := Host(tmp_path / "ctl"))
+    controller = Host(tmp_path / "ctl")
+    # A server at this address there is not that of this machine.
+    write_docker(own_home, is_closed.address)
+    with refused("registry-login", UsageError):
+        fetch_for_job(name, controller)
+    write_docker(tmp_path / "ctl", is_closed.address)
+    found, said = fetch_for_job(name, controller)
     assert_on(controller, found, name)
     assert names(tmp_path / "ctl/clusterctl/images/layers") == DEMO.names
     assert not (own_home / ".cache").exists()
@@ -629,7 +642,7 @@ def test_nodes_without_a_shared_folder_are_sent_the_image(
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_registry_that_nobody_reaches_is_named(tmp_path: Path, is_cut: bool) -> None:
     controller = Host(tmp_path / "ctl", is_cut=is_cut)
-    with refused("registry-unreachable", TransferError, "127.0.0.1:1", where="ctl"):
+    with refused("image-registry-unreachable", TransferError, "127.0.0.1:1", where="ctl"):
         fetch_for_job("127.0.0.1:1/demo:1", controller)
 
 

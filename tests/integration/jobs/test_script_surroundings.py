@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import data_folder
@@ -244,6 +246,44 @@ def test_image_below_the_users_home(batch):
     (home / "my images" / "$x.sif").touch()
     env, _, _ = run_and_read(batch, python_job(batch, container="~/my images/$x.sif"))
     assert env["APPTAINER_CONTAINER"] == f"{home}/my images/$x.sif"
+
+
+def test_secrets_of_torchrun_are_read_outside_the_image(batch, image):
+    secret = {"TOKEN": SecretStr("x")}
+    text = rendered(python_job(batch, container=image, launcher="torchrun", secret=secret))
+    container, agent = (
+        next(line for line in text.splitlines() if name in line)
+        for name in ("job.py container", "job.py torchrun")
+    )
+    assert "--secrets=" in container
+    assert "TOKEN" in container
+    assert "--secrets=" not in text[text.index(agent) :]
+
+
+def test_container_gets_the_jobs_secrets(batch, image, tmp_path):
+    batch.has_apptainer()
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "environ").write_bytes(b"TOKEN=canary\0")
+    words = [
+        "container",
+        f"--image={image}",
+        "--kept=/x",
+        "--bind=/",
+        f"--secrets={tmp_path}/secrets",
+    ]
+    node = batch.payload / HASH / "payload" / "node"
+    argv = [
+        sys.executable,
+        "-IS",
+        node / "job.py",
+        *words,
+        "--env=TOKEN",
+        "sh",
+        "-c",
+        "echo $TOKEN",
+    ]
+    done = subprocess.run(argv, env=batch.environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "canary\n"
 
 
 def test_shell_script_runs_in_the_container(batch, image):

@@ -93,6 +93,12 @@ def test_absolute_link_is_followed_inside_the_image(folder: Callable[..., Path])
     assert content(root) == {"lib": "-> /usr/lib", "usr/lib/x": "x"}
 
 
+@pytest.mark.parametrize("name", ["..", "a/../..", ".wh...", "a/.wh...", ".wh..", ".wh."])
+def test_names_of_folders_above_are_refused(folder: Callable[..., Path], name: str) -> None:
+    with pytest.raises(images.ImageError):
+        folder([("a/kept", "file", "")], [(name, "file", "")])
+
+
 def test_links_in_a_circle_are_refused(folder: Callable[..., Path]) -> None:
     with pytest.raises(images.ImageError):
         folder([("a", "link", "b"), ("b", "link", "a")], [("a/x", "file", "x")])
@@ -102,6 +108,28 @@ def test_layers_may_be_compressed(tmp_path: Path) -> None:
     gzip = layer(tmp_path / "gzip", ("a", "file", "a"), compress="gz")
     images.make_folder(images.Layers(b"{}", [gzip]), str(tmp_path / "root"))
     assert content(tmp_path / "root") == {"a": "a"}
+
+
+def test_equal_layers_of_an_archive_may_be_links(
+    engines: Callable[..., None], tmp_path: Path
+) -> None:
+    engines("ch-run")
+    (tmp_path / "x").mkdir()
+    layer(tmp_path / "x" / "layer.tar", ("a", "file", "a"))
+    (tmp_path / "link.tar").symlink_to("x/layer.tar")
+    config = {**CONFIG, "architecture": own_processor()}
+    image = docker_archive(tmp_path, config, ["x/layer.tar", "link.tar"])
+    images.prepare(str(image), str(tmp_path / "kept"), print)
+    (made,) = (path for path in (tmp_path / "kept").iterdir() if path.is_dir())
+    assert (made / "a").read_text() == "a"
+
+
+def test_archive_of_two_images_is_refused(engines: Callable[..., None], tmp_path: Path) -> None:
+    engines("ch-run")
+    config = {**CONFIG, "architecture": own_processor()}
+    image = docker_archive(tmp_path, config, images=2)
+    with pytest.raises(images.ImageError, match="2 images"):
+        images.prepare(str(image), str(tmp_path / "kept"), print)
 
 
 def oci_archive(tmp_path: Path, config: Mapping[str, object]) -> Path:
@@ -129,15 +157,20 @@ def oci_archive(tmp_path: Path, config: Mapping[str, object]) -> Path:
     return path
 
 
-def docker_archive(tmp_path: Path, config: Mapping[str, object]) -> Path:
+def docker_archive(
+    tmp_path: Path,
+    config: Mapping[str, object],
+    layers: Sequence[str] = ("layer.tar",),
+    images: int = 1,
+) -> Path:
     """Write an archive as `docker save` does."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     layer(tmp_path / "layer.tar", ("a", "file", "a"))
-    listed = [{"Config": "config.json", "Layers": ["layer.tar"]}]
+    listed = [{"Config": "config.json", "Layers": layers}] * images
     (tmp_path / "manifest.json").write_text(json.dumps(listed))
     path = tmp_path / "docker.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
-        for name in ("config.json", "layer.tar", "manifest.json"):
+        for name in ("config.json", *layers, "manifest.json"):
             tar.add(tmp_path / name, f"./{name}")
     return path
 
@@ -257,6 +290,8 @@ def test_variables_and_mounts_in_a_folder(
     assert "LD_LIBRARY_PATH" not in environment
     chosen = images.Inside([], [], ["LD_LIBRARY_PATH"], has_gpus=False)
     monkeypatch.delenv("HOME_OF")
+    (root / images.VARIABLES).open("a").write("LD_LIBRARY_PATH=/image/lib\n")
+    assert images.command(str(root), "", inside, ["x"])[1]["LD_LIBRARY_PATH"] == "/image/lib"
     _, environment = images.command(str(root), "", chosen, ["python3"])
     assert environment["HOME_OF"] == "image=1"
     assert environment["LD_LIBRARY_PATH"] == "/host"
