@@ -15,6 +15,8 @@ import logging
 import runpy
 import sys
 
+# Makes the loggers of pip, which have a level more than others.
+import pip._internal  # noqa: F401
 from pip._vendor.packaging import markers
 
 

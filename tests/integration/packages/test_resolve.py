@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.packages import wheelhouse
+from clusterctl.packages import pip_for_node, wheelhouse
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.project_files import content_hash
 from clusterctl.packages.source_archives import passed_over
@@ -478,3 +478,24 @@ def test_lines_that_pip_downloads_as_wheels_are_left_to_pip(tmp_path: Path) -> N
 def test_requirements_of_existing_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "r.lock").write_text(f"six @ file://{tmp_path}\n")
     assert content_hash([tmp_path / "r.lock"])
+
+
+def test_wrapper_of_pip_reads_an_index_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """Other tests run it in a process that has imported pip before."""
+    page = tmp_path / "demo" / "index.html"
+    page.parent.mkdir()
+    page.write_text('<a href="demo-1-py3-none-any.whl" data-requires-python="&lt;3">demo</a>')
+    argv = [
+        sys.executable,
+        "-P",
+        pip_for_node.__file__,
+        json.dumps(NodePlatform("3.13", 36).markers),
+        "download",
+        "--quiet",
+        "--no-deps",
+    ]
+    argv += ["--isolated", "--index-url", tmp_path.as_uri(), "--dest", str(tmp_path), "demo"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "No matching distribution" in done.stderr
