@@ -56,6 +56,7 @@ secret: {HF_TOKEN: token}
 module: [gcc/12, mpi]
 build: make -j4
 container: images/x.sif
+mount: ["/shared/x:/x", "~/y:/y:ro"]
 env_path: /shared/envs/torch
 requirements: requirements.txt
 tag: [base, "3"]
@@ -125,6 +126,7 @@ def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
         "secret": {"HF_TOKEN": SecretStr("canary")},
         "env_path": "/shared/envs/torch",
         "container": str(folder / "images" / "x.sif"),
+        "mount": ("/shared/x:/x", "~/y:/y:ro"),
         "requirements": folder / "requirements.txt",
     }
     assert job == JobSpec(script=folder / content.pop("job"), **content | texts)
@@ -269,7 +271,7 @@ tiem: 5
 mem: true
 launcher: mpi
 env: {2x: 1, SLURM_X: 2}
-container: docker://x
+container: library://x
 account: 5
 variants:
   "a b": {}
