@@ -1,8 +1,8 @@
 """Runs programs in a container image, with the engine that the node has (`submit --container`).
 
 job.py calls ``prepare`` on each node before the program starts. An image from a registry or in an
-archive becomes a file or a folder that the engine can run, once, in the folder of made images,
-where later jobs find it. ``command`` is then the command line for each rank. Uses only the standard
+archive is converted for the engine once, to a file or a folder where later jobs find it.
+``command`` is then the command line for each rank. Uses only the standard
 library of Python 3.8 or newer.
 
 The engines and their formats: Apptainer and Singularity (.sif, squashfs, a folder), Enroot, the
@@ -42,12 +42,12 @@ ENGINES = {
 # Kinds that no engine runs as they are.
 RAW = ("layers", "archive")
 SUFFIXES = {"apptainer": ".sif", "singularity": ".sif", ENROOT: ".sqsh", CHARLIECLOUD: ""}
-# A made image that no job has used for this time is removed when another is made.
+# A converted image that no job has used for this time is removed when another is converted.
 UNUSED_S = 30 * 86400.0
 # The engine's temporary files need about this many times the bytes of the layers.
 ROOM = 5
 ERROR_LINES = 3
-# Folders in which images are made have names that begin so.
+# Folders in which images are converted have names that begin so.
 WORK = "clusterctl-image-"
 KILLED_S = 86400.0
 # The names of processors in images, by those of the kernel.
@@ -88,11 +88,11 @@ def prepare(image: str, kept: str, report: Callable[[str], None]) -> None:
     """Convert an image for this node's engine, unless that was done before. An image that the engine
     runs as it is is left alone.
 
-    image: a path; image.json lists the parts of an image from a registry. kept: the folder of made
-        images. report: called with a text before something takes long.
+    image: a path; container.json lists the parts of an image from a registry. kept: the folder of
+        converted images. report: called with a text before something takes long.
 
     Raises:
-        ImageError: no engine can run the image, or it can't be made.
+        ImageError: no engine can run the image, or it can't be converted.
     """
     kind = kind_of(image)
     engine = engine_for(image, kind)
@@ -147,7 +147,7 @@ def engine_for(image: str, kind: str) -> str:
 
 
 def made_path(image: str, kind: str, kept: str, engine: str) -> str:
-    """Return the path of the file or folder that is made of an image."""
+    """Return the path of the file or folder into which an image is converted."""
     if kind == "layers":
         key = str(described(image)["digest"])
     else:
@@ -159,7 +159,7 @@ def made_path(image: str, kind: str, kept: str, engine: str) -> str:
 
 
 def described(image: str) -> Mapping[str, Any]:
-    """Return the content of image.json: digest, config and layers. ImageError: it is damaged."""
+    """Return the content of container.json: digest, config and layers. ImageError: it is damaged."""
     try:
         with open(image) as file:
             content = json.load(file)
@@ -179,7 +179,9 @@ def locked(path: str) -> Iterator[None]:
 
 
 def make(image: str, kind: str, path: str, engine: str) -> None:
-    """Make ``path`` of an image. It appears when it is complete. OSError, ImageError: it can't be."""
+    """Convert an image to ``path``, which appears when it is complete. OSError, ImageError: it can't
+    be converted.
+    """
     new = f"{os.path.dirname(path)}/.{task.host_name()}.{os.getpid()}{SUFFIXES[engine]}"
     size = os.path.getsize(image)
     if kind == "layers":
@@ -202,7 +204,7 @@ def make(image: str, kind: str, path: str, engine: str) -> None:
         try:
             os.rename(new, path)
         except OSError:
-            # In a file system without locks, another node may have made the same folder.
+            # In a file system without locks, another node may have been first.
             if not os.path.isdir(path):
                 raise
     except (ValueError, LookupError, TypeError, AttributeError, tarfile.TarError, EOFError) as exc:
@@ -234,7 +236,7 @@ def remove(path: str) -> None:
 
 
 def remove_killed(place: str) -> None:
-    """Remove the files of jobs that were killed while they made an image."""
+    """Remove the files of jobs that were killed while they converted an image."""
     for name in os.listdir(place):
         with suppress(OSError):
             path = f"{place}/{name}"
@@ -244,7 +246,7 @@ def remove_killed(place: str) -> None:
 
 
 def remove_unused(kept: str) -> None:
-    """Remove made images, locks and leftovers that no job has used for long."""
+    """Remove converted images, locks and leftovers that no job has used for long."""
     for name in os.listdir(kept):
         path = f"{kept}/{name}"
         with suppress(OSError):
@@ -256,7 +258,7 @@ def remove_unused(kept: str) -> None:
 
 
 def read_layers(image: str) -> Layers:
-    """Return the parts that image.json lists."""
+    """Return the parts that container.json lists."""
     content = described(image)
     with open(content["config"], "rb") as file:
         return Layers(file.read(), content["layers"])
@@ -305,7 +307,7 @@ def path_of(entry: Mapping[str, Any]) -> str:
 
 
 def make_sif(engine: str, parts: Layers, work: str, new: str) -> None:
-    """Have Apptainer or Singularity make a .sif file. Its caches are below ``work``."""
+    """Have Apptainer or Singularity write a .sif file. Its caches are below ``work``."""
     layout = f"{work}/layout"
     write_layout(parts, layout)
     name = engine.upper()
@@ -354,7 +356,7 @@ def compression_of(path: str) -> str:
 
 
 def make_squashfs(parts: Layers, work: str, new: str) -> None:
-    """Make an image of Enroot, which has its variables in /etc/environment (image-format.md)."""
+    """Write an image of Enroot, which has its variables in /etc/environment (image-format.md)."""
     root = f"{work}/root"
     make_folder(parts, root)
     os.makedirs(f"{root}/etc", exist_ok=True)
@@ -365,7 +367,7 @@ def make_squashfs(parts: Layers, work: str, new: str) -> None:
         file.writelines(f"{name}={value}\n" for name, value in parts.variables.items())
     with open(f"{root}/etc/fstab", "w"):
         pass
-    # Enroot's own images are not compressed much, either.
+    # Enroot compresses its own images little.
     options = "-no-progress -noappend -all-root -quiet -Xcompression-level 1".split()
     run(["mksquashfs", root, new, *options], {})
 
@@ -494,7 +496,7 @@ def run(words: Sequence[str], more: Mapping[str, str]) -> None:
         raise ImageError(f"this node has no {words[0]}: install it") from None
     if done.returncode:
         lines = done.stdout.decode(errors="replace").strip().splitlines()[-ERROR_LINES:]
-        raise ImageError(f"{words[0]} can't make the image: {' / '.join(lines)}")
+        raise ImageError(f"{words[0]} can't convert the image: {' / '.join(lines)}")
 
 
 class Inside(NamedTuple):
