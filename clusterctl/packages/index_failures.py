@@ -5,6 +5,7 @@ version.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from clusterctl.errors import MachineError
@@ -13,6 +14,7 @@ _PAGE: Final = re.compile(r"^ *Could not fetch URL (.*) - skipping$", re.MULTILI
 _NO_PACKAGE: Final = re.compile(r": 404 Client Error")
 # Some indexes, such as PyTorch's, answer 403 for packages that they lack.
 _AMBIGUOUS: Final = re.compile(r": 403 Client Error")
+_REFUSED: Final = re.compile(r": 401 Client Error")
 _NO_VERSION: Final = "(from versions: none)"
 # Other lines about an index, or about a file of it that could not be downloaded.
 _OTHERS: Final = (
@@ -37,7 +39,20 @@ def index_error(output: str, where: str) -> MachineError | None:
     if _NO_VERSION not in output or _NO_PACKAGE.search(output):
         pages = [page for page in pages if not _AMBIGUOUS.search(page)]
     others = [reason for pattern in _OTHERS for reason in pattern.findall(output)]
-    reasons = list(dict.fromkeys([*pages, *others]))[:_MOST]
+    return _error([*pages, *others], where)
+
+
+def refusal(output: str, where: str) -> MachineError | None:
+    """Return the error that an index refused the login, or was given none. None: no index did.
+
+    output: the lines of a pip that succeeded. Another index may have a foreign package of the same
+        name, which pip then takes.
+    """
+    return _error([page for page in _PAGE.findall(output) if _REFUSED.search(page)], where)
+
+
+def _error(lines: Iterable[str], where: str) -> MachineError | None:
+    reasons = list(dict.fromkeys(lines))[:_MOST]
     if not reasons:
         return None
     return MachineError(

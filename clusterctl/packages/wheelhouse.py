@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from clusterctl.errors import ClusterctlError, MachineError, Notice, UsageError
 from clusterctl.packages.accelerators import Builds, CudaBuildError, cpu_index
-from clusterctl.packages.index_failures import index_error
+from clusterctl.packages.index_failures import index_error, refusal
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.requirement_files import contents_of
@@ -442,6 +442,8 @@ def _download(
         if not kept or _CONFLICT not in result.stdout:
             raise _unresolvable(requirements, result, archives)
         kept = _without_conflict(kept, result)
+    if (refused := refusal(result.stdout, requirements.where)) is not None:
+        raise refused
     chosen = sorted(target.glob("*.whl"))
     versions = {wheel.name: wheel.version for wheel in (Wheel.of(path.name, "") for path in chosen)}
     _reject_sources(requirements, result, set(versions))

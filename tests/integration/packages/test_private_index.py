@@ -107,6 +107,17 @@ def test_index_that_refuses_the_password_is_an_error_without_it(project: Path) -
     assert CANARY not in str(caught.value)
 
 
+def test_package_of_another_index_does_not_replace_that_of_a_refused_one(project: Path) -> None:
+    (project.parent / ".netrc").unlink()
+    (project / "public").mkdir()
+    a_wheel(project / "public", "first")
+    file = project / "requirements.txt"
+    file.write_text(f"--find-links {project}/public\n{file.read_text()}")
+    for _ in range(2):
+        with refused("index-unreadable", MachineError, "401"):
+            resolved(file)
+
+
 def test_index_without_a_server_is_no_conflict_of_versions(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
