@@ -126,7 +126,8 @@ def fetch(
             found = _send(session, nodes, here["image"], progress)
         # If neither reaches it, the controller's reason is shown.
         elif nodes or here["problem"] != UNREACHABLE:
-            found, where = here, "this machine"
+            found = here
+            where = "this machine"
     if "image" not in found:
         raise _error(container, image.registry, where, found)
     parts = found["image"]

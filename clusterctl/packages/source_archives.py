@@ -269,9 +269,9 @@ def _source_of(name: str, wish: str, output: str, node: NodePlatform) -> SourceL
     """
     found = list[tuple[Version, str]]()
     for link, python in _SOURCES.findall(output):
-        url, _, fragment = link.partition("#")
+        file = link.partition("#")[0].rpartition("/")[2]
         try:
-            package, version = parse_sdist_filename(unquote(url.rpartition("/")[2]))
+            package, version = parse_sdist_filename(unquote(file))
             fits = SpecifierSet(wish).contains(version) and _runs_on(node, python)
         except (InvalidSdistFilename, InvalidSpecifier):
             continue
