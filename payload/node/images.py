@@ -192,9 +192,8 @@ def make(image: str, kind: str, path: str, engine: str) -> None:
     try:
         parts = unpacked(image, work) if kind == "archive" else read_layers(image)
         wanted = json.loads(parts.settings).get("architecture")
-        own = PROCESSORS.get(platform.machine(), platform.machine())
-        if wanted not in (None, own):
-            raise ImageError(f"the image is for processors {wanted}, this node has {own}")
+        if wanted not in (None, processor()):
+            raise ImageError(f"the image is for processors {wanted}, this node has {processor()}")
         if engine in APPTAINER:
             make_sif(engine, parts, work, new)
         elif engine == ENROOT:
@@ -283,9 +282,9 @@ def unpacked(archive: str, work: str) -> Layers:
             raise ImageError(f"{archive} has {len(listed)} images: save one")
         paths = (listed[0]["Config"], *listed[0]["Layers"])
     if not os.path.exists(f"{work}/manifest.json"):
-        blob = blob_of(f"{work}/index.json", "manifests")
+        blob = blob_of(f"{work}/index.json")
         while "manifests" in json.loads(task.text_of(f"{work}/{blob}")):
-            blob = blob_of(f"{work}/{blob}", "manifests")
+            blob = blob_of(f"{work}/{blob}")
         manifest = json.loads(task.text_of(f"{work}/{blob}"))
         paths = tuple(map(path_of, (manifest["config"], *manifest["layers"])))
     config, *layers = (inside(work, path) for path in paths)
@@ -293,10 +292,15 @@ def unpacked(archive: str, work: str) -> Layers:
         return Layers(file.read(), layers)
 
 
-def blob_of(index: str, key: str) -> str:
+def processor() -> str:
+    """Return the name of this node's processor in images."""
+    return PROCESSORS.get(platform.machine(), platform.machine())
+
+
+def blob_of(index: str) -> str:
     """Return the path of the only image that an index lists, or of the image for this processor."""
-    own = PROCESSORS.get(platform.machine(), platform.machine())
-    entries = json.loads(task.text_of(index))[key]
+    own = processor()
+    entries = json.loads(task.text_of(index))["manifests"]
     fitting = [entry for entry in entries if entry.get("platform", {}).get("architecture") == own]
     return path_of((fitting or entries)[0])
 
