@@ -1,5 +1,5 @@
-"""What pip prints about an index that it could not read: pip itself then says that there is no such
-version.
+"""What pip and uv print about an index that they could not read: pip itself then says that there is
+no such version.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _OTHERS: Final = (
         re.MULTILINE,
     ),
 )
+_OF_UV: Final = re.compile(r"^error: (Failed to (?:download|fetch)\b.*(?:\n +\S.*)*)", re.MULTILINE)
 _MOST: Final = 3
 
 
@@ -51,7 +52,15 @@ def refusal(output: str, where: str) -> MachineError | None:
     return _error([page for page in _PAGE.findall(output) if _REFUSED.search(page)], where)
 
 
-def _error(lines: Iterable[str], where: str) -> MachineError | None:
+def uv_index_error(output: str, where: str) -> MachineError | None:
+    """Return the error that an index could not be read. None: uv failed for another reason.
+
+    output: what uv printed. where: the lock that uv read.
+    """
+    return _error(_OF_UV.findall(output), where, tool="uv")
+
+
+def _error(lines: Iterable[str], where: str, tool: str = "pip") -> MachineError | None:
     reasons = list(dict.fromkeys(lines))[:_MOST]
     if not reasons:
         return None
@@ -59,7 +68,7 @@ def _error(lines: Iterable[str], where: str) -> MachineError | None:
         "a package index can't be read",
         code="index-unreadable",
         where=where,
-        why="pip says: " + "; ".join(" ".join(reason.split()) for reason in reasons),
-        fix="check the network, and the index's address and password (pip's settings, the file's "
+        why=f"{tool} says: " + "; ".join(" ".join(reason.split()) for reason in reasons),
+        fix=f"check the network, and the index's address and password ({tool}'s settings, the file's "
         "options and ~/.netrc), and run the command again",
     )

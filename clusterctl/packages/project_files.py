@@ -34,6 +34,7 @@ from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from clusterctl.errors import UsageError
+from clusterctl.packages.index_failures import uv_index_error
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.requirement_files import (
     as_elsewhere,
@@ -283,13 +284,13 @@ def _stored(
 def _of_pip(file: Path) -> PackageList:
     """Read a file in pip's format. pip reads the file itself, unless it names sources."""
     try:
-        lines = list(read_requirements(file))
+        lines = [as_elsewhere(line, file.parent) for line in read_requirements(file)]
     except UsageError:
         # pip's reader names the place and the fix of each.
         lines = []
     if not any(SourceLine.of(line) for line in lines):
         return PackageList(file, str(file), str(file))
-    return _stored(file, [as_elsewhere(line, file.parent) for line in lines], ())
+    return _stored(file, lines, ())
 
 
 def _reject_other_python(required: object, file: Path, node: NodePlatform) -> None:
@@ -334,6 +335,9 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
     argv += ["--quiet", "--no-python-downloads", "--directory", str(file.parent), *options]
     result = run(argv)
     if result.rc != 0:
+        # uv downloads the files of which a lock has no hash.
+        if error := uv_index_error(result.stderr, str(file)):
+            raise error
         raise UsageError(
             f"uv can't read {file.name}",
             code="uv-lock-unreadable",

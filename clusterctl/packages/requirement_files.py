@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import UsageError
+from clusterctl.packages.sources import ARCHIVES, SourceLine
 from clusterctl.util.assets import file_sha256
 
 _MAX_BYTES: Final = 4 << 20
@@ -28,6 +29,11 @@ _CODING: Final = re.compile(rb"(?:.*\n)?#.*coding[:=]\s*([-\w.]+)")
 _INCLUDE: Final = re.compile(r"^(-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
 _LINKS: Final = re.compile(r"^(?:-f|--find-links)(?:\s+|\s*=\s*|(?<=-f))(.+)$")
 COMMENT: Final = re.compile(r"(^|\s+)#.*$")
+_WHEEL: Final = (".whl",)
+# The path of a wheel or an archive in a line.
+_PATH: Final = re.compile(
+    rf"(?:file:|\.{{0,2}}/|(?<![^ ]))\S*(?:{'|'.join(map(re.escape, (*_WHEEL, *ARCHIVES)))})"
+)
 
 
 def contents_of(
@@ -55,8 +61,8 @@ def contents_of(
                     file.parent / name, visited, place_of_name, constraints=constraints
                 )
             continue
-        reject_source(line, file.parent, f"{file}:{number}")
-        if (wheel := _local_wheel(line, file.parent)) is not None:
+        reject_source(line, file.parent, f"{file}:{number}", is_included=bool(parents))
+        if (wheel := _local_file(line, file.parent, _WHEEL)) is not None:
             try:
                 yield b"", file_sha256(wheel).encode()
             except OSError as exc:
@@ -84,10 +90,8 @@ def as_elsewhere(line: str, folder: Path) -> str:
     # Unlike Path, os.path takes any name.
     if (match := _LINKS.match(line)) and os.path.isdir(folder / match[1].strip("\"'")):
         return include("--find-links", folder / match[1].strip("\"'"))
-    if wheel := _local_wheel(line, folder):
-        return re.sub(
-            r"(?:file:|\.{0,2}/|(?<![^ ]))\S*\.whl", lambda _: wheel.absolute().as_uri(), line
-        )
+    if package := _local_file(line, folder, (*_WHEEL, *ARCHIVES)):
+        return _PATH.sub(lambda _: package.absolute().as_uri(), line)
     return line
 
 
@@ -98,8 +102,12 @@ def include(flag: str, file: Path) -> str:
     return f"{flag} {shlex.quote(str(file))}"
 
 
-def reject_source(line: str, folder: Path, where: str) -> None:
-    """Raise a UsageError if a line of a requirements file in ``folder`` names no wheel."""
+def reject_source(line: str, folder: Path, where: str, *, is_included: bool = False) -> None:
+    """Raise a UsageError if a line of a requirements file in ``folder`` names no wheel.
+
+    is_included: another file includes this one. An archive is rejected, too, since only those of
+        the file that the user names are built.
+    """
     if (place := _BUILT_THERE.match(line)) is not None and not Path(place["path"]).exists():
         raise UsageError(
             f"{place['name']} is required from a folder that does not exist",
@@ -109,7 +117,7 @@ def reject_source(line: str, folder: Path, where: str) -> None:
             "package",
             fix=f"write {place['name']}==VERSION; `pip list --format=freeze` writes such lines",
         )
-    if source := _source_in(line, folder):
+    if source := _source_in(line, folder, is_included=is_included):
         reason, fix = source
         raise UsageError(
             "a requirement has no wheel",
@@ -221,9 +229,9 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         yield start, joined.strip()
 
 
-def _source_in(line: str, folder: Path) -> tuple[str, str] | None:
+def _source_in(line: str, folder: Path, *, is_included: bool) -> tuple[str, str] | None:
     """Return what a line names if pip would clone or build it, and the fix. None: pip would do
-    neither.
+    neither, or it is an archive of a file that is not included.
     """
     editable = _EDITABLE.fullmatch(line)
     what = editable["what"] if editable else line
@@ -233,6 +241,9 @@ def _source_in(line: str, folder: Path) -> tuple[str, str] | None:
     elif editable or _is_folder(what, folder):
         reason = "a folder"
         example = "FOLDER"
+    elif is_included and SourceLine.of(as_elsewhere(line, folder)):
+        reason = "an archive"
+        example = "ARCHIVE"
     else:
         return None
     own = "remove the line if it names your script's project, which is sent with the job, and "
@@ -240,7 +251,7 @@ def _source_in(line: str, folder: Path) -> tuple[str, str] | None:
     wheel = (
         f"build a wheel (`pip wheel --no-deps {example}`) and write the wheel's path in its place"
     )
-    if "git+" in what:
+    if "git+" in what or reason == "an archive":
         own = "write the line in the file that `submit --requirements` names, not in one that it "
         own += "includes, nor in that of the spec; or "
     elif reason == "a repository":
@@ -255,9 +266,10 @@ def _is_folder(line: str, folder: Path) -> bool:
     return looks_like_path and os.path.isdir(folder / path)
 
 
-def _local_wheel(line: str, folder: Path) -> Path | None:
-    name = re.split(r"\s*;|\s+--|\s+$", line.rpartition(" @ ")[2].strip())[0].removeprefix(
+def _local_file(line: str, folder: Path, endings: tuple[str, ...]) -> Path | None:
+    """Return the file on this machine that a line names, if its name ends so."""
+    name = re.split(r"\s*;|\s+--|\s+$|\[", line.rpartition(" @ ")[2].strip())[0].removeprefix(
         "file://"
     )
     path = folder / name
-    return path if name.endswith(".whl") and "://" not in name and os.path.isfile(path) else None
+    return path if name.endswith(endings) and "://" not in name and os.path.isfile(path) else None

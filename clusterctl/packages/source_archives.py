@@ -54,7 +54,9 @@ _SOURCES: Final = re.compile(
     r"(?: \(requires-python:(.*?)\))?$",
     re.MULTILINE,
 )
-_WANTED: Final = r"depends on ({})(?:\[[^\]]*\])?([^\s(;]*)"
+_WANTED: Final = (
+    r"(?:depends on|The user requested(?: \(constraint\))?) {}(?![\w.-])(?:\[[^\]]*\])?([^\s(;]*)"
+)
 _OPTION: Final = re.compile(
     r"^(-[ifc]|--(?:index-url|extra-index-url|find-links|constraint|no-index|trusted-host)\b)(.*)$",
     re.MULTILINE,
@@ -321,10 +323,13 @@ def passed_over(output: str, names: Iterable[str], chosen: Mapping[str, str]) ->
 
 
 def _missing(output: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, version specifiers) of packages for which pip found no wheel."""
+    """Yield (name, version specifiers) of packages for which pip found no wheel.
+
+    pip also lists packages here of which it needs two versions: none fits their specifiers.
+    """
     yield from _NO_WHEEL.findall(output)
     for listed in _NO_WHEELS.findall(output):
         for name in listed.split():
             pattern = _WANTED.format(re.sub("[-_.]+", "[-_.]+", name))
-            requirement = re.search(pattern, output, re.IGNORECASE)
-            yield name, requirement[2] if requirement else ""
+            wishes = dict.fromkeys(re.findall(pattern, output, re.IGNORECASE))
+            yield name, ",".join(filter(None, wishes))

@@ -23,11 +23,15 @@ from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.process import run, temporary_folder
 
-# A line of a requirements file that names a repository of git, or an archive with sources.
+# How the names of archives with sources end.
+ARCHIVES: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
+# A line of a requirements file that names a repository of git, or an archive with sources. The
+# extras of a line without a name come last.
 _LINE: Final = re.compile(
     r"(?:(?:-e|--editable)(?:\s+|\s*=\s*))?"
     r"(?:(?P<name>[\w.-]+)\s*(?P<extras>\[[^\]]*\])?\s*@\s*)?"
-    r"(?P<url>git\+[^\s#]+|(?:https?|file)://[^\s#]+\.(?:tar\.gz|tgz|tar\.bz2|tar\.xz|zip))"
+    rf"(?P<url>git\+[^\s#]+|(?:https?|file)://[^\s#]+(?:{'|'.join(map(re.escape, ARCHIVES))}))"
+    r"(?P<extras_at_end>\[[^\]]*\])?"
     r"(?:#(?P<fragment>\S*))?(?:\s*;\s*(?P<marker>.+)|\s*)"
 )
 _PATIENCE_S: Final = 1800.0
@@ -50,13 +54,23 @@ class SourceLine:
     @classmethod
     def of(cls, line: str) -> SourceLine | None:
         """Parse a line of a requirements file. None: it names no sources that can be fetched."""
-        match = _LINE.fullmatch(line)
-        return cls(**match.groupdict(default="")) if match else None
+        if (match := _LINE.fullmatch(line)) is None:
+            return None
+        fields = match.groupdict(default="")
+        extras_at_end = fields.pop("extras_at_end")
+        return cls(**{**fields, "extras": fields["extras"] or extras_at_end})
 
     def option(self, name: str) -> str:
         """Return a value of the URL's fragment, such as ``subdirectory``. "": it has none."""
         pairs = (pair.partition("=") for pair in self.fragment.split("&"))
         return next((unquote(value) for key, _, value in pairs if key == name), "")
+
+    @property
+    def key(self) -> str:
+        """The line, and the content of an archive on this machine, which may change."""
+        path = Path(unquote(urlsplit(self.url).path))
+        is_here = self.url.startswith("file:") and path.is_file()
+        return f"{self} {file_sha256(path) if is_here else ''}"
 
     @property
     def shown(self) -> str:

@@ -301,7 +301,7 @@ class Requirements:
         if self.gpus is not None:
             settings += [f"gpus={self.gpus}", cpu_index()]
         if builder is not None:
-            settings += [builder.key, *map(str, self.sources)]
+            settings += [builder.key, *(source.key for source in self.sources)]
         contents = [part for file in self.files for pair in contents_of(file) for part in pair]
         key = digest(str(self.node), _constraints(self.kept), digest(*settings, "", *contents))
         return cache_home() / _CACHE / "locks" / f"{key}.txt"
@@ -488,8 +488,9 @@ def _reject_sources(requirements: Requirements, result: Result, wheels: set[str]
             where=requirements.where,
             why="nodes install only wheels, and this requirement is a folder, an archive or a "
             "repository",
-            fix="build a wheel (pip wheel --no-deps ...) and require that file instead; your "
-            "script's own folder needs no requirement, because it is sent with the job",
+            fix="name an archive as `NAME @ file:///PATH.tar.gz`, which is built on the cluster, or "
+            "build a wheel (pip wheel --no-deps ...) and require that file; your script's own "
+            "folder needs no requirement, because it is sent with the job",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -105,6 +106,23 @@ def test_index_that_refuses_the_password_is_an_error_without_it(project: Path) -
     with refused("index-unreadable", MachineError, "401") as caught:
         resolved(project / "requirements.txt")
     assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_index_that_uv_can_not_read_for_a_lock_without_hashes_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, is_down: bool
+) -> None:
+    subprocess.run([find_uv_bin(), "lock", "--quiet"], cwd=project, check=True)
+    lock = project / "uv.lock"
+    monkeypatch.setenv("UV_CACHE_DIR", str(project / "other"))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    (project.parent / ".netrc").unlink()
+    if is_down:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        lock.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", lock.read_text()))
+    with refused("index-unreadable", MachineError, "first-1.0", "refused" if is_down else "401"):
+        PackageList.read(lock, DEFAULT_PLATFORM)
 
 
 def test_package_of_another_index_does_not_replace_that_of_a_refused_one(project: Path) -> None:

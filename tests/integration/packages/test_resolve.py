@@ -449,6 +449,20 @@ def test_requirements_of_other_tools_are_rejected(
 
 
 @pytest.mark.parametrize(
+    "line", ["./a-1.tar.gz", "a @ https://example.org/a-1.zip#sha256=00", "a @ git+https://x.org/a"]
+)
+def test_sources_in_an_included_file_are_rejected_with_their_line(
+    tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "a-1.tar.gz").touch()
+    (tmp_path / "base.txt").write_text(f"six\n{line}\n")
+    (tmp_path / "r.txt").write_text("-r base.txt\n")
+    with refused("no-wheel", UsageError, "--requirements") as caught:
+        content_hash([tmp_path / "r.txt"])
+    assert caught.value.where == f"{tmp_path}/base.txt:2"
+
+
+@pytest.mark.parametrize(
     ("name", "command"),
     [
         ("uv.lock", "uv export --no-emit-project"),

@@ -111,16 +111,17 @@ class Cluster:
         place: str = "demo",
         builds: bool = True,
         store: str = "clusterctl/store",
+        base: str = "",
     ) -> Lock:
         file = self.folder / "requirements.txt"
         file.write_text("\n".join(("--no-index", f"--find-links {self.index}", *lines, "")))
-        base = self.folder / "base.lock"
-        base.touch()
+        base_lock = self.folder / "base.lock"
+        base_lock.write_text(base)
         builder = ClusterBuilder(
             LocalTransport(), sys.prefix, store, place, report=self.notes.append
         )
         packages = PackageList.read(file, DEFAULT_PLATFORM)
-        requirements = Requirements.of([packages], base)
+        requirements = Requirements.of([packages], base_lock)
         return resolve(requirements, Pip(DEFAULT_PLATFORM), builder if builds else None)
 
     @property
@@ -156,6 +157,32 @@ def test_source_archive_of_an_index_is_built_once_on_the_cluster(cluster: Cluste
     # Its libraries may differ.
     cluster.resolve("small>1", place="other")
     assert cluster.builds == 2
+
+
+def test_archive_beside_the_file_is_built_and_counts_by_its_content(cluster: Cluster) -> None:
+    path = archive(cluster.folder, sources())
+    for _ in range(2):
+        lock = cluster.resolve("./small-1.2.tar.gz")
+        assert [one.origin for one in lock.wheels if one.name == "small"] == [path.as_uri()]
+    assert cluster.builds == 1
+    archive(cluster.folder, sources(CODE.replace("42", "43")))
+    assert cluster.resolve("./small-1.2.tar.gz") != lock
+
+
+@pytest.mark.parametrize("is_constraint", [False, True])
+def test_conflict_of_versions_is_no_missing_wheel(cluster: Cluster, is_constraint: bool) -> None:
+    """pip says also of a package that has wheels of both versions that it has no distribution."""
+    a_wheel(cluster.index, "small", "1.0")
+    a_wheel(cluster.index, "small", "2.0")
+    archive(cluster.index, sources())
+    (cluster.folder / "limits.txt").write_text("small==2.0\n")
+    if is_constraint:
+        with refused("requirements-unmet", UsageError):
+            cluster.resolve("-c limits.txt", "small==1.0")
+    else:
+        lock = cluster.resolve("small==1.0", base="small==2.0\n")
+        assert [(one.name, one.version) for one in lock.wheels] == [("small", "1.0")]
+    assert cluster.builds == 0
 
 
 def test_store_of_an_attached_cluster_is_an_absolute_path(cluster: Cluster) -> None:

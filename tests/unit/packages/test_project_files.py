@@ -272,14 +272,19 @@ def test_file_that_is_not_text_is_refused(tmp_path: Path, name: str, raw: bytes)
             "https://x.org/a-1.tar.gz",
         ),
         ("file:///x/a-1.zip", "", "file:///x/a-1.zip"),
+        ("./a-1.tar.gz", "", "file://{tmp_path}/a-1.tar.gz"),
+        ("a-1.tar.gz[b] ; os_name == 'posix'", "", "file://{tmp_path}/a-1.tar.gz"),
     ],
 )
 def test_line_with_sources_is_kept_from_pip(tmp_path: Path, line: str, name: str, url: str) -> None:
     (tmp_path / "wheels").mkdir()
     (tmp_path / "b-1-py3-none-any.whl").touch()
+    (tmp_path / "a-1.tar.gz").touch()
     text = f"-c c.txt\n-f wheels\n{line}\nsix>=1\n./b-1-py3-none-any.whl\n"
     lines, packages = listed(tmp_path, "requirements.txt", text)
-    assert [(source.name, source.url) for source in packages.sources] == [(name, url)]
+    (source,) = packages.sources
+    assert (source.name, source.url) == (name, url.format(tmp_path=tmp_path))
+    assert source.extras == ("[b]" if "[b]" in line else "")
     assert lines == [
         f"-c {tmp_path}/c.txt",
         f"--find-links {tmp_path}/wheels",
