@@ -23,6 +23,7 @@ GROUPS: Final = {
     "storage": "Storage that outlived its cluster (storage.keep).",
     "orphans": "Clusters without a workspace.",
     "node": "Manage individual nodes without affecting the others.",
+    "agent": "What agents may do through `mcp`, and what they did.",
     "bundle": "Packages and programs for air-gapped hosts, in a single file.",
 }
 
@@ -396,3 +397,24 @@ def bundle_show() -> Verb:
     from clusterctl.cli import bundle
 
     return bundle.show
+
+
+@_verb("agent limits", "Show what agents may do through `mcp`, and what they use of it.")
+def agent_limits() -> Verb:
+    from clusterctl.cli import agent
+
+    return agent.limits
+
+
+@_verb("agent log", "Show the calls of agents, the last at the end.")
+def agent_log() -> Verb:
+    from clusterctl.cli import agent
+
+    return agent.log
+
+
+@_verb("agent resume", "Let agents submit again after failed jobs in a row.")
+def agent_resume() -> Verb:
+    from clusterctl.cli import agent
+
+    return agent.resume

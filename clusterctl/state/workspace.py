@@ -81,6 +81,11 @@ def cache_home() -> Path:
     return _xdg_folder("XDG_CACHE_HOME", ".cache")
 
 
+def config_file() -> Path:
+    """Return the path of the user's configuration. The file need not exist."""
+    return _xdg_folder("XDG_CONFIG_HOME", ".config") / "config.yaml"
+
+
 def _xdg_folder(variable: str, default: str) -> Path:
     """Return clusterctl's folder in an XDG base directory. A relative path in the variable is
     ignored.

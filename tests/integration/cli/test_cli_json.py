@@ -34,6 +34,9 @@ ANSWERS: dict[str, tuple[list[str], set[str]]] = {
     "storage list": ([], {"storage"}),
     "orphans list": ([], {"cluster", "provider", "orphans"}),
     "orphans remove": ([], {"cluster", "provider", "orphans"}),
+    "agent limits": ([], {"file", "exists", "limits", "used"}),
+    "agent log": ([], {"calls"}),
+    "agent resume": ([], {"failed_in_a_row"}),
     "completion": (["bash"], {"shell", "script"}),
 }
 # Verbs that need one, and the words that they can't do without. What they answer: tests/e2e.

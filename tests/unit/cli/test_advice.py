@@ -58,6 +58,9 @@ def test_cluster_option_is_the_users_choice(cluster: str) -> None:
 
 # Commands that need no cluster, or take its name as an argument.
 OTHERS = (
+    "agent limits",
+    "agent log",
+    "agent resume",
     *("attach", "bundle show", "bundle verify", "cache list", "cache prune", "completion"),
     *("image bake", "init", "list", "orphans list", "orphans remove", "report", "runs diff"),
     *("runs list", "runs rm", "runs show", "schema", "storage list", "storage remove", "validate"),

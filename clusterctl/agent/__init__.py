@@ -1,0 +1,1 @@
+"""What agents did for the user, and may do: the journal, the limits and the tokens."""

@@ -1,0 +1,217 @@
+"""The journal of agents: each call, before it is carried out and after, on disk.
+
+A call whose end is missing, because its server was killed, counts at its bound for a day. Several
+servers share the journal; ``lock`` lets one at a time decide and write.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.state.workspace import state_home
+from clusterctl.util.disk import append_line, translating_write_errors
+
+# In the state folder. No cluster has a name with a dot.
+FOLDER: Final = ".agent"
+_FILE: Final = "journal.jsonl"
+_LOCK: Final = "lock"
+# The code of a call that succeeded.
+DONE: Final = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most that a call can use. None: unknown. ``jobs`` counts each task of an array."""
+
+    jobs: int = 0
+    node_hours: float | None = 0.0
+    usd: float | None = 0.0
+
+
+FREE: Final = Bound()
+
+
+@dataclass(frozen=True, slots=True)
+class JobUse:
+    """What a job used. outcome: completed, failed or cancelled; "": it has not ended.
+
+    active: how many of its tasks are pending or running.
+    """
+
+    outcome: str = ""
+    active: int = 1
+    node_hours: float | None = None
+    usd: float | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of an agent.
+
+    code: how it ended: DONE or the code of its error; "": it runs, or its server was killed.
+    refused: whether it was not carried out.
+    jobs: the IDs of the jobs that it submitted. uses: job ID -> what the job used, as far as known.
+    """
+
+    id: str
+    time: float
+    verb: str
+    arguments: Mapping[str, Any]
+    project: str
+    cluster: str
+    bound: Bound
+    code: str = ""
+    refused: bool = False
+    jobs: Sequence[str] = ()
+    uses: dict[str, JobUse] = field(default_factory=dict)
+    seconds: float | None = None
+
+    def open_jobs(self) -> list[str]:
+        """Return the jobs that have not ended, as far as known."""
+        return [job for job in self.jobs if not self.uses.get(job, JobUse()).outcome]
+
+
+@dataclass(slots=True)
+class History:
+    """What the journal tells. resumed: when the user last ran `clusterctl agent resume`."""
+
+    calls: dict[str, Call] = field(default_factory=dict)
+    # (time, outcome) of each job whose end is known, in the order in which the ends were learned.
+    ends: list[tuple[float, str]] = field(default_factory=list)
+    resumed: float = 0.0
+
+    def jobs_of(self, cluster: str) -> set[str]:
+        return {job for call in self.calls.values() if call.cluster == cluster for job in call.jobs}
+
+
+class Journal:
+    """The journal in a folder. Lines that another server writes are seen at the next ``read``."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or state_home() / FOLDER
+        self.path = self.folder / _FILE
+        self._offset = 0
+        self._history = History()
+
+    @contextmanager
+    def lock(self) -> Iterator[History]:
+        """Let no other server decide or write in the ``with`` block. Yield what the journal tells."""
+        with translating_write_errors(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield self.read()
+        finally:
+            os.close(fd)
+
+    def read(self) -> History:
+        """Read what was added since the last call, and return what the journal tells."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                # The end of the last line is still being written.
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                row = None
+                with suppress(ValueError, RecursionError):
+                    row = json.loads(line)
+                if isinstance(row, dict):
+                    with suppress(KeyError, TypeError, ValueError, AttributeError):
+                        _apply(self._history, row)
+        return self._history
+
+    def begin(
+        self, verb: str, arguments: Mapping[str, Any], *, project: str, cluster: str, bound: Bound
+    ) -> str:
+        """Write that a call is carried out from now on. Return its id."""
+        call = secrets.token_hex(6)
+        self._write(
+            "begin",
+            call,
+            verb=verb,
+            arguments=dict(arguments),
+            project=project,
+            cluster=cluster,
+            bound=asdict(bound),
+        )
+        return call
+
+    def refuse(
+        self, verb: str, arguments: Mapping[str, Any], *, project: str, cluster: str, code: str
+    ) -> None:
+        """Write that a call was refused."""
+        self._write(
+            "refuse",
+            secrets.token_hex(6),
+            verb=verb,
+            arguments=dict(arguments),
+            project=project,
+            cluster=cluster,
+            code=code,
+        )
+
+    def end(
+        self, call: str, code: str, *, jobs: Collection[str], seconds: float, free: bool
+    ) -> None:
+        """Write how a call ended. free: it can have used nothing."""
+        self._write("end", call, code=code, jobs=list(jobs), seconds=round(seconds, 3), free=free)
+
+    def use(self, call: str, job: str, use: JobUse) -> None:
+        """Write what a job of a call used."""
+        self._write("use", call, job=job, **asdict(use))
+
+    def resume(self) -> None:
+        """Write that the user lets agents submit again after failed jobs."""
+        self._write("resume", "")
+
+    def _write(self, event: str, call: str, **values: Any) -> None:
+        row = {"event": event, "call": call, "time": round(time.time(), 3), **values}
+        append_line(self.path, json.dumps(row))
+
+
+def _apply(history: History, row: Mapping[str, Any]) -> None:
+    """Add a line of the journal to the history."""
+    event = row["event"]
+    seconds = float(row["time"])
+    if event == "resume":
+        history.resumed = seconds
+        history.ends.clear()
+        return
+    call_id = str(row["call"])
+    if event in {"begin", "refuse"}:
+        history.calls[call_id] = Call(
+            id=call_id,
+            time=seconds,
+            verb=str(row["verb"]),
+            arguments=dict(row["arguments"]),
+            project=str(row["project"]),
+            cluster=str(row["cluster"]),
+            bound=Bound(**row.get("bound", {})),
+            code=str(row.get("code", "")),
+            refused=event == "refuse",
+        )
+        return
+    call = history.calls[call_id]
+    if event == "end":
+        call.code = str(row["code"])
+        call.jobs = [str(job) for job in row["jobs"]]
+        call.seconds = float(row["seconds"])
+        if row["free"]:
+            call.bound = FREE
+    elif event == "use":
+        job = str(row["job"])
+        use = JobUse(row["outcome"], row["active"], row["node_hours"], row["usd"])
+        if use.outcome and not call.uses.get(job, JobUse()).outcome:
+            history.ends.append((seconds, use.outcome))
+        call.uses[job] = use

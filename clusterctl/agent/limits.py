@@ -1,0 +1,198 @@
+"""Whether an agent's call stays within the user's limits, by what the journal tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.agent.journal import FREE, Bound, Call, History
+from clusterctl.errors import UsageError
+from clusterctl.spec.agent import AgentLimits
+
+DAY_S: Final = 86400
+FAILED: Final = "failed"
+COMPLETED: Final = "completed"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call that an agent asks for.
+
+    cluster: the name of the cluster. here: whether it is on this machine.
+    changes: whether the call changes the cluster or submits jobs. submits: whether it submits jobs.
+    bound: the most that it can use.
+    accounts: the Slurm accounts that its jobs name; "" for a job that names none.
+    commands: the commands that ran on the cluster's login node in the last hour.
+    """
+
+    verb: str
+    cluster: str = ""
+    here: bool = True
+    changes: bool = False
+    submits: bool = False
+    bound: Bound = FREE
+    accounts: Collection[str] = ()
+    commands: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What agents use of the limits now."""
+
+    node_hours: float
+    usd: float
+    jobs: int
+    failures: int
+
+
+class LimitError(UsageError, code="agent-limit"):
+    """A limit of the user forbids an agent's call."""
+
+    def __init__(self, *args: Any, limit: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.answer = {"limit": dict(limit)}
+
+
+def usage(history: History, now: float | None = None) -> Usage:
+    """Return what agents use of the limits now.
+
+    A call counts for a day from its begin: with its jobs' real use as far as it is known, otherwise
+    at its bound. Its jobs count until they are known to have ended; those of a call whose end was
+    not written, for a day.
+    """
+    now = time.time() if now is None else now
+    recent = [call for call in history.calls.values() if now - call.time < DAY_S]
+    return Usage(
+        node_hours=sum(_used(call, "node_hours") for call in recent),
+        usd=sum(_used(call, "usd") for call in recent),
+        jobs=sum(
+            _active(call) for call in history.calls.values() if call.jobs or now - call.time < DAY_S
+        ),
+        failures=_failures(history),
+    )
+
+
+def _used(call: Call, name: str) -> float:
+    bound = getattr(call.bound, name) or 0.0
+    uses = [getattr(call.uses[job], name) for job in call.jobs if job in call.uses]
+    if not call.jobs or call.open_jobs() or None in uses:
+        return float(bound)
+    # A requeued job may use more than its time limit.
+    return float(sum(uses))
+
+
+def _active(call: Call) -> int:
+    """Return how many jobs of a call are pending or running, as far as known."""
+    if not call.jobs:
+        return call.bound.jobs
+    if all(job in call.uses for job in call.jobs):
+        return sum(call.uses[job].active for job in call.jobs if not call.uses[job].outcome)
+    return call.bound.jobs
+
+
+def _failures(history: History) -> int:
+    """Return the number of failed jobs since the last completed job. Cancelled jobs don't count."""
+    count = 0
+    for _, outcome in reversed(history.ends):
+        if outcome == COMPLETED:
+            break
+        count += outcome == FAILED
+    return count
+
+
+def check(limits: AgentLimits, file: Path, history: History, asked: Asked) -> None:
+    """Raise LimitError if a limit forbids the call. file: the user's configuration, for messages."""
+    _check_place(limits, file, asked)
+    if not asked.submits and not asked.changes:
+        return
+    used = usage(history)
+    failures = limits.failures_in_a_row
+    if asked.submits and failures is not None and used.failures >= failures:
+        raise LimitError(
+            f"{used.failures} jobs of agents have failed in a row",
+            code="agent-failures",
+            why=f"the limit `agent.failures_in_a_row` of the user is {failures}",
+            fix="ask the user, who lets agents go on with `clusterctl agent resume`",
+            limit={"name": "failures_in_a_row", "value": failures, "used": used.failures},
+        )
+    if limits.jobs_at_once is not None and asked.bound.jobs:
+        _check_sum(file, "jobs_at_once", limits.jobs_at_once, used.jobs, asked.bound.jobs)
+    for name, limit, before, more in (
+        ("node_hours_per_day", limits.node_hours_per_day, used.node_hours, asked.bound.node_hours),
+        ("usd_per_day", limits.usd_per_day, used.usd, asked.bound.usd),
+    ):
+        # Whoever has used up a limit may still look, and stop jobs.
+        if limit is not None and more != 0:
+            _check_sum(file, name, limit, before, more)
+
+
+def _check_place(limits: AgentLimits, file: Path, asked: Asked) -> None:
+    if asked.verb in limits.verbs_off:
+        raise LimitError(
+            f"agents may not use `{asked.verb}`",
+            code="agent-verb-off",
+            why="the user has listed it in `agent.verbs_off`",
+            fix=_who(file, "verbs_off"),
+            limit={"name": "verbs_off", "value": [*limits.verbs_off]},
+        )
+    most = limits.commands_per_hour
+    if most is not None and asked.commands >= most:
+        raise LimitError(
+            f"{asked.commands} commands ran on the login node of {asked.cluster} in the last hour",
+            code="agent-commands",
+            why=f"the limit `agent.commands_per_hour` of the user is {most}",
+            fix=f"wait some minutes, and poll less: `wait` is one call; {_who(file, 'commands_per_hour')}",
+            limit={"name": "commands_per_hour", "value": most, "used": asked.commands},
+        )
+    if not asked.changes:
+        return
+    if not (asked.here if limits.clusters is None else asked.cluster in limits.clusters):
+        names = "those on this machine" if limits.clusters is None else ", ".join(limits.clusters)
+        raise LimitError(
+            f"agents may not change the cluster {asked.cluster}, nor submit to it",
+            code="agent-cluster",
+            why=f"the user allows these clusters: {names or 'none'}",
+            fix=_who(file, "clusters"),
+            limit={"name": "clusters", "value": limits.clusters, "asked": asked.cluster},
+        )
+    allowed = limits.accounts or ("",)
+    wrong = [account for account in asked.accounts if account not in allowed]
+    if wrong:
+        named = f"the account {wrong[0]}" if wrong[0] else "no account"
+        raise LimitError(
+            f"the job names {named}",
+            code="agent-account",
+            why=f"the user allows jobs of agents these accounts: {', '.join(limits.accounts)}"
+            if limits.accounts
+            else "the user allows jobs of agents only the default account",
+            fix=_who(file, "accounts"),
+            limit={"name": "accounts", "value": [*limits.accounts], "asked": wrong[0]},
+        )
+
+
+def _check_sum(file: Path, name: str, limit: float, used: float, more: float | None) -> None:
+    values = {"name": name, "value": limit, "used": round(used, 3), "asked": more}
+    if more is None:
+        raise LimitError(
+            "it is unknown how much the call could use",
+            code="agent-bound-unknown",
+            why=f"the limit `agent.{name}` of the user is in force ({limit:g})",
+            fix=f"give the job a time limit (--time); a price is in the spec (price_per_hour); or "
+            f"{_who(file, name)}",
+            limit=values,
+        )
+    if used + more > limit:
+        raise LimitError(
+            f"the call could use {more:g}, which exceeds the limit `agent.{name}`",
+            code="agent-limit",
+            why=f"the limit of the user is {limit:g}, of which {used:g} is used",
+            fix=f"ask for less, or wait until earlier jobs have ended; {_who(file, name)}",
+            limit=values,
+        )
+
+
+def _who(file: Path, key: str) -> str:
+    return f"only the user may change `agent.{key}` in {file}"

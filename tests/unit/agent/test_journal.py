@@ -1,0 +1,102 @@
+"""The journal of agents."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from clusterctl.agent.journal import Bound, JobUse, Journal
+
+BOUND = Bound(2, 3.0, 0.0)
+
+
+def _begin(journal: Journal, verb: str = "submit", bound: Bound = BOUND) -> str:
+    return journal.begin(verb, {"job": "train.py"}, project="/p", cluster="demo", bound=bound)
+
+
+def test_journal_is_shared_by_two_servers(tmp_path: Path) -> None:
+    first, second = Journal(tmp_path), Journal(tmp_path)
+    with first.lock():
+        call = _begin(first)
+    with second.lock() as history:
+        assert history.calls[call].bound == BOUND
+        assert history.calls[call].code == ""
+    first.end(call, "ok", jobs=["7"], seconds=1.0, free=False)
+    seen = second.read().calls[call]
+    assert (seen.code, [*seen.jobs], seen.open_jobs()) == ("ok", ["7"], ["7"])
+
+
+def test_journal_keeps_the_bound_of_a_call_without_end(tmp_path: Path) -> None:
+    """The server was killed: the call may have been carried out."""
+    journal = Journal(tmp_path)
+    with journal.lock():
+        call = _begin(journal)
+    assert Journal(tmp_path).read().calls[call].bound == BOUND
+
+
+def test_journal_end_without_effect_frees_the_bound(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with journal.lock():
+        call = _begin(journal)
+    journal.end(call, "bad-value", jobs=[], seconds=0.1, free=True)
+    assert Journal(tmp_path).read().calls[call].bound == Bound()
+
+
+def test_journal_skips_torn_and_foreign_lines(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with journal.lock():
+        first = _begin(journal)
+    with journal.path.open("a") as file:
+        file.write('[]\n{"event": "end", "call": "other"}\n\0\n{"event": "be')
+    # It is torn: no newline yet.
+    assert [*journal.read().calls] == [first]
+    with journal.lock():
+        second = _begin(journal)
+    assert [*journal.read().calls] == [first, second]
+    assert [*Journal(tmp_path).read().calls] == [first, second]
+
+
+def test_journal_end_of_a_job_is_counted_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with journal.lock():
+        call = _begin(journal)
+    journal.end(call, "ok", jobs=["7"], seconds=1, free=False)
+    for _ in range(2):
+        journal.use(call, "7", JobUse("failed", 0, 0.5, 0.0))
+    assert [outcome for _, outcome in journal.read().ends] == ["failed"]
+
+
+def test_journal_resume_forgets_failures(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with journal.lock():
+        call = _begin(journal)
+    journal.end(call, "ok", jobs=["7"], seconds=1, free=False)
+    journal.use(call, "7", JobUse("failed", 0, 0.5, 0.0))
+    journal.resume()
+    assert journal.read().ends == []
+
+
+def test_journal_lock_lets_one_at_a_time(tmp_path: Path) -> None:
+    """Two servers that look and then write must not both see room for the last job."""
+    admitted = []
+
+    def ask() -> None:
+        journal = Journal(tmp_path)
+        with journal.lock() as history:
+            if len(history.calls) < 3:
+                admitted.append(_begin(journal))
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(admitted) == 3
+
+
+def test_journal_is_private(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "new" / "folder")
+    with journal.lock():
+        _begin(journal)
+    assert journal.folder.stat().st_mode & 0o777 == 0o700
+    assert journal.path.stat().st_mode & 0o777 == 0o600
