@@ -48,7 +48,7 @@ LOGIN_IDLE_S = 8 * 3600
 _LOGIN_LIMITS_S = (60.0, 180.0)
 # ssh has limits of its own, such as ConnectTimeout in the `ssh_config`.
 _START_S = 75.0
-_EXIT_S = 2.0
+_EXIT_S = 10.0
 # Time to connect to the socket of a new connection. A connection without a watcher ends after this
 # time.
 _WATCHED_WITHIN_S = 3

@@ -39,6 +39,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
 from clusterctl.util.progress import SILENT
 from tests.support.messages import refused
+from tests.support.sshd import allow_sshd
 from tests.unit.hosts.answers import DISK, answer
 
 
@@ -148,6 +149,7 @@ def test_lists_of_sshd_that_refuse_accounts_are_facts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, refused: dict[str, str]
 ) -> None:
     """clusterctl does not exist yet, daemon does."""
+    allow_sshd()
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     config = tmp_path / "sshd_config"

@@ -6,6 +6,7 @@ import errno
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import pytest
@@ -16,6 +17,7 @@ from clusterctl.hosts.remote_pairs import GREETING, WORDS
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from tests.support.local_transport import LocalTransport
 from tests.support.scripted import ScriptedTransport
+from tests.support.sshd import reserved_port
 from tests.unit.hosts.answers import pairs
 
 NAMES = ("d-train-1", "d-train-2")
@@ -44,17 +46,18 @@ def test_unreached_ports_blames_a_late_host_alone() -> None:
     assert "load" in failure.fix
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port on which nothing listens."""
+    with reserved_port() as port:
+        yield port
+
+
 def test_unreached_ports_of_real_connections() -> None:
     assert find_unconnected_hosts(HERE, lambda _: LocalTransport()) == ()
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as ended:
-        return int(ended.getsockname()[1])
-
-
-def test_unreached_ports_counts_refusals_only_of_listening_hosts() -> None:
-    port = closed_port()
+def test_unreached_ports_counts_refusals_only_of_listening_hosts(port: int) -> None:
     peers = {"nobody": ("127.0.0.1", {port: True}), "nowhere": ("255.255.255.255", {1: False})}
     peers["stopped"] = ("127.0.0.1", {port: False})  # whose daemon does not run
     with LocalTransport().converse(remote_argv("clusterctl.hosts.remote_pairs", "0", "[]")) as talk:
@@ -69,8 +72,7 @@ def test_unreached_ports_counts_refusals_only_of_listening_hosts() -> None:
     assert "stopped" not in unreached
 
 
-def test_remote_pairs_listens_on_free_ports() -> None:
-    port = closed_port()
+def test_remote_pairs_listens_on_free_ports(port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         argv = remote_argv(
             "clusterctl.hosts.remote_pairs", "0", json.dumps([port, server.getsockname()[1]])

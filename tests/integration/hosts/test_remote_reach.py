@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from clusterctl.hosts import remote_reach
 from clusterctl.transport.base import remote_program
+from tests.support.sshd import reserved_port
 
 
 def test_remote_reach_runs_as_a_single_program() -> None:
@@ -49,9 +49,9 @@ def test_loses_large_packets_needs_small_packets_to_arrive(
 
 @pytest.mark.skipif(not Path(remote_reach.APT_HELPER[0]).exists(), reason="this machine has no apt")
 def test_unreached_by_apt_has_the_message_of_apt() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = server.getsockname()[1]
-    assert "refused" in remote_reach.unreached_by_apt(f"http://127.0.0.1:{closed}/debian/InRelease")
+    with reserved_port() as port:
+        url = f"http://127.0.0.1:{port}/debian/InRelease"
+        assert "refused" in remote_reach.unreached_by_apt(url)
 
 
 def test_dnf_program_lists_unreached_repositories(

@@ -7,7 +7,7 @@ import pwd
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.hostile import HOSTILE_NAMES
 from tests.support.processes import eventually
+from tests.support.sshd import allow_sshd, reserved_port
 
 MIB = 1 << 20
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin") or "/usr/sbin/sshd"
@@ -43,9 +44,17 @@ class Sshd:
     process: subprocess.Popen[bytes]
 
     def config(
-        self, *, known: str | None = None, port: int | None = None, where: Path | None = None
+        self,
+        *,
+        known: str | None = None,
+        port: int | None = None,
+        where: Path | None = None,
+        alive_s: int = 20,
     ) -> Path:
-        """Write an ssh_config and known_hosts. Default: the correct values for this sshd."""
+        """Write an ssh_config and known_hosts. Default: the correct values for this sshd.
+
+        alive_s: ssh gives an sshd up that is silent for three times as long.
+        """
         where = where or self.folder / f"client-{len(list(self.folder.iterdir()))}"
         where.mkdir(exist_ok=True)
         known_hosts = where / "known hosts"
@@ -56,7 +65,7 @@ class Sshd:
             "    HostKeyAlias node\n"
             f'Host *\n    IdentityFile "{self.folder / "id"}"\n    UserKnownHostsFile "{known_hosts}"\n'
             "    IdentitiesOnly yes\n    GlobalKnownHostsFile /dev/null\n    StrictHostKeyChecking yes\n"
-            "    ServerAliveInterval 1\n    ServerAliveCountMax 2\n    LogLevel ERROR\n"
+            f"    ServerAliveInterval {alive_s}\n    ServerAliveCountMax 3\n    LogLevel ERROR\n"
         )
         return config
 
@@ -81,15 +90,15 @@ def running_sshd(folder: Path, *settings: str) -> Iterator[Sshd]:
     """Run an sshd on loopback that admits the key ``id`` in ``folder``. settings: lines of its
     sshd_config.
     """
-    # Sshd refuses to run as root without its folder for unprivileged processes.
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    allow_sshd()
     folder.mkdir(mode=0o700)
     host_key = keypair(folder / "host")
     (folder / "authorized_keys").write_text(keypair(folder / "id") + "\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    with reserved_port() as port:
+        yield from _serve(folder, port, host_key, settings)
+
+
+def _serve(folder: Path, port: int, host_key: str, settings: Iterable[str]) -> Iterator[Sshd]:
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized_keys\nUsePAM no\nStrictModes no\n"
@@ -100,21 +109,27 @@ def running_sshd(folder: Path, *settings: str) -> Iterator[Sshd]:
         [SSHD, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.PIPE
     )
     try:
-        _wait_for(port, process)
-        yield Sshd(folder, port, host_key, process)
+        server = Sshd(folder, port, host_key, process)
+        wait_for(port, process)
+        # Tests count the connections of the sshd.
+        eventually(lambda: not server.connections())
+        yield server
     finally:
         process.terminate()
         process.communicate()
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    def is_open() -> bool:
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until an sshd has greeted a connection, for which it has a process then."""
+
+    def greets() -> bool:
         assert process.poll() is None, process.communicate()[1]
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as one:
+            one.settimeout(60)
+            return one.recv(4) == b"SSH-"
         return False
 
-    eventually(is_open)
+    eventually(greets)
 
 
 Reach = Callable[..., Transport]

@@ -17,7 +17,7 @@ from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import LOGIN_HOST, write_login_files
 from clusterctl.transport.ssh import Connections
-from tests.integration.transport.conftest import SSHD, Reach, Sshd, _wait_for, running_sshd
+from tests.integration.transport.conftest import SSHD, Reach, Sshd, running_sshd, wait_for
 from tests.support.messages import refused
 from tests.support.processes import eventually
 
@@ -163,7 +163,7 @@ def strict(tmp_path: Path, sshd: Sshd) -> Iterator[Path]:
     )
     process = subprocess.Popen([SSHD, "-D", "-E", str(log), "-f", str(config)])
     try:
-        _wait_for(sshd.port, process)
+        wait_for(sshd.port, process)
         # That was the first connection, which has no line of an authentication.
         eventually(lambda: "Connection from" in log.read_text())
         yield log

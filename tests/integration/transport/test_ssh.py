@@ -177,7 +177,14 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_frozen_host_ends_a_stream(sshd, node):
+@pytest.fixture
+def impatient(sshd, me, reach) -> Transport:
+    """A node whose silence ssh soon notices."""
+    return reach("node", sshd.config(alive_s=2), user=me)
+
+
+def test_frozen_host_ends_a_stream(sshd, impatient):
+    node = impatient
     stream = node.stream(["sh", "-c", "echo begun; sleep 600"])
     assert next(stream) == b"begun\n"
     with frozen(sshd), refused("unreachable", UnreachableError) as caught:
@@ -186,8 +193,8 @@ def test_frozen_host_ends_a_stream(sshd, node):
     assert node.run(["echo", "again"]).stdout == "again\n"
 
 
-def test_frozen_host_ends_a_conversation(sshd, node):
-    with node.converse(["cat"]) as talk:
+def test_frozen_host_ends_a_conversation(sshd, impatient):
+    with impatient.converse(["cat"]) as talk:
         talk.send(b"hello")
         assert talk.receive() == b"hello"
         with frozen(sshd), pytest.raises(UnreachableError):
