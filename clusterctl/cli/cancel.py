@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from clusterctl.cli.options import argument, job_ids
+from clusterctl.cli.options import IfDigest, argument, job_ids, option
 from clusterctl.cli.output import Screen
+from clusterctl.errors import excluded
 from clusterctl.jobs import queue
 from clusterctl.scheduler.base import JobInfo, state_counts
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
@@ -21,20 +22,35 @@ Ids = Annotated[
 ]
 
 
-def cancel(screen: Screen, ids: Ids) -> None:
+def cancel(
+    screen: Screen,
+    ids: Ids,
+    dry_run: Annotated[bool, option("Show the jobs that would be cancelled.", "--dry-run")] = False,
+    if_digest: IfDigest = None,
+) -> None:
     """Cancel jobs. The ID of an array cancels all its tasks."""
+    if dry_run and if_digest is not None:
+        raise excluded("--dry-run", "--if-digest")
+    more = {}
     with open_session(screen.chosen().of_jobs(ids), patience_s=SHOWN_PATIENCE_S) as session:
-        cancellation = queue.cancel(session, ids)
+        if dry_run:
+            cancellation, digest = queue.select(session, ids)
+            screen.note(f"digest, for --if-digest: {digest}")
+            more = {"dry_run": True, "cluster": session.inventory.cluster, "digest": digest}
+        else:
+            cancellation = queue.cancel(session, ids, if_digest=if_digest)
     jobs = [
         job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()
     ]
     cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
-    lines = [f"cancelled {named}" for named in _named(cancelled)]
+    done = "would cancel" if dry_run else "cancelled"
+    lines = [f"{done} {named}" for named in _named(cancelled)]
     lines += [
         f"{named} had already ended: {state_counts(tasks)}"
         for named, tasks in _named(ended).items()
     ]
     answer = {
+        **more,
         "cancelled": [job.id for job in cancelled],
         "already_ended": [{"job_id": job.id, "state": job.state.value} for job in ended],
     }

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.collect import not_brought_home
-from clusterctl.cli.options import argument, clusters, flag, folder_path, job_ids, option, takes
+from clusterctl.cli.options import (
+    IfDigest,
+    argument,
+    clusters,
+    flag,
+    folder_path,
+    job_ids,
+    option,
+    takes,
+)
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import (
     AcceptHostKey,
@@ -21,6 +30,7 @@ from clusterctl.cli.phases import (
     prompts_for,
 )
 from clusterctl.cluster import down as cluster_down
+from clusterctl.cluster.down import DownOptions
 from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import excluded
@@ -72,6 +82,8 @@ _DOWN_FLAGS: Final = {
         "--forget",
         metavar="HOST",
     ),
+    "dry_run": flag(bool, "Show what would be removed, and remove nothing.", "--dry-run"),
+    "if_digest": IfDigest,
 }
 
 
@@ -85,15 +97,21 @@ def down(
     ask_become_pass: bool = False,
     accept_host_key: Sequence[str] = (),
     gone: Sequence[str] = (),
+    dry_run: bool = False,
     **given: Any,
 ) -> None:
     """Collect runs, remove the cluster, and verify the cleanup.
 
     Removes nothing, and exits with code 1, if data exists only on the cluster, even with --yes.
     """
+    if dry_run and "if_digest" in given:
+        raise excluded("--dry-run", "--if-digest")
     # Without --yes, the prompt names the cluster.
     workspace = screen.chosen().workspace(named=yes)
     name = workspace.root.name
+    if dry_run:
+        _show_removal(screen, name, workspace, DownOptions(**given, gone=expand_hosts(gone)))
+        return
     consequence = (
         "and restore its machines" if workspace.adopts_hosts else "with all data on its nodes"
     )
@@ -112,13 +130,35 @@ def down(
         screen.chosen(),
         workspace,
     )
-    down_options = cluster_down.DownOptions(
-        **given, on_run=on_run, gone=expand_hosts(gone), prompts=prompts
-    )
+    down_options = DownOptions(**given, on_run=on_run, gone=expand_hosts(gone), prompts=prompts)
     with phases.shown("`clusterctl down` continues from here"):
         runner = PhaseRunner(workspace=workspace, reporter=phases, wait_s=0 if no_wait else WAIT_S)
         result = cluster_down.down(runner, down_options)
     _show(screen, name, result)
+
+
+def _show_removal(screen: Screen, name: str, workspace: Workspace, options: DownOptions) -> None:
+    with screen.working("searching"):
+        removal = cluster_down.preview(workspace, options)
+    copies = removal.copies.lines
+    answer = {
+        "dry_run": True,
+        "digest": removal.digest,
+        "cluster": name,
+        "hosts": removal.hosts,
+        "collected": removal.collected,
+        "discarded": removal.discarded,
+        "only_copies": copies,
+    }
+    lines = [f"`down` would remove {', '.join(removal.hosts) or 'no host'}"]
+    if removal.collected:
+        lines.append(f"collected before: job {', '.join(removal.collected)}")
+    if removal.discarded:
+        lines.append(f"deleted without being collected: job {', '.join(removal.discarded)}")
+    then = "deleted, too" if options.discard else "`down` would stop, because only the cluster has"
+    lines += [f"{then}: {line}" for line in copies]
+    screen.result(answer, *lines)
+    screen.note(f"digest, for --if-digest: {removal.digest}")
 
 
 def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from clusterctl.cli.options import argument, option, takes
+from clusterctl.cli.options import IfDigest, argument, flag, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Yes, for_operators
-from clusterctl.cli.up import Discard, bring_up
+from clusterctl.cli.up import Discard, bring_up, show_changes
 from clusterctl.cli.waiting import timeout_of
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, excluded
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
@@ -96,11 +96,22 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
 
 
 @for_operators
-@takes({"force": Force, "discard": Discard, "yes": Yes, "no_wait": NoWait})
-def remove(screen: Screen, names: Names, **options: Any) -> int:
+@takes(
+    {
+        "force": Force,
+        "discard": Discard,
+        "yes": Yes,
+        "no_wait": NoWait,
+        "dry_run": flag(bool, "Show what would change, and change nothing.", "--dry-run"),
+        "if_digest": IfDigest,
+    }
+)
+def remove(screen: Screen, names: Names, *, dry_run: bool = False, **options: Any) -> int:
     """Remove nodes from the cluster and restore the machines. Other nodes and their jobs are not
     affected.
     """
+    if dry_run and "if_digest" in options:
+        raise excluded("--dry-run", "--if-digest")
     workspace = screen.chosen().workspace()
     inventory = inventory_of(workspace)
     spec = applied_spec(workspace)
@@ -108,7 +119,10 @@ def remove(screen: Screen, names: Names, **options: Any) -> int:
     provider.check_single_hosts()
     chosen = _chosen(inventory, names)
     fewer = provider.without(spec, chosen)
-    code = bring_up(screen, fewer, limit=(inventory.controller.name, *chosen), **options)
+    options["limit"] = (inventory.controller.name, *chosen)
+    if dry_run:
+        return show_changes(screen, fewer, **options)
+    code = bring_up(screen, fewer, **options)
     screen.note(
         f"also remove {', '.join(chosen)} from your spec file, or the next `up` adds them again"
     )

@@ -179,6 +179,13 @@ OutFolder = Annotated[
     Path | None,
     option("Folder for collected runs. Default: ./runs.", parser=folder_path, metavar="PATH"),
 ]
+IfDigest = Annotated[
+    str | None,
+    option(
+        "Do it only if --dry-run would show this digest now. Otherwise exit with code 2.",
+        metavar="DIGEST",
+    ),
+]
 NoColor = Annotated[bool, option("Disable colors, as the variable NO_COLOR does.", "--no-color")]
 
 COMMON: Final = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -83,14 +83,16 @@ def show_plan(
     *,
     check: bool = False,
     diff: bool = False,
+    more: Callable[[Plan], Mapping[str, Any]] = lambda _: {},
 ) -> int:
+    """Show what `up` would change. Return the exit code. more: returns more fields of the answer."""
     with screen.working("comparing"):
         plan = preview(ClusterContext.of(spec, prompts=prompts))
     lines = text(screen, spec, plan)
     for task in plan.tasks:
         if diff and task.diff:
             lines += ["", str(task), *task.diff.splitlines()]
-    screen.result(as_dict(spec, plan), *lines)
+    screen.result({**as_dict(spec, plan), **more(plan)}, *lines)
     return CHANGES if check and not plan.is_empty else 0
 
 

@@ -9,17 +9,17 @@ from functools import partial
 from typing import Annotated, Any
 
 from clusterctl.cli.messages import Notify
-from clusterctl.cli.options import Words, job_flags, option, takes
+from clusterctl.cli.options import IfDigest, Words, job_flags, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.runs import Run, shown_value
 from clusterctl.cli.submit import (
     DryRun,
     Follow,
     Timeout,
+    TwoSteps,
     Watching,
     answer_of,
     prepare,
-    rendered,
     show_scripts,
     show_submitted,
     submit_and_note,
@@ -37,7 +37,6 @@ from clusterctl.scheduler.session import Session, open_session, site_of
 from clusterctl.scheduler.site import Site
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
-from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.inventory import planned_inventory
 
 
@@ -56,6 +55,7 @@ def replay(
         Code, option("The program's files: as sent with the run, or as they are in its folder now.")
     ] = Code.SENT,
     dry_run: DryRun = False,
+    if_digest: IfDigest = None,
     wait: Annotated[bool, option("Wait until the job has ended, and compare its losses.")] = False,
     follow: Follow = False,
     timeout: Timeout = None,
@@ -81,16 +81,14 @@ def replay(
     watching = Watching.of(
         submission.jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ()
     )
-    if dry_run:
-        spec = spec_of_existing(screen.chosen())
-        scripts = rendered(screen, submission, spec)
-        more = _note_differences(
-            screen, row, replay, changes, site_of(planned_inventory(spec)), scripts[0].job
-        )
-        show_scripts(screen, scripts, more)
+    shown = TwoSteps.of(dry_run=dry_run, if_digest=if_digest).look(screen, submission, "replay")
+    if dry_run and shown is not None:
+        site = site_of(planned_inventory(shown.spec))
+        more = _note_differences(screen, row, replay, changes, site, shown.jobs[0].job)
+        show_scripts(screen, shown, more)
         return
     with open_session(screen.chosen()) as session:
-        prepared = prepare(screen, session, submission)
+        prepared = prepare(screen, session, submission, shown)
         job = prepared[0].job
         more = _note_differences(screen, row, replay, changes, session.site, job)
         rows = submit_and_note(screen, session, prepared, more)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import (
     GOAL,
+    IfDigest,
     Words,
     argument,
     flag,
@@ -33,6 +34,7 @@ from clusterctl.jobs.bundled import (
     reject_invalid_arguments,
     run_on_this_machine,
 )
+from clusterctl.jobs.dry_run import AtMost, digest, pinned, with_content_of
 from clusterctl.jobs.first import (
     Kept,
     Place,
@@ -61,6 +63,7 @@ from clusterctl.spec.program import BUNDLED_JOBS, MODULE_FLAG, Weights
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
 from clusterctl.transport.tree import format_size
+from clusterctl.util.digest import require_digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT
 from clusterctl.util.receivers import Receiver
@@ -73,7 +76,13 @@ JobRow = dict[str, Any]
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _PROGRAMS: Final = (".py", ".sh", ".bash", ".yaml", ".yml")
 
-DryRun = Annotated[bool, option("Print the sbatch script without submitting it.", "--dry-run")]
+DryRun = Annotated[
+    bool,
+    option(
+        "Print the sbatch script without submitting it, and the most that the job can use.",
+        "--dry-run",
+    ),
+]
 Follow = Annotated[bool, option("Show the job's output until it has ended.", "--follow")]
 Timeout = Annotated[
     str | None, option("Stop waiting after this time, such as 10m; the job keeps running.")
@@ -187,6 +196,7 @@ def submit(
     ] = Weights.BEST,
     local: Annotated[bool, option("With --run: run on this machine, without a cluster.")] = False,
     dry_run: DryRun = False,
+    if_digest: IfDigest = None,
     wait: Annotated[bool, option("Wait until the job has ended.")] = False,
     follow: Follow = False,
     timeout: Timeout = None,
@@ -204,9 +214,12 @@ def submit(
         screen.document({"help": text}, text)
         return
     model = ChosenModel(run, weights) if run is not None else None
+    two_steps = TwoSteps.of(dry_run=dry_run, if_digest=if_digest)
     if first is not None:
-        flags = {"--partition": "partition" in given, "--local": local, "--dry-run": dry_run}
-        _reject_beside_first(jobs, flags)
+        flags = {"--partition": "partition" in given, "--local": local}
+        _reject_beside_first(jobs, {**flags, two_steps.flag: two_steps.flag != ""})
+    if local and two_steps.flag:
+        raise excluded("--local", two_steps.flag)
     if local:
         _run_locally(screen, jobs, model, given)
         return
@@ -216,14 +229,12 @@ def submit(
     if first is not None:
         _submit_first(screen, submission, first, watching)
         return
-    if dry_run:
-        # A slow import of the spec models, which only --dry-run needs.
-        from clusterctl.state.chosen_spec import spec_of_existing
-
-        show_scripts(screen, rendered(screen, submission, spec_of_existing(screen.chosen())))
+    shown = two_steps.look(screen, submission, "submit")
+    if dry_run and shown is not None:
+        show_scripts(screen, shown)
         return
     with open_session(screen.chosen()) as session:
-        prepared = prepare(screen, session, submission)
+        prepared = prepare(screen, session, submission, shown)
         show_or_watch(screen, session, submit_and_note(screen, session, prepared), jobs, watching)
 
 
@@ -403,38 +414,89 @@ def preparer(screen: Screen) -> Preparer:
     return Preparer(screen.note, screen.note if screen.verbose else SILENT.note)
 
 
-def prepare(screen: Screen, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
+def prepare(
+    screen: Screen, session: Session, submission: Submission, shown: Shown | None = None
+) -> tuple[PreparedJob, ...]:
+    """Prepare jobs for a cluster. shown: of the dry run that has the wanted digest."""
     with screen.working("preparing the job"):
-        return preparer(screen).prepare(session, submission)
+        prepared = preparer(screen).prepare(session, submission)
+        return with_content_of(prepared, shown.jobs) if shown is not None else prepared
 
 
-def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-    """Create jobs' batch scripts without sending. Show the folders that `submit` would send."""
-    with screen.working("preparing the job"):
-        jobs = preparer(screen).render(submission, spec)
-    for job in jobs:
-        if job.source:
-            size = format_size(job.source.bytes)
-            count = len(job.source.files)
-            screen.note(
-                f"job {job.job.name} would send {counted(count, 'file')} ({size}) from {job.source.folder}"
-            )
-    return jobs
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a dry run of `submit` or `replay` shows. spec: of the cluster."""
+
+    jobs: tuple[PreparedJob, ...]
+    spec: ClusterSpec
+    digest: str
+    at_most: AtMost
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        return {
+            "dry_run": True,
+            "cluster": self.spec.name,
+            "digest": self.digest,
+            "at_most": asdict(self.at_most),
+        }
 
 
-def show_scripts(
-    screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
-) -> None:
-    """Print the batch scripts of jobs, with a heading for each script if there are several.
+@dataclass(frozen=True, slots=True)
+class TwoSteps:
+    """The options --dry-run and --if-digest. flag: the one that is given, or ""."""
+
+    flag: str = ""
+    digest: str | None = None
+
+    @classmethod
+    def of(cls, *, dry_run: bool, if_digest: str | None) -> TwoSteps:
+        if dry_run and if_digest is not None:
+            raise excluded("--dry-run", "--if-digest")
+        flag_name = "--dry-run" if dry_run else "--if-digest" if if_digest is not None else ""
+        return cls(flag_name, if_digest)
+
+    def look(self, screen: Screen, submission: Submission, command: str) -> Shown | None:
+        """Return what a dry run would show, if one of the options is given. Nothing is sent.
+
+        Raises UsageError if its digest is not that of --if-digest.
+        """
+        if not self.flag:
+            return None
+        # Slow imports, which only these options need.
+        from clusterctl.cluster.dry_run import most_of_jobs
+        from clusterctl.state.chosen_spec import spec_of_existing
+
+        spec = spec_of_existing(screen.chosen())
+        with screen.working("preparing the job"):
+            jobs = pinned(preparer(screen).render(submission, spec))
+        identity, most = most_of_jobs(spec, [job.job for job in jobs])
+        shown = Shown(jobs, spec, digest(command, identity, jobs), most)
+        require_digest(shown.digest, self.digest)
+        return shown
+
+
+def show_scripts(screen: Screen, shown: Shown, more: Mapping[str, Any] = NOTHING) -> None:
+    """Print the batch scripts of jobs, with a heading for each script if there are several. Note
+    the folders that `submit` would send, and the most that the jobs can use.
 
     more: more fields of the JSON answer for each job.
     """
     rows: list[JobRow] = []
+    jobs = shown.jobs
     for job in jobs:
-        source = {"files": len(job.source.files), "bytes": job.source.bytes} if job.source else None
+        source = None
+        if job.source:
+            source = {"files": len(job.source.files), "bytes": job.source.bytes}
+            count = counted(len(job.source.files), "file")
+            size = format_size(job.source.bytes)
+            name = job.job.name
+            screen.note(f"job {name} would send {count} ({size}) from {job.source.folder}")
         rows.append({"name": job.job.name, "script": job.script, "source": source, **more})
+    screen.note(str(shown.at_most), f"digest, for --if-digest: {shown.digest}")
     sections = [f"### {job.job.name}\n{job.script}\n" for job in jobs]
-    screen.document(answer_of(rows), "".join(sections) if len(jobs) > 1 else jobs[0].script)
+    text = "".join(sections) if len(jobs) > 1 else jobs[0].script
+    screen.document({**answer_of(rows), **shown.answer}, text)
 
 
 def submit_and_note(
@@ -462,9 +524,9 @@ def submit_and_note(
 
 
 def row_of(submitted: Submitted) -> JobRow:
-    """Return a submitted job as `-o json` shows it."""
+    """Return a submitted job as `-o json` shows it. `--dry-run` shows its script."""
     row = asdict(submitted)
-    del row["token"]
+    del row["token"], row["script"]
     return {"dir": row.pop("remote_dir"), **row}
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.options import flag, option, takes
+from clusterctl.cli.options import IfDigest, flag, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import (
     AcceptHostKey,
@@ -24,6 +24,7 @@ from clusterctl.cli.plan import cost_lines, hosts_table, show_plan
 from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.bake import bake_image
 from clusterctl.cluster.context import ClusterContext
+from clusterctl.cluster.dry_run import digest_of_plan, most_of_up
 from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.cluster.up import UpOptions
@@ -33,6 +34,7 @@ from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.util.digest import require_digest
 from clusterctl.util.numbers import counted
 
 Discard = Annotated[
@@ -63,6 +65,7 @@ _UP_FLAGS: Final = {
     "ask_become_pass": AskBecomePass,
     "accept_host_key": AcceptHostKey,
     "dry_run": flag(bool, "Show what would change, as `clusterctl plan` does.", "--dry-run"),
+    "if_digest": IfDigest,
 }
 
 
@@ -76,22 +79,47 @@ def up(screen: Screen, **given: Any) -> int:
     """
     if given.keys() >= {"bundle", "own_repositories"}:
         raise excluded("--bundle", "--no-bundle")
+    if given.keys() >= {"dry_run", "if_digest"}:
+        raise excluded("--dry-run", "--if-digest")
     spec = spec_of(screen.chosen())
     dry_run = given.pop("dry_run", False)
     # The provider's helper process starts in the background during the following checks.
     if not dry_run:
         provider_of(spec.provider).start_ahead()
     screen.note(*(f"note: {line}" for line in job_user_notes(spec, CurrentUser.current())))
-    if dry_run:
-        prompts = prompts_for(
-            screen,
-            ask_password=given.get("ask_become_pass", False),
-            accepted=given.get("accept_host_key", ()),
-        )
-        return show_plan(screen, spec, prompts)
     if "limit" in given:
         given["limit"] = expand_hosts(given["limit"])
-    return bring_up(screen, spec, **given)
+    return show_changes(screen, spec, **given) if dry_run else bring_up(screen, spec, **given)
+
+
+def show_changes(
+    screen: Screen,
+    spec: ClusterSpec,
+    *,
+    ask_become_pass: bool = False,
+    accept_host_key: Sequence[str] = (),
+    yes: bool = False,
+    no_wait: bool = False,
+    **options: Any,
+) -> int:
+    """Show what ``bring_up`` with the same arguments would do. Return the exit code."""
+    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    up_options = UpOptions(**options)
+    limited = spec
+    if up_options.limit is not None:
+        provider = provider_of(spec.provider)
+        limited = provider.limited(spec, Workspace.of(spec.name), up_options.limit)
+
+    def more(plan: Plan) -> dict[str, Any]:
+        digest = digest_of_plan(spec, plan, up_options)
+        screen.note(f"digest, for --if-digest: {digest}")
+        return {
+            "dry_run": True,
+            "digest": digest,
+            "at_most": asdict(most_of_up(plan, spec)),
+        }
+
+    return show_plan(screen, limited, prompts, more=more)
 
 
 def bring_up(
@@ -102,6 +130,7 @@ def bring_up(
     no_wait: bool = False,
     ask_become_pass: bool = False,
     accept_host_key: tuple[str, ...] = (),
+    if_digest: str | None = None,
     **options: Any,
 ) -> int:
     """Create or repair this spec's cluster, and show the result. ``options``: as in UpOptions."""
@@ -110,13 +139,16 @@ def bring_up(
     cluster = ClusterContext.of(
         spec, reporter=phases, prompts=prompts, wait_s=0 if no_wait else WAIT_S
     )
+
+    def approve_plan(plan: Plan) -> None:
+        require_digest(digest_of_plan(spec, plan, UpOptions(**options)), if_digest)
+        approve(screen, plan, yes=yes)
+
     try:
         with phases.shown(
             "`clusterctl up` continues from here; `clusterctl down` removes the cluster"
         ):
-            result = cluster_up.up(
-                cluster, UpOptions(approve=partial(approve, screen, yes=yes), **options)
-            )
+            result = cluster_up.up(cluster, UpOptions(approve=approve_plan, **options))
     finally:
         screen.partial_answer = {"repaired": [asdict(repair) for repair in cluster.repairs]}
     screen.note(*(f"note: {line}" for line in result.notes))

@@ -15,6 +15,7 @@ from pathlib import Path
 from clusterctl.cluster.losses import (
     all_answer,
     check_only_copies,
+    find_only_copies,
     note_discarded,
     note_removal,
 )
@@ -61,11 +62,18 @@ from clusterctl.spec.load import read_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, AnyProvider, settings_of_project
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
-from clusterctl.state.inventory import applied_if_known, applied_spec, may_keep_storage
+from clusterctl.state.inventory import (
+    applied_if_known,
+    applied_spec,
+    identity_of,
+    inventory_if_known,
+    may_keep_storage,
+)
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace, new_id
 from clusterctl.transport.master import end_all_connections
+from clusterctl.util.digest import digest_of, require_digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
 from clusterctl.util.progress import SILENT
@@ -89,6 +97,7 @@ class DownOptions:
     gone: names of machines that the user owned and lost; `down` does not try to restore them.
     prompts: how to ask the user about unknown host keys. Default: reject unknown keys without
         asking.
+    if_digest: the digest that ``preview`` must return. None: any.
     """
 
     discard: bool = False
@@ -97,6 +106,7 @@ class DownOptions:
     on_run: Callable[[RunRecord], None] = lambda _: None
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
+    if_digest: str | None = None
 
 
 def accepting_keys_of_spec(
@@ -152,13 +162,56 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
     """
     workspace = runner.workspace
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.reporter.note):
+        if options.if_digest is not None:
+            require_digest(preview(workspace, options).digest, options.if_digest)
         return down_locked(runner, options)
 
 
-def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
-    """Do the same as ``down``, for a caller that already holds the cluster's lock."""
-    workspace = runner.workspace
-    remove_stale_folders()
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What `down` would do.
+
+    hosts: the names of the hosts. collected, discarded: the jobs whose runs are collected, or
+        deleted without that.
+    copies: other jobs and files that exist only on the cluster. They stop `down` without --discard.
+    """
+
+    hosts: tuple[str, ...]
+    collected: tuple[str, ...]
+    discarded: tuple[str, ...]
+    copies: OnlyCopies
+    digest: str
+
+
+def preview(workspace: Workspace, options: DownOptions) -> Removal:
+    """Return what `down` would do. Raises the errors of ``down`` about the options."""
+    reject_unknown(workspace)
+    discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
+    entries = set(uncollected(workspace)) - set(discarded)
+    removed, brought = (
+        tuple(sorted(entry.job_id or entry.token for entry in jobs))
+        for jobs in (discarded, entries)
+    )
+    copies = find_only_copies(workspace, removed)
+    copies = replace(copies, files=tuple(f for f in copies.files if f.job_id not in brought))
+    inventory = inventory_if_known(workspace)
+    hosts = inventory.hosts if inventory is not None else ()
+    digest = digest_of(
+        [
+            "down",
+            *identity_of(workspace),
+            [[host.name, host.address, host.instance_id] for host in hosts],
+            [brought, removed],
+            [copies.jobs, bool(copies.unknown)],
+            [[f.what, f.host, f.owner, f.files] for f in copies.files],
+            [options.discard, sorted(options.gone), options.out],
+        ]
+    )
+    return Removal(tuple(host.name for host in hosts), brought, removed, copies, digest)
+
+
+def reject_unknown(workspace: Workspace) -> None:
+    """Raise NotUpError if there is no such cluster."""
     if not workspace.root.is_dir():
         name = workspace.root.name
         raise NotUpError(
@@ -168,6 +221,13 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
             "cluster's workspace was lost, find the cluster with `clusterctl orphans list "
             f"{name}`",
         )
+
+
+def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
+    """Do the same as ``down``, for a caller that already holds the cluster's lock."""
+    workspace = runner.workspace
+    remove_stale_folders()
+    reject_unknown(workspace)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
         result = run_phases(writing_runner, options, discarded)

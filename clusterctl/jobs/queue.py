@@ -19,6 +19,7 @@ from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.spec.names import PROOF_JOB, RUN_UP
 from clusterctl.state.run_names import job_id_of
+from clusterctl.util.digest import digest_of, require_digest
 from clusterctl.util.numbers import counted
 
 
@@ -29,10 +30,18 @@ class Cancellation:
     jobs: the known jobs, with their state before the cancellation. An array has an entry for each
         task.
     errors: job id -> error, for ids of unknown jobs and of jobs that could not be cancelled.
+    ids: all ids that were given.
     """
 
     jobs: tuple[JobInfo, ...]
     errors: Mapping[str, ClusterctlError]
+    ids: tuple[str, ...] = ()
+
+    @property
+    def to_cancel(self) -> list[str]:
+        """The ids that select a job, or tasks of an array, that have not ended."""
+        active = {own_id for job in self.jobs if not job.ended for own_id in (job.id, job.whole_id)}
+        return [job_id for job_id in self.ids if job_id in active]
 
     def raise_errors(self) -> None:
         """Raise the error of the only job, or an error that joins those of several jobs."""
@@ -73,12 +82,10 @@ class Listing:
         )
 
 
-def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
-    """Cancel all jobs that can be cancelled. An array's id selects all its tasks.
+def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
+    """Return what ``cancel`` would do, and a digest of it: the errors of unknown jobs, and all jobs.
 
-    Raises:
-        UsageError: an id is malformed. Then no job is cancelled.
-        SchedulerError: the scheduler does not answer.
+    Raises the errors of ``cancel``.
     """
     errors: dict[str, ClusterctlError]
     # Else an array could start, or a part without an answer could stay in the queue, after its
@@ -94,14 +101,34 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
     except AccountingAwayError as exc:
         jobs = exc.queued
         errors = {job_id: exc.of_job(job_id) for job_id in _missing(ids, jobs)}
-    active_ids = {
-        active_id for job in jobs if not job.ended for active_id in (job.id, job.whole_id)
-    }
-    if to_cancel := [job_id for job_id in ids if job_id in active_ids]:
-        refused = session.scheduler.cancel(to_cancel)
+    selected = Cancellation(jobs, errors, tuple(ids))
+    # While an array runs, Slurm lists more and more of its tasks.
+    active = {(job.whole_id, job.name, job.user, job.token) for job in jobs if not job.ended}
+    inventory = session.inventory
+    digest = digest_of(
+        ["cancel", inventory.cluster, inventory.cluster_id, selected.to_cancel, sorted(active)]
+    )
+    return selected, digest
+
+
+def cancel(session: Session, ids: Sequence[str], *, if_digest: str | None = None) -> Cancellation:
+    """Cancel all jobs that can be cancelled. An array's id selects all its tasks.
+
+    if_digest: the digest that ``select`` must return now. None: any.
+
+    Raises:
+        UsageError: an id is malformed, or the digest is another. Then no job is cancelled.
+        SchedulerError: the scheduler does not answer.
+    """
+    selected, digest = select(session, ids)
+    require_digest(digest, if_digest)
+    jobs = selected.jobs
+    errors = dict(selected.errors)
+    if selected.to_cancel:
+        refused = session.scheduler.cancel(selected.to_cancel)
         errors |= {job_id: _with_fix(session, jobs, job_id, refused[job_id]) for job_id in refused}
         remove_old_secrets(session)
-    return Cancellation(jobs, errors)
+    return replace(selected, errors=errors)
 
 
 def _with_fix(

@@ -64,6 +64,7 @@ from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.put import Sent, Upload, begin_new_folder, store_of
 from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items, literal_pattern
 from clusterctl.util.assets import data_folder, payload_hash
+from clusterctl.util.digest import plan_changed
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts, parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
@@ -82,6 +83,17 @@ _READ_BY_KIND = frozenset({"--data", "--tokenizer"})
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """Hashes of the files that a job is submitted with. "": it has none.
+
+    files: as ``source_hash``. image: of a container image that is a file on this machine.
+    """
+
+    files: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedJob:
     """A job that has passed all checks and is ready to be submitted.
 
@@ -92,6 +104,7 @@ class PreparedJob:
         job.
     first: set for a job of `submit --first`.
     image_file: content of the file about an image from a registry. Empty: none was fetched.
+    content: what the job's files must be when they are sent. None: they may have changed.
     """
 
     job: JobSpec
@@ -102,6 +115,29 @@ class PreparedJob:
     extra_facts: Mapping[str, Any] = field(default_factory=dict)
     first: First | None = None
     image_file: bytes = b""
+    content: Content | None = None
+
+
+def content_of(prepared: PreparedJob) -> Content:
+    """Return the hashes of a job's files as they are now. UsageError: a file can't be read."""
+    source = prepared.source
+    image = _local_image(prepared.job)
+    files = [] if image is None else [Item.of(image.name, image, image.stat())]
+    hashes = hash_items([item for item in files if item is not None])
+    if source is None:
+        return Content(image="".join(hashes.values()))
+    of_source = source_hash(source.items, hash_items(source.files))
+    return Content(of_source, "".join(hashes.values()))
+
+
+def _local_image(job: JobSpec) -> Path | None:
+    """Return the container image of a job, if it is a file on this machine."""
+    container = job.container
+    # Unlike Path.is_file, this does not raise. An unreadable or invalid path must be on the
+    # cluster.
+    if container is None or container.startswith(SCHEME) or not os.path.isfile(container):
+        return None
+    return Path(container)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +331,9 @@ class Submitter:
             builder = environments(report=self.report, progress=self.progress)
             builder.build_for(session, prepared.environment, partition)
         token = prepared.token or new_token()
+        wanted = prepared.content.files if prepared.content is not None else None
         remote_dir, source, own_files = self.stage(
-            f"{job.name}-{token}", prepared.source, own_files, nodes
+            f"{job.name}-{token}", prepared.source, own_files, nodes, wanted=wanted
         )
         entry = JobEntry(
             token=token,
@@ -337,16 +374,20 @@ class Submitter:
             fetched = fetch(self.session, nodes, container, self.report, self.progress)
             job = prepared.job.model_copy(update={"container": fetched.reference})
             return replace(prepared, job=job, image_file=fetched.file)
-        # Unlike Path.is_file, this does not raise. An unreadable or invalid path must be on the
-        # cluster.
-        if container is None or not os.path.isfile(container):
+        image = _local_image(prepared.job)
+        wanted = prepared.content
+        if image is None:
+            if wanted is not None and wanted.image:
+                raise plan_changed("the container image has changed")
             return prepared
-        image = Path(container)
         store = store_of(self.session.inventory.folder)
         remote_images = [
             Upload(transport, self.progress).to_store([image], store=store)[image]
             for transport in (self.session.transport, *nodes)
         ]
+        # Stored files are named by their hash.
+        if wanted is not None and Path(remote_images[0]).name != wanted.image:
+            raise plan_changed("the container image has changed")
         job = prepared.job.model_copy(update={"container": remote_images[0]})
         script = self.session.site.render(job, prepared.environment)
         extra_facts = {"image": str(image), **prepared.extra_facts}
@@ -377,20 +418,31 @@ class Submitter:
         return own_files
 
     def stage(
-        self, name: str, source: Source | None, files: dict[str, bytes], nodes: Sequence[Transport]
+        self,
+        name: str,
+        source: Source | None,
+        files: dict[str, bytes],
+        nodes: Sequence[Transport],
+        *,
+        wanted: str | None = None,
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
         """Do the same as ``_stage``. If files change meanwhile, send them as they are then."""
         for _ in range(_MORE_TRIES):
             try:
-                return self._stage(name, source, files, nodes)
+                return self._stage(name, source, files, nodes, wanted)
             except (TransferError, UsageError) as exc:
                 if source is None or exc.code not in {"files-changed", "files-unreadable"}:
                     raise
                 source = source.listed_again()
-        return self._stage(name, source, files, nodes)
+        return self._stage(name, source, files, nodes, wanted)
 
     def _stage(
-        self, name: str, source: Source | None, files: dict[str, bytes], nodes: Sequence[Transport]
+        self,
+        name: str,
+        source: Source | None,
+        files: dict[str, bytes],
+        nodes: Sequence[Transport],
+        wanted: str | None,
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
         """Create the job's folder on the controller and ``nodes``. If a host fails, remove all.
 
@@ -399,9 +451,13 @@ class Submitter:
         Also sends clusterctl's bundled programs to hosts that lack them. Returns the folder's path,
         the size of ``source`` (None: no source), and ``files`` (name -> content) with source.json
         added.
+
+        wanted: the hash that the files must have. None: any. Raises UsageError for another hash.
         """
         items: Sequence[Item] = source.items if source is not None else ()
         hashes = hash_items(source.files if source is not None else (), progress=self.progress)
+        if wanted is not None and wanted != (source_hash(items, hashes) if source else ""):
+            raise plan_changed(f"a file that {name} would send has changed")
         if source is not None:
             files = {**files, SOURCE_FILE: manifest(items, hashes)}
         payload = Item(payload_hash(), Kind.ARCHIVE, data_folder("payload"), mode=0, mtime_ns=0)

@@ -20,6 +20,7 @@ from tests.support.verbs import Clusterctl
 
 ROOT = Path(__file__).resolve().parents[3]
 
+DRY_RUN = ("dry_run", "cluster", "digest", "at_most")
 SWEEP = "job: train\nvariants: {small: {nodes: 1}, big: {nodes: 2}}\n"
 
 
@@ -32,14 +33,14 @@ def sweep(cli: Clusterctl) -> str:
 def test_submit_of_a_job_answers_its_keys_and_a_list(cli: Clusterctl, sweep: str) -> None:
     for argv in (("train", "--nodes", "2", "--name", "train-big"), (sweep, "--variant", "big")):
         answer = cli("-o", "json", "submit", *argv, "--dry-run").json
-        assert set(answer) == {"ok", "failures", "name", "script", "source", "jobs"}
+        assert set(answer) == {"ok", "failures", "name", "script", "source", "jobs", *DRY_RUN}
         assert answer["jobs"] == [{key: answer[key] for key in ("name", "script", "source")}]
         assert "#SBATCH --nodes=2" in answer["script"]
 
 
 def test_submit_of_several_jobs_answers_a_list_only(cli: Clusterctl, sweep: str) -> None:
     answer = cli("-o", "json", "submit", sweep, "--dry-run", "--env", "A=1").json
-    assert set(answer) == {"ok", "failures", "jobs"}
+    assert set(answer) == {"ok", "failures", "jobs", *DRY_RUN}
     assert [job["name"] for job in answer["jobs"]] == ["train-small", "train-big"]
     assert all("A=1" in job["script"] for job in answer["jobs"])
     shown = cli("submit", sweep, "--dry-run").stdout.splitlines()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json import loads
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,6 +226,28 @@ def test_refused_down_lists_the_runs_that_it_collected(
     shown = capfd.readouterr()
     assert f"collected {collected.directory}\n" in shown.err
     assert not json or loads(shown.out)["runs"] == [str(collected.directory)]
+
+
+def test_down_does_what_its_preview_has_shown_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = Cloud({"ffffff": (DISK,)})
+    use_provider(monkeypatch, lambda *_: cloud)
+    workspace = cluster_with_runs(tmp_path)
+    runner = PhaseRunner(workspace=workspace)
+    assert down.preview(workspace, DownOptions()).collected == ("2", "3")
+    shown = down.preview(workspace, DownOptions(discard=True))
+    assert (shown.collected, shown.discarded) == ((), ("2", "3"))
+    ledger = Ledger(workspace.jobs)
+    new = "4"
+    ledger.add(replace(ledger.entries()[0], token=new, job_id=new, run_dir=None))
+    with refused("plan-changed", UsageError):
+        down.down(runner, DownOptions(discard=True, if_digest=shown.digest))
+    assert not cloud.destroyed
+    again = down.preview(workspace, DownOptions(discard=True))
+    assert again.discarded == ("2", "3", "4")
+    down.down(runner, DownOptions(discard=True, if_digest=again.digest))
+    assert not workspace.root.exists()
 
 
 def test_down_that_can_not_collect_names_jobs_and_remedy() -> None:

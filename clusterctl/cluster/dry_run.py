@@ -1,0 +1,71 @@
+"""What commands would do on a cluster: its identity, and the most that jobs can use there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.cluster.plan import Plan
+from clusterctl.cluster.up import UpOptions
+from clusterctl.jobs.dry_run import AtMost, at_most
+from clusterctl.providers.registry import provider_of
+from clusterctl.scheduler.session import site_of
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import (
+    applied_if_known,
+    identity_of,
+    inventory_if_known,
+    planned_inventory,
+)
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.assets import file_sha256
+from clusterctl.util.digest import digest_of
+
+
+def most_of_jobs(spec: ClusterSpec, jobs: Sequence[JobSpec]) -> tuple[tuple[str, str], AtMost]:
+    """Return the identity of a spec's cluster, and the most that jobs can use there.
+
+    If the cluster is up, its present partitions and prices count, not those of the spec.
+    """
+    workspace = Workspace.of(spec.name)
+    inventory = inventory_if_known(workspace)
+    applied = (inventory and applied_if_known(workspace)) or spec
+    provider = provider_of(applied.provider)
+    site = site_of(inventory or planned_inventory(spec))
+
+    def price(partition: str) -> float | None:
+        usd = provider.node_price(applied, partition)
+        # Nodes that are a part of this machine cost nothing.
+        return 0.0 if usd is None and applied.provider.shares_kernel else usd
+
+    return identity_of(workspace), at_most(site, jobs, price)
+
+
+def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:
+    """Return a digest of what `up` would do with a spec and options. Repairs of drift don't count."""
+    hosts = plan.hosts
+    bundle = options.bundle
+    return digest_of(
+        [
+            "up",
+            *identity_of(Workspace.of(spec.name)),
+            dump_spec(spec),
+            [
+                [host.name, host.action, host.what, host.why, host.usd_per_hour]
+                for host in hosts.changes
+            ],
+            [hosts.other, hosts.other_lost],
+            [[setting.key, setting.what] for setting in plan.settings],
+            sorted(entry.job.id for entry in plan.jobs.affected),
+            [options.reconfigure, options.force, options.discard, options.own_repositories],
+            [bundle.name, file_sha256(bundle)] if bundle is not None else [],
+            [sorted(options.limit or ()), sorted(options.replaced)],
+        ]
+    )
+
+
+def most_of_up(plan: Plan, spec: ClusterSpec) -> AtMost:
+    """Return the most that a cluster can use. It runs until `down`, so only a free one is bounded."""
+    usd = None if spec.provider.is_cloud or plan.hosts.usd_per_hour else 0.0
+    return AtMost(jobs=0, tasks=0, node_hours=None, usd=usd)

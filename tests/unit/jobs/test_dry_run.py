@@ -1,0 +1,184 @@
+"""What jobs can use at most, and the digest of what is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.dry_run import at_most, digest, pinned, with_content_of
+from clusterctl.jobs.prepare import read_jobs
+from clusterctl.jobs.source import source_of
+from clusterctl.jobs.submit import PreparedJob
+from clusterctl.scheduler.script import Environment, fitted_to
+from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.site import Site
+from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.state.inventory import PartitionFacts
+from tests.support.inventories import inventory_with
+from tests.support.messages import refused
+
+PARTITIONS = (
+    PartitionFacts("train", ("c-1", "c-2", "c-3"), max_time=4 * 3600),
+    PartitionFacts("long", ("c-4",)),
+)
+SITE = site_of(inventory_with(*PARTITIONS))
+FOREIGN = site_of(inventory_with(*PARTITIONS, is_foreign=True))
+PRICES = {"train": 2.0}
+UNKNOWN = (None, None)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., Path]:
+    """`script("--nodes=2")`: the path of a script with these #SBATCH lines."""
+
+    def write(*options: str) -> Path:
+        path = tmp_path / "job.sh"
+        lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "hostname"]
+        path.write_text("\n".join(lines))
+        return path
+
+    return write
+
+
+def uses(target: Path | str, site: Site = SITE, **options: Any) -> tuple[Any, ...]:
+    """Return (tasks, node hours, USD) of a job."""
+    jobs = [fitted_to(site, job) for job in read_jobs(str(target), options)]
+    found = asdict(at_most(site, jobs, PRICES.get))
+    assert found["jobs"] == len(jobs)
+    return found["tasks"], found["node_hours"], found["usd"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"time": "30m"}, (1, 0.5, 1.0)),
+        ({"time": "90s", "nodes": 3}, (1, 0.1, 0.2)),
+        ({}, (1, 4.0, 8.0)),
+        ({"partition": "long"}, (1, None, None)),
+        ({"partition": "long", "time": "1h"}, (1, 1.0, None)),
+        ({"time": "1h", "array": "0-9%2"}, (10, 10.0, 20.0)),
+        ({"time": "1h", "array": "1-16:4,20"}, (5, 5.0, 10.0)),
+        ({"time": "1h", "array": "0-9", "pack": True}, (1, 1.0, 2.0)),
+        ({"time": "1h", "sweep": ["lr=1,2,3", "seed=0..3"]}, (12, 12.0, 24.0)),
+        ({"time": "1h", "scaling": {"nodes": [1, 2], "repeats": 2}}, (4, 6.0, 12.0)),
+        ({"time": "1h", "chain": "7h", "nodes": 2}, (1, 16.0, 32.0)),
+        ({"time": "1h", "requeue": True}, (1, *UNKNOWN)),
+        ({"time": "1h", "nodes": 2, "slurm": ["--nodelist=c-[1-3]"]}, (1, *UNKNOWN)),
+        ({"time": "1h", "slurm": ["--clusters=other"]}, (1, *UNKNOWN)),
+        ({"time": "1h", "nodes": 2, "slurm": ["--exclude=c-3"]}, (1, 2.0, 4.0)),
+    ],
+)  # fmt: skip
+def test_at_most_counts_all_tasks_and_attempts(
+    script: Callable[..., Path], options: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    assert uses(script(), **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["--time=60", "--nodes=2"], (1, 2.0, 4.0)),
+        (["--time=60", "--array=[1-16:4]%2"], (4, 4.0, 8.0)),
+        (["--time=60"], (1, 1.0, 2.0)),
+        (["--time=60", "--ntasks=1", "--mem=1G"], (1, 1.0, 2.0)),
+        (["--nodes=2"], (1, 8.0, 16.0)),
+        (["--time=60", "--nodes=2-8"], (1, *UNKNOWN)),
+        (["--time=60", "--nodes=8,2"], (1, *UNKNOWN)),
+        (["--time=60", "--nodes=1-16:4"], (1, *UNKNOWN)),
+        (["--time=60", "--nodes=1k"], (1, *UNKNOWN)),
+        (["--time=60", "-N4"], (1, 4.0, 8.0)),
+        (["--time=60", "--ntasks=8"], (1, *UNKNOWN)),
+        (["--time=60", "--gpus=8"], (1, *UNKNOWN)),
+        (["--time=60", "--array=0xf"], (None, *UNKNOWN)),
+        (["--time=60", "--requeue"], (1, *UNKNOWN)),
+        (["--time=60", "--partition=train,long"], (1, 1.0, None)),
+        (["--partition=train,long"], (1, *UNKNOWN)),
+        (["--time=60", "--partition=elsewhere"], (1, 1.0, None)),
+    ],
+)  # fmt: skip
+def test_at_most_reads_the_lines_of_the_script(
+    script: Callable[..., Path], lines: list[str], expected: tuple[Any, ...]
+) -> None:
+    assert uses(script(*lines)) == expected
+
+
+def test_at_most_does_not_trust_the_limits_of_other_peoples_partitions(
+    script: Callable[..., Path],
+) -> None:
+    assert uses(script(), FOREIGN) == (1, *UNKNOWN)
+    assert uses(script(), FOREIGN, time="1h") == (1, 1.0, 2.0)
+
+
+def test_at_most_rounds_up(script: Callable[..., Path]) -> None:
+    (_, hours, _) = uses(script(), time="1m", array="0-6")
+    assert 7 / 60 <= hours < 7 / 60 + 1e-4
+
+
+def prepared(path: Path, **options: Any) -> tuple[PreparedJob, ...]:
+    def of_job(job: JobSpec) -> PreparedJob:
+        fitted = fitted_to(SITE, job)
+        return PreparedJob(fitted, SITE.render(fitted), source_of(job))
+
+    return pinned([of_job(job) for job in read_jobs(str(path), options)])
+
+
+def test_digest_is_that_of_everything_that_is_submitted(script: Callable[..., Path]) -> None:
+    path = script()
+    cluster = ("demo", "a1b2c3")
+    first = digest("submit", cluster, prepared(path))
+    assert len(first) == 64
+    assert digest("submit", cluster, prepared(path)) == first
+    others = [
+        digest("replay", cluster, prepared(path)),
+        digest("submit", ("demo", ""), prepared(path)),
+        digest("submit", cluster, prepared(path) * 2),
+        *(
+            digest("submit", cluster, prepared(path, **options))
+            for options in ({"nodes": 2}, {"args": ["x"]}, {"env": ["A=1"]}, {"secret": ["HOME"]})
+        ),
+    ]
+    (path.parent / "data.csv").write_text("1\n")
+    others.append(digest("submit", cluster, prepared(path)))
+    (path.parent / "data.csv").write_text("2\n")
+    others.append(digest("submit", cluster, prepared(path)))
+    assert len({first, *others}) == len(others) + 1
+
+
+def test_digest_of_a_scaling_is_the_same_for_its_next_name(script: Callable[..., Path]) -> None:
+    path = script()
+    one, two = (prepared(path, scaling={"nodes": [1, 2]}) for _ in range(2))
+    assert one[0].job.name != two[0].job.name
+    assert digest("submit", (), one) == digest("submit", (), two)
+
+
+def test_jobs_for_the_cluster_are_those_of_the_dry_run(script: Callable[..., Path]) -> None:
+    shown = prepared(script())
+    plain = [replace(job, content=None) for job in shown]
+    assert with_content_of(plain, shown) == shown
+    at_once = [
+        replace(job, script=f"{job.script}\n#SBATCH --dependency=afterok:1") for job in plain
+    ]
+    assert with_content_of(at_once, shown)[0].content == shown[0].content
+    other = [replace(job, script=job.script.replace("--nodes=1", "--nodes=2")) for job in plain]
+    with refused("plan-changed", UsageError, "--nodes=2"):
+        with_content_of(other, shown)
+    lock: Any = object()
+    with refused("plan-changed", UsageError):
+        with_content_of([replace(plain[0], environment=Environment(lock))], shown)
+
+
+def test_image_on_this_machine_is_a_part_of_the_content(tmp_path: Path) -> None:
+    image = tmp_path / "torch.sif"
+    image.write_text("1")
+    job = job_spec("train", {"container": str(image)})
+    (first,) = pinned([PreparedJob(job, "")])
+    image.write_text("2")
+    (second,) = pinned([PreparedJob(job, "")])
+    assert first.content is not None
+    assert second.content is not None
+    assert first.content.image != second.content.image
