@@ -358,10 +358,11 @@ class Preparer:
         if file is None or (common and file == Path(os.path.realpath(common))):
             return None
         if error := unsupported_packages(file):
-            self.note(f"note: {error.what}, because {error.why}; none are installed: {error.fix}")
+            text = f"the packages of {file.name} are not installed: {error.why}; {error.fix}"
+            self._notes([Notice("packages-not-installed", text)])
             return None
         if file.suffix == ".txt":
-            self.note(f"{file.name}: its packages are installed")
+            self.note(f"{file.name} lists the job's packages")
         return file
 
     def _notes(self, notes: Iterable[str]) -> None:

@@ -37,6 +37,7 @@ from clusterctl.errors import UsageError
 from clusterctl.packages.index_failures import uv_index_error
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.requirement_files import (
+    OF_TOOLS,
     as_elsewhere,
     contents_of,
     decoded,
@@ -60,7 +61,12 @@ _LOOKED_FOR: Final = (
     "pyproject.toml",
     "environment.yml",
     "environment.yaml",
+    "Pipfile",
+    "setup.cfg",
+    "setup.py",
 )
+# Those of them that only another tool reads -> the tool.
+_OF_OTHERS: Final = {"Pipfile": "Pipenv", "setup.cfg": "setuptools", "setup.py": "setuptools"}
 _CONDA: Final = frozenset({"environment.yml", "environment.yaml"})
 # FILE[NAME,...] chooses extras and dependency groups.
 _CHOICE: Final = re.compile(r"(?P<file>.+)\[(?P<names>[\w.,\s-]+)\]")
@@ -166,11 +172,44 @@ def unsupported_packages(file: Path) -> UsageError | None:
     """Return why pip can't install what a file lists, and the fix. None: it can."""
     if file.name in _CONDA:
         return _conda_error(file, _conda_entries(file)[2])
+    if file.name in _OF_OTHERS:
+        return UsageError(
+            f"{file} is not a requirements file",
+            code="not-requirements",
+            where=str(file),
+            why=f"only {_OF_OTHERS[file.name]} reads {file.name}",
+            fix=f"write requirements.txt with `{OF_TOOLS[file.name]}`, and use --requirements "
+            "requirements.txt",
+        )
     if file.name == "pyproject.toml":
         content = _toml(file)
         if not _table(content, "project") and not _table(content, "dependency-groups"):
             return _without_project(file, content)
     return None
+
+
+def choices_of(choice: Path) -> Mapping[str, str]:
+    """Return the packages of extras and groups of a project that the user has not chosen: normalized
+    name -> ``FILE[NAME,...]``, the value of --requirements that chooses its extra or group, too.
+
+    choice: as the user chose it, with extras and groups. Empty: the file has no such packages.
+    """
+    file, names = _split(choice)
+    project = file.with_name("pyproject.toml")
+    if file.name not in ("uv.lock", "pyproject.toml") or not project.is_file():
+        return {}
+    content = _toml(project)
+    tables = {
+        **_table(content, "project", "optional-dependencies"),
+        **_table(content, "dependency-groups"),
+    }
+    return {
+        _name(line, project): f"{str(choice)[:-1]},{name}]" if names else f"{choice}[{name}]"
+        for name, lines in tables.items()
+        if name not in names and isinstance(lines, list)
+        for line in lines
+        if isinstance(line, str)
+    }
 
 
 def member_roots(file: Path) -> Iterator[Path]:
@@ -209,6 +248,12 @@ def _lists_packages(file: Path) -> bool:
             return any(True for _ in read_requirements(file))
         if file.name in _CONDA:
             return _has_dependencies(file)
+        if file.name == "Pipfile":
+            return bool(_table(_toml(file), "packages"))
+        if file.name in _OF_OTHERS:
+            return (
+                re.search(r"^[^#\n]*\binstall_requires\s*=", _text(file), re.MULTILINE) is not None
+            )
     except UsageError:
         # Reading the file again shows the error.
         return True
@@ -575,6 +620,8 @@ def _reject_sources_of_uv(file: Path, table: Mapping[str, Any], command: str) ->
 
 def _of_script(file: Path, node: NodePlatform) -> PackageList:
     block = script_block(file, _text(file).split("\n"))
+    if block is None and (error := unsupported_packages(file)):
+        raise error
     if block is None:
         raise UsageError(
             f"{file.name} lists no packages",

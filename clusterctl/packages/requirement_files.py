@@ -162,8 +162,8 @@ def decoded(raw: bytes, file: Path, where: str = "") -> str:
 def _read(file: Path, named_in: str) -> str:
     name = f"the requirements file {file}"
     fix = "pass a file in pip's requirements format"
-    if file.suffix in _OTHER_FORMATS or file.name in _OF_TOOLS:
-        command = _OF_TOOLS.get(
+    if file.suffix in _OTHER_FORMATS or file.name in OF_TOOLS:
+        command = OF_TOOLS.get(
             file.name, "pip list --format=freeze --exclude-editable >requirements.txt"
         )
         raise UsageError(
@@ -196,7 +196,7 @@ def _read(file: Path, named_in: str) -> str:
 _OTHER_FORMATS: Final = frozenset({".yml", ".yaml", ".toml", ".cfg", ".json", ".py", ".whl"})
 # Files of other tools -> the command that writes their packages as a requirements file, without the
 # project.
-_OF_TOOLS: Final = {
+OF_TOOLS: Final = {
     "uv.lock": "uv export --no-emit-project -o requirements.txt",
     "pyproject.toml": "uv export --no-emit-project -o requirements.txt",
     "pylock.toml": "uv export --no-emit-project -o requirements.txt",
@@ -204,6 +204,8 @@ _OF_TOOLS: Final = {
     "pdm.lock": "pdm export --no-self -o requirements.txt",
     "Pipfile": "pipenv requirements >requirements.txt",
     "Pipfile.lock": "pipenv requirements >requirements.txt",
+    "setup.cfg": "uv pip compile setup.cfg -o requirements.txt",
+    "setup.py": "uv pip compile setup.py -o requirements.txt",
 }
 _EDITABLE: Final = re.compile(r"(?:-e|--editable)(?:\s+|\s*=\s*|(?<=-e))(?P<what>.+)")
 _REPOSITORY: Final = re.compile(r"(?:[\w.-]+(?:\[.*\])?\s*@\s*)?(?:git|hg|svn|bzr)\+")

@@ -65,7 +65,6 @@ class Here:
     elsewhere: the module's place in another folder of the repository. root: that folder.
     beside: the value that PYTHONPATH needs.
     own: the package of the user that lacks the module.
-    listed: the file that lists the package.
     """
 
     home: str = ""
@@ -77,7 +76,25 @@ class Here:
     root: str = ""
     beside: str = ""
     own: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packages:
+    """Where a job has its packages of Python from, and from where it could have them. The values
+    are quoted for a shell.
+
+    listed: the file that lists packages: of the job, or beside its program.
+    way: what to do about the file beside the program if only another tool reads it.
+    choices: normalized name -> the value of --requirements, for packages of extras and groups that
+        the job did not choose.
+    image: of --container. environment: of --env-path.
+    """
+
     listed: str = ""
+    way: str = ""
+    choices: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
+    environment: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +110,7 @@ class Evidence:
     folder: the folder of the program on the cluster. "": the job's folder.
     left_here: called with a file, or the path of a module, that the job did not find. Returns what
         this machine has of it.
+    packages: called if the job lacks a package of Python. Returns from where it could have it.
     excluded: patterns of files that were not sent (--exclude).
     script: text of the job's script, if this machine still has it as it was sent. "": unknown.
     was_read: whether the job's logs were read, so that an empty log is known to be empty.
@@ -114,6 +132,7 @@ class Evidence:
     cancelled_by: str = ""
     folder: str = ""
     left_here: Callable[..., Here] = lambda _, is_module: Here()  # noqa: ARG005
+    packages: Callable[[], Packages] = Packages
     excluded: tuple[str, ...] = ()
     script: str = ""
     was_read: bool = False

@@ -28,11 +28,13 @@ from clusterctl.scheduler.cause_functions import (
     unanswered_read,
 )
 from clusterctl.scheduler.missing_files import (
+    NO_MODULE,
     data_stayed_at_home,
     file_stayed_at_home,
     log_has_another_path,
     missing_file,
     missing_module,
+    way_to_packages,
 )
 from clusterctl.scheduler.program_error import search
 from clusterctl.scheduler.waiting import NO_NODES, beyond_group_limit, unavailable_nodes
@@ -117,6 +119,43 @@ def _not_executable(case: Case) -> str:
 _SAVED: Final = (
     r"saved after iteration (?P<iteration>\d+)\n(?:.*\n)?"
     r"unless the job is restarted, continue with: "
+)
+# A script did not activate an environment, as shells and the tools write it.
+_NO_VENV: Final = r"""(?P<file>[^'":\s]*/bin/activate)['"]?: (?:line \d+: )?No such file"""
+_LINE_OF_SCRIPT = r"^\S+: (?:line )?\d+: "
+_CONDAS = r"(?:conda|mamba|micromamba|activate)"
+_NO_CONDA: Final = (
+    rf"(?P<say>\b{_CONDAS}: command not found)$",
+    rf"{_LINE_OF_SCRIPT}(?P<say>{_CONDAS}: not found)$",
+    rf"{_LINE_OF_SCRIPT}(?P<say>activate: No such file or directory)$",
+    r"(?P<say>[^'\":\s]*/profile\.d/(?:conda|mamba)\.sh: No such file or directory)$",
+    r"^(?P<say>Env\w+NotFound: .*|CondaError: Run 'conda init' .*)",
+)
+_MODULES = r"(?P<tool>module|ml)"
+_NO_MODULES: Final = (
+    rf"(?:^|[\s:]){_MODULES}: command not found$",
+    rf"{_LINE_OF_SCRIPT}{_MODULES}: not found$",
+)
+# Lmod, and Environment Modules.
+_UNKNOWN_MODULE: Final = (
+    r"following module\(s\) are unknown: \"(?P<module>[^\"\s]+)",
+    r"Unable to locate a modulefile for '(?P<module>[^'\s]+)'",
+)
+# They run programs in an environment that they make.
+_RUNNERS = r"(?P<tool>uv|poetry|pipenv|pdm|hatch|pixi|rye)"
+_NO_RUNNER: Final = (
+    rf"(?:^|[\s:]){_RUNNERS}: command not found$",
+    rf"{_LINE_OF_SCRIPT}{_RUNNERS}: not found$",
+    rf"execve\(\): {_RUNNERS}: No such file or directory",
+)
+# What a program lacks without its environment.
+_LACKS: Final = (
+    NO_MODULE,
+    r": command not found$",
+    rf"{_LINE_OF_SCRIPT}\S+: not found$",
+    r": cannot open shared object file",
+    r"fatal error: \S+: No such file or directory",
+    r"execve\(\): [^:\n]+: No such file or directory",
 )
 _EXAMINE: Final = "`clusterctl doctor` shows what the node lacks"
 _AGAIN: Final = "submit again; without --no-requeue, Slurm returns the job to the queue by itself"
@@ -862,6 +901,57 @@ ENDED: Final[Sequence[CauseFunction]] = (
             "HF_HUB_OFFLINE=1"
         ),
     ),
+    # A script goes on after a line that failed to activate an environment, and its program then
+    # lacks a module, a command or a library.
+    Cause(
+        "virtual-environment-not-sent",
+        launcher=_NO_VENV,
+        log=(_NO_VENV, *_LACKS),
+        why=lambda case: (
+            f"no file {case['file']}{case.at}: virtual environments are not sent with jobs"
+        ),
+        fix=lambda case: f"remove this line from the script; {way_to_packages(case)}",
+    ),
+    Cause(
+        "modules-of-another-site",
+        launcher=_NO_CONDA,
+        log=(*_NO_CONDA, *_LACKS),
+        why=lambda case: (
+            f"the script can't activate its environment of conda{case.at}: {case['say']}"
+        ),
+        fix=lambda case: (
+            "remove the line from the script, and submit with --env-path and the environment's "
+            f"folder or name on the cluster; or {way_to_packages(case)}"
+        ),
+    ),
+    Cause(
+        "modules-of-another-site",
+        launcher=_NO_MODULES,
+        log=(*_NO_MODULES, *_LACKS),
+        why=lambda case: f"command not found{case.at}: {case['tool']}",
+        fix=(
+            "remove the line from the script: a job has the packages of --requirements, and the "
+            "programs of its nodes"
+        ),
+    ),
+    Cause(
+        "module-not-loaded",
+        launcher=_UNKNOWN_MODULE,
+        log=(*_UNKNOWN_MODULE, *_LACKS),
+        why=lambda case: f"the script can't load the environment module {case['module']}{case.at}",
+        fix="`clusterctl ssh -- 'bash -lc \"module avail\"'` lists the modules; remove the line, or "
+        "correct the name",
+    ),
+    Cause(
+        "command-not-found",
+        launcher=_NO_RUNNER,
+        log=(*_NO_RUNNER, *_LACKS),
+        why=lambda case: f"command not found{case.at}: {case['tool']}",
+        fix=lambda case: (
+            f"start the program without `{case['tool']} run`, such as with python; "
+            f"{way_to_packages(case)}"
+        ),
+    ),
     missing_module,
     Cause(
         "relative-import-in-script",
@@ -916,32 +1006,9 @@ ENDED: Final[Sequence[CauseFunction]] = (
         why=lambda case: f"the program is built for another architecture{case.at}",
         fix="build the program on the cluster (`clusterctl ssh`)",
     ),
-    Cause(
-        "virtual-environment-not-sent",
-        log=r"""(?P<file>[^'":\s]*/bin/activate)['"]?: (?:line \d+: )?No such file""",
-        why=lambda case: (
-            f"no file {case['file']}{case.at}: virtual environments are not sent with jobs"
-        ),
-        fix=(
-            "remove this line from the script, and submit with --requirements requirements.txt "
-            "(such a file: pip freeze)"
-        ),
-    ),
     log_has_another_path,
     file_stayed_at_home,
     data_stayed_at_home,
-    Cause(
-        "modules-of-another-site",
-        log=(
-            r"(?:^|[\s:])(?P<tool>module|ml|conda|mamba|micromamba): command not found$",
-            r"^\S+: (?:line )?\d+: (?P<tool>module|ml|conda|mamba|micromamba): not found$",
-        ),
-        why=lambda case: f"command not found{case.at}: {case['tool']}",
-        fix=(
-            "remove the line from the script: a job has the packages of --requirements, and the "
-            "programs of its nodes"
-        ),
-    ),
     step_without_path,
     Cause(
         "command-not-found",

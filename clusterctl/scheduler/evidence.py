@@ -150,6 +150,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         cancelled_by=canceller,
         folder=local_files.remote,
         left_here=local_files.find,
+        packages=local_files.packages,
         excluded=tuple(request.get("exclude") or ()),
         script=local_files.script_text(source),
         was_read=bool(logs) and not logs.get("gone") and not logs.get("unread"),

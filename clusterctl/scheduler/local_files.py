@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.scheduler.case import Here
+from clusterctl.errors import UsageError
+from clusterctl.packages.project_files import (
+    choices_of,
+    find_package_file,
+    unsupported_packages,
+)
+from clusterctl.scheduler.case import Here, Packages
 from clusterctl.spec.program import holds_package, import_roots, repository_of
 from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.tree import literal_pattern
@@ -20,7 +26,6 @@ from clusterctl.transport.tree import literal_pattern
 _MOST_FOLDERS = 5_000
 _MOST_FILES = 5_000  # of a folder
 _MOST_SCRIPT = 1 << 20  # bytes
-_REQUIREMENTS = "requirements.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class LocalFiles:
     sent: paths of the sent files below ``folder``. remote: the folder of the job's program on the
         cluster.
     requirements: the job's requirements file. Empty: the job has no such file.
+    image: of --container. environment: of --env-path.
     is_alone: whether only the script was sent, because of --no-folder.
     """
 
@@ -41,6 +47,8 @@ class LocalFiles:
     sent: Collection[str]
     remote: str
     requirements: str
+    image: str
+    environment: str
     is_alone: bool
 
     @classmethod
@@ -54,8 +62,9 @@ class LocalFiles:
         folder = Path(facts.get("folder") or (script.parent if script else ""))
         start = str((request.get("project") or {}).get("start") or ".")
         requirements = str(request.get("requirements") or "")
+        image, environment = (str(request.get(name) or "") for name in ("container", "env_path"))
         is_alone = request.get("folder") is False
-        return cls(folder, script, start, sent, remote, requirements, is_alone)
+        return cls(folder, script, start, sent, remote, requirements, image, environment, is_alone)
 
     def script_text(self, source: Mapping[str, Any]) -> str:
         """Return the text of the script as it was sent; "" if it has changed since then, or is not
@@ -185,7 +194,7 @@ class LocalFiles:
         for root in self._elsewhere():
             if holds_package(root, top):
                 return Here(elsewhere=shlex.quote(str(root / top)), root=shlex.quote(str(root)))
-        return self._requirements()
+        return Here()
 
     def _above(self) -> Iterator[Path]:
         """Yield the folders above the sent folder, up to the repository's root or below the home
@@ -213,10 +222,22 @@ class LocalFiles:
             )
             yield Path(folder)
 
-    def _requirements(self) -> Here:
-        script_folder = self.script.parent if self.script else self.folder
-        for folder in () if self.requirements else dict.fromkeys((script_folder, self.folder)):
-            if (file := folder / _REQUIREMENTS).is_file():
-                is_below = file.is_relative_to(Path.cwd())
-                return Here(listed=shlex.quote(os.path.relpath(file) if is_below else str(file)))
-        return Here(listed=shlex.quote(self.requirements)) if self.requirements else Here()
+    def packages(self) -> Packages:
+        """Return where the job has its packages of Python from, and from where it could have them."""
+        if self.image:
+            return Packages(image=shlex.quote(self.image))
+        if self.environment:
+            return Packages(environment=shlex.quote(self.environment))
+        with suppress(UsageError, OSError):
+            file = Path(self.requirements)
+            if not self.requirements:
+                found = self.script and find_package_file(self.script, self.folder)
+                if not found:
+                    return Packages()
+                if error := unsupported_packages(found):
+                    return Packages(way=error.fix)
+                file = found
+            listed = os.path.relpath(file) if file.is_relative_to(Path.cwd()) else str(file)
+            choices = {name: shlex.quote(one) for name, one in choices_of(Path(listed)).items()}
+            return Packages(listed=shlex.quote(listed), choices=choices)
+        return Packages()

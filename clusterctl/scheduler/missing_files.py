@@ -7,9 +7,13 @@ apply.
 
 from __future__ import annotations
 
+import difflib
 import re
+import sys
 from collections.abc import Iterator
 from typing import Final
+
+from packaging.utils import canonicalize_name
 
 from clusterctl.scheduler.case import Case, Explanation, Here
 from clusterctl.scheduler.program_error import ProgramError, compiled, is_phrase, search
@@ -123,8 +127,7 @@ def file_stayed_at_home(case: Case) -> Explanation | None:
         return Explanation(
             "virtual-environment-not-sent",
             f"no file {file}{case.at}: virtual environments are not sent with jobs",
-            f"remove the line with {venv} from the script, and submit with --requirements "
-            "requirements.txt (such a file: pip freeze)",
+            f"remove the line with {venv} from the script; {way_to_packages(case)}",
             match,
         )
     return _stayed(case, file, here, match)
@@ -217,7 +220,7 @@ def missing_file(case: Case) -> Explanation | None:
 
 
 # --- Modules of Python ---------------------------------------------------------------------------
-_NO_MODULE: Final = r"(?:^|\wError: .*|python[\d.]*: )No module named '?(?P<module>[\w.]+)"
+NO_MODULE: Final = r"(?:^|\wError: .*|python[\d.]*: )No module named '?(?P<module>[\w.]+)"
 # Names of modules on PyPI, if they differ from the modules' own names.
 _PACKAGES: Final = {
     "attr": "attrs",
@@ -245,6 +248,7 @@ _PACKAGES: Final = {
     "osgeo": "GDAL",
     "PIL": "pillow",
     "pkg_resources": "setuptools",
+    "hydra": "hydra-core",
     "pl_bolts": "lightning-bolts",
     "psycopg2": "psycopg2-binary",
     "pynvml": "nvidia-ml-py",
@@ -262,18 +266,30 @@ _PACKAGES: Final = {
 }
 
 
+# Packages that many programs import by their own name.
+_SAME_NAME: Final = frozenset(
+    "accelerate aiohttp albumentations anndata ase astropy catboost cupy dask datasets deepspeed "
+    "diffusers einops flask flax gymnasium h5py horovod joblib keras lightgbm lightning matplotlib "
+    "mlflow mpi4py nibabel nltk numba numexpr numpy omegaconf onnx openai optax optuna orbax pandas "
+    "peft plotly polars psutil pyarrow pydantic pytest ray requests rdkit scanpy scipy seaborn "
+    "sentencepiece spacy sqlalchemy statsmodels sympy tensorboard tensorflow tiktoken timm tokenizers "
+    "torch torchaudio torchmetrics torchvision tqdm transformers triton vllm wandb xarray xformers "
+    "xgboost zarr".split()
+)
+# Names so similar differ in a letter or two.
+_SIMILAR: Final = 0.8
+
+
 def missing_module(case: Case) -> Explanation | None:
     """Python did not find a module. This machine may have the module, or a file that lists its
     package.
     """
-    match = search([_NO_MODULE], case.error.evidence)
+    match = search([NO_MODULE], case.error.evidence)
     if match is None:
         return None
     module = case.with_groups(match)["module"]
     here = case.evidence.left_here(module.replace(".", "/"), is_module=True)
-    return _module_stayed(case, module, here, match) or _module_not_installed(
-        case, module, here, match
-    )
+    return _module_stayed(case, module, here, match) or _module_not_installed(case, module, match)
 
 
 def _module_stayed(case: Case, module: str, here: Here, match: re.Match[str]) -> Explanation | None:
@@ -319,10 +335,60 @@ def _module_stayed(case: Case, module: str, here: Here, match: re.Match[str]) ->
     return None
 
 
-def _module_not_installed(case: Case, module: str, here: Here, match: re.Match[str]) -> Explanation:
+def _module_not_installed(case: Case, module: str, match: re.Match[str]) -> Explanation:
     top = module.partition(".")[0]
     package = _PACKAGES.get(module) or _PACKAGES.get(top) or top
-    fix = f"add {package} to a requirements file, and submit with --requirements requirements.txt"
-    if listed := here.listed:
-        fix = f"submit with --requirements {listed}; if the file does not list {package}, add it"
-    return Explanation("missing-module", f"no module {module}{case.at}", fix, match)
+    # Another name may be misspelt, or be that of another package on PyPI.
+    is_sure = package != top or top in _SAME_NAME
+    what = package if is_sure else f"the package that has {top}"
+    meant = "" if is_sure else _similar_to(top)
+    first = f"correct the import if {meant} is meant, or " if meant else ""
+    packages = case.evidence.packages()
+    fix = (
+        f"{first}add {what} to a requirements file, and submit with --requirements requirements.txt"
+    )
+    if packages.image:
+        fix = (
+            f"{first}add {what} to the image, or use another: with --container, --requirements has "
+            "no effect"
+        )
+    elif packages.environment:
+        fix = (
+            f"{first}install {what} in the environment {packages.environment} on the cluster, or use "
+            "--requirements in place of --env-path"
+        )
+    elif choice := packages.choices.get(canonicalize_name(package)):
+        fix = f"submit with --requirements {choice}"
+    elif packages.way:
+        fix = packages.way
+    elif packages.listed:
+        fix = (
+            f"{first}submit with --requirements {packages.listed}; if the file does not list {what}, "
+            "add it"
+        )
+    return Explanation(
+        "missing-module",
+        f"no module {module}{case.at}{f' (is {meant} meant?)' if meant else ''}",
+        fix,
+        match,
+    )
+
+
+def _similar_to(module: str) -> str:
+    """Return a module of which a name may be a misspelling, or ""."""
+    near = []
+    for known in (_SAME_NAME | _PACKAGES.keys(), sys.stdlib_module_names):
+        near += difflib.get_close_matches(module, sorted(known), 1, _SIMILAR)
+    # Names such as torchx are extended on purpose.
+    return "" if not near or module.startswith(near[0]) else near[0]
+
+
+def way_to_packages(case: Case) -> str:
+    """Return how the job gets the packages of Python of an environment that is not sent."""
+    packages = case.evidence.packages()
+    if packages.image or packages.environment:
+        return "submit again: the packages are those of --container or --env-path"
+    if packages.way:
+        return packages.way
+    listed = packages.listed or "requirements.txt (such a file: pip freeze)"
+    return f"submit with --requirements {listed}"

@@ -473,8 +473,11 @@ def test_packages_of_a_file_beside_a_program_are_installed_and_recorded(program:
 
 def test_packages_of_a_file_beside_a_program_that_do_not_exist_stop_the_job(program: Path) -> None:
     program.with_name("requirements.txt").write_text("missing\n")
+    notes: list[str] = []
     with refused("requirements-unmet", UsageError) as caught:
-        prepared(JobSpec(name="a", script=program))
+        Preparer(notes.append).render(Submission((JobSpec(name="a", script=program),)), a_spec())
+    # Before they are resolved, nobody knows.
+    assert not any("installed" in note for note in notes)
     assert "--no-requirements" in caught.value.fix
 
 
@@ -488,11 +491,21 @@ def test_file_beside_a_program_that_can_not_be_read_stops_the_job_with_a_way_on(
     assert names_in(prepared(job.model_copy(update={"requirements": False}))[0]) == []
 
 
-def test_packages_of_conda_beside_a_program_are_noted(program: Path) -> None:
-    program.with_name("environment.yml").write_text("dependencies: [gdal]\n")
+@pytest.mark.parametrize(
+    ("name", "text", "way"),
+    [
+        ("environment.yml", "dependencies: [gdal]\n", "--env-path"),
+        ("pyproject.toml", "[tool.poetry.dependencies]\nfirst = '1'\n", "poetry export"),
+        ("setup.py", "setup(install_requires=['first'])\n", "uv pip compile setup.py"),
+    ],
+)
+def test_packages_that_pip_can_not_install_are_noted_with_the_way(
+    program: Path, name: str, text: str, way: str
+) -> None:
+    program.with_name(name).write_text(text)
     found, notes = prepared(JobSpec(name="a", script=program))
     assert names_in(found) == []
-    assert any("--env-path" in note for note in notes)
+    assert [way in note for note in notes if shows(note, "packages-not-installed")] == [True]
 
 
 def test_packages_of_a_workspace_can_be_imported(program: Path) -> None:

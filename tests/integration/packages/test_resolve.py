@@ -469,7 +469,8 @@ def test_sources_in_an_included_file_are_rejected_with_their_line(
         ("pyproject.toml", "uv export --no-emit-project"),
         ("poetry.lock", "poetry export"),
         ("Pipfile.lock", "pipenv requirements"),
-        ("setup.cfg", "pip list --format=freeze --exclude-editable"),
+        ("setup.cfg", "uv pip compile setup.cfg"),
+        ("tox.cfg", "pip list --format=freeze --exclude-editable"),
     ],
 )
 def test_fix_for_a_file_of_another_tool_is_the_command_of_that_tool(

@@ -351,6 +351,12 @@ def test_file_included_by_an_environment_of_conda_is_found_from_another_folder(
         ({"pyproject.toml": PROJECT, "../requirements.txt": "six\n"}, "pyproject.toml"),
         ({"pyproject.toml": "[tool.ruff]\n", "../../requirements.txt": "six\n"}, None),
         ({"environment.yml": "dependencies: [gdal]\n"}, "environment.yml"),
+        ({"Pipfile": "[packages]\nsix = '*'\n"}, "Pipfile"),
+        ({"Pipfile": "[dev-packages]\nsix = '*'\n"}, None),
+        ({"setup.cfg": "[options]\ninstall_requires =\n  six\n"}, "setup.cfg"),
+        ({"setup.cfg": "[flake8]\n# install_requires = x\n"}, None),
+        ({"setup.py": "setup(install_requires=['six'])\n"}, "setup.py"),
+        ({"setup.py": "setup()\n", "../requirements.txt": "x\n"}, "../requirements.txt"),
         # Files of other programs with this name.
         ({"environment.yaml": "stage: prod\n"}, None),
         ({"environment.yml": "- a\n"}, None),
@@ -390,6 +396,19 @@ def test_file_that_only_another_tool_reads_has_a_fix(tmp_path: Path) -> None:
     assert error.code == "conda-packages"
     (tmp_path / "environment.yml").write_text("dependencies: [{pip: [six]}]\n")
     assert unsupported_packages(tmp_path / "environment.yml") is None
+
+
+@pytest.mark.parametrize("name", ["Pipfile", "setup.cfg", "setup.py"])
+def test_file_that_only_another_tool_reads_is_refused_with_the_command(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("install_requires = x\n")
+    error = unsupported_packages(tmp_path / name)
+    assert error is not None
+    with refused("not-requirements", UsageError) as caught:
+        content_hash([PackageList.read(tmp_path / name, NODE).file])
+    command = error.fix.split("`")[1]
+    assert command in caught.value.fix
 
 
 def test_packages_of_a_workspace_are_imported_from_their_folders(tmp_path: Path) -> None:

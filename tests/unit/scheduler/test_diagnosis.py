@@ -485,13 +485,82 @@ def test_job_requeued_in_held_state_after_a_failed_launch_was_held_by_slurm() ->
         ("sklearn.svm", "scikit-learn"),
         ("yaml", "PyYAML"),
         ("PIL", "pillow"),
-        ("foo.bar", "foo"),
+        ("foo.bar", "the package that has foo"),
     ],
 )
 def test_missing_module_names_the_package_that_provides_it(module: str, package: str) -> None:
     found = diagnosis_of(TRACEBACK + f"ModuleNotFoundError: No module named '{module}'\n")
     assert found.fix.startswith(f"add {package}")
     assert "--requirements" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("module", "meant"),
+    [
+        ("nunpy", "numpy"),
+        ("colections.abc", "collections"),
+        ("torchx", ""),
+        ("torch", ""),
+        ("fastadd", ""),
+    ],
+)
+def test_similar_module_is_named_for_one_that_may_be_misspelt(module: str, meant: str) -> None:
+    found = diagnosis_of(TRACEBACK + f"ModuleNotFoundError: No module named '{module}'\n")
+    assert ("is meant" in found.fix) is bool(meant)
+    assert meant in found.fix
+
+
+# Lines of a script that went on, and the code and words of the cause.
+ACTIVATIONS = (
+    ("source .venv/bin/activate", "virtual-environment-not-sent", "--requirements",
+        "/x/run.sh: line 3: .venv/bin/activate: No such file or directory\n"),
+    (". env/bin/activate", "virtual-environment-not-sent", "--requirements",
+        "/x/run.sh: 3: .: cannot open env/bin/activate: No such file\n"),
+    ("conda activate geo", "modules-of-another-site", "--env-path",
+        "/x/run.sh: line 3: conda: command not found\n"),
+    ("conda activate geo", "modules-of-another-site", "--env-path",
+        "\nEnvironmentNameNotFound: Could not find conda environment: geo\n"
+        "You can list all discoverable environments with `conda info --envs`.\n\n"),
+    ("conda activate geo", "modules-of-another-site", "--env-path",
+        "\nCondaError: Run 'conda init' before 'conda activate'\n\n"),
+    ("source ~/miniconda3/etc/profile.d/conda.sh", "modules-of-another-site", "--env-path",
+        "/x/run.sh: line 3: /home/ada/miniconda3/etc/profile.d/conda.sh: No such file or directory\n"),
+    ("source activate geo", "modules-of-another-site", "--env-path",
+        "/x/run.sh: line 3: activate: No such file or directory\n"),
+    ("module load gcc", "modules-of-another-site", "remove the line",
+        "/x/run.sh: line 3: module: command not found\n"),
+    ("module load gcc/99", "module-not-loaded", "module avail",
+        'Lmod has detected the following error:  The following module(s) are unknown: "gcc/99"\n\n'
+        "Please check the spelling or version number.\n"),
+    ("module load gcc/99", "module-not-loaded", "module avail",
+        "ERROR: Unable to locate a modulefile for 'gcc/99'\n"),
+    ("uv run train.py", "command-not-found", "without `uv run`",
+        "/x/run.sh: line 3: uv: command not found\n"),
+)  # fmt: skip
+LACKS = (
+    "",
+    TRACEBACK + "ModuleNotFoundError: No module named 'humanize'\n",
+    "/x/run.sh: line 4: mpicxx: command not found\n",
+    "./sim: error while loading shared libraries: libhdf5.so.310: cannot open shared object file: "
+    "No such file or directory\n",
+)
+
+
+@pytest.mark.parametrize(("_line", "code", "fix", "log"), ACTIVATIONS)
+@pytest.mark.parametrize("end", LACKS)
+def test_failed_activation_is_the_cause_of_what_the_program_lacks(
+    _line: str, code: str, fix: str, log: str, end: str
+) -> None:
+    found = diagnosis_of(log + end)
+    assert (found.code, fix in found.fix) == (code, True), found
+
+
+@pytest.mark.parametrize(("_line", "code", "fix", "log"), ACTIVATIONS)
+def test_failed_activation_is_not_the_cause_of_another_error(
+    _line: str, code: str, fix: str, log: str
+) -> None:
+    found = diagnosis_of(f"{log}{TRACEBACK}ValueError: odd\n")
+    assert found.code == "python-exception", (code, fix)
 
 
 def test_fix_for_an_unsent_file_is_include() -> None:

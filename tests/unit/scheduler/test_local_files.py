@@ -25,13 +25,13 @@ def diagnosed(top: Path, place: str, log: str, sent: tuple[str, ...], **request:
     }
     source = {"files": [{"path": path} for path in (*sent, "train.py")]}
     files = LocalFiles.of(facts, source, REMOTE)
-    return diagnose(Evidence(job=JOB, log=log, left_here=files.find))
+    return diagnose(Evidence(job=JOB, log=log, left_here=files.find, packages=files.packages))
 
 
 def write(top: Path, *names: str) -> None:
     for name in names:
         (top / name).parent.mkdir(parents=True, exist_ok=True)
-        (top / name).touch()
+        (top / name).write_text("six\n")
 
 
 def no_module(name: str) -> str:
@@ -99,6 +99,60 @@ def test_requirements_of_the_job_are_named(tmp_path):
     write(tmp_path, "train.py", "requirements.txt")
     found = diagnosed(tmp_path, "", no_module("torch"), (), requirements="other.txt")
     assert "--requirements other.txt" in found.fix
+
+
+PROJECT = """
+[project]
+name = "p"
+dependencies = ["six"]
+optional-dependencies = {plot = ["Matplotlib>=3"]}
+[dependency-groups]
+train = ["torch", {include-group = "dev"}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "request_", "words"),
+    [
+        ({"pyproject.toml": PROJECT, "uv.lock": ""}, {}, "--requirements {top}/uv.lock"),
+        ({"pyproject.toml": "[tool.poetry.dependencies]\nsix = '1'\n"}, {}, "poetry export"),
+        ({"Pipfile": "[packages]\nsix = '*'\n"}, {}, "pipenv requirements"),
+        ({"setup.py": "setup(install_requires=['six'])\n"}, {}, "pip compile setup.py"),
+        ({"setup.cfg": "[options]\ninstall_requires =\n  six\n"}, {}, "pip compile setup.cfg"),
+        ({"environment.yml": "dependencies: [gdal]\n"}, {}, "--env-path"),
+        ({"pyproject.toml": "[project\n"}, {}, "--requirements requirements.txt"),
+        ({"setup.py": "setup()\n"}, {}, "--requirements requirements.txt"),
+        ({"requirements.txt": "six\n"}, {"container": "docker://a/b"}, "image"),
+        ({"requirements.txt": "six\n"}, {"env_path": "/shared/env"}, "environment /shared/env"),
+    ],
+)
+@pytest.mark.parametrize("log", [no_module("humanize"), no_file(".venv/bin/activate")])
+def test_way_to_the_packages_is_that_of_the_users_files(tmp_path, files, request_, words, log):
+    write(tmp_path, "train.py", ".venv/pyvenv.cfg")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = diagnosed(tmp_path, "", log, (), **request_)
+    if request_ and found.code == "virtual-environment-not-sent":
+        words = "--env-path"
+    assert words.format(top=tmp_path) in found.fix
+
+
+@pytest.mark.parametrize("file", ["uv.lock", "pyproject.toml"])
+@pytest.mark.parametrize(
+    ("module", "chosen", "words"),
+    [
+        ("torch", "", "[train]'"),
+        ("matplotlib.pyplot", "[train]", "[train,plot]'"),
+        ("torch", "[train]", "[train]'; if"),
+        ("jax", "", "; if"),
+    ],
+)
+def test_group_that_lists_the_package_is_named(tmp_path, file, module, chosen, words):
+    write(tmp_path, "train.py", "uv.lock")
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    requirements = f"{tmp_path}/{file}{chosen}"
+    found = diagnosed(tmp_path, "", no_module(module), (), requirements=requirements)
+    assert f"{file}{words}" in found.fix
 
 
 @pytest.mark.parametrize(
