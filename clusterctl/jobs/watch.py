@@ -42,6 +42,7 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
     worst_job,
 )
+from clusterctl.scheduler.case import fix_with_log
 from clusterctl.scheduler.diagnosis import Diagnosis
 from clusterctl.scheduler.evidence import diagnose_jobs, error_of_completed
 from clusterctl.scheduler.limits import with_limits
@@ -384,8 +385,9 @@ def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
 
 
 def _fix_of(diagnosis: Diagnosis) -> str:
-    log = f"; the whole log: clusterctl logs {diagnosis.job_id}" if diagnosis.has_log else ""
-    return diagnosis.fix + log
+    if not diagnosis.has_log:
+        return diagnosis.fix
+    return fix_with_log(diagnosis.fix, f"clusterctl logs {diagnosis.job_id}")
 
 
 @dataclass(frozen=True, slots=True)

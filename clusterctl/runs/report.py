@@ -71,6 +71,7 @@ from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_se
 from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
+from clusterctl.scheduler.case import fix_with_log
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
 from clusterctl.spec.units import format_duration
@@ -214,8 +215,8 @@ def _outcome_lines(row: Row) -> Iterator[str]:
     if diagnosis.get("cause"):
         job_id = diagnosis.get("job_id") or row.value("job")
         which = f"task {job_id}: " if row.tasks else ""
-        log = f"; the whole log: clusterctl logs {row.run.cluster}/{job_id}"
-        yield f"{which}{diagnosis['cause']}; fix: {diagnosis.get('fix', '')}{log}"
+        log = f"clusterctl logs {row.run.cluster}/{job_id}"
+        yield f"{which}{diagnosis['cause']}; fix: {fix_with_log(diagnosis.get('fix', ''), log)}"
 
 
 def _diagnosis(row: Row) -> Mapping[str, Any]:

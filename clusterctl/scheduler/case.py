@@ -43,6 +43,8 @@ _SEEN: Final = 0.8
 # Slurm's signal of a task whose log slurmstepd could not open: `IO setup failed` of _fork_all_tasks
 # in src/slurmd/slurmstepd/mgr.c. No process gets it.
 NO_LOG_SIGNAL: Final = 53
+# The end of a fix that is to read the log.
+SHOW_LOG: Final = "`clusterctl logs`"
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
 _STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
@@ -154,6 +156,13 @@ class Explanation:
     fix: str
     match: re.Match[str] | None = None
     failed: Failed | None = None
+
+
+def fix_with_log(fix: str, command: str) -> str:
+    """Return a fix with the command that shows the job's log: once, if the fix is to read it."""
+    if fix.endswith(SHOW_LOG):
+        return f"{fix.removesuffix(SHOW_LOG)}{command}"
+    return f"{fix}; the whole log: {command}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

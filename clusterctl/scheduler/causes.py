@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.case import NO_LOG_SIGNAL, Case, Explanation
+from clusterctl.scheduler.case import NO_LOG_SIGNAL, SHOW_LOG, Case, Explanation
 from clusterctl.scheduler.cause_functions import (
     ended_by_alarm,
     ended_by_hang,
@@ -36,6 +36,7 @@ from clusterctl.scheduler.missing_files import (
     missing_module,
     way_to_packages,
 )
+from clusterctl.scheduler.missing_packages import missing_header, missing_package
 from clusterctl.scheduler.program_error import search
 from clusterctl.scheduler.waiting import NO_NODES, beyond_group_limit, unavailable_nodes
 from clusterctl.transport.tree import format_size
@@ -600,6 +601,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
             "then submit again; with --requeue and checkpoints, the job continues by itself"
         ),
     ),
+    missing_header,
     Cause(
         "build-failed",
         # The excerpt shows the last lines of the build before this line.
@@ -953,6 +955,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
         ),
     ),
     missing_module,
+    missing_package,
     Cause(
         "relative-import-in-script",
         log=r"attempted relative import with no known parent package",
@@ -1753,9 +1756,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
         "signal",
         when=lambda case: case.failed.signal,
         why=lambda case: f"killed by {case.failed.signal}{case.at}",
-        fix=lambda case: (
-            _NO_LOG if case.wrote_nothing else "read the end of the log: `clusterctl logs`"
-        ),
+        fix=lambda case: _NO_LOG if case.wrote_nothing else f"read the end of the log: {SHOW_LOG}",
     ),
     Cause(
         "launch-failure",
@@ -1796,14 +1797,12 @@ ENDED: Final[Sequence[CauseFunction]] = (
         "exit-code",
         when=lambda case: case.failed.exit_code,
         why=lambda case: f"exit code {case.failed.exit_code}{case.at}",
-        fix=lambda case: (
-            _NO_LOG if case.wrote_nothing else "read the end of the log: `clusterctl logs`"
-        ),
+        fix=lambda case: _NO_LOG if case.wrote_nothing else f"read the end of the log: {SHOW_LOG}",
     ),
     Cause(
         "unknown",
         why=lambda case: f"{case.job.state.value}{case.at}: {case.job.reason or 'no reason given'}",
-        fix=lambda case: _NO_LOG if case.wrote_nothing else "read the log: `clusterctl logs`",
+        fix=lambda case: _NO_LOG if case.wrote_nothing else f"read the log: {SHOW_LOG}",
     ),
 )
 

@@ -159,6 +159,8 @@ _COMMAND_FAILED: Final = re.compile(
     r"|^[\w./+-]+: .*: (?:No such file or directory|Permission denied|No space left on device)$"
     r"|^(?:[\w./+-]+: )?(?i:fatal|(?:fatal )?error): "
 )
+# Commands that bash and zsh show with `set -x`.
+_TRACED: Final = re.compile(r"^\++(?:\S*:\d+>)? \S.*$", re.MULTILINE)
 # Lines after a traceback with which a log still ends with the traceback.
 _REMARKS = 3
 # Indented lines belong to the line above. wandb writes a summary after an exception.
@@ -384,7 +386,8 @@ def find_error(
 class _Log:
     """A log without the launcher's messages.
 
-    unhandled: the text with blanks in place of the tracebacks that did not end the program.
+    unhandled: the text with blanks in place of the tracebacks that did not end the program, and of
+        the commands that `set -x` shows.
     chains: the exceptions that ended the program, each with those from which it was raised.
     """
 
@@ -409,11 +412,12 @@ def _is_consequence(message: str) -> bool:
 
 def _read_log(log: str, end: End, *, is_shared: bool) -> _Log:
     text = _without_noise(log)
-    unhandled = text
+    searched = _TRACED.sub(lambda line: " " * len(line[0]), text)
+    unhandled = searched
     chains = []
     start = 0
-    for stop, chain in _chains(text):
-        if end.is_caused_by(chain[-1].message, text[stop:], is_shared=is_shared):
+    for stop, chain in _chains(searched):
+        if end.is_caused_by(chain[-1].message, searched[stop:], is_shared=is_shared):
             chains.append(chain)
         else:
             unhandled = _without_traceback(unhandled, start, stop)

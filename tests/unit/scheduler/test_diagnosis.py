@@ -15,7 +15,7 @@ import pytest
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.attempts import Hang, LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
-from clusterctl.scheduler.case import Evidence, Here
+from clusterctl.scheduler.case import Evidence, Here, Packages, fix_with_log
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
 from clusterctl.transport.tree import format_size
 
@@ -561,6 +561,91 @@ def test_failed_activation_is_not_the_cause_of_another_error(
 ) -> None:
     found = diagnosis_of(f"{log}{TRACEBACK}ValueError: odd\n")
     assert found.code == "python-exception", (code, fix)
+
+
+PERL = "Can't locate JSON/XS.pm in @INC (you may need to install the JSON::XS module) (@INC entries checked: /etc/perl) at a.pl line 3."
+RUBY = (
+    "<internal:/usr/lib/ruby/vendor_ruby/rubygems/core_ext/kernel_require.rb>:136:in `require': "
+    "cannot load such file -- nokogiri (LoadError)\n\tfrom a.rb:1:in `<main>'"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "package"),
+    [
+        ("Error in library(data.table) : there is no package called \u2018data.table\u2019\nExecution "
+            "halted", "data.table of R", "r-cran-data-table"),
+        (f"{PERL}\nBEGIN failed--compilation aborted at a.pl line 3.", "JSON::XS of Perl", "libjson-xs-perl"),
+        ("ERROR: LoadError: ArgumentError: Package DataFrames not found in current path.\n- Run `import "
+            "Pkg; Pkg.add(\"DataFrames\")` to install the DataFrames package.", "DataFrames of Julia", "Pkg.add"),
+        (RUBY, "nokogiri of Ruby", "ruby-nokogiri"),
+        ("lua: a.lua:1: module 'lfs' not found:\n\tno field package.preload['lfs']\n"
+            "\tno file '/usr/share/lua/5.4/lfs.lua'\nstack traceback:", "lfs of Lua", "lua-lfs"),
+    ],
+)  # fmt: skip
+def test_missing_package_of_another_language_is_named_with_those_of_distributions(
+    log: str, name: str, package: str
+) -> None:
+    case = Evidence(job=JOB, log=f"reading\n{log}\n")
+    found = diagnose(replace(case, **OPERATOR))
+    assert (found.code, name in found.cause, package in found.fix) == (
+        "missing-package",
+        True,
+        True,
+    )
+    for other in ({**GUEST}, {**OPERATOR, "packages": lambda: Packages(image="docker://a/b")}):
+        fix = diagnose(replace(case, **other)).fix
+        assert "--container" in fix
+        assert "software" not in fix
+
+
+@pytest.mark.parametrize(
+    ("log", "package"),
+    [
+        ("main.c:1:10: fatal error: mpi.h: No such file or directory\n    1 | #include <mpi.h>\n"
+            "compilation terminated.", "libopenmpi-dev"),
+        ("main.cpp:1:10: fatal error: 'hdf5.h' file not found", "libhdf5-dev"),
+        ("f951: Fatal Error: Cannot open module file 'mpi_f08.mod' for reading at (1): No such file or "
+            "directory\ncompilation terminated.", "libopenmpi-dev"),
+        ("/usr/bin/ld: cannot find -lfftw3: No such file or directory\ncollect2: error: ld returned 1 exit "
+            "status", "libfftw3-dev"),
+        ("a.cc:2:10: fatal error: boost/mpi.hpp: No such file or directory\ncompilation terminated.", "libboost-all-dev"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "end", ["", "clusterctl: the build failed on n1 with exit code 1: make -j4\n"]
+)
+def test_missing_header_names_the_packages_and_the_module(log: str, package: str, end: str) -> None:
+    case = Evidence(job=JOB, log=f"{log}\n{end}")
+    found = diagnose(replace(case, **OPERATOR))
+    assert (found.code, package in found.fix) == ("missing-header", True)
+    assert "--module" in diagnose(replace(case, **GUEST)).fix
+
+
+def test_header_of_the_project_is_no_library() -> None:
+    log = "main.c:1:10: fatal error: mesh.h: No such file or directory\ncompilation terminated.\n"
+    assert diagnosis_of(log).code == "missing-file"
+    end = "clusterctl: the build failed on n1 with exit code 1: make -j4\n"
+    assert diagnosis_of(log + end).code == "build-failed"
+
+
+TRACED = "+ echo 'CUDA out of memory'\n++ grep -c 'No space left on device' log\n+run.sh:3> true\n"
+
+
+def test_command_that_a_shell_shows_is_no_error() -> None:
+    found = diagnosis_of(TRACED)
+    assert (found.code, found.lines[0]) == ("exit-code", "+ echo 'CUDA out of memory'")
+    error = f"{TRACEBACK}ValueError: odd\n"
+    assert diagnosis_of(error + TRACED).code == "python-exception"
+    # A script may pass the error on with an exit code of its own.
+    found = diagnosis_of(f"{TRACED}{error}+ exit 3\n", exit_code=3)
+    assert (found.code, "ValueError: odd" in found.cause) == ("python-exception", True)
+
+
+def test_command_that_shows_the_log_is_given_once() -> None:
+    command = "clusterctl logs 12"
+    assert fix_with_log(diagnosis_of("odd\n").fix, command).count("logs") == 1
+    assert fix_with_log("rename x", command) == f"rename x; the whole log: {command}"
 
 
 def test_fix_for_an_unsent_file_is_include() -> None:

@@ -78,6 +78,8 @@ NEAR_MISSES = (
     ("download-without-internet", "WARNING couldn't connect to 'https://huggingface.co' , using the cached files instead\n" + ENDED),
     ("missing-module", "warning: No module named 'apex', using torch.optim instead\n" + ENDED),
     ("missing-module", raised("ModuleNotFoundError: No module named 'apex'") + EPOCHS + ENDED),
+    ("missing-package", "note: there is no package called 'fast', using the slow way\n" + ENDED),
+    ("missing-header", "conftest.c:1:10: fatal error: mpi.h: No such file or directory\n" + EPOCHS + ENDED),
     ("module-stayed-at-home", "warning: No module named 'mine', falling back to the slow way\n" + ENDED),
     ("own-module-not-found", "ImportError (ignored): No module named 'mine'\n" + ENDED),
     ("relative-import-in-script", "note: attempted relative import with no known parent package is fine here\n" + ENDED),
@@ -204,6 +206,7 @@ def test_near_misses_cover_the_causes_that_read_logs() -> None:
         cause.code for cause in causes.ENDED if isinstance(cause, causes.Cause) and cause.log
     }
     reading |= {"module-stayed-at-home", "own-module-not-found", "missing-module"}
+    reading |= {"missing-package", "missing-header"}
     assert reading - {code for code, _ in NEAR_MISSES} == set()
 
 

@@ -1,0 +1,155 @@
+"""Causes of failed jobs that lack a package of another language than Python, or the headers of a
+library.
+
+Each function looks at the case of a job, and returns an explanation, or None if its cause does not
+apply. To add a language or a library, add a row to its table.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from clusterctl.scheduler.case import Case, Explanation
+from clusterctl.scheduler.program_error import search
+
+
+class Language(NamedTuple):
+    """How a language says that a package is missing, and what distributions call that package.
+
+    pattern: has the group ``name``. debian, red_hat: with ``{name}``, the name with hyphens; in
+        lower case for Debian. "": the distribution has no such packages. otherwise: how the job's
+        user installs it.
+    """
+
+    name: str
+    pattern: str
+    debian: str
+    red_hat: str
+    otherwise: str
+
+
+_LANGUAGES: Final = (
+    Language(
+        "R",
+        r"there is no package called [\u2018'](?P<name>[\w.]+)[\u2019']",
+        "r-cran-{name}",
+        "R-{name}",
+        "install.packages in `clusterctl ssh -- R`",
+    ),
+    Language(
+        "Perl",
+        r"^Can't locate (?P<name>[\w/]+)\.pm in @INC",
+        "lib{name}-perl",
+        "perl-{name}",
+        "cpan in `clusterctl ssh`",
+    ),
+    Language(
+        "Julia",
+        r"^ERROR: (?:LoadError: )?ArgumentError: Package (?P<name>\w+)(?: \[[^\]\n]*\])? "
+        r"(?:not found in current path|is required but does not seem to be installed)",
+        "",
+        "",
+        "Pkg.add in `clusterctl ssh -- julia`",
+    ),
+    Language(
+        "Ruby",
+        r"cannot load such file -- (?P<name>[\w/-]+) \(LoadError\)",
+        "ruby-{name}",
+        "rubygem-{name}",
+        "gem install --user-install in `clusterctl ssh`",
+    ),
+    Language(
+        "Lua",
+        r"^lua\S*: .*module '(?P<name>[\w.]+)' not found:$",
+        "lua-{name}",
+        "lua-{name}",
+        "luarocks install --local in `clusterctl ssh`",
+    ),
+)
+
+
+def missing_package(case: Case) -> Explanation | None:
+    """Explain that a program in R, Perl or the like lacks a package."""
+    for language in _LANGUAGES:
+        if (match := search([language.pattern], case.error.evidence)) is not None:
+            name = match["name"].replace("/", "::" if language.name == "Perl" else "/")
+            return Explanation(
+                "missing-package",
+                f"no package {name} of {language.name}{case.at}",
+                _fix_for_package(case, language, match["name"]),
+                match,
+            )
+    return None
+
+
+def _fix_for_package(case: Case, language: Language, name: str) -> str:
+    hyphened = name.replace("/", "-").replace(".", "-")
+    if case.evidence.packages().image:
+        return "add the package to the image, or use another image with --container"
+    own = f"install it in the job user's home, such as with {language.otherwise}"
+    if not case.is_operator or not language.debian:
+        return f"{own}; or use a --module, an --env-path or a --container that has it"
+    return (
+        f"add it to the nodes: `software: {{packages: [{language.debian.format(name=hyphened.lower())}]}}` "
+        f"in the spec (Rocky Linux: {language.red_hat.format(name=hyphened)}), then `clusterctl up`; or "
+        f"{own}"
+    )
+
+
+class Library(NamedTuple):
+    """A library for which programs are compiled. names: pattern of its headers, modules of Fortran,
+    and of its name for the linker. module: its usual environment module.
+    """
+
+    names: str
+    debian: str
+    red_hat: str
+    module: str
+
+
+_LIBRARIES: Final = (
+    Library(
+        r"mpi(?:f|_f08)?\.(?:h|mod)|mpi(?:_\w+)?", "libopenmpi-dev", "openmpi-devel", "openmpi"
+    ),
+    Library(r"hdf5\.(?:h|mod)|H5\w+\.h|hdf5(?:_\w+)?", "libhdf5-dev", "hdf5-devel", "hdf5"),
+    Library(r"netcdf\.h|netcdf", "libnetcdf-dev", "netcdf-devel", "netcdf"),
+    Library(r"netcdf\.mod|netcdff", "libnetcdff-dev", "netcdf-fortran-devel", "netcdf-fortran"),
+    Library(r"fftw3\S*\.(?:h|f03?)|fftw3\w*", "libfftw3-dev", "fftw-devel", "fftw"),
+    Library(r"(?:open)?c?blas\.h|(?:open)?blas", "libopenblas-dev", "openblas-devel", "openblas"),
+    Library(r"lapacke?\.h|lapacke?", "liblapacke-dev", "lapack-devel", "lapack"),
+    Library(r"gsl/\S+|gsl(?:cblas)?", "libgsl-dev", "gsl-devel", "gsl"),
+    Library(r"boost/\S+|boost_\w+", "libboost-all-dev", "boost-devel", "boost"),
+    Library(r"Eigen/\S+", "libeigen3-dev", "eigen3-devel", "eigen"),
+    Library(r"Python\.h", "python3-dev", "python3-devel", "python"),
+    Library(r"zlib\.h|z", "zlib1g-dev", "zlib-devel", "zlib"),
+    Library(r"numa\.h|numa", "libnuma-dev", "numactl-devel", "numactl"),
+    Library(r"R\.h|Rcpp\.h", "r-base-dev", "R-devel", "R"),
+)
+
+
+def missing_header(case: Case) -> Explanation | None:
+    """Explain that a compiler lacks the headers of a library that distributions have."""
+    for library in _LIBRARIES:
+        name = rf"(?P<name>{library.names})"
+        # gcc and nvcc, clang, gfortran, ld
+        patterns = (
+            rf"fatal error: {name}: No such file or directory",
+            rf"fatal error: '{name}' file not found",
+            rf"Fatal Error: Cannot open module file '{name}' for reading",
+            rf"\bld: cannot find -l{name}(?:: No such file or directory)?$",
+        )
+        if (match := search(patterns, case.error.evidence)) is not None:
+            module = f"--module {library.module} or another module of the site"
+            fix = f"load the library with {module}, or use a --container"
+            if case.is_operator:
+                fix = (
+                    f"add the library to the nodes: `software: {{packages: [{library.debian}]}}` in "
+                    f"the spec (Rocky Linux: {library.red_hat}), then `clusterctl up`"
+                )
+            return Explanation(
+                "missing-header",
+                f"the compiler does not find {match['name']}{case.at}",
+                fix,
+                match,
+            )
+    return None
