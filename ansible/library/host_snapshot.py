@@ -92,7 +92,7 @@ def act(module: AnsibleModule, packages: Dpkg | Rpm | None, paths: HostPaths) ->
     if module.params["state"] == "restored":
         return Restorer(module, store, snapshot, packages, paths).restore()
     snapshot["cluster"] = cluster_id
-    recorder = Recorder(module.run_command, store, snapshot, packages, paths.etc)
+    recorder = Recorder(module.run_command, store, snapshot, packages, paths)
     is_first = not store.is_there
     if not module.check_mode:
         write = recorder.seal if module.params["state"] == "sealed" else recorder.record

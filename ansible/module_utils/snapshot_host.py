@@ -24,10 +24,11 @@ _ACCOUNT_UNIT = re.compile(r"user(?:-runtime-dir)?@(\d+)\.service")
 
 
 class HostPaths(NamedTuple):
-    """The folders of a host's settings, and of MariaDB's databases."""
+    """The folders of a host's settings and of MariaDB's databases, and the list of mounts."""
 
     etc: str = "/etc"
     databases: str = "/var/lib/mysql"
+    mounts: str = "/proc/self/mountinfo"
 
 
 class Units:

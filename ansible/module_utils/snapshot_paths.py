@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.snapshot_mounts import LOST
 from ansible.module_utils.user_rights import is_person_uid, owner_above, read_regular, rights_for
 
 ABSENT = {"kind": "absent"}
@@ -41,8 +42,8 @@ def read_state(path: str, keep: Callable[[bytes], str] | None = None) -> State:
     try:
         with rights_for(path):
             state, content = _read_state(path)
-    except OSError:
-        if not owner_above(path):
+    except OSError as exc:
+        if not owner_above(path) or exc.errno in LOST:
             raise
         # A job has made the path unreadable, or a file that is not regular.
         return {"kind": "other"}

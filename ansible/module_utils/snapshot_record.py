@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible.module_utils import snapshot_guard
 from ansible.module_utils import snapshot_host as host
+from ansible.module_utils.snapshot_mounts import Mounts
 from ansible.module_utils.snapshot_packages import Dpkg, Rpm
 from ansible.module_utils.snapshot_paths import ABSENT, State, changed_ns, owner_version, read_state
 from ansible.module_utils.snapshot_store import SnapshotError, Store
@@ -27,13 +28,14 @@ class Recorder:
         store: Store,
         snapshot: dict[str, Any],
         packages: Dpkg | Rpm | None,
-        etc: str,
+        paths: host.HostPaths,
     ) -> None:
         self._run = run
         self._store = store
         self._snapshot = snapshot
         self._packages = packages
-        self._etc = etc
+        self._etc = paths.etc
+        self._mounts = Mounts(paths.mounts)
 
     def record(self, touches: Touches) -> None:
         """Record the state of new paths and units in ``touches``, and changes that the host's owner
@@ -65,10 +67,12 @@ class Recorder:
         for role, names in touches.items():
             # Patterns may match more paths now than before.
             for _, path in _paths(names):
-                entry = {"role": role, "before": dict(ABSENT), "after": None, "when_ns": None}
-                self._snapshot["paths"].setdefault(path, entry)
+                if path not in self._snapshot["paths"]:
+                    self._snapshot["paths"][path] = self._entry(role, path, dict(ABSENT), None)
         for path, entry in self._snapshot["paths"].items():
-            entry["after"] = read_state(path, self._store.keep)
+            # The mount point of a file system that is away says nothing about its files.
+            if not is_lost(self._mounts, entry):
+                entry["after"] = read_state(path, self._store.keep)
         self._seal_packages()
         self._seal_accounts(
             {name for names in touches.values() for name in names.get("accounts", ())}
@@ -86,18 +90,23 @@ class Recorder:
                 is_own = pattern in self._snapshot["patterns"] and not self._snapshot["sealed"]
                 before = dict(ABSENT) if is_own else read_state(path, self._store.keep)
                 when = changed_ns(path) if before["kind"] in ("file", "link") else None
-                self._snapshot["paths"][path] = {
-                    "role": role,
-                    "before": before,
-                    "after": None,
-                    "when_ns": when,
-                }
-            else:
+                self._snapshot["paths"][path] = self._entry(role, path, before, when)
+            elif not is_elsewhere(self._mounts, path, entry):
                 self._record_foreign_change(path, entry)
         for path in names.get("trees", ()):
             self._snapshot["trees"].setdefault(path, os.path.lexists(path))
         for path in names.get("mounts", ()):
-            self._snapshot["mounts"].setdefault(path, os.path.ismount(path))
+            self._snapshot["mounts"].setdefault(path, self._mounts.is_mount_point(path))
+
+    def _entry(self, role: str, path: str, before: State, when_ns: int | None) -> dict[str, Any]:
+        return {
+            "role": role,
+            "before": before,
+            "after": None,
+            "when_ns": when_ns,
+            # Of a file server; "" for the host's own disk.
+            "mount": self._mounts.server_mount(path),
+        }
 
     def _record_foreign_change(self, path: str, entry: dict[str, Any]) -> None:
         """Record a change to a path since the last ``seal``, which the roles can't have made."""
@@ -182,6 +191,19 @@ class Recorder:
             # Accounts of earlier runs may have left the spec since.
             own = named.union(record["ours"])
             record["ours"] = sorted(name for name in new if name in own or is_system(name))
+
+
+def is_lost(mounts: Mounts, entry: Mapping[str, Any]) -> bool:
+    """Return whether a recorded path was on a file system that is not mounted now."""
+    mount = entry.get("mount", "")
+    return mount != "" and not mounts.is_mount_point(mount)
+
+
+def is_elsewhere(mounts: Mounts, path: str, entry: Mapping[str, Any]) -> bool:
+    """Return whether a path is now on another file system than when it was recorded, which says
+    nothing about the recorded path. Earlier releases did not record file systems.
+    """
+    return "mount" in entry and entry["mount"] != mounts.server_mount(path)
 
 
 def new_in_etc(store: Store, snapshot: dict[str, Any], etc: str) -> set[str]:

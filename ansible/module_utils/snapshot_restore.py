@@ -5,6 +5,7 @@ restored.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible.module_utils import snapshot_host as host
 from ansible.module_utils.snapshot_guard import FolderMover, Guard
+from ansible.module_utils.snapshot_mounts import Mounts
 from ansible.module_utils.snapshot_packages import RPM_SAVED, Dpkg, Rpm
 from ansible.module_utils.snapshot_paths import (
     ABSENT,
@@ -27,7 +29,7 @@ from ansible.module_utils.snapshot_paths import (
     save_beside,
     write_state,
 )
-from ansible.module_utils.snapshot_record import new_in_etc
+from ansible.module_utils.snapshot_record import is_elsewhere, new_in_etc
 from ansible.module_utils.snapshot_store import Store
 from ansible.module_utils.user_rights import owner_above, rights_for
 
@@ -61,10 +63,13 @@ class Restorer:
         self._units = host.Units(self._run)
         self._done: list[str] = []
         self._left: list[str] = []
+        # Reason -> paths that are not restored.
+        self._failed: dict[str, list[str]] = {}
         # Home -> account that was removed, and folders in `_left`.
         self._homes: dict[str, str] = {}
         self._reported: set[str] = set()
         self._spared: tuple[str, ...] = ()
+        self._mounts = Mounts(paths.mounts)
         self._guard = Guard(str(store.root / "etc"), paths.etc)
         self._mover = FolderMover([path for path, was in snapshot["trees"].items() if was])
 
@@ -88,6 +93,7 @@ class Restorer:
             if not self._is_spared(unit):
                 self._done += self._units.stop(unit, before)
         self._unmount()
+        self._report_elsewhere()
         # The purge of munge fails on an account whose uid is not a system uid, so accounts go
         # first.
         self._remove_accounts()
@@ -96,7 +102,9 @@ class Restorer:
         self._restore_files()
         self._remove_generated()
         for path, state in self._versions():
-            with self._tolerate_home_errors(path):
+            if self._is_elsewhere(path):
+                continue
+            with self._tolerate_errors(path):
                 place = save_beside(path, state, self._store.content(state["content"]))
                 self._left.append(
                     f"{path} was changed by someone else: the changed version is now {place}"
@@ -112,11 +120,11 @@ class Restorer:
         self._store.remove()
         # The folder of a daemon's account may have been removed with its package.
         homes = [
-            f"{home}: the home of {name}"
-            for home, name in self._homes.items()
-            if Path(home).is_dir()
+            f"{home}: the home of {name}" for home, name in self._homes.items() if _is_folder(home)
         ]
-        return {"changed": True, "done": self._done, "clusterctl_notes": [*homes, *self._left]}
+        failed = [f"{_shorten(paths)}: {reason}" for reason, paths in self._failed.items()]
+        notes = [*homes, *self._left, *failed]
+        return {"changed": True, "done": self._done, "clusterctl_notes": notes}
 
     def _check_contents(self) -> None:
         # Raises SnapshotError if the earlier content of a file is missing, before anything is
@@ -143,10 +151,9 @@ class Restorer:
         """Before anything is removed, store clusterctl's files that someone else has changed
         since.
         """
-        for path, entry in self._snapshot["paths"].items():
+        for path, entry, now in self._entries():
             before = entry["before"]
             after = entry["after"]
-            now = read_state(path)
             if after is None or after == before or now["kind"] != "file" or now == after:
                 continue
             if now.get("content") in (after.get("content"), before.get("content")):
@@ -171,7 +178,7 @@ class Restorer:
 
     def _unmount(self) -> None:
         for path, was_mounted in self._snapshot["mounts"].items():
-            if not was_mounted and os.path.ismount(path):
+            if not was_mounted and self._mounts.is_mount_point(path):
                 self._run(["umount", path], check_rc=True)
                 self._done.append(f"unmounted {path}")
 
@@ -251,9 +258,8 @@ class Restorer:
 
     def _restore_files(self) -> None:
         wrong = {}
-        for path, entry in self._snapshot["paths"].items():
+        for path, entry, now in self._entries():
             before = entry["before"]
-            now = read_state(path)
             if (
                 entry["after"] == before
                 or now == before
@@ -269,7 +275,7 @@ class Restorer:
         self._store.write(self._snapshot)
         for path, entry in wrong.items():
             before = entry["before"]
-            with self._tolerate_home_errors(path):
+            with self._tolerate_errors(path):
                 if before["kind"] == "absent":
                     remove(path)
                 else:
@@ -280,27 +286,59 @@ class Restorer:
                 self._done.append(f"{'removed' if before == ABSENT else 'put back'} {path}")
 
     @contextmanager
-    def _tolerate_home_errors(self, path: str) -> Iterator[None]:
-        """Report an error about a person's home, or in it, instead of raising it, so that the
-        restoration continues: an NFS server with root_squash lets root remove no home.
+    def _tolerate_errors(self, path: str) -> Iterator[None]:
+        """Report an error of a file server, or in a person's home, instead of raising it, so that the
+        restoration continues: an NFS server with root_squash lets root remove nothing.
         """
         try:
             yield
         except OSError as exc:
             # The owner of the path itself counts, too.
-            if not owner_above(f"{path}/-"):
+            if not self._mounts.is_servers_error(path, exc) and not owner_above(f"{path}/-"):
                 raise
-            self._left.append(f"{path}: {exc.strerror or exc}")
+            self._report_failure(path, exc.strerror or str(exc))
+
+    def _report_failure(self, path: str, reason: str) -> None:
+        paths = self._failed.setdefault(reason, [])
+        if path not in paths:
+            paths.append(path)
+
+    def _entries(self, *, reverse: bool = False) -> Iterator[tuple[str, dict[str, Any], State]]:
+        """Yield (path, entry, present state) of the recorded paths that are where they were, as far
+        as they can be read. Errors of file servers are reported.
+
+        reverse: sorted, subfolders first.
+        """
+        recorded = self._snapshot["paths"].items()
+        for path, entry in sorted(recorded, reverse=True) if reverse else recorded:
+            if self._is_elsewhere(path):
+                continue
+            state = None
+            with self._tolerate_errors(path):
+                state = read_state(path)
+            if state is not None:
+                yield path, entry, state
+
+    def _is_elsewhere(self, path: str) -> bool:
+        return is_elsewhere(self._mounts, path, self._snapshot["paths"].get(path, {}))
+
+    def _report_elsewhere(self) -> None:
+        """Report the paths that `up` changed and that are not where they were, such as those of a
+        folder that is not mounted.
+        """
+        for path, entry in self._snapshot["paths"].items():
+            if entry["after"] != entry["before"] and self._is_elsewhere(path):
+                mount = entry["mount"] or self._mounts.server_mount(path)
+                self._report_failure(path, f"{mount} is not mounted as it was before `up`")
 
     def _remove_saved(self) -> None:
         """Remove .rpmsave files of changed configuration files, if clusterctl has changed these
         files.
         """
-        for path, entry in self._snapshot["paths"].items():
+        for path, entry, _ in self._entries():
             saved = f"{path}{RPM_SAVED}"
-            now = read_state(saved)
             after = entry["after"]
-            if entry["before"] != ABSENT or now["kind"] != "file":
+            if entry["before"] != ABSENT or (now := read_state(saved))["kind"] != "file":
                 continue
             own_contents = [after["content"]] if after and after["kind"] == "file" else []
             # Foreign versions are saved beside the file later.
@@ -329,7 +367,7 @@ class Restorer:
         versions of the owner's files that these packages brought.
         """
         new = [path for path, entry in self._snapshot["paths"].items() if entry["before"] == ABSENT]
-        folders = [path for path in new if Path(path).is_dir() and not self._is_spared(path)]
+        folders = [path for path in new if os.path.isdir(path) and not self._is_spared(path)]
         for path in sorted(self._cluster_files_in_etc()):
             is_inside = any(path.startswith(f"{folder}/") for folder in folders)
             if os.path.lexists(path) and (is_inside or path.endswith(_PACKAGED_VERSIONS)):
@@ -340,17 +378,17 @@ class Restorer:
         for path, was_there in sorted(self._snapshot["trees"].items(), reverse=True):
             if was_there or self._is_spared(path) or not os.path.lexists(path):
                 continue
-            if remaining := remove_tree(path):
-                self._left.append(f"files of users, or mounted: {_shorten(remaining)}")
-            self._done.append(f"removed {path}")
+            with self._tolerate_errors(path):
+                if remaining := remove_tree(path):
+                    self._left.append(f"files of users, or mounted: {_shorten(remaining)}")
+                self._done.append(f"removed {path}")
 
     def _restore_folders(self) -> None:
         """Restore or remove folders: subfolders first, because only empty folders can be
         removed.
         """
-        for path, entry in sorted(self._snapshot["paths"].items(), reverse=True):
+        for path, entry, now in self._entries(reverse=True):
             before = entry["before"]
-            now = read_state(path)
             # Jobs create folders, too, which the last `up` has not seen.
             is_new = before == ABSENT
             if (
@@ -361,7 +399,7 @@ class Restorer:
                 or not self._reported.isdisjoint((path, *map(str, Path(path).parents)))
             ):
                 continue
-            with self._tolerate_home_errors(path):
+            with self._tolerate_errors(path):
                 if before["kind"] == "folder":
                     write_state(path, before)
                     self._done.append(f"put back {path}")
@@ -381,7 +419,7 @@ class Restorer:
             self._done.append(f"removed the account {name}")
             # Folders of a role are removed later, such as MariaDB's, or were here before clusterctl.
             is_of_role = home in self._snapshot["trees"]
-            if Path(home).is_dir() and home != "/" and not is_of_role:
+            if _is_folder(home) and home != "/" and not is_of_role:
                 self._homes[home] = name
                 self._reported.add(home)
         for name in self._cluster_accounts(
@@ -415,6 +453,16 @@ def _foreign_databases(folder: str) -> list[str]:
     """Return the databases in a folder that are neither MariaDB's own nor Slurm's."""
     names = {path.name for path in Path(folder).glob("*") if path.is_dir()}
     return sorted(name for name in names - _OWN_DATABASES if not name.startswith(("#", ".")))
+
+
+def _is_folder(path: str) -> bool:
+    """Return whether a path is a folder, or may be one: its file server does not say."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def _list_folder(path: str) -> list[str]:

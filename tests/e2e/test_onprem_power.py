@@ -168,3 +168,27 @@ def test_up_mounts_the_folder_that_its_controller_lost(cluster: Cluster, machine
     cluster.json("up")
     answer = cluster.json("status")
     assert (answer["ready"], answer["controller_lacks"]) == (True, [])
+
+
+def test_down_with_the_file_server_off_releases_the_machines_and_names_the_files(
+    cluster: Cluster, machines: Lab
+) -> None:
+    """The controller has added the cluster's key to those of a user on the folder, and restores
+    them; the nodes restore nothing there.
+    """
+    machines.cut_power(*MACHINES)
+    others = [name for name in MACHINES if name != "files"]
+    machines.restore_power(*others)
+    for name in others:
+        eventually(lambda name=name: machines.ssh(name, "true", rc=None).rc == 0, PATIENCE_S)
+    try:
+        down = cluster("down", "--yes", "--discard", rc=0)
+        unrestored = [line for line in down.stderr.splitlines() if "not restored on" in line]
+        (line,) = [line for line in unrestored if SHARED.path in line]
+        assert "node1" in line
+        assert f"{SHARED.home}/.ssh/authorized_keys" in line
+        for name in others:
+            assert machines.host(name).inside.sh(f"ls -A {SHARED.path}") == ""
+            assert machines.host(name).inside.sh("ls -d /var/lib/clusterctl* || true") == ""
+    finally:
+        machines.restore_power("files")

@@ -28,10 +28,12 @@ class Machine:
 
     answers: first words of a command -> (exit code, stdout, stderr). Other commands succeed without
         output.
+    does: command -> what it changes.
     killed_at: the module is killed at the command with these first words. Empty: it is not.
     """
 
     answers: Answers = field(default_factory=dict)
+    does: dict[tuple[str, ...], Callable[[], None]] = field(default_factory=dict)
     killed_at: tuple[str, ...] = ()
     ran: list[list[str]] = field(default_factory=list)
 
@@ -39,6 +41,7 @@ class Machine:
         if self.killed_at and tuple(argv[: len(self.killed_at)]) == self.killed_at:
             raise KeyboardInterrupt
         self.ran.append(argv)
+        self.does.get(tuple(argv), lambda: None)()
         for length in range(len(argv), 0, -1):
             if (answer := self.answers.get(tuple(argv[:length]))) is not None:
                 assert not (check_rc and answer[0]), argv
