@@ -18,6 +18,7 @@ _SCRIPT: Final = Path(__file__).with_name("remote_kept.sh").read_text(encoding="
 _PATIENCE_S: Final = 20.0
 # Folder -> what its entries are.
 _NOUNS: Final = {
+    "pythons": "Python",
     "environments": "environment",
     "builds": "build",
     "images": "container image",

@@ -9,6 +9,7 @@ size() {
 }
 # Names that begin with a dot are incomplete, or the folders that the others lead to.
 [ ! -d environments ] || size environments "$(find environments -mindepth 1 -maxdepth 1 -type l ! -name '.*' | wc -l)" &
+[ ! -d pythons ] || size pythons "$(find pythons -mindepth 1 -maxdepth 1 -type d ! -name '.*' | wc -l)" &
 [ ! -d builds ] || size builds "$(find builds -mindepth 1 -maxdepth 1 -type d ! -name '.*' | wc -l)" &
 [ ! -d images ] || size images "$(find images -mindepth 1 -maxdepth 1 ! -name '.*' ! -name layers | wc -l)" &
 [ ! -d store ] || size store "$(find store/?? -mindepth 1 -maxdepth 1 -type f 2>/dev/null | wc -l)" &

@@ -149,6 +149,9 @@ def _record(files: Mapping[str, bytes], own_name: str) -> bytes:
     return "".join([*lines, f"{own_name},,\n"]).encode()
 
 
-def lock_of(wheels: Sequence[Path], node: NodePlatform) -> Lock:
-    """Return the lock of these wheels as an environment of its own, which extends no other."""
-    return Lock(tuple(Wheel.of(path.name, file_sha256(path)) for path in wheels), {}, node)
+def lock_of(wheels: Sequence[Path], node: NodePlatform, python: str) -> Lock:
+    """Return the lock of these wheels as an environment of its own, which extends no other.
+
+    python: path of its Python on the host.
+    """
+    return Lock(tuple(Wheel.of(path.name, file_sha256(path)) for path in wheels), {}, node, python)

@@ -114,11 +114,15 @@ class Wheel:
 class Lock:
     """The wheels that requirements need besides the packages of all jobs, ``base`` (name ->
     version).
+
+    python: path of the Python on the cluster that an environment without a base uses. "": the
+        environment has a base.
     """
 
     wheels: tuple[Wheel, ...]
     base: Mapping[str, str]
     node: NodePlatform = DEFAULT_PLATFORM
+    python: str = ""
 
     @property
     def text(self) -> str:
@@ -130,12 +134,11 @@ class Lock:
 
     @property
     def key(self) -> str:
-        """The name of the Python environment's folder on a cluster: a hash of the wheels and
-        ``base``.
+        """The name of the Python environment's folder on a cluster: a hash of the wheels, ``base``
+        and ``python``.
         """
-        return digest(
-            _LAYOUT, self.text, *(f"{name}=={version}" for name, version in self.base.items())
-        )
+        base = [f"{name}=={version}" for name, version in self.base.items()]
+        return digest(_LAYOUT, self.text, *base, *([self.python] if self.python else []))
 
     @classmethod
     def read(

@@ -99,7 +99,7 @@ class FolderEntry:
 
     @property
     def is_made_by_attach(self) -> bool:
-        return self.name in {"env", "environments", "store"}
+        return self.name in {"env", "environments", "pythons", "store"}
 
 
 class SiteFolder(Protocol):

@@ -71,7 +71,7 @@ MARK = b".clusterctl-cluster"
 NOT_IN_FOLDER = frozenset(
     FOLDER_BELOW_HOME + name
     for name in (
-        *b"store environments secrets builds images job-profile.sh .job-profile.new".split(),
+        *b"store environments pythons secrets builds images job-profile.sh .job-profile.new".split(),
         MARK,
     )
 )

@@ -20,6 +20,7 @@ from tests.support.foreign.site import PASSWORD, Kind, Site, site
 from tests.support.foreign.user import User, user_of
 from tests.support.messages import codes
 from tests.support.processes import eventually
+from tests.support.standalone import real_python, standalone_list
 from tests.support.terminal import terminal
 
 pytestmark = pytest.mark.sweep
@@ -50,6 +51,7 @@ class Cell:
     words: more options of `attach`. submit: more options of `submit`.
     refused: the code with which `attach` refuses the site. Empty: it attaches.
     refused_job: the code with which `submit` refuses a job, and the job's options.
+    has_download: whether uv can download a standalone Python.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Cell:
     submit: tuple[str, ...] = ()
     refused: str = ""
     refused_job: tuple[str, tuple[str, ...]] | None = None
+    has_download: bool = False
 
 
 def bashrc(text: str) -> Change:
@@ -96,7 +99,13 @@ CELLS = (
     Cell("job-requeue-0", change=lambda one: one.slurm("JobRequeue=0"), submit=("--requeue",)),
     Cell("sbatch-export-none", change=bashrc("export SBATCH_EXPORT=NONE\necho hello\n")),
     Cell("variables-of-sbatch", change=bashrc(f"export {SBATCH}\necho hello\n")),
-    Cell("python-3.9", change=Site.only_python39, refused="no-python"),
+    Cell("python-3.6", change=lambda one: one.only_python("3.6"), has_download=True),
+    Cell("python-3.9", change=lambda one: one.only_python("3.9"), has_download=True),
+    Cell(
+        "python-3.9-without-a-download",
+        change=lambda one: one.only_python("3.9"),
+        refused="python-not-downloaded",
+    ),
 )
 
 
@@ -110,7 +119,14 @@ def sites() -> Iterator[Mapping[str, Site]]:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_attached_cluster_runs_a_job(cell: Cell, sites: Mapping[str, Site], tmp_path: Path) -> None:
+def test_attached_cluster_runs_a_job(
+    cell: Cell, sites: Mapping[str, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads = "file:///nowhere/downloads.json"
+    if cell.has_download:
+        downloads = standalone_list(tmp_path, real_python())
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", downloads)
     one = sites[cell.kind]
     user = user_of(sites[cell.kind], cell.person, tmp_path)
     one.reset_homes()

@@ -20,7 +20,7 @@ from clusterctl.errors import CommandError, UsageError
 from clusterctl.providers.attached import Attached, AttachRequest, SiteFact
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.facts import placed_facts, proof_facts, site_facts
-from clusterctl.providers.existing.place import Placed, expanded
+from clusterctl.providers.existing.place import Placed, expanded, with_standalone_python
 from clusterctl.providers.existing.probe import Choices, Probed, probe
 from clusterctl.providers.existing.prove import (
     Proof,
@@ -371,22 +371,26 @@ def _place_and_prove(
         python=settings.python,
         reporter=request.reporter,
     )
-    # The login node's `python3` may be too old for clusterctl's programs.
-    folders = ":".join(dict.fromkeys(str(Path(python).parent) for python in site.pythons))
-    with Connections(workspace.ssh_config, stays=LOGIN_HOST, path=folders) as connections:
+    reporter = request.reporter
+    with Connections(workspace.ssh_config, stays=LOGIN_HOST, path="") as connections:
         transport = connections.to(LOGIN_HOST)
         if (recorded := inventory_if_known(workspace)) is not None:
             _reject_other_folder(transport, settings.folder, recorded.folder)
         else:
             earlier_spec = applied_if_known(workspace)
-            _remove_earlier_folder(
-                transport, workspace, earlier_spec, settings.folder, request.reporter
-            )
+            _remove_earlier_folder(transport, workspace, earlier_spec, settings.folder, reporter)
             # From now on, `detach` knows the folder, even if this process is killed.
             write_atomic(workspace.spec, dump_spec(spec))
-        placed, outcome = place_and_prove(
-            transport, site, settings.folder, workspace.cluster_id(), options
-        )
+        cluster_id = workspace.cluster_id()
+        if settings.python is None:
+            site = with_standalone_python(
+                transport, site, settings.folder, cluster_id, report=reporter.note
+            )
+    # The login node's `python3` may be too old for clusterctl's programs.
+    folders = ":".join(dict.fromkeys(str(Path(python).parent) for python in site.pythons))
+    with Connections(workspace.ssh_config, stays=LOGIN_HOST, path=folders) as connections:
+        transport = connections.to(LOGIN_HOST)
+        placed, outcome = place_and_prove(transport, site, settings.folder, cluster_id, options)
         is_pending = isinstance(outcome, Unproven) and outcome.code == "pending"
         if settings.launcher is None and is_pending:
             leave_proof(transport, site, placed, options, probed.proof_nodes)

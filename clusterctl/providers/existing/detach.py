@@ -16,6 +16,7 @@ _REMOVAL_S: Final = 3600.0
 _WHAT: Final = {
     "env": "the Python of jobs",
     "environments": "Python environments",
+    "pythons": "Python, which the site lacks",
     "store": "files that jobs share, and clusterctl's programs",
     "jobs": "folders of jobs",
     "images": "container images",

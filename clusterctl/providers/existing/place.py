@@ -11,13 +11,19 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import TransferError, UsageError, printable
+from clusterctl.errors import CommandError, TransferError, UsageError, printable
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.remote_environment import build_environment, lock_of, pip_wheel
+from clusterctl.packages.standalone_python import (
+    RELEASE,
+    StandalonePython,
+    fetch_standalone_python,
+    version_of,
+)
 from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.existing.detach import folder_program
 from clusterctl.providers.existing.site_description import SiteDescription
@@ -31,6 +37,7 @@ from clusterctl.util.progress import SILENT, LineReporter
 # Releases of Python for which payload/requirements.lock has wheels, and the glibc that these need.
 OLDEST_PYTHON: Final = (3, 11)
 NEWEST_PYTHON: Final = (3, 14)
+_RELEASES: Final = f"{OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} to {NEWEST_PYTHON[0]}.{NEWEST_PYTHON[1]}"
 _OLDEST_GLIBC: Final = 28
 # Disk space and number of files of an environment with its wheels.
 _SPACE: Final = 150 << 20
@@ -38,9 +45,14 @@ _FILES: Final = 4000
 # Position in a line of `quota -wp` and `lfs quota -q`.
 _GRACE_FILES: Final = 8
 _ENVIRONMENTS: Final = "environments"
+_PYTHONS: Final = "pythons"
 _STORE: Final = "store"
 _CLAIM: Final = folder_program("remote_claim.sh")
 _EXPAND: Final = folder_program("remote_expand.sh")
+_PYTHON: Final = folder_program("remote_python.sh")
+_PIECE: Final = 1 << 20
+# Unpacking many small files on a network file system takes long.
+_UNPACKED_S: Final = 900.0
 _FINISH: Final = Path(__file__).with_name("remote_finish.sh").read_text(encoding="utf-8")
 
 
@@ -63,6 +75,11 @@ class Placed:
     seconds: float
     built: bool
 
+    @property
+    def has_own_python(self) -> bool:
+        """Whether the Python is one of clusterctl's own, in the folder."""
+        return self.python.startswith(f"{self.folder}/{_PYTHONS}/")
+
 
 def python_minor(version: str) -> tuple[int, int]:
     """Return the release of a Python version: (3, 11) for `3.11.2`. (0, 0): the text is not a
@@ -78,27 +95,29 @@ def choose_python(pythons: Mapping[str, str], python: str | None = None) -> str:
     pythons: path -> version, in the order of preference. Raise UsageError if jobs can't use any of
         them.
     """
-    usable = [
-        path
-        for path, version in pythons.items()
-        if OLDEST_PYTHON <= python_minor(version) <= NEWEST_PYTHON
-    ]
+    usable = usable_pythons(pythons)
     if python is not None and python in usable:
         return python
     if python is None and usable:
         return usable[0]
     found = ", ".join(f"{path} ({version})" for path, version in pythons.items()) or "none"
-    oldest, newest = (".".join(map(str, release)) for release in (OLDEST_PYTHON, NEWEST_PYTHON))
     raise UsageError(
-        f"jobs can't use {python}"
-        if python
-        else f"the cluster has no Python from {oldest} to {newest}",
+        f"jobs can't use {python}" if python else f"the cluster has no Python {_RELEASES}",
         code="no-python",
-        why=f"jobs need Python {oldest} to {newest}; found: {found}",
+        why=f"jobs need Python {_RELEASES}; found: {found}",
         fix="pass a module that has such a Python with --module, or its path with --python; "
-        "`module avail python` on the login node lists the site's modules; or put one into your home "
-        "there, such as with `uv python install 3.13`",
+        "`module avail python` on the login node lists the site's modules; without either, "
+        "`attach` sends a Python of its own",
     )
+
+
+def usable_pythons(pythons: Mapping[str, str]) -> list[str]:
+    """Return the paths of the Pythons that jobs can use. pythons: path -> version."""
+    return [
+        path
+        for path, version in pythons.items()
+        if OLDEST_PYTHON <= python_minor(version) <= NEWEST_PYTHON
+    ]
 
 
 def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
@@ -167,7 +186,7 @@ def place(
     path = choose_python(pythons, python)
     node = platform_of(pythons[path], site.proven_glibc or site.glibc, site.arch)
     wheels = [*sorted(wheelhouse(job_lock(), node).glob("*.whl")), pip_wheel()]
-    lock = lock_of(wheels, node)
+    lock = lock_of(wheels, node, path)
     answer, cluster_id = _claim(transport, folder, cluster_id, site.cluster_name)
     at = answer["folder"][0]
     built = False
@@ -185,6 +204,74 @@ def place(
         )
     write_profile(transport, at, modules, site.slurm_path, environment=lock.key)
     return Placed(at, cluster_id, path, pythons[path], node, time.monotonic() - started, built)
+
+
+def with_standalone_python(
+    transport: Transport,
+    site: SiteDescription,
+    folder: str,
+    cluster_id: str,
+    *,
+    report: LineReporter = SILENT.note,
+) -> SiteDescription:
+    """Return the site with a Python of clusterctl's own, if jobs can use none of the site's.
+
+    The Python is sent to clusterctl's folder on the cluster, unless the folder has one. No Python
+    is needed on the login node.
+
+    Raises the errors of ``place``. MachineError: the Python can't be downloaded on this machine.
+    """
+    if usable_pythons(site.pythons):
+        return site
+    _reject_unfit(folder)
+    at, *own = transport.run(["sh", "-c", _PYTHON, "python", folder]).stdout.splitlines()
+    # The folder may have been removed since a job has proven its Python.
+    proven = {
+        path: version
+        for path, version in site.proven_pythons.items()
+        if not path.startswith(f"{at}/{_PYTHONS}/")
+    }
+    if not usable_pythons(proven) and not own:
+        own = _send_python(transport, site, folder, cluster_id, report)
+    # The last is the newest.
+    pythons = {path: version_of(Path(path).parents[1].name) for path in reversed(own)}
+    return replace(site, proven_pythons=proven, pythons={**site.pythons, **pythons})
+
+
+def _send_python(
+    transport: Transport,
+    site: SiteDescription,
+    folder: str,
+    cluster_id: str,
+    report: LineReporter,
+) -> list[str]:
+    """Send a standalone Python. Return the paths of all in the folder."""
+    platform_of(RELEASE, site.proven_glibc or site.glibc, site.arch)
+    python = fetch_standalone_python(report)
+    answer, _ = _claim(transport, folder, cluster_id, site.cluster_name)
+    at = answer["folder"][0]
+    _reject_little_room(transport.host, at, rooms_of(answer), python)
+    size = format_size(python.archive.stat().st_size)
+    report(f"the cluster has no Python {_RELEASES}: sending one of {size}")
+    argv = ["sh", "-c", _PYTHON, "python", at, python.name]
+    try:
+        with (
+            transport.converse(argv, silence_s=_UNPACKED_S) as talk,
+            python.archive.open("rb") as file,
+        ):
+            while piece := file.read(_PIECE):
+                talk.send(piece)
+            talk.finish()
+    except CommandError as exc:
+        raise TransferError(
+            "the Python of jobs can't be unpacked on the cluster",
+            code="python-not-unpacked",
+            where=f"{transport.host}:{at}",
+            why=exc.why,
+            fix="choose a folder with --folder on a disk that has room, and whose programs may be run",
+            host=transport.host,
+        ) from exc
+    return transport.run(["sh", "-c", _PYTHON, "python", at]).stdout.splitlines()[1:]
 
 
 def _claim(
@@ -283,14 +370,19 @@ def _number(word: str) -> int:
     return int(word.rstrip("*")) if word.rstrip("*").isdecimal() else 0
 
 
-def _reject_little_room(host: str, folder: str, rooms: Sequence[Room]) -> None:
+def _reject_little_room(
+    host: str, folder: str, rooms: Sequence[Room], python: StandalonePython | None = None
+) -> None:
+    """Raise TransferError if the environment of jobs, and its ``python``, are too large."""
+    space = _SPACE + (python.bytes if python else 0)
+    files = _FILES + (python.files if python else 0)
     for room in rooms:
-        if room.space is not None and room.space < _SPACE:
+        if room.space is not None and room.space < space:
             left = format_size(room.space)
-            need = format_size(_SPACE)
-        elif room.files is not None and room.files < _FILES:
+            need = format_size(space)
+        elif room.files is not None and room.files < files:
             left = f"{room.files:,} files"
-            need = f"{_FILES:,} files"
+            need = f"{files:,} files"
         else:
             continue
         raise TransferError(

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import TransportError, printable
-from clusterctl.providers.existing.place import Placed, place, write_profile
+from clusterctl.providers.existing.place import (
+    Placed,
+    place,
+    usable_pythons,
+    with_standalone_python,
+    write_profile,
+)
 from clusterctl.providers.existing.site_description import MPI_MODULE, SiteDescription
 from clusterctl.spec.names import PROOF_JOB, Launcher
 from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
@@ -357,7 +363,11 @@ def place_and_prove(
     )
     outcome = prove(transport, site, placed, options)
     nodes = outcome.nodes
-    if isinstance(outcome, Unproven) and outcome.code == "python" and nodes.pythons:
+    if options.python is None:
+        has_other = not placed.has_own_python or bool(usable_pythons(nodes.pythons))
+    else:
+        has_other = bool(nodes.pythons)
+    if isinstance(outcome, Unproven) and outcome.code == "python" and has_other:
         # The site's login node has other software than its compute nodes.
         site = replace(
             site,
@@ -367,6 +377,8 @@ def place_and_prove(
             proven_pythons={},
             proven_glibc="",
         )
+        if options.python is None:
+            site = with_standalone_python(transport, site, folder, cluster_id, report=report)
         placed = place(
             transport,
             site,

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransferError, UsageError
+from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.standalone_python import RELEASE as STANDALONE
+from clusterctl.packages.wheelhouse import new_wheelhouse
 from clusterctl.providers.attached import AttachRequest
 from clusterctl.providers.existing.attach import Attachment, _inventory, attach, name_of
 from clusterctl.providers.existing.facts import examine_site
@@ -23,8 +26,11 @@ from clusterctl.spec.providers.existing import ExistingSettings, settings_of
 from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, login_of, write_login_files
+from clusterctl.util.assets import job_lock
 from tests.integration.existing.conftest import Commands
 from tests.support.messages import refused
+from tests.support.standalone import small_python, standalone_list
+from tests.support.wheels import a_wheel
 from tests.unit.existing.test_prove import PLACED, SITE
 
 PROVEN = Path(__file__).parents[2] / "unit/existing/captures/proof-22.05-pmix.txt"
@@ -339,3 +345,36 @@ def test_new_login_is_accepted_for_the_same_account(commands: Commands, state: P
     assert (again.workspace, again.placed.cluster_id) == (workspace, cluster_id)
     assert login_of(workspace.ssh_config) == settings_of(again.spec).login == HERE
     assert [path.name for path in state.iterdir() if path.is_dir()] == ["campus"]
+
+
+# The nodes lack the login node's Python.
+OTHER_NODES = """\
+hosts c1
+node c1 seen yes
+node c1 arch x86_64
+node c1 glibc 2.36
+node c1 version bash: .../env/bin/python: No such file or directory
+"""
+
+
+@pytest.mark.parametrize("found", ["", "node c1 python /usr/bin/python3 3.6.8\n"])
+def test_nodes_without_a_python_for_jobs_get_one(
+    commands: Commands, state: Path, monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
+    lines = [line.split(" ", 3) for line in (OTHER_NODES + found).splitlines()]
+    proof = state.parent / "proof"
+    proof.write_text("".join("\t".join(words) + "\n" for words in lines))
+    commands("short", proof=proof)
+    downloads = standalone_list(state.parent, small_python())
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", downloads)
+    monkeypatch.setenv("UV_CACHE_DIR", str(state.parent / "uv"))
+    with new_wheelhouse(job_lock(), NodePlatform(STANDALONE, 36)) as folder:
+        a_wheel(folder, "first", "1.0")
+    result = attach(AttachRequest(HERE))
+    assert (result.placed.has_own_python, result.placed.node.python) == (True, STANDALONE)
+    # A Python that the user has chosen is not replaced.
+    if found:
+        with refused("no-python", UsageError):
+            attached(name="again", folder="~/again")
+    else:
+        assert attached(name="again", folder="~/again").answer.obstacle

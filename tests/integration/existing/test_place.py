@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,16 +12,35 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import TransferError, TransportError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    MachineError,
+    TransferError,
+    TransportError,
+    UsageError,
+)
+from clusterctl.jobs.kept_files import kept_files
 from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.standalone_python import RELEASE
+from clusterctl.packages.wheelhouse import new_wheelhouse
 from clusterctl.providers.existing import detach as detach_module
 from clusterctl.providers.existing import place as place_module
 from clusterctl.providers.existing.detach import AttachedFolder
-from clusterctl.providers.existing.place import Placed, choose_python, place, platform_of, rooms_of
+from clusterctl.providers.existing.place import (
+    Placed,
+    choose_python,
+    place,
+    platform_of,
+    rooms_of,
+    with_standalone_python,
+)
 from clusterctl.providers.existing.site_description import SiteDescription
+from clusterctl.util.assets import job_lock
 from tests.support.disks import small_disk
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
+from tests.support.standalone import small_python, standalone_list
+from tests.support.wheels import a_wheel
 
 VERSION = ".".join(map(str, sys.version_info[:3]))
 SITE = SiteDescription(
@@ -334,3 +354,105 @@ def test_place_on_a_full_disk_leaves_nothing(call: Place) -> None:
         with refused("folder-not-made", TransferError):
             call(f"{disk.path}/a/ours")
         assert not (disk.path / "a").exists()
+
+
+OLD = replace(SITE, pythons={"/usr/bin/python3": "3.6.8"})
+
+
+@pytest.fixture
+def standalone(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download of a standalone Python, and the wheel `first` for its release."""
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", standalone_list(tmp_path, small_python()))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    with new_wheelhouse(job_lock(), NodePlatform(RELEASE, 36)) as folder:
+        a_wheel(folder, "first", "1.0")
+
+
+def given(site: SiteDescription = OLD, folder: str = "~/ours") -> SiteDescription:
+    return with_standalone_python(LocalTransport(), site, folder, "a1b2")
+
+
+def test_old_site_gets_a_python_once(standalone: None, home: Path, tmp_path: Path) -> None:
+    site = given()
+    path = choose_python(site.pythons)
+    assert path.startswith(f"{home}/ours/pythons/cpython-{RELEASE}.0-")
+    placed = place(LocalTransport(), site, "~/ours", "a1b2")
+    assert (placed.python, placed.version, placed.has_own_python) == (path, f"{RELEASE}.0", True)
+    assert (home / "ours/env/bin/python").exists()
+    # Nothing is downloaded or sent again, even from a machine without the download.
+    (tmp_path / "downloads.json").unlink()
+    shutil.rmtree(tmp_path / "cache")
+    again = given(replace(OLD, proven_pythons={path: placed.version}))
+    assert (choose_python(again.pythons), again.proven_pythons) == (path, {})
+    entries = {entry.name: entry for entry in attached(home).entries()}
+    assert {*entries} == {"env", "environments", "pythons", "store"}
+    assert all(entry.is_made_by_attach for entry in entries.values())
+    assert kept_files(LocalTransport(), "ours")["pythons"].number == 1
+    attached(home).remove()
+    assert list(home.iterdir()) == []
+
+
+def test_site_with_a_python_gets_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proven = replace(OLD, proven_pythons={"/nodes/python3.12": "3.12.1"})
+    assert (given(SITE), given(proven)) == (SITE, proven)
+    assert list(home.iterdir()) == []
+
+
+def test_python_that_was_removed_is_sent_again(standalone: None, home: Path) -> None:
+    path = choose_python(given().pythons)
+    shutil.rmtree(home / "ours")
+    assert choose_python(given(replace(OLD, proven_pythons={path: f"{RELEASE}.0"})).pythons) == path
+    assert Path(path).exists()
+
+
+@pytest.mark.parametrize("command", ["mktemp", "tar", "sync", "mv"])
+def test_killed_sending_of_a_python_continues(
+    standalone: None, home: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    kill = f'{command}() {{ command {command} "$@"; kill -9 $$; }}\n'
+    with monkeypatch.context() as patch:
+        patch.setattr(place_module, "_PYTHON", kill + place_module._PYTHON)
+        with pytest.raises(ClusterctlError):
+            given()
+    path = choose_python(given().pythons)
+    assert Path(path).exists()
+    assert sorted(one.name for one in (home / "ours/pythons").iterdir()) == [
+        ".lock",
+        Path(path).parents[1].name,
+    ]
+
+
+def test_python_that_does_not_run_there_is_refused(
+    standalone: None, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = tmp_path / "more"
+    more.mkdir()
+    url = standalone_list(more, small_python("#!/bin/sh\nexit 3\n"))
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", url)
+    with refused("python-not-unpacked", TransferError):
+        given()
+    assert [one.name for one in (home / "ours/pythons").iterdir()] == [".lock"]
+
+
+def test_site_without_a_download_stays_as_it_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", "file:///nowhere/downloads.json")
+    with refused("python-not-downloaded", MachineError):
+        given()
+    assert list(home.iterdir()) == []
+    with refused("platform-unfit", UsageError):
+        given(replace(OLD, glibc="2.17"))
+
+
+def test_python_does_not_fit_a_small_disk(standalone: None) -> None:
+    with small_disk(100) as disk, refused("no-room", TransferError):
+        given(folder=f"{disk.path}/ours")
+
+
+def test_environment_belongs_to_its_python(call: Place, tmp_path: Path) -> None:
+    """Nodes may lack the login node's Python, and have another of the same release."""
+    other = tmp_path / "python3"
+    other.symlink_to(sys.executable)
+    assert call().built
+    assert call(site=replace(SITE, pythons={str(other): VERSION})).built

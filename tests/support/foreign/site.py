@@ -262,25 +262,23 @@ class Site:
             yield
 
     @contextmanager
-    def only_python39(self) -> Iterator[None]:
-        """Let all hosts have Python 3.9, this machine's or uv's, and no other."""
-        prefix = python_prefix("3.9")
+    def only_python(self, version: str) -> Iterator[None]:
+        """Let all hosts have this version of Python, this machine's or uv's, and no other."""
+        prefix = python_prefix(version)
+        name = f"python{version}"
         hidden = "/opt/hidden"
         for host in HOSTS:
-            self._copy_python(host, prefix)
+            self._copy_python(host, prefix, f"/opt/{name}")
         hide = f"mkdir {hidden}; mv /usr/bin/python3* {hidden}/\n"
-        link = (
-            "for name in python3 python3.9; do ln -s /opt/python3.9/bin/python3.9 "
-            "/usr/bin/$name; done\n"
-        )
-        link += "ln -s /opt/python3.9/lib/libpython3.9.so* /usr/lib/; ldconfig"
+        link = f"for link in python3 {name}; do ln -s /opt/{name}/bin/{name} /usr/bin/$link; done\n"
+        link += f"ln -s /opt/{name}/lib/lib{name}*.so* /usr/lib/; ldconfig"
         undo = f"rm -f /usr/bin/python3*; mv {hidden}/* /usr/bin/; rmdir {hidden}\n"
-        undo += "rm -rf /opt/python3.9 /usr/lib/libpython3.9.so*; ldconfig"
+        undo += f"rm -rf /opt/{name} /usr/lib/lib{name}*.so*; ldconfig"
         with self.changed(HOSTS, hide + link, undo):
             yield
 
-    def _copy_python(self, host: str, prefix: Path) -> None:
-        target = f"/proc/{self.lab.host(host).leader}/root/opt/python3.9"
+    def _copy_python(self, host: str, prefix: Path, folder: str) -> None:
+        target = f"/proc/{self.lab.host(host).leader}/root{folder}"
         left = "test site-packages __pycache__ config-* idlelib *.a".split()
         pack = shlex.join(
             ["tar", "-C", str(prefix), *(f"--exclude={name}" for name in left), "-c", "bin", "lib"]

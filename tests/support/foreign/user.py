@@ -19,6 +19,7 @@ from tests.support.verbs import SCRIPT, Clusterctl
 
 # sudo drops the variables of its caller.
 _PASSED = ("CLUSTERCTL_HOME", "TMPDIR", "COLUMNS", "TERM", "PATH", "SSH_AUTH_SOCK")
+_PASSED_IF_SET = ("XDG_CACHE_HOME", "UV_PYTHON_DOWNLOADS_JSON_URL")
 # What Python lacks on macOS, by "Availability" in the documentation of Python 3.11.
 _ONLY_ON_LINUX = {
     "os": (
@@ -107,6 +108,7 @@ def user_of(site: Site, person: str, folder: Path, *others: Site, has_linux: boo
         mounts += f"export PYTHONPATH={shlex.quote(str(modules))}\n"
         mounts += "".join(f"mount -t tmpfs none {one}\n" for one in ("/dev/shm", "/sys", "/proc"))
     words = [*as_root(), "env", *(f'{name}="${name}"' for name in _PASSED)]
+    words += [f'${{{name}+"{name}=${name}"}}' for name in _PASSED_IF_SET]
     user.enter.write_text(
         _SCRIPT.format(words=" ".join(words), bind=shlex.quote(mounts + _become()))
     )
