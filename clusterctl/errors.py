@@ -458,7 +458,7 @@ class TransferError(ClusterctlError, code="transfer", retryable=True):
 
 
 class JobFailedError(ClusterctlError, code="job-failed", exit_code=4):
-    """The job that `submit` waited for failed."""
+    """The job that `submit` or `wait` waited for failed."""
 
 
 class JobCancelledError(ClusterctlError, code="job-cancelled", exit_code=5):
@@ -472,9 +472,13 @@ class JobStuckError(JobFailedError, code="job-stuck"):
 
 
 class WaitTimeoutError(ClusterctlError, code="wait-timeout", exit_code=6):
-    """`submit` stopped waiting; the job keeps running. Not retryable: `submit` again starts a
-    second job.
+    """`submit` or `wait` stopped waiting; the job keeps running. Not retryable: `submit` again
+    starts a second job.
+
+    ``jobs``: the jobs as they were last seen.
     """
+
+    jobs: tuple[Any, ...] = ()
 
 
 class RehearsalError(ClusterctlError, code="not-survived", exit_code=7):

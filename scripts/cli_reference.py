@@ -23,7 +23,7 @@ Every command accepts the options of the first table, before or after its name. 
 everything else to stderr.
 
 **Exit codes**: 0 success · 1 failure · 2 the command or the spec is wrong · 3 `plan --check` found changes ·
-with `--wait` and `--follow`: 4 the job failed or can never start, 5 it was cancelled or reached its time
+with `wait`, `--wait` and `--follow`: 4 the job failed or can never start, 5 it was cancelled or reached its time
 limit, 6 the wait timed out and the job keeps running · 130 interrupted. `shell` and `ssh` return the exit
 code of the remote command.
 

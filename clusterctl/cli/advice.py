@@ -41,6 +41,7 @@ OF_CLUSTER: Final = (
     "top",
     "up",
     "usage",
+    "wait",
     "where",
 )
 _COMMAND: Final = re.compile(rf"`clusterctl ({'|'.join(OF_CLUSTER)})((?: [^`]*)?)`")

@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from clusterctl.cli.options import IfDigest, argument, job_ids, option
+from clusterctl.cli.options import IfDigest, JobIds, option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import excluded
 from clusterctl.jobs import queue
 from clusterctl.scheduler.base import JobInfo, state_counts
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 
-Ids = Annotated[
-    list[str],
-    argument(
-        "Job IDs, such as 12, 12_3 (a task) or demo/12, or runs' names.",
-        metavar="ID...",
-        tab=job_ids,
-    ),
-]
-
 
 def cancel(
     screen: Screen,
-    ids: Ids,
+    ids: JobIds,
     dry_run: Annotated[bool, option("Show the jobs that would be cancelled.", "--dry-run")] = False,
     if_digest: IfDigest = None,
 ) -> None:

@@ -179,6 +179,14 @@ OutFolder = Annotated[
     Path | None,
     option("Folder for collected runs. Default: ./runs.", parser=folder_path, metavar="PATH"),
 ]
+JobIds = Annotated[
+    list[str],
+    argument(
+        "Job IDs, such as 12, 12_3 (a task) or demo/12, or runs' names.",
+        metavar="ID...",
+        tab=job_ids,
+    ),
+]
 IfDigest = Annotated[
     str | None,
     option(

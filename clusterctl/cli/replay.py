@@ -15,7 +15,6 @@ from clusterctl.cli.runs import Run, shown_value
 from clusterctl.cli.submit import (
     DryRun,
     Follow,
-    Timeout,
     TwoSteps,
     Watching,
     answer_of,
@@ -25,6 +24,7 @@ from clusterctl.cli.submit import (
     submit_and_note,
     watch_jobs,
 )
+from clusterctl.cli.waiting import Timeout
 from clusterctl.cluster.replayed_run import differences, select_replay
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import reject_invalid_arguments

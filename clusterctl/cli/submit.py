@@ -25,7 +25,7 @@ from clusterctl.cli.options import (
 )
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cli.ranking import BEST, best_places
-from clusterctl.cli.waiting import follow_job, timeout_of, wait_for
+from clusterctl.cli.waiting import Timeout, follow_job, timeout_of, wait_for
 from clusterctl.errors import ClusterctlError, Notice, UsageError, excluded, unaccompanied
 from clusterctl.jobs.bundled import (
     ChosenModel,
@@ -53,8 +53,8 @@ from clusterctl.jobs.prepare import (
     submit_prepared,
 )
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
-from clusterctl.jobs.watch import LogChunk, notices_of_completed, raise_unless_completed
-from clusterctl.scheduler.base import JobState, worst_job
+from clusterctl.jobs.watch import LogChunk, notices_of_completed
+from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.claims import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
@@ -84,9 +84,6 @@ DryRun = Annotated[
     ),
 ]
 Follow = Annotated[bool, option("Show the job's output until it has ended.", "--follow")]
-Timeout = Annotated[
-    str | None, option("Stop waiting after this time, such as 10m; the job keeps running.")
-]
 
 Places = Annotated[
     str | None,
@@ -568,7 +565,7 @@ def watch_jobs(
 ) -> bool:
     """Wait for submitted jobs, or follow a single job. Return whether the job's output was shown.
 
-    rows: a dict per job, as `-o json` shows it. The job's state is added, and for a sweep its
+    rows: a dict per job, as `-o json` shows it. How the job ended is added, and for a sweep its
         ranking, and to the last job of a scaling its table.
 
     Raises:
@@ -583,20 +580,21 @@ def watch_jobs(
             with screen.logs() as show:
                 follow_job(screen, session, ids[0], timeout_s, show=show, telling=told)
             return True
-        ended = wait_for(screen, session, ids, timeout_s, told)
-        for row, job in zip(rows, jobs, strict=True):
-            tasks = [info for info in ended if info.whole_id == row["job_id"]]
-            row["state"] = worst_job(tasks).state.value
+        waited = wait_for(screen, session, ids, timeout_s, told)
+        for row, job, end in zip(rows, jobs, waited.rows(), strict=True):
+            # Jobs that were not seen before the wait timed out have no name.
+            row.update({**end, "name": row["name"]})
             is_single = row["state"] == JobState.COMPLETED and not job.array
+            tasks = waited.tasks_of(row["job_id"])
             for notice in notices_of_completed(session, tasks[0]) if is_single else ():
                 screen.note(f"note: {notice}")
-        if any(job.sweep or job.scaling for job in jobs):
+        if waited.timeout is None and any(job.sweep or job.scaling for job in jobs):
             # A slow import, which most jobs do not need.
             from clusterctl.cli.runs import show_tables
 
-            show_tables(screen, session, rows, jobs, ended)
+            show_tables(screen, session, rows, jobs, waited.jobs)
         screen.partial_answer = answer_of(rows)
-        raise_unless_completed(session, ended)
+        waited.raise_errors()
     return False
 
 

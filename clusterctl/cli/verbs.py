@@ -162,6 +162,13 @@ def where() -> Verb:
     return where.where
 
 
+@_verb("wait", "Wait until jobs have ended.")
+def wait() -> Verb:
+    from clusterctl.cli import waiting
+
+    return waiting.wait
+
+
 @_verb("logs", "Print a job's stdout and stderr.")
 def logs() -> Verb:
     from clusterctl.cli import logs

@@ -1,18 +1,97 @@
-"""Functions that wait for jobs and show their output."""
+"""The command wait, and functions that wait for jobs and show their output."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
+from clusterctl.cli.messages import Notify, telling
+from clusterctl.cli.options import JobIds, option
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.errors import Notice, UsageError
+from clusterctl.errors import Notice, UsageError, WaitTimeoutError
 from clusterctl.jobs import watch
-from clusterctl.jobs.messages import TELLS_NOBODY, Telling
+from clusterctl.jobs.messages import TELLS_NOBODY, Telling, chosen_receivers
+from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
-from clusterctl.scheduler.base import JobInfo
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.base import JobInfo, worst_job
+from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.state.run_names import job_id_of
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.diagnosis import Diagnosis
+
+Timeout = Annotated[
+    str | None, option("Stop waiting after this time, such as 10m; the job keeps running.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """What waiting for jobs has shown.
+
+    jobs: all jobs, or tasks of arrays, as they were last seen. failures: why jobs failed, were
+        cancelled, or can never start. timeout: the error if the wait timed out.
+    """
+
+    ids: tuple[str, ...]
+    jobs: tuple[JobInfo, ...]
+    failures: tuple[Diagnosis, ...] = ()
+    timeout: WaitTimeoutError | None = None
+
+    def raise_errors(self) -> None:
+        """Raise an error unless all jobs have completed. Its exit code tells how they ended."""
+        if self.timeout is not None:
+            raise self.timeout
+        watch.raise_failures(self.jobs, self.failures)
+
+    def tasks_of(self, job_id: str) -> list[JobInfo]:
+        return [job for job in self.jobs if job_id in (job.id, job.whole_id)]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield how each job ended, or its present state, as `-o json` shows it.
+
+        exit_code, diagnosis: of an array, those of its worst task. states: the number of tasks in
+        each state.
+        """
+        for job_id in self.ids:
+            tasks = self.tasks_of(job_id)
+            worst = worst_job(tasks) if tasks else None
+            own_ids = {task.id for task in tasks}
+            diagnosis = next((each for each in self.failures if each.job_id in own_ids), None)
+            yield {
+                "job_id": job_id,
+                "name": worst.name if worst else None,
+                "state": worst.state.value if worst else None,
+                "exit_code": worst.exit_code if worst else None,
+                "states": dict(Counter(task.state.value for task in tasks)),
+                "diagnosis": diagnosis.as_dict() if diagnosis else None,
+            }
+
+
+def wait(screen: Screen, ids: JobIds, timeout: Timeout = None, notify: Notify = None) -> None:
+    """Wait until jobs have ended. Ctrl-C detaches; the jobs keep running.
+
+    The exit code is that of `submit --wait`: 4 if a job failed or can never start, 5 if it was
+    cancelled or reached its time limit, 6 if the wait timed out.
+    """
+    timeout_s = timeout_of(timeout)
+    receivers = chosen_receivers(notify or ())
+    with open_session(screen.chosen().of_jobs(ids)) as session:
+        ids = [job_id_of(name, session.ledger) for name in ids]
+        ids = [*dict.fromkeys(session.packed_job(job_id) or job_id for job_id in ids)]
+        # Slurm may not know a job yet that was just submitted from here.
+        if others := [job_id for job_id in ids if session.ledger.find(job_id) is None]:
+            known_jobs(session, others)
+        with telling(screen, receivers) as told:
+            waited = wait_for(screen, session, ids, timeout_s, told)
+    rows = [*waited.rows()]
+    screen.partial_answer = {"jobs": rows}
+    waited.raise_errors()
+    screen.result({"jobs": rows}, *(f"job {row['job_id']} {row['state']}" for row in rows))
 
 
 def wait_for(
@@ -21,13 +100,16 @@ def wait_for(
     ids: list[str],
     timeout_s: float | None,
     telling: Telling = TELLS_NOBODY,
-) -> tuple[JobInfo, ...]:
-    """Wait until jobs have ended. ``telling`` sends messages about them."""
+) -> Waited:
+    """Wait until jobs have ended or the time is over. ``telling`` sends messages about them."""
     changes = ChangeNotes(session, screen.note, telling)
-    with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        ended = watch.wait(session, ids, timeout_s=timeout_s, on_change=changes)
+    try:
+        with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
+            ended = watch.wait(session, ids, timeout_s=timeout_s, on_change=changes)
+    except WaitTimeoutError as exc:
+        return Waited(tuple(ids), exc.jobs, timeout=exc)
     telling.look(session, ended)
-    return ended
+    return Waited(tuple(ids), ended, watch.diagnose(session, ended, waiting=True))
 
 
 def follow_job(

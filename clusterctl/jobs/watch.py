@@ -185,7 +185,9 @@ class _Watched:
         if active and len(waiting) == len(active):
             problem = f"{subject} not started within {self._timeout_s:g} s"
             fix = f"{waiting[0].fix}; {end} stays in the queue, and starts when it can"
-        raise WaitTimeoutError(problem, why="; ".join(states), fix=fix)
+        error = WaitTimeoutError(problem, why="; ".join(states), fix=fix)
+        error.jobs = tuple(self.seen.values())
+        raise error
 
 
 def reported_state(job: JobInfo) -> tuple[object, ...]:
@@ -354,7 +356,17 @@ def raise_unless_completed(
 ) -> None:
     """Raise an error with the cause if a job failed, was cancelled or can never start.
 
-    jobs: the result of ``wait`` or ``follow``.
+    jobs: the result of ``wait`` or ``follow``. log_is_shown: see ``raise_failures``.
+    """
+    raise_failures(jobs, diagnose(session, jobs, waiting=True), log_is_shown=log_is_shown)
+
+
+def raise_failures(
+    jobs: Sequence[JobInfo], failures: Sequence[Diagnosis], *, log_is_shown: bool = False
+) -> None:
+    """Raise an error if there are failures of jobs.
+
+    failures: of ``jobs``, by ``diagnose``.
     log_is_shown: the job's log is on the screen already, so the error does not quote it.
 
     Raises:
@@ -362,7 +374,6 @@ def raise_unless_completed(
         JobCancelledError: no job failed, and a job was cancelled or exceeded its time limit.
         JobStuckError: all other jobs completed, and a job can never start.
     """
-    failures = diagnose(session, jobs, waiting=True)
     if not failures:
         return
     head = failures[0]

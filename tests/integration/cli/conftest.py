@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.cli.main import app
 from clusterctl.scheduler import sites
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
@@ -20,6 +22,8 @@ from tests.support.inventories import host_of, inventory_of
 from tests.support.local_transport import LocalTransport
 from tests.support.played.cluster import SPEC, PlayedCluster
 from tests.support.verbs import Clusterctl
+
+Answer = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
@@ -52,6 +56,19 @@ def played_session(
     workspace.inventory.write_text(inventory.text)
     monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: LocalTransport())
     return Session(cluster.session().site, SlurmClient(LocalTransport()), Ledger(workspace.jobs))
+
+
+@pytest.fixture
+def answer(played_session: Session, capsys: pytest.CaptureFixture[str]) -> Answer:
+    """`answer("submit", "a.sh", rc=2)`: what a verb answers with `-o json`, on the played cluster."""
+
+    def run(*words: str, rc: int = 0) -> dict[str, Any]:
+        found = app(["-o", "json", *words], prog_name="clusterctl", standalone_mode=False) or 0
+        output = capsys.readouterr()
+        assert found == rc, output
+        return dict(json.loads(output.out))
+
+    return run
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "top": [],
     "code": ["1"],
     "cancel": ["1"],
+    "wait": ["1"],
     "usage": [],
     "where": [],
     "collect": [],

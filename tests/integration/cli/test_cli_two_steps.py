@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,10 @@ from clusterctl.cli.verbs import VERBS
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.session import Session
 from scripts.cli_reference import verbs
+from tests.integration.cli.conftest import Answer
 from tests.support.verbs import Clusterctl
 
-Answer = Callable[..., dict[str, Any]]
 BOTH = {"--dry-run", "--if-digest"}
-
-
-@pytest.fixture
-def answer(played_session: Session, capsys: pytest.CaptureFixture[str]) -> Answer:
-    """`answer("submit", "a.sh", rc=2)`: what a verb answers, on the played cluster."""
-
-    def run(*words: str, rc: int = 0) -> dict[str, Any]:
-        found = app(["-o", "json", *words], prog_name="clusterctl", standalone_mode=False) or 0
-        output = capsys.readouterr()
-        assert found == rc, output
-        return dict(json.loads(output.out))
-
-    return run
 
 
 @pytest.fixture

@@ -1,0 +1,155 @@
+"""`wait`: when it returns, its exit codes, and what it answers; `submit --wait` answers the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cli.output import Terminated
+from clusterctl.cli.waiting import Waited
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.diagnosis import Diagnosis
+from clusterctl.scheduler.session import Session
+from clusterctl.util.progress import Clock
+from tests.integration.cli.conftest import Answer
+from tests.support.played.cluster import PlayedCluster
+from tests.support.processes import eventually
+
+OF_END = {"job_id", "name", "state", "exit_code", "states", "diagnosis"}
+SetClock = Callable[[Clock], None]
+
+
+@pytest.fixture
+def submit(answer: Answer) -> Callable[[str], str]:
+    """`submit("exit 3")`: the ID of a job that runs this line."""
+
+    def submit(line: str) -> str:
+        Path("a.sh").write_text(f"#!/bin/bash\n{line}\n")
+        return str(answer("submit", "a.sh", "--no-folder")["job_id"])
+
+    return submit
+
+
+def code(found: dict[str, Any]) -> str:
+    (failure,) = found["failures"]
+    return str(failure["code"])
+
+
+def test_wait_returns_when_all_jobs_have_ended(
+    answer: Answer, submit: Callable[[str], str], cluster: PlayedCluster
+) -> None:
+    Path("go").unlink(missing_ok=True)
+    first = submit("true")
+    second = submit(f"until [ -e {Path.cwd()}/go ]; do sleep 0.05; done")
+    eventually(lambda: cluster.job(second)["state"] == "RUNNING")
+    Path("go").touch()
+    found = answer("wait", first, second, first)
+    assert [(row["job_id"], row["state"], row["exit_code"]) for row in found["jobs"]] == [
+        (first, "COMPLETED", 0),
+        (second, "COMPLETED", 0),
+    ]
+    assert found["jobs"][0] == {
+        "job_id": first,
+        "name": "a",
+        "state": "COMPLETED",
+        "exit_code": 0,
+        "states": {"COMPLETED": 1},
+        "diagnosis": None,
+    }
+
+
+def test_wait_for_a_failed_job_tells_its_cause(
+    answer: Answer, submit: Callable[[str], str]
+) -> None:
+    good, bad = submit("true"), submit("echo no such data >&2; exit 3")
+    found = answer("wait", good, bad, rc=4)
+    assert code(found) == "job-failed"
+    assert [row["state"] for row in found["jobs"]] == ["COMPLETED", "FAILED"]
+    row = found["jobs"][1]
+    assert row["exit_code"] == 3
+    assert row["diagnosis"]["code"] == "exit-code"
+    assert row["diagnosis"]["fix"]
+    assert row["diagnosis"] == found["diagnosis"]
+    assert "| no such data" in "\n".join(f"| {line}" for line in row["diagnosis"]["lines"])
+
+
+def test_wait_for_a_cancelled_job_has_its_own_exit_code(
+    answer: Answer, submit: Callable[[str], str]
+) -> None:
+    job_id = submit("sleep 60")
+    answer("cancel", job_id)
+    found = answer("wait", job_id, rc=5)
+    assert code(found) == "job-cancelled"
+    assert found["jobs"][0]["state"] == "CANCELLED"
+
+
+def test_wait_that_times_out_tells_the_present_states(
+    answer: Answer, submit: Callable[[str], str], cluster: PlayedCluster, set_clock: SetClock
+) -> None:
+    job_id = submit("sleep 60")
+    eventually(lambda: cluster.job(job_id)["state"] == "RUNNING")
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    set_clock(Clock(now=lambda: now[0], sleep=sleep))
+    found = answer("wait", job_id, "--timeout", "10m", rc=6)
+    assert code(found) == "wait-timeout"
+    assert [(row["job_id"], row["state"]) for row in found["jobs"]] == [(job_id, "RUNNING")]
+    assert now[0] >= 600
+    assert cluster.job(job_id)["state"] == "RUNNING"
+    answer("cancel", job_id)
+
+
+def test_wait_for_an_unknown_job_does_not_wait(
+    answer: Answer, played_session: Session, set_clock: SetClock
+) -> None:
+    played_session.workspace.configured.touch()
+    set_clock(Clock(sleep=lambda _: pytest.fail("it waits")))
+    assert code(answer("wait", "77", rc=1)) == "unknown-job"
+
+
+def test_array_is_told_by_its_worst_task() -> None:
+    known = {"number": 7, "name": "grid", "user": "ada", "reason": ""}
+    states = (JobState.COMPLETED, JobState.FAILED, JobState.COMPLETED)
+    tasks = tuple(
+        JobInfo(**known, task=number, state=state, exit_code=number)
+        for number, state in enumerate(states)
+    )
+    cause = Diagnosis(
+        job_id="7_1", name="grid", state="FAILED", reason="", code="exit-code", cause="", fix=""
+    )
+    whole, task = Waited(("7", "7_0"), tasks, (cause,)).rows()
+    assert whole["states"] == {"COMPLETED": 2, "FAILED": 1}
+    assert (whole["state"], whole["exit_code"]) == ("FAILED", 1)
+    assert whole["diagnosis"]["job_id"] == "7_1"
+    assert (task["states"], task["diagnosis"]) == ({"COMPLETED": 1}, None)
+
+
+def test_submit_that_waits_answers_the_same(answer: Answer, played_session: Session) -> None:
+    Path("a.sh").write_text("#!/bin/bash\nexit 3\n")
+    found = answer("submit", "a.sh", "--wait", rc=4)
+    (row,) = answer("wait", found["job_id"], rc=4)["jobs"]
+    assert {key: found[key] for key in OF_END} == row
+
+
+def test_interrupted_wait_lets_the_job_run(
+    answer: Answer,
+    submit: Callable[[str], str],
+    cluster: PlayedCluster,
+    set_clock: SetClock,
+) -> None:
+    job_id = submit("sleep 60")
+
+    def interrupt(_: float) -> None:
+        raise Terminated(143)
+
+    set_clock(Clock(sleep=interrupt))
+    with pytest.raises(Terminated):
+        answer("wait", job_id)
+    assert not cluster.job(job_id).get("end")
+    answer("cancel", job_id)
