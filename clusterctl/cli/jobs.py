@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -105,11 +106,17 @@ def _answer_of(cluster_status: Status) -> dict[str, Any]:
         ],
         "partitions": [asdict(partition) for partition in cluster_status.partitions],
         "jobs": [job.as_dict() for job in cluster_status.jobs],
+        "counts": counts_of(cluster_status.jobs),
         "accounting_failure": cluster_status.accounting_failure,
         "controller_lacks": [asdict(lack) for lack in cluster_status.controller_lacks],
         "auto_down": cluster_status.auto_down,
         "kept": {name: asdict(kept) for name, kept in cluster_status.kept.items()},
     }
+
+
+def counts_of(jobs: Iterable[JobInfo]) -> dict[str, int]:
+    """Return state -> number of jobs in it, where each listed task of an array counts."""
+    return dict(Counter(job.state.value for job in jobs))
 
 
 def _status_of_all(screen: Screen) -> None:
@@ -284,6 +291,7 @@ def jobs(
             return
     answer = {
         "jobs": [job.as_dict() for job in listing.jobs],
+        "counts": counts_of(listing.jobs),
         "older": listing.older,
         "unlisted": listing.unlisted,
     }
@@ -317,6 +325,7 @@ def _list_all(screen: Screen, most: int | None, *, watch: bool) -> None:
         "jobs": [
             {"cluster": name, **job.as_dict()} for name, listed in jobs_of.items() for job in listed
         ],
+        "counts": counts_of(job for listed in jobs_of.values() for job in listed),
         "older": older,
         "unlisted": sum(listing.unlisted for listing in answers.found.values()),
         "unanswered": answers.unanswered(),

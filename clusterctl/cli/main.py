@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from clusterctl.cli import options
-from clusterctl.cli.options import INTERRUPTED, verb
-from clusterctl.cli.output import Screen, Terminated, silence, writing
+from clusterctl.cli.options import end_of, verb
+from clusterctl.cli.output import ENDINGS, Screen, Terminated, silence, writing
 from clusterctl.cli.refusals import is_help, refusal_of, reject_words_before_dashes
 from clusterctl.cli.verbs import GROUPS, VERBS, Import
 from clusterctl.errors import ClusterctlError, UsageError
@@ -129,8 +129,9 @@ def run() -> int:
     except ClusterctlError as exc:
         # The command line is wrong, or the error of a command could not be shown.
         return _show(exc, json=isinstance(exc, UsageError) and _wants_json())
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except (Exception, *ENDINGS) as exc:
+        # The command line was being read.
+        return end_of(exc, _screen(json=_wants_json()))
     return int(code)
 
 
@@ -142,7 +143,7 @@ def end_by_signals() -> None:
             # A character device is the terminal, which is closed.
             if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
                 silence(stream)
-        raise Terminated(_SIGNALLED + number)
+        raise Terminated.by(number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         # A handler set by `nohup` is kept.
@@ -175,12 +176,17 @@ def _refuse(exc: Any) -> int:
 
 
 def _show(error: ClusterctlError, *, json: bool = False) -> int:
-    color = "--no-color" not in sys.argv and not os.environ.get("NO_COLOR")
-    Screen(json=json, color=color).error(error)
+    _screen(json=json).error(error)
     return error.exit_code
+
+
+def _screen(*, json: bool) -> Screen:
+    color = "--no-color" not in sys.argv and not os.environ.get("NO_COLOR")
+    return Screen(json=json, color=color)
 
 
 def _wants_json() -> bool:
     """Return whether the command line, which click may have rejected, asks for JSON."""
     words = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
-    return re.search("(^| )(-o ?|--output[ =])json( |$)", " ".join(words)) is not None
+    # -o may follow letters of options without a value, such as -v.
+    return re.search("(^| )(-v*o[ =]?|--output[ =])json( |$)", " ".join(words)) is not None

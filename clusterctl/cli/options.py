@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 import typer
 
 from clusterctl import __version__
-from clusterctl.cli.output import Screen
+from clusterctl.cli.output import ENDINGS, Screen, Terminated
 from clusterctl.errors import ClusterctlError, MachineError, foreign_package_error, printable
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, permission_error, read_rows
@@ -281,8 +282,8 @@ def verb(function: Verb) -> Callable[..., None]:
                 arguments[name.removesuffix(_SYNONYM)] = value
         try:
             code = function(screen, **arguments) or 0
-        except (Exception, KeyboardInterrupt) as exc:
-            code = _ended(exc, screen)
+        except (Exception, *ENDINGS) as exc:
+            code = end_of(exc, screen)
         raise typer.Exit(code)
 
     parameters = [inspect.Parameter("ctx", _BY_NAME, annotation=typer.Context)]
@@ -298,7 +299,8 @@ def verb(function: Verb) -> Callable[..., None]:
     return command
 
 
-def _ended(exc: BaseException, screen: Screen) -> int:
+def end_of(exc: BaseException, screen: Screen) -> int:
+    """Show how an error, Ctrl-C or a signal has ended a command. Return the exit code."""
     match exc:
         case ClusterctlError():
             screen.error(exc)
@@ -306,8 +308,12 @@ def _ended(exc: BaseException, screen: Screen) -> int:
                 screen.note(*traceback.format_exc().splitlines())
             return exc.exit_code
         case KeyboardInterrupt():
+            screen.ended("interrupted", "interrupted by Ctrl-C")
             screen.note("interrupted")
             return INTERRUPTED
+        case Terminated():
+            screen.ended("terminated", f"ended by {signal.Signals(exc.number).name}")
+            return exc.exit_code
         case OSError() if exc.errno in REFUSALS:
             screen.error(disk_error(exc))
         case PermissionError(filename=str() | bytes()):

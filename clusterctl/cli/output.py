@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.cli.advice import cluster_option, with_cluster
-from clusterctl.errors import ClusterctlError, UsageError, printable
+from clusterctl.errors import ClusterctlError, Failure, UsageError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,8 +38,24 @@ READER_GONE = 128 + signal.SIGPIPE
 _NO_BAR_S = 1.0
 
 
+_SIGNALLED = 128
+
+
 class Terminated(SystemExit):
     """SIGTERM or SIGHUP was received. The exit code is 128 + the signal's number."""
+
+    @classmethod
+    def by(cls, number: int) -> Terminated:
+        return cls(_SIGNALLED + number)
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.code or 0)
+
+    @property
+    def number(self) -> int:
+        """The number of the signal."""
+        return self.exit_code - _SIGNALLED
 
 
 # The exceptions that Ctrl-C and signals raise.
@@ -71,6 +87,8 @@ class Screen:
     # The header lines of tables, which are printed in bold.
     _heads: set[str] = field(default_factory=set)
     _logs: dict[tuple[str, int | None], LogFilter] = field(default_factory=dict)
+    # Whether the JSON object is printed. A command prints a single object, whatever happens later.
+    _has_answered: bool = False
 
     def chosen(self) -> ChosenCluster:
         """Return the cluster that -f and --cluster select. Print notes about the choice."""
@@ -82,9 +100,20 @@ class Screen:
     def result(self, answer: dict[str, Any], *lines: str) -> None:
         """Print the result of a command: ``answer`` if JSON was asked for, otherwise ``lines``."""
         if self.json:
-            self._write(_json({"ok": True, "failures": [], **answer}))
+            self._answer({"ok": True, "failures": [], **answer})
         elif lines:
             self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
+
+    def ended(self, code: str, cause: str) -> None:
+        """Print the JSON answer of a command that Ctrl-C or a signal has ended."""
+        if self.json:
+            failures = [asdict(Failure(code, cause))]
+            self._answer({"ok": False, "failures": failures, **self.partial_answer})
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        if not self._has_answered:
+            self._has_answered = True
+            self._write(_json(answer))
 
     def document(self, answer: dict[str, Any], text: str) -> None:
         """Print a text such as a script as the result, or ``answer`` if JSON was asked for."""
@@ -256,9 +285,7 @@ class Screen:
             failures = [
                 asdict(replace(failure, fix=self._advice(failure.fix))) for failure in exc.failures
             ]
-            self._write(
-                _json({"ok": False, "failures": failures, **self.partial_answer, **exc.answer})
-            )
+            self._answer({"ok": False, "failures": failures, **self.partial_answer, **exc.answer})
         title = "\x1b[1;31merror:\x1b[0m" if self._is_colored(sys.stderr) else "error:"
         try:
             self._own_line()
@@ -316,7 +343,14 @@ def _log_filter() -> LogFilter:
 
 
 def _json(answer: dict[str, Any]) -> bytes:
-    return (json.dumps(answer, default=str) + "\n").encode()
+    """Return the answer as a line of JSON, which has neither NaN nor infinite numbers: null."""
+    try:
+        text = json.dumps(answer, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(
+            json.loads(json.dumps(answer, default=str), parse_constant=lambda _: None)
+        )
+    return f"{text}\n".encode()
 
 
 @contextmanager

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from clusterctl.cli.main import app
+from clusterctl.cli.options import COMMON, verb
+from clusterctl.cli.output import Screen, Terminated
 from scripts.cli_reference import verbs
 from tests.support.verbs import Clusterctl
 
@@ -119,3 +127,91 @@ def test_error_is_an_answer_too(cli: Clusterctl, verb: str) -> None:
     assert not found["ok"]
     assert found["failures"]
     assert all(set(failure) == FAILURE for failure in found["failures"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("-o", "json"), "bad-command-line"),
+        (("node", "drain", "-vojson"), "bad-command-line"),
+        (("-vo", "json", "launch"), "bad-command-line"),
+        (("-ojson", "submit"), "bad-command-line"),
+        (("--output=json", "jobs", "--bad"), "bad-command-line"),
+        (("-o", "json", "submit", "train", "--nodes", "x"), "bad-command-line"),
+        (("cancel", "--output", "json"), "bad-command-line"),
+        (("-o", "json", "--file"), "bad-command-line"),
+        (("submit", "train", "x", "-o", "json"), "words-before-dashes"),
+    ],
+)
+def test_wrong_command_line_is_answered(cli: Clusterctl, words: tuple[str, ...], code: str) -> None:
+    (failure,) = answer(cli, *words, rc=2)["failures"]
+    assert set(failure) == FAILURE
+    assert failure["code"] == code
+
+
+def answer_of(program: Callable[[Screen], None], capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return (exit code, answer) of a verb that runs this program."""
+    typer_app = typer.Typer()
+    typer_app.command()(verb(program))
+    typer_app.command("other")(verb(program))
+    given = {**dict.fromkeys(COMMON), "output": "json"}
+    code = typer_app(["other"], standalone_mode=False, obj=given)
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1, out
+    return code, json.loads(out)
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        (KeyboardInterrupt(), (130, "interrupted")),
+        (Terminated.by(signal.SIGTERM), (128 + signal.SIGTERM, "terminated")),
+        (KeyError("x"), (1, "bug")),
+    ],
+    ids=repr,
+)
+def test_every_end_is_one_answer_with_what_is_known(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ending: BaseException,
+    expected: tuple[int, str],
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+
+    def end(screen: Screen) -> None:
+        screen.partial_answer = {"runs": ["a"]}
+        raise ending
+
+    code, output = answer_of(end, capsys)
+    assert not output["ok"]
+    assert output["runs"] == ["a"]
+    (failure,) = output["failures"]
+    assert set(failure) == FAILURE
+    assert (code, failure["code"]) == expected
+
+
+def test_end_after_the_answer_prints_no_second_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def end(screen: Screen) -> None:
+        screen.result({"runs": []})
+        raise KeyboardInterrupt
+
+    assert answer_of(end, capsys) == (130, {"ok": True, "failures": [], "runs": []})
+
+
+def test_numbers_that_json_lacks_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    values = [1.5, math.nan, {"x": -math.inf}]
+    _, output = answer_of(lambda screen: screen.result({"values": values}), capsys)
+    assert output["values"] == [1.5, None, {"x": None}]
+
+
+def test_signal_ends_a_verb_with_an_answer(cli: Clusterctl) -> None:
+    """Before a verb runs, too: here while it reads a spec that never comes."""
+    pipe = cli.cwd / "cluster.yaml"
+    os.mkfifo(pipe)
+    running = cli.start("-o", "json", "validate", "-f", "cluster.yaml")
+    with pipe.open("w"):  # the reader is there
+        running.send_signal(signal.SIGTERM)
+        out, _ = running.communicate(timeout=60)
+    assert running.returncode == 128 + signal.SIGTERM
+    assert [failure["code"] for failure in json.loads(out)["failures"]] == ["terminated"]

@@ -137,19 +137,21 @@ def test_submit_that_waits_answers_the_same(answer: Answer, played_session: Sess
     assert {key: found[key] for key in OF_END} == row
 
 
+@pytest.mark.parametrize(
+    ("ending", "rc"), [(KeyboardInterrupt(), 130), (Terminated(143), 143)], ids=repr
+)
 def test_interrupted_wait_lets_the_job_run(
     answer: Answer,
     submit: Callable[[str], str],
-    cluster: PlayedCluster,
     set_clock: SetClock,
+    ending: BaseException,
+    rc: int,
 ) -> None:
     job_id = submit("sleep 60")
 
     def interrupt(_: float) -> None:
-        raise Terminated(143)
+        raise ending
 
     set_clock(Clock(sleep=interrupt))
-    with pytest.raises(Terminated):
-        answer("wait", job_id)
-    assert not cluster.job(job_id).get("end")
-    answer("cancel", job_id)
+    answer("wait", job_id, rc=rc)
+    assert answer("cancel", job_id)["cancelled"] == [job_id]
