@@ -11,6 +11,7 @@ from clusterctl.jobs.watch import folder_of
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FOLDER, FROM_RUN
+from clusterctl.spec.remote_folders import RUNS
 from clusterctl.state.ledger import FROM_JOB, PROGRAM_FOLDER, Ledger, program_path
 from clusterctl.state.run_names import NamedRun, find_run
 from clusterctl.transport.copies import Copies, record_copies
@@ -99,7 +100,7 @@ def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
             code="not-a-run",
             fix=f"send it with `clusterctl put {here}`, and pass the path to your program",
         )
-    name = f"runs/{here.name}-{token}"
+    name = f"{RUNS}/{here.name}-{token}"
     if session is None:
         return f"~/{FOLDER}/{name}", ""
     folder = f"{session.inventory.folder}/{name}"

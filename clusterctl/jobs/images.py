@@ -12,6 +12,7 @@ from clusterctl.errors import NoAnswerError, TransferError, UsageError
 from clusterctl.jobs.remote_registry import LOOPBACK, UNREACHABLE, fetch_image, login_of
 from clusterctl.packages.wheelhouse import cache_of_downloads
 from clusterctl.scheduler.session import Session
+from clusterctl.spec.remote_folders import LAYERS
 from clusterctl.spec.remote_reference import Reference
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.transport.base import Transport, remote_argv, split_lines
@@ -115,7 +116,7 @@ def fetch(
     where = session.transport.host
     if not nodes:
         report(f"{where} is fetching {container}")
-        folder = f"{session.inventory.folder}/images/layers"
+        folder = f"{session.inventory.folder}/{LAYERS}"
         found = _fetch_there(session.transport, {**wanted, "folder": folder}, progress)
     if nodes or found.get("problem") == UNREACHABLE:
         report(f"fetching {container} here")

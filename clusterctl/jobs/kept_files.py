@@ -1,5 +1,5 @@
-"""What clusterctl keeps for later jobs in the job user's folder on a cluster: Python environments,
-results of builds, container images, and the files that were sent.
+"""What clusterctl keeps for later jobs in the job user's folder on a cluster, such as Python
+environments, results of builds, container images, and the files that were sent.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import TransportError
+from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.transport.base import Transport
 from clusterctl.transport.tree import format_size
 from clusterctl.util.numbers import counted
 
 _SCRIPT: Final = Path(__file__).with_name("remote_kept.sh").read_text(encoding="utf-8")
 _PATIENCE_S: Final = 20.0
-# Folder -> what its entries are.
-_NOUNS: Final = {
-    "pythons": "Python",
-    "environments": "environment",
-    "builds": "build",
-    "images": "container image",
-    "store": "sent file",
-}
+_SIZES_S: Final = 3
+_COUNTED: Final = {folder.name: folder for folder in FOLDERS if folder.noun}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +35,26 @@ def kept_files(transport: Transport, folder: str) -> Mapping[str, Kept]:
     transport: a connection as the job user. folder: of clusterctl in the user's home.
     """
     try:
-        argv = ["sh", "-c", _SCRIPT, "kept", folder]
+        argv = ["sh", "-c", _SCRIPT, "kept", folder, str(_SIZES_S)]
+        argv += [word for one in _COUNTED.values() for word in (one.name, one.entries)]
         answer = transport.run(argv, check=False, timeout_s=_PATIENCE_S).stdout
     except TransportError:
         return {}
-    found = {}
+    numbers = {}
+    sizes = {}
     for line in answer.splitlines():
-        name, *numbers = line.split()
-        match numbers:
-            case [number, size] if name in _NOUNS and number.isdecimal():
-                found[name] = Kept(int(number), int(size) << 10 if size.isdecimal() else None)
-    return {name: found[name] for name in _NOUNS if name in found}
+        match line.split():
+            case ["number", name, text] if name in _COUNTED and text.isdecimal():
+                numbers[name] = int(text)
+            case ["kib", name, text] if text.isdecimal():
+                sizes[name] = int(text) << 10
+    return {name: Kept(numbers[name], sizes.get(name)) for name in _COUNTED if name in numbers}
 
 
 def summary(kept: Mapping[str, Kept]) -> str:
     """Return a text such as "2 environments, 1.2 GiB; 1 build, 3.0 MiB". Empty: nothing is kept."""
     return "; ".join(
-        f"{counted(one.number, _NOUNS[name])}, "
+        f"{counted(one.number, _COUNTED[name].noun)}, "
         f"{'of unknown size' if one.bytes is None else format_size(one.bytes)}"
         for name, one in kept.items()
         if one.number

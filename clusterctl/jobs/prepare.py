@@ -62,7 +62,7 @@ from clusterctl.scheduler.user_script import (
 )
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import OPTIONS, JobOptions
-from clusterctl.spec.names import NODE_RECEIVERS, Launcher, first_few
+from clusterctl.spec.names import ENGINES, NODE_RECEIVERS, SIF_ENGINES, Launcher, first_few
 from clusterctl.spec.program import Language, is_job_file, language_of
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.spec.units import format_duration
@@ -91,9 +91,6 @@ _IN_TURN: Final = "--dependency=singleton"
 _MOST_SEARCHED: Final = 1 << 20  # bytes
 # Room for the ending of the common name of a scaling's jobs.
 _LONGEST: Final = 48
-# The engines of payload/node/images.py. Only the first two run .sif files.
-_OF_SIF: Final = ("apptainer", "singularity")
-_ENGINES: Final = (*_OF_SIF, "enroot", "ch-run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,7 +464,7 @@ def _reject_without_engine(session: Session | None, job: JobSpec) -> None:
     """
     if session is None or job.container is None or job.module:
         return
-    engines = _OF_SIF if job.container.endswith(".sif") else _ENGINES
+    engines = SIF_ENGINES if job.container.endswith(".sif") else ENGINES
     find = ("sh", "-c", " || ".join(f"command -v {name}" for name in engines))
     partition = partition_name(session.site, job)
     transports = session.nodes

@@ -45,6 +45,7 @@ from clusterctl.scheduler.user_script import UserScript, partition_name
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import sbatch_words
 from clusterctl.spec.names import first_few
+from clusterctl.spec.remote_folders import JOBS
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
@@ -182,7 +183,7 @@ def start_receiver(session: Session, name: str) -> str:
     """Start the remote program that receives a job's folder. Return a new token of the job."""
     token = new_token()
     folder = session.inventory.folder
-    begin_new_folder(session.transport, f"{folder}/jobs/{name}-{token}", store=store_of(folder))
+    begin_new_folder(session.transport, f"{folder}/{JOBS}/{name}-{token}", store=store_of(folder))
     return token
 
 
@@ -468,7 +469,7 @@ class Submitter:
             payload,
         ]
         area = self.session.inventory.folder
-        folder = f"{area}/jobs/{name}"
+        folder = f"{area}/{JOBS}/{name}"
         store = store_of(area)
 
         def send(to: Transport) -> Sent:

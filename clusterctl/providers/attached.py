@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.tree import format_size
 from clusterctl.util.numbers import counted
@@ -99,7 +100,7 @@ class FolderEntry:
 
     @property
     def is_made_by_attach(self) -> bool:
-        return self.name in {"env", "environments", "pythons", "store"}
+        return any(one.name == self.name for one in FOLDERS if one.is_made_by_attach)
 
 
 class SiteFolder(Protocol):

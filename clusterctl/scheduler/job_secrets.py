@@ -15,7 +15,8 @@ from clusterctl.errors import CommandError, TransferError
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import SBATCH_MAY_HANG_S, Session
 from clusterctl.spec.job_options import JobOptions
-from clusterctl.state.ledger import SECRETS_FOLDER, JobEntry
+from clusterctl.spec.remote_folders import SECRETS
+from clusterctl.state.ledger import JobEntry
 from clusterctl.transport.base import Transport, remote_argv, remove_folders
 
 _PROGRAM = "clusterctl.scheduler.remote_secrets"
@@ -28,7 +29,7 @@ _MAY_START_AGAIN = frozenset((JobState.NODE_FAIL, JobState.PREEMPTED))
 def secrets_folder(remote_dir: str) -> str:
     """Return the folder with the values of a job's secrets. remote_dir: the job's folder."""
     path = PurePosixPath(remote_dir)
-    return str(path.parent.parent / SECRETS_FOLDER / path.name)
+    return str(path.parent.parent / SECRETS / path.name)
 
 
 def send_secrets(job: JobOptions, remote_dir: str, hosts: Sequence[Transport]) -> None:

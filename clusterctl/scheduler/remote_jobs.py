@@ -25,12 +25,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from clusterctl.spec.remote_folders import MPIRUN
 from clusterctl.transport.remote_open import lock, read_json
 from clusterctl.util.remote_rights import acting_as
 
 Record = dict[str, Any]
 
-REGISTRY = "clusterctl/mpirun"
+REGISTRY = f"clusterctl/{MPIRUN}"
 ID = re.compile(r"m([1-9][0-9]*)")
 FIELDS = {"token": str, "name": str, "folder": str, "partition": str, "nodes": list, "time": int}
 MOST_BYTES = 1 << 20  # of a record

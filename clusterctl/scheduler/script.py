@@ -16,6 +16,7 @@ from clusterctl.errors import UsageError, excluded
 from clusterctl.scheduler.directives import Directives, in_program_folder
 from clusterctl.scheduler.parts import count_at_most, fold_tasks, tasks_of
 from clusterctl.scheduler.user_script import UserScript
+from clusterctl.spec import remote_folders
 from clusterctl.spec.alarms import alarm_options
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, Again, sbatch_words
@@ -24,7 +25,7 @@ from clusterctl.spec.program import ONE_RANK_JOBS
 from clusterctl.spec.sbatch import plain_array, quoted, requests_of
 from clusterctl.spec.sweep import MAX_TASKS
 from clusterctl.spec.units import parse_slurm_time_s
-from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER, SECRETS_FOLDER, SWEEP_FILE
+from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import archives_of
 from clusterctl.util.assets import data_folder, render
@@ -105,7 +106,7 @@ class Environment:
     @property
     def environments(self) -> str:
         """Folder of the environments with the packages of jobs."""
-        return f"{self.folder}/environments"
+        return f"{self.folder}/{remote_folders.ENVIRONMENTS}"
 
     @property
     def payloads(self) -> str:
@@ -117,7 +118,7 @@ class Environment:
     @property
     def images(self) -> str:
         """Folder of the container images made on the cluster, quoted for a node's shell."""
-        return f"{_in_shell(self.folder)}/images"
+        return f"{_in_shell(self.folder)}/{remote_folders.IMAGES}"
 
     @property
     def bin(self) -> str:
@@ -589,7 +590,7 @@ def common_words(
         "title": job.name,
         "needs": " and ".join(["this file", *files]),
         "modules": _load_modules(job),
-        "secrets": f"${{PWD%/*/*}}/{SECRETS_FOLDER}/${{PWD##*/}}" if job.secret else "",
+        "secrets": f"${{PWD%/*/*}}/{remote_folders.SECRETS}/${{PWD##*/}}" if job.secret else "",
         "image": _image(job.container) if job.container else "",
         "files": PROGRAM_FOLDER,
         "script": shlex.quote(job.place.script) if script else "",

@@ -19,6 +19,7 @@ from clusterctl.scheduler.records import await_ends
 from clusterctl.scheduler.site import Check, Overview, Pace, Site
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.names import MPI_SSH
+from clusterctl.spec.remote_folders import FILES
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.transport.base import Connect, Transport
@@ -105,7 +106,7 @@ class ForeignSlurm(OwnSlurm):
 
     @property
     def upload_folder(self) -> str:
-        return f"{self.inventory.folder}/files"
+        return f"{self.inventory.folder}/{FILES}"
 
     @property
     def own_folder(self) -> str:

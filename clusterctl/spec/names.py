@@ -52,6 +52,10 @@ MAX_COUNT: Final = 65_533
 FROM_RUN: Final = "CLUSTERCTL_FROM_RUN"
 # The variable of --secret with the addresses to which payload/node/messages.py sends messages.
 NODE_RECEIVERS: Final = "CLUSTERCTL_NOTIFY"
+# The container engines that run images of jobs, the preferred one first, and those that run .sif
+# files. payload/node/images.py has the same names.
+SIF_ENGINES: Final = ("apptainer", "singularity")
+ENGINES: Final = (*SIF_ENGINES, "enroot", "ch-run")
 # What helps if a cluster is broken: of clusterctl itself, and of other people.
 RUN_UP: Final = "run `clusterctl up`"
 ASK_OPERATORS: Final = "ask the site's administrators"

@@ -65,9 +65,6 @@ METRICS_PLACES: Final = (
 # The folder in a job's folder with the files of its program, in which the program starts. Nothing
 # in it is clusterctl's. A run's folder has these files beside clusterctl's.
 PROGRAM_FOLDER = "files"
-# The folder beside the folder of all jobs with the values of `submit --secret`: a folder for each
-# job, with the name of the job's folder.
-SECRETS_FOLDER = "secrets"
 # SENT_FILES are written to a job's folder by `submit`, WRITTEN_FILES by the job's script, and
 # ADDED_FILES are added to a run's folder by `collect`. The logs of array tasks also have numbers.
 SENT_FILES = frozenset(

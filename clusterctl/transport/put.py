@@ -18,6 +18,7 @@ from typing import BinaryIO, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.spec.names import first_few
+from clusterctl.spec.remote_folders import STORE
 from clusterctl.transport.base import ENDED_BY_SIGNAL, Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import (
     ALIVE_LINE,
@@ -163,7 +164,7 @@ def _receiver(store: str, folder: str) -> list[str]:
 
 def store_of(folder: str) -> str:
     """Return the path of the file store in the folder with a job user's files."""
-    return f"{folder}/store"
+    return f"{folder}/{STORE}"
 
 
 def archives_of(folder: str) -> str:

@@ -41,6 +41,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
+from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.transport.remote_content import (
     ALIVE_LINE,
     BLOCK,
@@ -58,20 +59,28 @@ HOMES = b"home"
 JOBS = b"clusterctl/jobs/"
 FIRST_UID = 1000
 NOBODY = 65534
-# Below a home: clusterctl's own files, caches, and files that shells and ssh write.
-NOT_IN_HOMES = frozenset(
-    b"clusterctl/store clusterctl/environments clusterctl/mpirun clusterctl/secrets clusterctl/builds "
-    b"clusterctl/images .cache .nv .cupy .triton .apptainer/cache .vscode-server .ansible .ssh "
-    b".bash_history .python_history .lesshst .viminfo .wget-hsts .sudo_as_admin_successful".split()
-)
 # The folder that `attach` creates has all of clusterctl's files, and this mark. Users may choose its
 # place.
 FOLDER_BELOW_HOME = b"clusterctl/"
 MARK = b".clusterctl-cluster"
+# Below a home: clusterctl's own files, caches, and files that shells and ssh write.
+NOT_IN_HOMES = frozenset(
+    (
+        *(
+            FOLDER_BELOW_HOME + one.name.encode()
+            for one in FOLDERS
+            if one.is_own and not one.has_user_files
+        ),
+        *b".cache .nv .cupy .triton .apptainer/cache .vscode-server .ansible .ssh "
+        b".bash_history .python_history .lesshst .viminfo .wget-hsts .sudo_as_admin_successful".split(),
+    )
+)
 NOT_IN_FOLDER = frozenset(
     FOLDER_BELOW_HOME + name
     for name in (
-        *b"store environments pythons secrets builds images job-profile.sh .job-profile.new".split(),
+        *(one.name.encode() for one in FOLDERS if one.is_attached and not one.has_user_files),
+        b"job-profile.sh",
+        b".job-profile.new",
         MARK,
     )
 )

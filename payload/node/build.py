@@ -27,6 +27,8 @@ LOG = "build.log"
 # The end of the log tells later attempts of a job, and the tasks of its array, that the program is
 # built. Another job may run in the same folder, perhaps after its files were edited.
 BUILT = "clusterctl: the program of job {} is built\n"
+# The folder of kept builds, beside that of all jobs.
+KEPT = "builds"
 # A kept build that no job has used for this time is removed by the next build.
 UNUSED_S = 30 * 86400.0
 SHOWN_LINES = 20
@@ -80,7 +82,7 @@ def build_or_copy(options: Mapping[str, str], files: str, job: str, log: io.File
     Nothing is copied or kept if ``files`` has other files than those that were sent. OSError: a
     file can't be copied.
     """
-    kept = os.path.dirname(os.path.dirname(job)) + "/builds"
+    kept = f"{os.path.dirname(os.path.dirname(job))}/{KEPT}"
     source = task.text_of(f"{job}/source.json")
     folder = f"{kept}/{key_of(options, source)}" if is_as_sent(files, source) else ""
     if folder and os.path.isdir(folder):

@@ -8,23 +8,13 @@ from typing import Final
 
 from clusterctl.errors import LeftoversError, UsageError, printable
 from clusterctl.providers.attached import FolderEntry, SiteFolder
+from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.transport.base import Transport
 
 _PROGRAMS: Final = Path(__file__).parent
 # Removing many small files from a network file system takes long.
 _REMOVAL_S: Final = 3600.0
-_WHAT: Final = {
-    "env": "the Python of jobs",
-    "environments": "Python environments",
-    "pythons": "Python, which the site lacks",
-    "store": "files that jobs share, and clusterctl's programs",
-    "jobs": "folders of jobs",
-    "images": "container images",
-    "builds": "results of `submit --build`",
-    "secrets": "values of `submit --secret` for running jobs",
-    "runs": "runs that were sent there",
-    "files": "files that you have put there",
-}
+_WHAT: Final = {folder.name: folder.what for folder in FOLDERS if folder.is_attached}
 
 
 def folder_program(name: str) -> str:

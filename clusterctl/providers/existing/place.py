@@ -28,8 +28,10 @@ from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.existing.detach import folder_program
 from clusterctl.providers.existing.site_description import SiteDescription
 from clusterctl.spec.base import PATTERNS
+from clusterctl.spec.remote_folders import ENVIRONMENTS, PYTHONS
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.transport.base import Transport
+from clusterctl.transport.put import store_of
 from clusterctl.transport.tree import format_size
 from clusterctl.util.assets import job_lock
 from clusterctl.util.progress import SILENT, LineReporter
@@ -44,9 +46,6 @@ _SPACE: Final = 150 << 20
 _FILES: Final = 4000
 # Position in a line of `quota -wp` and `lfs quota -q`.
 _GRACE_FILES: Final = 8
-_ENVIRONMENTS: Final = "environments"
-_PYTHONS: Final = "pythons"
-_STORE: Final = "store"
 _CLAIM: Final = folder_program("remote_claim.sh")
 _EXPAND: Final = folder_program("remote_expand.sh")
 _PYTHON: Final = folder_program("remote_python.sh")
@@ -78,7 +77,7 @@ class Placed:
     @property
     def has_own_python(self) -> bool:
         """Whether the Python is one of clusterctl's own, in the folder."""
-        return self.python.startswith(f"{self.folder}/{_PYTHONS}/")
+        return self.python.startswith(f"{self.folder}/{PYTHONS}/")
 
 
 def python_minor(version: str) -> tuple[int, int]:
@@ -197,8 +196,8 @@ def place(
             transport,
             lock,
             wheels,
-            folder=f"{at}/{_ENVIRONMENTS}",
-            store=f"{at}/{_STORE}",
+            folder=f"{at}/{ENVIRONMENTS}",
+            store=store_of(at),
             report=report,
             python=path,
         )
@@ -229,7 +228,7 @@ def with_standalone_python(
     proven = {
         path: version
         for path, version in site.proven_pythons.items()
-        if not path.startswith(f"{at}/{_PYTHONS}/")
+        if not path.startswith(f"{at}/{PYTHONS}/")
     }
     if not usable_pythons(proven) and not own:
         own = _send_python(transport, site, folder, cluster_id, report)

@@ -24,7 +24,7 @@ from clusterctl.providers.existing.place import (
     write_profile,
 )
 from clusterctl.providers.existing.site_description import MPI_MODULE, SiteDescription
-from clusterctl.spec.names import PROOF_JOB, Launcher
+from clusterctl.spec.names import ENGINES, PROOF_JOB, Launcher
 from clusterctl.transport.base import BOOT, Transport, module_texts, split_lines
 from clusterctl.util.assets import data_folder
 from clusterctl.util.progress import SILENT, Reporter
@@ -218,6 +218,7 @@ def proof_script(site: SiteDescription, placed: Placed, options: ProofOptions) -
         variants = [chosen, *(f"{chosen} {name}" for name in mpi_modules(site.modules))]
     variants = list(dict.fromkeys(variants))
     head = {"root": placed.folder, "slurm_path": site.slurm_path, "boot": BOOT}
+    head["engines"] = " ".join(ENGINES)
     lines = ["#!/bin/bash", *(f"{name}={shlex.quote(value)}" for name, value in head.items())]
     lines += [f"launchers=({shlex.join(launchers)})", f"variants=({shlex.join(variants)})"]
     return "\n".join([*lines, _PROOF]).encode()

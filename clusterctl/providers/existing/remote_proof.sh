@@ -1,6 +1,7 @@
 # The proof, a batch job. It finds a module and a way to start MPI programs on all of its nodes. An MPI test judges each
 # trial by its answer, because `srun` without PMIx starts N programs of one rank each, which all succeed.
-# Variables before this text: root, slurm_path, boot, launchers, variants (names of modules, or an empty text).
+# Variables before this text: root, slurm_path, boot, engines (of containers), launchers, variants (names of modules, or an
+# empty text).
 # It appends lines of words, separated by tabs, to the file `facts`, and finally the word `end`.
 # shellcheck disable=SC2154
 cd -- "$SLURM_SUBMIT_DIR" || exit
@@ -15,7 +16,7 @@ export site_tmp=${TMPDIR:-}
 # MPI's own folders are on the node's disk and end with the job, even those of a trial that fails.
 export SLURM_EXPORT_ENV=ALL OMP_NUM_THREADS=1 TMPDIR=/tmp/clusterctl-proof-$SLURM_JOB_ID
 export OMPI_MCA_btl_sm_backing_directory=$TMPDIR OMPI_MCA_btl_vader_backing_directory=$TMPDIR
-export root token=$SLURM_JOB_ID.$RANDOM
+export root engines token=$SLURM_JOB_ID.$RANDOM
 echo "$token" >token
 python=$root/env/bin/python
 on_nodes() { timeout -k 3 60 srun --mpi=none --nodes="$count" --ntasks="$count" --ntasks-per-node=1 "$@" </dev/null; }
@@ -43,7 +44,7 @@ on_nodes bash -c '
             [[ -d $path && -w $path ]] || continue
             say scratch "$name $(df -PkT -- "$path" | tail -n 1 | { read -r _ type _ _ free _ && echo "$type $free"; })"
         done
-        for name in apptainer singularity enroot ch-run; do
+        for name in $engines; do
             command -v "$name" >/dev/null || continue
             say engine "$name $({ "$name" --version || "$name" version; } 2>&1 | tail -n 1)"
         done

@@ -23,19 +23,27 @@ def test_kept_files_are_counted_without_incomplete_ones(folder: Path) -> None:
         "builds/b",
         "builds/.part",
         "images/folder-of-charliecloud",
-        "images/layers",
     ):
         (folder / name).mkdir(parents=True)
     (folder / "environments/one").symlink_to(".one.aaaaaa")
     (folder / "environments/.lock").touch()
     (folder / "images/made.sif").touch()
     (folder / "images/.made.sif.lock").touch()
+    for name in ("layers/11aa", "layers/22bb", "layers/33cc.partial"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
     for name in ("store/ab/ab12", "store/cd/cd34", "store/partial/ef56", "store/lock"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(bytes(100_000))
     found = kept_files(LocalTransport(), "clusterctl")
     numbers = [(name, one.number) for name, one in found.items()]
-    assert numbers == [("environments", 1), ("builds", 1), ("images", 2), ("store", 2)]
+    assert numbers == [
+        ("environments", 1),
+        ("builds", 1),
+        ("layers", 2),
+        ("images", 2),
+        ("store", 2),
+    ]
     size = found["store"].bytes
     assert size is not None
     assert 200_000 < size < 1_000_000
@@ -50,10 +58,14 @@ def test_nothing_is_kept_before_the_first_job(folder: Path) -> None:
 def test_size_that_takes_too_long_is_unknown(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All sizes have a single time limit."""
     (folder / "builds/b").mkdir(parents=True)
-    (tmp_path / "du").write_text("#!/bin/sh\necho 4 builds\nexec sleep 60\n")
+    (folder / "layers").mkdir()
+    (folder / "layers/11aa").touch()
+    slow = "case $3 in builds) echo 4 builds; exec sleep 60 ;; esac\necho 8 $3\n"
+    (tmp_path / "du").write_text(f"#!/bin/sh\n{slow}")
     (tmp_path / "du").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     found = kept_files(LocalTransport(), "clusterctl")
-    assert found == {"builds": Kept(1, None)}
+    assert found == {"builds": Kept(1, None), "layers": Kept(1, 8192)}
     assert "unknown" in summary(found)

@@ -596,7 +596,7 @@ def test_controller_fetches_with_the_login_that_it_has(
     write_docker(tmp_path / "ctl", is_closed.address)
     found, said = fetch_for_job(name, controller)
     assert_on(controller, found, name)
-    assert names(tmp_path / "ctl/clusterctl/images/layers") == DEMO.names
+    assert names(tmp_path / "ctl/clusterctl/layers") == DEMO.names
     assert not (own_home / ".cache").exists()
     assert PASSWORD not in "".join([*said, found.reference, found.file.decode()])
 

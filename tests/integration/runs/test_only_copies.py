@@ -23,6 +23,7 @@ import pytest
 from clusterctl.errors import CollectError, TransferError, UnreachableError
 from clusterctl.runs import only_copies
 from clusterctl.runs.only_copies import OnlyCopies, Search
+from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.ledger import UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
@@ -262,8 +263,9 @@ NOTHING = {
         s.write(".bash_history"),
     ],
     "what clusterctl keeps there": lambda s: [
-        s.write("clusterctl/store/ab/abcd"),
-        s.write("clusterctl/environments/1/bin/python"),
+        s.write(f"clusterctl/{one.name}/ab/abcd")
+        for one in FOLDERS
+        if one.is_own and not one.has_user_files
     ],
     "files without data, and links": lambda s: [
         s.write("done", ""),
@@ -328,8 +330,9 @@ def test_only_copies_ignore_what_colleagues_have_from_clusterctl(stage: Stage, f
     copied.
     """
     stage.write(f"{folder}/.clusterctl-cluster")
-    stage.write(f"{folder}/secrets/job-a1/environ")
-    stage.write(f"{folder}/environments/ab/bin/python")
+    for one in FOLDERS:
+        if one.is_attached and not one.has_user_files:
+            stage.write(f"{folder}/{one.name}/ab/abcd")
     stage.write(f"{folder}/job-profile.sh")
     stage.write(f"{folder}/jobs/job-a1/job.sbatch")
     stage.write(".clusterctl-staged-2001/ab/set")

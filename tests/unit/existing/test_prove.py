@@ -20,7 +20,7 @@ from clusterctl.providers.existing.prove import (
     read_facts,
 )
 from clusterctl.providers.existing.site_description import SiteDescription
-from clusterctl.spec.names import Launcher
+from clusterctl.spec.names import ENGINES, Launcher
 
 CAPTURES = Path(__file__).parent / "captures"
 SITE = SiteDescription("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin")
@@ -113,6 +113,11 @@ def test_read_facts_of_a_failed_proof_has_a_code(lines: list[str], code: str) ->
     unproven = read_facts(lines)
     assert isinstance(unproven, Unproven)
     assert unproven.code == code
+
+
+def test_proof_asks_for_all_engines() -> None:
+    script = proof_script(SITE, PLACED, ProofOptions("short"))
+    assert f"engines='{' '.join(ENGINES)}'\n".encode() in script
 
 
 def test_engines_are_those_that_all_nodes_have() -> None:
