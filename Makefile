@@ -48,13 +48,14 @@ bench:  ## Side-by-side measurements
 	$(DEV)
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
 
-reference:  ## Write docs/cli.md, docs/errors.md, docs/platforms.md and the tables of docs/spec.md from the code and the tests
+reference:  ## Write the pages, tables and types that come from the code, the tests and the manual
 	$(DEV)
 	@.venv/bin/python scripts/cli_reference.py
 	@.venv/bin/python scripts/job_keywords.py
 	@.venv/bin/python scripts/spec_reference.py
 	@.venv/bin/python scripts/platforms.py
 	@.venv/bin/python scripts/message_reference.py
+	@.venv/bin/python scripts/agent_pages.py
 
 lock:  ## Pin again what pyproject.toml asks for; UPGRADE=1 takes the newest of everything
 	$(DEV)

@@ -24,8 +24,8 @@ everything else to stderr.
 
 **Exit codes**: 0 success · 1 failure · 2 the command or the spec is wrong · 3 `plan --check` found changes ·
 with `wait`, `--wait` and `--follow`: 4 the job failed or can never start, 5 it was cancelled or reached its
-time limit, 6 the wait timed out and the job keeps running · 130 interrupted. `shell` and `ssh` return the exit
-code of the remote command.
+time limit, 6 the wait timed out and the job keeps running · 130 interrupted. `shell` and `ssh` return the
+exit code of the remote command.
 
 **`-o json`** prints a single object on stdout: `ok`, `failures` (each with `code`, `cause`, `host`, `phase`,
 `fix`, `retryable`) and the keys of the command.

@@ -43,13 +43,19 @@ def init(
     examples: Annotated[
         bool, option("Write the example programs into ./examples instead.")
     ] = False,
+    agent: Annotated[
+        bool, option("Write the skill for agents into ./.agents/skills/clusterctl instead.")
+    ] = False,
     force: Annotated[bool, option("Overwrite existing files.")] = False,
 ) -> None:
     """Write a commented cluster.yaml."""
-    if examples:
+    if examples and agent:
+        raise excluded("--examples", "--agent")
+    if examples or agent:
         if name is not None:
-            raise excluded("--examples", "--name")
-        _write_examples(screen, force=force)
+            raise excluded("--examples" if examples else "--agent", "--name")
+        write = _write_examples if examples else _write_skill
+        write(screen, force=force)
         return
     path = screen.file or DEFAULT_FILE
     text = starter_spec(provider)
@@ -86,6 +92,25 @@ def _write_examples(screen: Screen, *, force: bool) -> None:
         shutil.copytree(data_folder("examples"), folder, dirs_exist_ok=force, ignore=unwanted)
     answer = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
     screen.result(answer, f"wrote {folder}/; {folder}/README.md explains how to run each example")
+
+
+def _write_skill(screen: Screen, *, force: bool) -> None:
+    """Write the skill to where agents look for skills. Claude Code reads only its own folder, which
+    gets a link.
+    """
+    folder = Path(".agents", "skills", "clusterctl")
+    link = Path(".claude", "skills", "clusterctl")
+    with _new(folder):
+        if force and folder.is_dir():
+            # Pages that only an earlier skill had must not stay.
+            shutil.rmtree(folder / "references", ignore_errors=True)
+        shutil.copytree(data_folder("skills") / "clusterctl", folder, dirs_exist_ok=force)
+    with _new(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not (force and link.is_symlink() and link.resolve() == folder.resolve()):
+            link.symlink_to(Path("..", "..", folder))
+    answer = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
+    screen.result(answer, f"wrote {folder}/, and {link} as a link to it")
 
 
 @contextmanager

@@ -38,7 +38,7 @@ SURROUNDINGS = """
 import importlib.util, json, sys
 import clusterctl
 from clusterctl.util.assets import data_folder
-data = ("ansible", "docs", "examples", "payload", "templates", "terraform")
+data = ("ansible", "docs", "examples", "payload", "skills", "templates", "terraform")
 folders = {name: str(data_folder(name)) for name in data}
 also = [name for name in ("payload", "tests", "mpi4py") if importlib.util.find_spec(name)]
 print(json.dumps({"package": clusterctl.__path__[0], "folders": folders, "path": sys.path, "also": also}))

@@ -85,6 +85,30 @@ def test_name_of_a_new_spec_replaces_the_usual_name(cli: Clusterctl, provider: s
     assert (cli.cwd / "cluster.yaml").read_text() == text
 
 
+def test_skill_for_agents_is_written_where_they_look(cli: Clusterctl) -> None:
+    shown = cli("init", "--agent", "-o", "json").json
+    folder = cli.cwd / ".agents" / "skills" / "clusterctl"
+    linked = cli.cwd / ".claude" / "skills" / "clusterctl"
+    assert shown["files"] == ["SKILL.md", "references"]
+    assert (linked / "SKILL.md").samefile(folder / "SKILL.md")
+    assert codes(cli("init", "--agent", "-o", "json", rc=2)) == ["file-exists"]
+    (folder / "references" / "of-an-earlier-version.md").touch()
+    (folder / "SKILL.md").write_text("changed")
+    cli("init", "--agent", "--force")
+    assert not (folder / "references" / "of-an-earlier-version.md").exists()
+    assert (folder / "SKILL.md").read_text().startswith("---\nname: clusterctl\n")
+    assert codes(cli("init", "--agent", "--examples", "-o", "json", rc=2)) == ["options-exclusive"]
+    assert codes(cli("init", "--agent", "--name", "x", "-o", "json", rc=2)) == ["options-exclusive"]
+
+
+def test_folder_of_another_skill_is_not_replaced(cli: Clusterctl) -> None:
+    other = cli.cwd / ".claude" / "skills" / "clusterctl"
+    other.mkdir(parents=True)
+    (other / "SKILL.md").write_text("mine")
+    assert codes(cli("init", "--agent", "--force", "-o", "json", rc=2)) == ["file-exists"]
+    assert (other / "SKILL.md").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("gpus", "shown"),
     [

@@ -15,6 +15,7 @@ from clusterctl.cli.main import LazyVerb, app
 from tests.support.manual import ROOT, RUN, Block, blocks, pages
 
 LANGUAGES = {*RUN, "bash", "c", "yaml", "python", "toml", "text", "json", "sudoers"}
+SKILL = ROOT / "skills" / "clusterctl" / "SKILL.md"
 ALL = [block for page in pages() for block in blocks(page)]
 
 
@@ -127,7 +128,7 @@ def test_file_shown_on_two_pages_is_the_same() -> None:
     assert [name for name, texts in shown.items() if len(texts) > 1] == []
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*pages(), SKILL], ids=lambda page: page.name)
 def test_clusterctl_commands_on_a_page_parse(page: Path) -> None:
     """Also those in running text, and in blocks that are not run."""
     found = inline_commands(page) + [
