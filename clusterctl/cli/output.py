@@ -100,7 +100,8 @@ class Screen:
     def result(self, answer: dict[str, Any], *lines: str) -> None:
         """Print the result of a command: ``answer`` if JSON was asked for, otherwise ``lines``."""
         if self.json:
-            self._answer({"ok": True, "failures": [], **answer})
+            self._has_answered = True
+            self._write(_json({"ok": True, "failures": [], **answer}))
         elif lines:
             self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
 
@@ -108,12 +109,12 @@ class Screen:
         """Print the JSON answer of a command that Ctrl-C or a signal has ended."""
         if self.json:
             failures = [asdict(Failure(code, cause))]
-            self._answer({"ok": False, "failures": failures, **self.partial_answer})
+            self._answer_failure({"failures": failures, **self.partial_answer})
 
-    def _answer(self, answer: dict[str, Any]) -> None:
+    def _answer_failure(self, answer: dict[str, Any]) -> None:
         if not self._has_answered:
             self._has_answered = True
-            self._write(_json(answer))
+            self._write(_json({"ok": False, **answer}))
 
     def document(self, answer: dict[str, Any], text: str) -> None:
         """Print a text such as a script as the result, or ``answer`` if JSON was asked for."""
@@ -285,7 +286,7 @@ class Screen:
             failures = [
                 asdict(replace(failure, fix=self._advice(failure.fix))) for failure in exc.failures
             ]
-            self._answer({"ok": False, "failures": failures, **self.partial_answer, **exc.answer})
+            self._answer_failure({"failures": failures, **self.partial_answer, **exc.answer})
         title = "\x1b[1;31merror:\x1b[0m" if self._is_colored(sys.stderr) else "error:"
         try:
             self._own_line()
