@@ -105,6 +105,12 @@ def _as_list(words: str | int | Path | Iterable[object]) -> list[str]:
     return [str(words)] if isinstance(words, str | int | Path) else [str(word) for word in words]
 
 
+def _as_folder(path: str | Path) -> str:
+    """Return a path that the commands take for a folder, not for the new name of a file."""
+    text = str(path)
+    return text if not text or text.endswith("/") else f"{text}/"
+
+
 def _as_arguments(args: _Args) -> list[str]:
     """Return a program's arguments: words as they are, a mapping as options such as ``--lr
     0.1``.
@@ -474,13 +480,13 @@ class Cluster:
         """Copy files to a folder on the cluster, by default your home. Return the folder's full
         path.
         """
-        return files.put(self._chosen, [*_as_list(paths), to]).sent.folder
+        return files.put(self._chosen, [*_as_list(paths), _as_folder(to)]).sent.folder
 
     def get(self, paths: _Names, to: str | Path = ".") -> Path:
         """Copy files from the cluster to a folder on this machine. Return the folder's full
         path.
         """
-        files.get(self._chosen, [*_as_list(paths), str(to)])
+        files.get(self._chosen, [*_as_list(paths), _as_folder(to)])
         return Path(to).absolute()
 
     def ssh(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 from clusterctl.cli.options import argument
@@ -20,7 +19,8 @@ def put(
     paths: Annotated[
         list[str],
         argument(
-            "Files and folders here, then the folder on the cluster.", metavar="LOCAL... [REMOTE]"
+            "Files and folders here, then the folder on the cluster, or a file's new name.",
+            metavar="LOCAL... [REMOTE]",
         ),
     ],
 ) -> None:
@@ -49,7 +49,8 @@ def get(
     paths: Annotated[
         list[str],
         argument(
-            "Files and folders on the cluster, then the folder here.", metavar="REMOTE... [LOCAL]"
+            "Files and folders on the cluster, then the folder here, or a file's new name.",
+            metavar="REMOTE... [LOCAL]",
         ),
     ],
 ) -> None:
@@ -63,7 +64,7 @@ def get(
     for path in done.skipped:
         screen.note(f"note: not fetched, because it is neither a file nor a folder: {path}")
     local = paths[-1] if len(paths) > 1 else "."
-    folder = str(Path(local).absolute())
+    folder = str(done.folder.absolute())
     _show_transfer(
         screen, done, started_at, "fetched", folder=folder, where=local, skipped=done.skipped
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.scheduler.session import open_session
@@ -25,8 +26,8 @@ class Put:
     skipped: paths that were not sent because they are neither files nor folders.
     own: clusterctl's folders with keys and caches, which are not sent with a folder that contains
         them.
-    place: path on the cluster of the folder that was sent, or the folder of several paths or a
-        file.
+    place: path on the cluster of the folder that was sent, of a file that got a new name, or the
+        folder of several paths or a file.
     """
 
     sent: Sent
@@ -40,8 +41,9 @@ def put(
 ) -> Put:
     """Copy files and folders to a folder on the cluster.
 
-    paths: local paths, then the folder on the cluster. A single path is copied to the home folder,
-        or on a cluster that other people run, to the folder `files` in clusterctl's folder there.
+    paths: local paths, then the folder on the cluster, or for a single file its name there (see
+        ``_is_name``). A single path is copied to the home folder, or on a cluster that other people
+        run, to the folder `files` in clusterctl's folder there.
 
     Raises:
         UsageError: a path is empty, or the last path is a local file.
@@ -61,6 +63,12 @@ def put(
     with open_session(chosen) as session:
         if remote is None:
             remote = session.site.upload_folder
+        elif len(items) == 1 and items[0].kind is Kind.FILE:
+            kind = session.transport.run(["sh", "-c", _KIND, remote]).stdout.strip()
+            if _is_name(paths[-1], items[0].path, kind):
+                remote, name = os.path.split(remote)
+                remote = remote or "."
+                items = (replace(items[0], path=name),)
         sent = Upload(session.transport, progress).into(items, remote)
         copies = [
             Copies(
@@ -76,8 +84,10 @@ def put(
         with suppress(MachineError):
             record_copies(session.ledger.workspace, copies)
     tops = [item for item in items if "/" not in item.path]
-    is_folder = len(tops) == 1 and tops[0].kind is Kind.FOLDER
-    place = f"{sent.folder}/{tops[0].path}" if is_folder else sent.folder
+    is_place = len(tops) == 1 and (
+        tops[0].kind is Kind.FOLDER or tops[0].path != tops[0].origin.name
+    )
+    place = f"{sent.folder}/{tops[0].path}" if is_place else sent.folder
     return Put(sent, tuple(skipped), own, place)
 
 
@@ -86,7 +96,8 @@ def get(
 ) -> Fetched:
     """Copy files and folders from the cluster to a local folder.
 
-    paths: remote paths, then the local folder. A single path is copied to the current folder.
+    paths: remote paths, then the local folder, or for a single file its name here (see
+        ``_is_name``). A single path is copied to the current folder.
 
     Raises:
         UsageError: a path is empty.
@@ -95,13 +106,32 @@ def get(
     """
     _reject_empty(paths)
     remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
+    kind = "folder" if os.path.isdir(local) else "file" if os.path.isfile(local) else ""
+    is_name = len(remote) == 1 and _is_name(local, Path(remote[0]).name, kind)
     with open_session(chosen) as session:
         return fetch(
             session.transport,
             [_below_home(path) for path in remote],
             Path(local),
+            is_name=is_name,
             progress=progress,
         )
+
+
+# Paths that are relative begin in the home folder.
+_KIND: Final = 'cd; if [ -d "$0" ]; then echo folder; elif [ -e "$0" ]; then echo file; fi'
+
+
+def _is_name(target: str, file: str, kind: str) -> bool:
+    """Return whether the target of a single file is a new name for it, and not a folder.
+
+    target: as the user wrote it. file: name of the file. kind: of what exists at the target:
+    "folder", "file" or "".
+    """
+    if target.endswith(("/", "/.", "/..")) or target in (".", "..", "~") or kind == "folder":
+        return False
+    name = Path(target).name
+    return kind == "file" or name == file or bool(Path(name).suffix)
 
 
 def _reject_empty(paths: Sequence[str]) -> None:

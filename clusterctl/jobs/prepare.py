@@ -69,7 +69,7 @@ from clusterctl.spec.units import format_duration
 from clusterctl.state.inventory import Inventory, job_inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.process import call_on_hosts
+from clusterctl.util.process import Result, call_on_hosts
 from clusterctl.util.progress import SILENT, LineReporter
 from clusterctl.util.redact import LEAST, looks_secret
 
@@ -91,6 +91,8 @@ _IN_TURN: Final = "--dependency=singleton"
 _MOST_SEARCHED: Final = 1 << 20  # bytes
 # Room for the ending of the common name of a scaling's jobs.
 _LONGEST: Final = 48
+# The engine that has no read-only mounts.
+_NO_READ_ONLY: Final = "ch-run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +459,8 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
 
 
 def _reject_without_engine(session: Session | None, job: JobSpec) -> None:
-    """Raise UsageError if all nodes that the job can run on lack an engine for containers.
+    """Raise UsageError if all nodes that the job can run on lack an engine for containers, or if
+    their engine has no read-only mounts and the job asks for one.
 
     The nodes themselves are asked, as machines of the user may have one from elsewhere. Nodes that
     do not answer may have it, and so may a module.
@@ -465,6 +468,7 @@ def _reject_without_engine(session: Session | None, job: JobSpec) -> None:
     if session is None or job.container is None or job.module:
         return
     engines = SIF_ENGINES if job.container.endswith(".sif") else ENGINES
+    # The first is the one that runs the image; its path is on the last line.
     find = ("sh", "-c", " || ".join(f"command -v {name}" for name in engines))
     partition = partition_name(session.site, job)
     transports = session.nodes
@@ -473,7 +477,10 @@ def _reject_without_engine(session: Session | None, job: JobSpec) -> None:
     # Usually the nodes are alike, so that the first is enough.
     for asked in (nodes[:1], nodes[1:]):
         answers, silent = call_on_hosts(asked, lambda node: transports[node].run(find, check=False))
-        if silent or any(answer.rc == 0 for answer in answers.values()):
+        if any(answer.rc == 0 for answer in answers.values()):
+            _reject_read_only_mount(job, answers)
+            return
+        if silent:
             return
     if nodes:
         raise UsageError(
@@ -482,6 +489,25 @@ def _reject_without_engine(session: Session | None, job: JobSpec) -> None:
             why=f"{nodes[0]} has none of {', '.join(engines)}",
             fix="install Apptainer: `software: {apptainer: true}` in the spec, then `clusterctl "
             "up`; or submit with --requirements in place of --container",
+        )
+
+
+def _reject_read_only_mount(job: JobSpec, answers: Mapping[str, Result]) -> None:
+    """Raise UsageError if a job asks for a read-only mount, and a node can't have one.
+
+    answers: of the nodes that were asked for the path of their engine.
+    """
+    read_only = next((mount for mount in job.mount if mount.endswith(":ro")), None)
+    unable = [
+        node for node, found in answers.items() if found.stdout.strip().endswith(_NO_READ_ONLY)
+    ]
+    if read_only and unable:
+        raise UsageError(
+            f"the nodes can't have the read-only --mount {read_only}",
+            code="no-read-only-mount",
+            where=unable[0],
+            why="its engine for containers is Charliecloud, which has none",
+            fix=f"use --mount {read_only.removesuffix(':ro')}, or install Apptainer on the nodes",
         )
 
 

@@ -115,6 +115,7 @@ def source_of(job: JobSpec) -> Source | None:
             # The script of an interactive session is a folder.
             has_tasks=not job.script.is_dir()
             and bool(indices_of(job, UserScript.read(job.script))),
+            image=None if job.container is None else Path(job.container),
         )
         walk.run()
         walk.add_folder(job.place.start)
@@ -183,6 +184,7 @@ class FolderWalk:
     """Walks through a project's folder and collects the files to send in ``items``.
 
     has_tasks: whether the job is an array, which has folders with the names task-0, task-1, ...
+    image: the job's container image, which is sent by itself.
     kept_back: paths of environments, caches, runs and reports that patterns of --include match.
     not_source: clusterctl's own folders, and those into which `collect --all` copied the cluster's
         files.
@@ -193,6 +195,7 @@ class FolderWalk:
     include: Include
     exclude: Ignore
     has_tasks: bool
+    image: Path | None = None
     items: list[Item] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
     ours: list[str] = field(default_factory=list)
@@ -265,7 +268,10 @@ class FolderWalk:
             rules,
             guard,
             is_folder=is_folder,
-            is_left_out=parent.is_left_out or is_ours or (path.suffix == ".pyc" and not is_folder),
+            is_left_out=parent.is_left_out
+            or is_ours
+            or (path.suffix == ".pyc" and not is_folder)
+            or self._is_image(path),
         )
         if is_sent:
             self._add(self._item(path, entry))
@@ -301,6 +307,10 @@ class FolderWalk:
         if self.include.selects(path, guard, is_folder=is_folder):
             return True
         return not is_left_out and not is_ignored(rules, path, is_folder=is_folder)
+
+    def _is_image(self, path: Path) -> bool:
+        image = self.image
+        return image is not None and path.name == image.name and path.resolve() == image.resolve()
 
     def _holds_no_source(self, folder: Path) -> bool:
         """Return whether a folder contains installed, cached or collected files rather than source

@@ -111,5 +111,6 @@ class JobKeywords(ReplayKeywords, total=False):
     build: str
     # Run in this container image: docker://NAME:TAG, or a file, here or on the cluster.
     container: str
-    # With --container: the path SOURCE of the nodes is TARGET in the container.
+    # With --container: the path SOURCE of the nodes is TARGET in the container; without TARGET, it
+    # has the same path there.
     mount: Sequence[str]

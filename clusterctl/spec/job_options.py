@@ -692,8 +692,9 @@ class JobOptions(Model):
     mount: Annotated[
         tuple[Mount, ...],
         JobOption(
-            "With --container: the path SOURCE of the nodes is TARGET in the container.",
-            metavar="SOURCE:TARGET[:ro]",
+            "With --container: the path SOURCE of the nodes is TARGET in the container; without "
+            "TARGET, it has the same path there.",
+            metavar="SOURCE[:TARGET[:ro]]",
             examples=(["/shared/data:/data:ro"],),
             variants=InVariants.MERGED,
         ),

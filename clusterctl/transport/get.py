@@ -46,13 +46,14 @@ _LISTABLE = frozenset({Kind.FOLDER, Kind.FILE, Kind.LINK})
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """Result of a download. sent_bytes: bytes that had to be sent. skipped: paths of pipes, devices
-    etc.
+    etc. folder: with the files.
     """
 
     files: int
     bytes: int
     sent_bytes: int
     skipped: tuple[str, ...]
+    folder: Path
 
 
 def fetch(
@@ -60,10 +61,12 @@ def fetch(
     paths: Sequence[str],
     folder: Path,
     *,
+    is_name: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Fetched:
     """Download files and folders of the cluster into the local ``folder``, each under its own name.
 
+    is_name: if only a file arrives, ``folder`` is its path instead.
     Relative ``paths`` start at the user's home on the cluster. Other files in ``folder`` stay
     unchanged. After an error, files that are already complete stay as well.
 
@@ -81,6 +84,9 @@ def fetch(
             writing_into(folder),
         ):
             _reject_other_names(download.entries, paths, transport.host)
+            if is_name and [entry.kind for entry in download.entries] == [Kind.FILE]:
+                download.entries[0].local = os.fsencode(folder.name)
+                folder = folder.parent
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
         if exc.rc == NOT_THERE:
@@ -109,7 +115,8 @@ def fetch(
             "again when no program writes to them",
         )
     skipped = tuple(os.fsdecode(entry.path) for entry in download.left)
-    return Fetched(len(files), sum(entry.size for entry in files), download.sent, skipped)
+    size = sum(entry.size for entry in files)
+    return Fetched(len(files), size, download.sent, skipped, folder)
 
 
 def _reject_other_names(entries: Sequence[Entry], paths: Sequence[str], host: str) -> None:

@@ -566,7 +566,10 @@ def in_charliecloud(
     if inside_it.has_gpus:
         raise ImageError("Charliecloud can't give a program the node's GPUs: install Apptainer")
     if read_only := [bind for bind in binds if bind.endswith(":ro")]:
-        raise ImageError(f"Charliecloud has no read-only mounts: --mount {read_only[0]}")
+        raise ImageError(
+            f"Charliecloud has no read-only mounts: use --mount {read_only[0].removesuffix(':ro')}, "
+            "without :ro"
+        )
     for bind in binds:
         source, _, target = bind.partition(":")
         make_place(inside(root, target or source), is_folder=os.path.isdir(source))

@@ -59,3 +59,69 @@ def test_put_prints_the_path_on_the_cluster(tmp_path: Path) -> None:
     assert (target / "a3" / "x").exists()
     for paths in ([project / "x"], [project, project / "x"]):
         assert files.put(ChosenCluster(), [*map(str, paths), str(target)]).place == str(target)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("new/in.txt", None, "new/in.txt"),
+        ("new/july.csv", None, "new/july.csv"),
+        ("new/Makefile", "", "new/Makefile"),
+        ("new", None, "new/in.txt"),
+        ("new.d/", None, "new.d/in.txt"),
+        ("new.d", "new.d/other", "new.d/in.txt"),
+        (".", None, "in.txt"),
+    ],
+)
+@pytest.mark.parametrize("way", ["put", "get"])
+def test_single_file_gets_the_name_that_is_given_for_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    case: tuple[str, str | None, str],
+) -> None:
+    """case: the target; a file that its folder has, "": the target is a file, None: nothing exists;
+    and the file that is written.
+    """
+    target, there, written = case
+    home, here = tmp_path / "home", tmp_path / "here"
+    source, other = (here, home) if way == "put" else (home, here)
+    for folder in (home, here, source / "data"):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    (source / "data" / "in.txt").write_text("1")
+    if there is not None:
+        old = other / (there or target)
+        old.parent.mkdir()
+        old.write_text("old")
+    if way == "put":
+        place = files.put(ChosenCluster(), ["data/in.txt", target]).place
+        is_renamed = not written.endswith("/in.txt") and written != "in.txt"
+        assert Path(place) == home / (written if is_renamed else Path(written).parent)
+    else:
+        assert files.get(ChosenCluster(), ["data/in.txt", target]).folder == Path(written).parent
+    assert (other / written).read_text() == "1"
+    # The same again, with another content.
+    (source / "data" / "in.txt").write_text("22")
+    getattr(files, way)(ChosenCluster(), ["data/in.txt", target])
+    assert (other / written).read_text() == "22"
+
+
+def test_several_files_and_folders_have_a_folder_as_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("a.txt", "data/b.txt"):
+        (tmp_path / name).write_text("1")
+    files.put(ChosenCluster(), ["a.txt", "data/b.txt", "to.d"])
+    files.put(ChosenCluster(), ["data", "copy.d"])
+    files.get(ChosenCluster(), ["a.txt", "data/b.txt", "back.d"])
+    files.get(ChosenCluster(), ["data", "back.e"])
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*.[de]/**/*.txt")}
+    assert found == {
+        *("to.d/a.txt", "to.d/b.txt", "copy.d/data/b.txt"),
+        *("back.d/a.txt", "back.d/b.txt", "back.e/data/b.txt"),
+    }

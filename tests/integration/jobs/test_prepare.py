@@ -149,6 +149,26 @@ def test_container_is_refused_if_no_node_can_run_it(
     preparer.prepare(replace(session, nodes=nodes), Submission([elsewhere]))
 
 
+@pytest.mark.parametrize(
+    ("engine", "mount", "is_refused"),
+    [
+        ("/usr/bin/ch-run", "/data:/data:ro", True),
+        ("/usr/bin/ch-run", "/data:/data", False),
+        ("/usr/bin/apptainer", "/data:/data:ro", False),
+    ],
+)
+def test_read_only_mount_is_refused_if_the_engine_of_the_nodes_has_none(
+    session: Session, job: JobSpec, engine: str, mount: str, is_refused: bool
+) -> None:
+    asked = Step(("sh", "-c", "command -v *"), stdout=f"{engine}\n")
+    nodes = {f"demo-train-{number}": ScriptedTransport([asked]) for number in (1, 2)}
+    wanted = job.model_copy(update={"container": "/shared/x", "mount": (mount,)})
+    with rejected("no-read-only-mount", UsageError) if is_refused else nullcontext() as caught:
+        Preparer(lambda _: None).prepare(replace(session, nodes=nodes), Submission([wanted]))
+    if is_refused:
+        assert "--mount /data:/data," in caught.value.fix
+
+
 def test_lines_without_an_effect_are_noted_once_before_the_submission(session, job):
     script = job.script.with_name("own.sh")
     script.write_text(

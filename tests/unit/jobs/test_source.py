@@ -101,6 +101,15 @@ def test_empty_folders_modes_and_hostile_names_travel(project):
     assert {os.fsencode(one["path"]) for one in listed["files"]} == {*HOSTILE_NAMES, b"train.py"}
 
 
+def test_image_of_the_job_is_not_sent_as_a_file_of_the_project_too(project):
+    write(project, "images/a.sif", "b/a.sif")
+    image = str(project / "images" / "a.sif")
+    everything = files(project)
+    assert everything >= {"images/a.sif", "b/a.sif"}
+    assert everything - files(project, container=image) == {"images/a.sif"}
+    assert files(project, container=image, include=("/images/a.sif",)) == everything
+
+
 def test_include_and_exclude_patterns_select_files(project):
     (project / ".gitignore").write_text("data/\n*.bin\ntrain.py\n")
     write(project, "data/a", "data/sub/b.bin", "weights.bin", "notes.txt", "big/x", "__pycache__/c")
