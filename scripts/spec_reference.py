@@ -1,4 +1,6 @@
-"""Write the tables of docs/spec.md from the JSON Schema of a spec."""
+"""Write the tables of docs/spec.md from the JSON Schema of a spec, and of docs/agents.md from that of
+the limits of agents.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from clusterctl.spec.agent import AgentLimits
 from clusterctl.spec.load import json_schema
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "spec.md"
+AGENTS: Final = PAGE.with_name("agents.md")
 _BEGIN = "<!-- reference: begin -->\n"
 _END = "<!-- reference: end -->\n"
 _DEFINITIONS: Final = "#/$defs/"
@@ -21,19 +25,27 @@ Schema = Mapping[str, Any]
 
 def page(text: str) -> str:
     """Replace the tables in the text of the page."""
+    return _with(text, reference(json_schema()))
+
+
+def agents_page(text: str) -> str:
+    """Replace the table in the text of the page about agents."""
+    return _with(text, reference(AgentLimits.model_json_schema(), "Keys of `agent`"))
+
+
+def _with(text: str, tables: str) -> str:
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}{reference(json_schema())}{_END}{after}"
+    return f"{before}{_BEGIN}{tables}{_END}{after}"
 
 
-def reference(schema: Schema) -> str:
+def reference(schema: Schema, heading: str = "The file") -> str:
     """Return Markdown tables of all fields, a table for each mapping, in the order of the
     schema.
     """
-    return (
-        "\n".join(_Reference(schema["$defs"]).section(_Table("", "The file", schema))).strip()
-        + "\n"
-    )
+    definitions = schema.get("$defs", {})
+    lines = _Reference(definitions).section(_Table("", heading, schema))
+    return "\n".join(lines).strip() + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +162,9 @@ def _prose(text: str) -> str:
 
 
 def main() -> int:
-    """Write the page."""
+    """Write the pages."""
     PAGE.write_text(page(PAGE.read_text()))
+    AGENTS.write_text(agents_page(AGENTS.read_text()))
     return 0
 
 

@@ -32,7 +32,7 @@ DONE: Final = "ok"
 class Bound:
     """The most that a call can use. None: unknown. ``jobs`` counts each task of an array."""
 
-    jobs: int = 0
+    jobs: int | None = 0
     node_hours: float | None = 0.0
     usd: float | None = 0.0
 
@@ -57,6 +57,7 @@ class JobUse:
 class Call:
     """A call of an agent.
 
+    cluster: its name, and what tells it from another cluster of this name.
     code: how it ended: DONE or the code of its error; "": it runs, or its server was killed.
     refused: whether it was not carried out.
     jobs: the IDs of the jobs that it submitted. uses: job ID -> what the job used, as far as known.

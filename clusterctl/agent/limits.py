@@ -87,10 +87,10 @@ def _used(call: Call, name: str) -> float:
 def _active(call: Call) -> int:
     """Return how many jobs of a call are pending or running, as far as known."""
     if not call.jobs:
-        return call.bound.jobs
+        return call.bound.jobs or 0
     if all(job in call.uses for job in call.jobs):
         return sum(call.uses[job].active for job in call.jobs if not call.uses[job].outcome)
-    return call.bound.jobs
+    return call.bound.jobs or 0
 
 
 def _failures(history: History) -> int:
@@ -118,7 +118,7 @@ def check(limits: AgentLimits, file: Path, history: History, asked: Asked) -> No
             fix="ask the user, who lets agents go on with `clusterctl agent resume`",
             limit={"name": "failures_in_a_row", "value": failures, "used": used.failures},
         )
-    if limits.jobs_at_once is not None and asked.bound.jobs:
+    if limits.jobs_at_once is not None and asked.bound.jobs != 0:
         _check_sum(file, "jobs_at_once", limits.jobs_at_once, used.jobs, asked.bound.jobs)
     for name, limit, before, more in (
         ("node_hours_per_day", limits.node_hours_per_day, used.node_hours, asked.bound.node_hours),

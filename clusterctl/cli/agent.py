@@ -97,7 +97,7 @@ def _answer(call: Call) -> dict[str, Any]:
         "verb": call.verb,
         "arguments": call.arguments,
         "project": call.project,
-        "cluster": call.cluster,
+        "cluster": call.cluster.partition(" ")[0],
         "answer": call.code,
         "refused": call.refused,
         "jobs": [*call.jobs],
@@ -125,7 +125,7 @@ def _row(call: Call) -> list[str]:
     return [
         f"{datetime.fromtimestamp(call.time).astimezone():%m-%d %H:%M:%S}",
         words if len(words) <= _MOST_LETTERS else f"{words[:_MOST_LETTERS]}...",
-        call.cluster or _NONE,
+        call.cluster.partition(" ")[0] or _NONE,
         f"{'refused: ' if call.refused and call.code != DONE else ''}{call.code or 'no answer'}",
         ", ".join(call.jobs) or _NONE,
         *cost,

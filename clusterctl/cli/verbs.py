@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from clusterctl.cli.options import Verb
+from clusterctl.errors import MachineError
 
 # A function that imports the function of a command.
 Import = Callable[[], Verb]
@@ -425,3 +426,19 @@ def agent_resume() -> Verb:
     from clusterctl.cli import agent
 
     return agent.resume
+
+
+@_verb("mcp", "Serve agents by the Model Context Protocol, on stdin and stdout.")
+def mcp() -> Verb:
+    try:
+        from clusterctl.cli import mcp_server
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in {"mcp", "mcp_types", "anyio"}:
+            raise
+        raise MachineError(
+            "the server for agents needs the package mcp, which is not installed here",
+            code="mcp-missing",
+            why=str(exc),
+            fix="pip install 'clusterctl[mcp]'",
+        ) from exc
+    return mcp_server.mcp

@@ -52,7 +52,6 @@ class AgentLimits(Model):
         None,
         description="clusters that agents may change and submit to. Default: those on this machine "
         "(provider local). Agents may read the others",
-        examples=["lab"],
     )
     accounts: tuple[SlurmName, ...] = Field(
         (),
@@ -60,12 +59,12 @@ class AgentLimits(Model):
         "your default account; with some, each job names one of them",
     )
     node_hours_per_day: Amount = Field(
-        24.0,
+        24,
         description="node hours of the jobs of the last 24 hours: nodes times the time limit until "
         "a job has ended, then what it used",
     )
     usd_per_day: Amount = Field(
-        0.0, description="cost of the jobs and clusters of the last 24 hours, in the same way"
+        0, description="cost of the jobs and clusters of the last 24 hours, in the same way"
     )
     jobs_at_once: Count = Field(
         20, description="pending and running jobs; each task of an array or a sweep counts"
@@ -81,7 +80,7 @@ class AgentLimits(Model):
         "hour, yours included",
     )
     verbs_off: tuple[str, ...] = Field(
-        (), description="commands that agents may not use", examples=["up", "node remove"]
+        (), description="commands that agents may not use, such as `up` or `node remove`"
     )
     discard: Toggle = Field(
         False, description="whether `down --discard` may delete what exists only on the cluster"
@@ -93,12 +92,10 @@ class AgentLimits(Model):
         (),
         description="environment variables of yours whose values jobs may get, by --env NAME or "
         "--secret NAME",
-        examples=["WANDB_API_KEY"],
     )
     folders: tuple[KeyFile, ...] = Field(
         (),
         description="folders that may be read, sent and written, beside the project's",
-        examples=["~/datasets"],
     )
 
 

@@ -85,6 +85,7 @@ OF_THE_MACHINE = {
     "cache prune",
 }
 OF_A_BUNDLE = {"bundle create", "bundle verify", "bundle show"}  # see test_bundle_verbs.py
+OF_AGENTS = {"mcp"}  # see test_mcp_server.py
 OF_A_SITE = {"attach", "detach"}  # see test_cli_attach.py and test_attach.py
 OF_RUNS = {"runs list", "runs show", "runs diff", "runs rm", "report"}  # see test_cli_find_runs.py
 FAILURE = {"code", "cause", "host", "phase", "fix", "retryable"}
@@ -105,7 +106,13 @@ def test_json_answers_are_tested_for_every_verb() -> None:
     known = {" ".join(path) for path, _ in verbs(app)}
     assert (
         known
-        == set(ANSWERS) | set(NEED_A_CLUSTER) | OF_THE_MACHINE | OF_A_BUNDLE | OF_A_SITE | OF_RUNS
+        == set(ANSWERS)
+        | set(NEED_A_CLUSTER)
+        | OF_THE_MACHINE
+        | OF_A_BUNDLE
+        | OF_A_SITE
+        | OF_RUNS
+        | OF_AGENTS
     )
 
 

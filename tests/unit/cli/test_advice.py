@@ -61,6 +61,7 @@ OTHERS = (
     "agent limits",
     "agent log",
     "agent resume",
+    "mcp",
     *("attach", "bundle show", "bundle verify", "cache list", "cache prune", "completion"),
     *("image bake", "init", "list", "orphans list", "orphans remove", "report", "runs diff"),
     *("runs list", "runs rm", "runs show", "schema", "storage list", "storage remove", "validate"),

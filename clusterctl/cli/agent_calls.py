@@ -1,0 +1,502 @@
+"""A call of an agent: decided by the user's limits, journalled, and carried out by clusterctl.
+
+What costs or destroys takes two calls: a dry run gives a token, and the token carries it out once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from clusterctl.agent.journal import DONE, FREE, Bound, Call, History, JobUse, Journal
+from clusterctl.agent.limits import COMPLETED, FAILED, Asked, LimitError, check
+from clusterctl.agent.tokens import VALID_S, Planned, Tokens
+from clusterctl.cli.agent_arguments import (
+    Folders,
+    checked,
+    require_folders,
+    words_of,
+)
+from clusterctl.cli.agent_files import require_files
+from clusterctl.cli.agent_program import (
+    Answer,
+    Program,
+    environment,
+    error_answer,
+    write_end,
+)
+from clusterctl.cli.agent_tools import TOOLS, Kind
+from clusterctl.cli.all_clusters import ALL
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.scheduler.base import JobState, Outcome
+from clusterctl.spec.agent import AgentLimits, read_limits
+from clusterctl.spec.load import SPEC
+from clusterctl.spec.names import SPEC_NAME
+from clusterctl.spec.parse import read_text as read_spec_text
+from clusterctl.spec.sbatch import directive_lines, values_in
+from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.chosen_spec import spec_of
+from clusterctl.state.inventory import inventory_if_known
+from clusterctl.state.workspace import Workspace, config_file, state_home
+from clusterctl.transport.login import calls_of_last_hour
+from clusterctl.util.disk import read_text
+from clusterctl.util.progress import SILENT
+
+# The longest and the usual time of a `wait`.
+MOST_WAIT_S: Final = 1800
+_WAIT: Final = "10m"
+# The states of jobs are asked for at most this often, because a decision needs them.
+_PACE_S: Final = 20.0
+# Likewise for the clusters that the decision is not about.
+_SELDOM_S: Final = 300.0
+_CANCELLED: Final = "cancelled"
+_ENDED_BY_OTHERS: Final = frozenset(
+    (JobState.CANCELLED, JobState.PREEMPTED, JobState.REVOKED, JobState.PURGED)
+)
+_HOUR_S: Final = 3600
+
+Runner = Callable[[Program, Callable[[str], None]], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The cluster that a call is about.
+
+    id: its name, and what tells it from another cluster of this name. here: whether it is on this
+    machine. commands: those on its login node in the last hour.
+    """
+
+    name: str = ""
+    id: str = ""
+    here: bool = True
+    commands: int = 0
+
+
+NOWHERE: Final = Place()
+
+
+def place_of(verb: str, arguments: Mapping[str, Any], project: Path) -> Place:
+    """Return the cluster that a call is about."""
+    if not TOOLS[verb].of_cluster:
+        return NOWHERE
+    name = arguments.get("cluster")
+    if name == ALL:
+        return Place(ALL, ALL, here=False)
+    file = arguments.get("file")
+    chosen = ChosenCluster(project / file if file else None, name, SILENT.note)
+    workspace = chosen.workspace()
+    inventory = inventory_if_known(workspace)
+    traits = inventory.traits if inventory is not None else spec_of(chosen).provider
+    return Place(
+        name=workspace.root.name,
+        id=identity(workspace),
+        here=traits.shares_kernel,
+        commands=_commands(workspace),
+    )
+
+
+def identity(workspace: Workspace) -> str:
+    """Return the name of a cluster, and what tells it from another cluster of this name."""
+    return f"{workspace.root.name} {workspace.known_id() or 'new'}"
+
+
+def _commands(workspace: Workspace) -> int:
+    """Return how many commands ran in the last hour on the login node of a cluster."""
+    login = read_text(workspace.login)
+    if not login:
+        return 0
+    same = (each for each in state_home().glob("[!.]*/login") if read_text(each) == login)
+    return sum(len(calls_of_last_hour(Workspace(each.parent).calls)) for each in same)
+
+
+@dataclass
+class Calls:
+    """The calls of an agent in a project's folder.
+
+    run: runs a program of clusterctl. Tests replace it.
+    """
+
+    project: Path
+    journal: Journal = field(default_factory=Journal)
+    run: Runner = lambda program, heard: program.run(heard)
+    _asked_at: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> Tokens:
+        return Tokens(self.journal.folder)
+
+    def call(
+        self,
+        verb: str,
+        given: Mapping[str, Any],
+        heard: Callable[[str], None] = lambda _: None,
+        started: Callable[[Program], None] = lambda _: None,
+        *,
+        as_markdown: bool = False,
+    ) -> Answer:
+        """Carry out a call, or refuse it. Return what the agent is told.
+
+        heard: called with each note of the command. started: called with the program that runs.
+        as_markdown: whether the answer is a text, for `report`.
+        """
+        call = _Call(self, verb, dict(given), heard, started, as_markdown=as_markdown)
+        try:
+            return call.answer()
+        except ClusterctlError as exc:
+            return self._refuse(call, exc)
+        except Exception as exc:
+            error = ClusterctlError(
+                "unexpected error, this is a bug",
+                code="bug",
+                why=f"{type(exc).__name__}: {exc}",
+                fix="report it",
+            )
+            return self._refuse(call, error)
+
+    def _refuse(self, call: _Call, error: ClusterctlError) -> Answer:
+        """Write that a call was refused, and return the answer."""
+        try:
+            with self.journal.lock():
+                self.journal.refuse(
+                    call.verb,
+                    call.shown,
+                    project=str(self.project),
+                    cluster=call.place.id,
+                    code=error.code,
+                )
+        except ClusterctlError as unwritable:
+            return error_answer(unwritable)
+        return error_answer(error)
+
+    def spec_text(self) -> str:
+        """Return the project's cluster.yaml."""
+        self.folders(read_limits(config_file())).require(SPEC_NAME)
+        return read_spec_text(self.project / SPEC_NAME, SPEC)
+
+    def folders(self, limits: AgentLimits) -> Folders:
+        """Return the folders that agents may use."""
+        return Folders.of(self.project, limits, (state_home(), config_file().parent))
+
+    def report_text(self, run: str) -> str:
+        """Return the report of a collected run, as Markdown."""
+        answer = self.call("report", {"run": [unquote(run)]}, as_markdown=True)
+        if "text" in answer.body:
+            return str(answer.body["text"])
+        return "\n".join(str(failure.get("cause")) for failure in answer.body["failures"])
+
+
+class _Call:
+    """A single call, while it is decided and carried out."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        verb: str,
+        given: dict[str, Any],
+        heard: Callable[[str], None],
+        started: Callable[[Program], None],
+        *,
+        as_markdown: bool,
+    ) -> None:
+        self._calls = calls
+        self._as_markdown = as_markdown
+        self.verb = verb
+        self._token = given.pop("token", None)
+        self._given = given
+        self._heard = heard
+        self._started = started
+        self.place = NOWHERE
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The arguments for the journal, which no agent can make large."""
+        return {str(name)[:40]: _short(value) for name, value in [*self._given.items()][:60]}
+
+    def answer(self) -> Answer:
+        if self.verb not in TOOLS:
+            raise UsageError(
+                "agents have no such command",
+                code="agent-verb-unknown",
+                why=str(self.verb)[:60],
+                fix=f"the commands of agents: {', '.join(TOOLS)}",
+            )
+        tool = TOOLS[self.verb]
+        self._limits = read_limits(config_file())
+        self._given = checked(self.verb, self._given)
+        self._command = words_of(self.verb, self._timed())
+        self._check_arguments()
+        self.place = place_of(self.verb, self._given, self._calls.project)
+        asked = Asked(
+            verb=self.verb,
+            cluster=self.place.name,
+            here=self.place.here,
+            changes=tool.kind not in {Kind.READS, Kind.FETCHES},
+            submits=tool.kind is Kind.SUBMITS,
+            commands=self.place.commands,
+        )
+        if not tool.kind.is_planned:
+            return self._simple(asked)
+        return self._dry_run(asked) if self._token is None else self._carry_out(asked)
+
+    def _check_arguments(self) -> None:
+        limits = self._limits
+        folders = self._calls.folders(limits)
+        folders.require(SPEC_NAME)
+        require_folders(self.verb, self._given, folders, limits)
+        if self.verb in {"submit", "where"} and ("target" in self._given or "m" in self._given):
+            require_files(self._given, folders, limits)
+        if self._given.get("discard") and not limits.discard:
+            raise LimitError(
+                "agents may not discard what exists only on a cluster",
+                code="agent-discard",
+                why="the limit `agent.discard` of the user is false",
+                fix=f"`collect` first; only the user may change `agent.discard` in {config_file()}",
+                limit={"name": "discard", "value": False},
+            )
+
+    def _simple(self, asked: Asked) -> Answer:
+        """Carry out a call that neither costs nor destroys."""
+        with self._calls.journal.lock() as history:
+            check(self._limits, config_file(), history, asked)
+            call = self._begin(FREE)
+        return self._run(
+            call, self._command, acts=TOOLS[self.verb].kind is not Kind.READS, free=True
+        )
+
+    def _timed(self) -> dict[str, Any]:
+        """Return the arguments, of which those of a `wait` make it end in time."""
+        if self.verb != "wait":
+            return self._given
+        text = str(self._given.get("timeout", _WAIT))
+        try:
+            seconds = min(parse_slurm_time_s(text), MOST_WAIT_S)
+        except ValueError:
+            # The command itself reports it.
+            return self._given
+        return {**self._given, "timeout": f"{seconds}s"}
+
+    def _dry_run(self, asked: Asked) -> Answer:
+        with self._calls.journal.lock() as history:
+            check(self._limits, config_file(), history, asked)
+            self._check_jobs(history)
+            call = self._begin(FREE)
+        words = self._words("--dry-run")
+        answer = self._run(call, words, acts=False, free=True)
+        digest = answer.body.get("digest")
+        if answer.code != DONE or not isinstance(digest, str):
+            return answer
+        planned = Planned(
+            verb=self.verb,
+            arguments=self._given,
+            project=str(self._calls.project),
+            cluster=self.place.id,
+            digest=digest,
+            bound=_bound_of(self.verb, answer.body.get("at_most") or {}),
+            accounts=_accounts_of(answer.body) if asked.submits else (),
+        )
+        self._refresh()
+        with self._calls.journal.lock() as history:
+            # What would be refused gets no token.
+            asked = replace(asked, bound=planned.bound, accounts=planned.accounts)
+            check(self._limits, config_file(), history, asked)
+            token = self._calls.tokens.give(planned)
+        told = {"token": token, "token_valid_s": VALID_S}
+        return Answer({**_without_scripts(answer.body), **told}, answer.rc)
+
+    def _carry_out(self, asked: Asked) -> Answer:
+        self._refresh()
+        with self._calls.journal.lock() as history:
+            project = str(self._calls.project)
+            planned = self._calls.tokens.take(str(self._token), self.verb, self._given, project)
+            if planned.cluster != self.place.id:
+                raise UsageError(
+                    "the cluster is no longer that of the dry run",
+                    code="agent-cluster-changed",
+                    why=f"it was {planned.cluster}, and is {self.place.id}",
+                    fix="call the command without a token, and read what would happen now",
+                )
+            asked = replace(asked, bound=planned.bound, accounts=planned.accounts)
+            check(self._limits, config_file(), history, asked)
+            self._check_jobs(history)
+            call = self._begin(planned.bound)
+        words = self._words(f"--if-digest={planned.digest}")
+        return self._run(call, words, acts=True)
+
+    def _words(self, option: str) -> list[str]:
+        """Return the words of the command with this option, which is never one of its values."""
+        count = len(self.verb.split())
+        return [*self._command[:count], option, *self._command[count:]]
+
+    def _check_jobs(self, history: History) -> None:
+        """Raise an error if the call cancels jobs that no agent has submitted."""
+        if self.verb != "cancel" or self._limits.others_jobs:
+            return
+        own = history.jobs_of(self.place.id)
+        for text in self._given["ids"]:
+            if text.partition("_")[0] not in own:
+                raise LimitError(
+                    f"agents may not cancel {text[:40]!r}: no agent has submitted such a job to "
+                    f"{self.place.name}",
+                    code="agent-others-job",
+                    why="the limit `agent.others_jobs` of the user is false",
+                    fix="cancel by the job ID, such as 12 or 12_3; or ask the user",
+                    limit={"name": "others_jobs", "value": False},
+                )
+
+    def _begin(self, bound: Bound) -> str:
+        return self._calls.journal.begin(
+            self.verb,
+            self.shown,
+            project=str(self._calls.project),
+            cluster=self.place.id,
+            bound=bound,
+        )
+
+    def _run(self, call: str, words: Sequence[str], *, acts: bool, free: bool = False) -> Answer:
+        """Run the command, and write how it ended.
+
+        acts: whether it is carried out to its end, even if the client or the server is gone.
+        free: whether it can have used nothing.
+        """
+        program = Program(
+            words,
+            self._calls.project,
+            environment(self._limits.secrets),
+            call=call if acts else "",
+            as_markdown=self._as_markdown,
+        )
+        self._started(program)
+        started_at = time.monotonic()
+        try:
+            answer = self._calls.run(program, self._heard)
+        except OSError as exc:
+            error = ClusterctlError(
+                "clusterctl can't be started", code="agent-no-start", why=exc.strerror or str(exc)
+            )
+            # Nothing was started.
+            answer = error_answer(error, UsageError.exit_code)
+        seconds = time.monotonic() - started_at
+        try:
+            write_end(self._calls.journal, call, answer, seconds=seconds, free=free)
+        except ClusterctlError as exc:
+            # The call counts at its bound, and the agent must know what it did.
+            return Answer({**answer.body, "journal": exc.cause}, answer.rc)
+        return answer
+
+    def _refresh(self) -> None:
+        """Ask what became of the agents' jobs, unless that was asked just now."""
+        if TOOLS[self.verb].kind is not Kind.SUBMITS:
+            return
+        open_jobs: dict[str, dict[str, Call]] = {}
+        for call in [*self._calls.journal.read().calls.values()]:
+            for job in call.open_jobs():
+                open_jobs.setdefault(call.cluster, {})[job] = call
+        for cluster, jobs in open_jobs.items():
+            pace_s = _PACE_S if cluster == self.place.id else _SELDOM_S
+            last = self._calls._asked_at.get(cluster, -pace_s)
+            if time.monotonic() - last >= pace_s:
+                self._calls._asked_at[cluster] = time.monotonic()
+                self._ask(cluster, jobs)
+
+    def _ask(self, cluster: str, jobs: Mapping[str, Call]) -> None:
+        """Ask what became of jobs on a cluster, and write it down. jobs: ID -> its call."""
+        name = cluster.partition(" ")[0]
+        if identity(Workspace.of(name)) != cluster:
+            # The jobs have ended with their cluster. What they used is unknown.
+            uses = dict.fromkeys(jobs, JobUse(_CANCELLED, 0))
+        else:
+            words = ["jobs", "--all", f"--cluster={name}", "--", *jobs]
+            program = Program(words, self._calls.project, environment(()))
+            answer = self._calls.run(program, lambda _: None)
+            uses = _uses_of(answer.body, jobs)
+        with self._calls.journal.lock():
+            for job, use in uses.items():
+                self._calls.journal.use(jobs[job].id, job, use)
+
+
+def _uses_of(body: Mapping[str, Any], jobs: Mapping[str, Call]) -> dict[str, JobUse]:
+    """Return what jobs used, by the answer of `jobs`. Jobs that are not in it stay open."""
+    rows = [row for row in body.get("jobs") or () if isinstance(row, dict)]
+    own = {job: [row for row in rows if _whole_id(row.get("job_id")) == job] for job in jobs}
+    return {job: _use_of(found, jobs[job].bound) for job, found in own.items() if found}
+
+
+def _short(value: Any, most: int = 400) -> Any:
+    """Return a value for the journal: of a long one, the beginning as text."""
+    if isinstance(value, bool | int | float) or value is None:
+        return value
+    texts = [each for each in value if isinstance(each, str)] if isinstance(value, list) else None
+    if texts == value and texts is not None and len("".join(texts)) + len(texts) <= most:
+        return texts
+    text = value if isinstance(value, str) else str(value)
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} letters)"
+
+
+def _without_scripts(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of a dry run with the #SBATCH lines in place of whole scripts. The keys of a
+    single job are only in ``jobs``.
+    """
+    rows = [row for row in body.get("jobs") or () if isinstance(row, dict) and "script" in row]
+    if not rows:
+        return dict(body)
+    short = [
+        {**row, "script": [line for _, line in directive_lines(str(row["script"]).splitlines())]}
+        for row in rows
+    ]
+    return {**{key: value for key, value in body.items() if key not in rows[0]}, "jobs": short}
+
+
+def _bound_of(verb: str, at_most: Mapping[str, Any]) -> Bound:
+    """Return the most that a call can use, by its dry run."""
+    kind = TOOLS[verb].kind
+    if kind is Kind.SUBMITS:
+        tasks, jobs = at_most.get("tasks"), at_most.get("jobs")
+        count = None if tasks is None or jobs is None else max(tasks, jobs)
+        return Bound(count, at_most.get("node_hours"), at_most.get("usd"))
+    # The node hours of a cluster are those of its jobs.
+    return Bound(0, 0.0, at_most.get("usd")) if kind is Kind.RAISES else FREE
+
+
+def _accounts_of(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the account of each job of a dry run; "" for a job that names none."""
+    scripts = [str(job.get("script") or "") for job in body.get("jobs") or [body]]
+    found = (values_in(text.splitlines(), "--account") for text in scripts)
+    return tuple(values.get("--account", "") for values in found)
+
+
+def _whole_id(job_id: Any) -> str:
+    return str(job_id).partition("_")[0]
+
+
+def _use_of(rows: Sequence[Mapping[str, Any]], bound: Bound) -> JobUse:
+    """Return what a job used, by the rows of `jobs` about it and its tasks."""
+    states = [_state_of(row) for row in rows]
+    active = states.count("")
+    hours = [(row.get("elapsed_s") or 0) * len(row.get("nodes") or ()) / _HOUR_S for row in rows]
+    if active:
+        return JobUse("", active)
+    outcome = next((name for name in (COMPLETED, FAILED) if name in states), _CANCELLED)
+    node_hours = sum(hours)
+    # The price of a node hour is that of the dry run.
+    price = bound.usd / bound.node_hours if bound.usd and bound.node_hours else bound.usd
+    usd = None if price is None else price * node_hours
+    return JobUse(outcome, 0, round(node_hours, 6), None if usd is None else round(usd, 6))
+
+
+def _state_of(row: Mapping[str, Any]) -> str:
+    """Return how a job ended; "": it has not."""
+    try:
+        state = JobState(str(row.get("state")))
+    except ValueError:
+        return ""
+    if state.outcome is Outcome.COMPLETED:
+        return COMPLETED
+    if state in _ENDED_BY_OTHERS:
+        return _CANCELLED
+    return "" if state.outcome is Outcome.GOES_ON else FAILED

@@ -1,0 +1,161 @@
+"""clusterctl itself, as a program that carries out an agent's call."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.agent.journal import Journal
+from clusterctl.errors import ClusterctlError, UsageError
+
+# The variables of the user's that the program gets: what ssh, pip, uv, Terraform and Google's
+# libraries need to reach and configure clusters. No job gets one by its name alone.
+_KEPT: Final = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|LANG|LC_\w+|XDG_\w+|CLUSTERCTL_\w+|PYTHON\w+|"
+    r"SSH_AUTH_SOCK|(?:https?|no|all)_proxy|(?:HTTPS?|NO|ALL)_PROXY|PIP_\w+|UV_\w+|SSL_CERT_\w+|"
+    r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|GOOGLE_\w+|CLOUDSDK_\w+|TF_\w+|KRB5\w+"
+)
+_MOST_REASON: Final = 2000  # letters
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command answered. body: its JSON. rc: its exit code."""
+
+    body: dict[str, Any]
+    rc: int
+
+    @property
+    def code(self) -> str:
+        """The code of its first failure; "ok": it succeeded."""
+        failures = self.body.get("failures") or [{}]
+        return "ok" if self.body.get("ok") else str(failures[0].get("code") or "error")
+
+
+def environment(secrets: Sequence[str], own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of the program: without the user's secrets, except those named."""
+    own = os.environ if own is None else own
+    return {
+        name: value
+        for name, value in own.items()
+        if name in secrets or _KEPT.fullmatch(name) is not None
+    }
+
+
+@dataclass
+class Program:
+    """A run of clusterctl in a folder.
+
+    call: the id of a call in the journal that costs or destroys. It is carried out to its end, even
+    if the client or the server is gone, by agent_carry.py, which then writes how it ended. "":
+    ``stop`` ends the program. Connections that it leaves open are used by the next.
+    as_markdown: whether it prints Markdown, the answer's `text`.
+    """
+
+    words: Sequence[str]
+    folder: Path
+    environ: Mapping[str, str]
+    call: str = ""
+    as_markdown: bool = False
+    _process: subprocess.Popen[bytes] | None = None
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, heard: Callable[[str], None] = lambda _: None) -> Answer:
+        """Run it. heard: called with each line of its notes, in another thread."""
+        # -P: a module of the project never takes the place of clusterctl's.
+        python = [sys.executable, "-P", "-m"]
+        if self.call:
+            argv = [*python, "clusterctl.cli.agent_carry", self.call, *self.words]
+        else:
+            words = [*self.words]
+            if self.as_markdown:
+                words.insert(1, "--output=md")
+            argv = [*python, "clusterctl", "-o", "json", *words]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            argv,
+            cwd=self.folder,
+            env=dict(self.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+        )
+        notes: list[str] = []
+
+        def read_notes(stream: Any) -> None:
+            for raw in stream:
+                notes.append(raw.decode(errors="replace").rstrip())
+                heard(notes[-1])
+
+        with self._process as process:
+            reader = threading.Thread(target=read_notes, args=[process.stderr], daemon=True)
+            reader.start()
+            if self._stopped.is_set():
+                self.stop()
+            stdout = process.stdout.read() if process.stdout else b""
+            process.wait()
+            reader.join()
+        if self.as_markdown and process.returncode == 0:
+            return Answer({"ok": True, "text": stdout.decode(errors="replace")}, 0)
+        return _answer(stdout, process.returncode, "\n".join(notes))
+
+    def stop(self) -> None:
+        """End the program, unless it carries out a call that costs or destroys."""
+        self._stopped.set()
+        if not self.call and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+
+def _answer(stdout: bytes, rc: int, notes: str) -> Answer:
+    body: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        body = json.loads(stdout)
+    if isinstance(body, dict):
+        return Answer(body, rc)
+    return error_answer(
+        ClusterctlError(
+            "the command has not answered",
+            code="agent-no-answer",
+            why=notes[-_MOST_REASON:] or f"exit code {rc}",
+            fix="look at what it did with `jobs` or `status`, before you call it again",
+        ),
+        rc,
+    )
+
+
+def error_answer(error: ClusterctlError, rc: int | None = None) -> Answer:
+    """Return the answer for an error, as `-o json` shows it."""
+    failures = [asdict(failure) for failure in error.failures]
+    body = {"ok": False, "failures": failures, **error.answer}
+    return Answer(body, error.exit_code if rc is None else rc)
+
+
+def write_end(
+    journal: Journal, call: str, answer: Answer, *, seconds: float, free: bool = False
+) -> None:
+    """Write how a call ended, unless that is written. free: it can have used nothing."""
+    jobs = [] if free else _jobs_of(answer.body)
+    # Exit code 2: the command was refused before anything was done.
+    is_free = free or (answer.rc == UsageError.exit_code and not jobs)
+    with journal.lock() as history:
+        if not history.calls[call].code:
+            journal.end(call, answer.code, jobs=jobs, seconds=seconds, free=is_free)
+
+
+def _jobs_of(body: Mapping[str, Any]) -> list[str]:
+    rows = body.get("jobs")
+    rows = rows if isinstance(rows, list) else [body]
+    ids = [row.get("job_id") for row in rows if isinstance(row, dict)]
+    return [str(job_id) for job_id in ids if job_id]

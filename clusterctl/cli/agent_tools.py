@@ -1,0 +1,263 @@
+"""The commands that agents may use, and their arguments: the only list of both.
+
+Names, help and types come from the commands' own declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, get_args, get_origin
+
+from clusterctl.cli.main import LazyVerb
+from clusterctl.cli.verbs import VERBS
+
+
+class Kind(StrEnum):
+    """What a command does.
+
+    READS: it changes nothing. FETCHES: it writes files on this machine. SENDS: it writes files on
+    the cluster. PLANNED: it costs or destroys, and needs the token of its dry run. SUBMITS: it
+    is planned, and its jobs count against the limits. RAISES: it is planned, and its cluster costs.
+    """
+
+    READS = "reads"
+    FETCHES = "fetches"
+    SENDS = "sends"
+    PLANNED = "planned"
+    SUBMITS = "submits"
+    RAISES = "raises"
+
+    @property
+    def is_planned(self) -> bool:
+        return self in {Kind.PLANNED, Kind.SUBMITS, Kind.RAISES}
+
+
+class Part(StrEnum):
+    """Which part of an argument's value must lie in the folders that agents may use.
+
+    PATH: the whole value. NAME: the whole value, if it is not a name such as `train` or a job ID.
+    PACKAGES: a path, before [EXTRA]. SOURCE: the path after `=`, or the name of a variable. TABLE: a
+    value without `=`. IMAGE: a value without `://`. VARIABLE: no path; without `=`, the value is
+    the user's. HERE_FIRST, HERE_LAST: of several values, all but the last, or the last.
+    """
+
+    PATH = "path"
+    NAME = "name"
+    PACKAGES = "packages"
+    SOURCE = "source"
+    TABLE = "table"
+    IMAGE = "image"
+    VARIABLE = "variable"
+    HERE_FIRST = "here-first"
+    HERE_LAST = "here-last"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A command that agents may use.
+
+    takes: the names of its arguments, as the command line has them, without dashes.
+    parts: argument -> what of it is a path, or another value of the user's.
+    fixed: words that each call has. of_file: whether the call may name a spec file.
+    of_cluster: whether it is about a cluster.
+    destroys: whether it can remove or replace what exists. repeatable: whether a second call with
+    the same arguments changes nothing more.
+    """
+
+    kind: Kind
+    takes: tuple[str, ...] = ()
+    parts: Mapping[str, Part] = field(default_factory=lambda: MappingProxyType({}))
+    fixed: tuple[str, ...] = ()
+    of_file: bool = False
+    of_cluster: bool = True
+    destroys: bool = False
+    repeatable: bool = True
+
+
+_JOB: Final = MappingProxyType(
+    {
+        "target": Part.NAME,
+        "run": Part.NAME,
+        "from_run": Part.NAME,
+        "folder": Part.PATH,
+        "requirements": Part.PACKAGES,
+        "secret": Part.SOURCE,
+        "env": Part.VARIABLE,
+        "sweep": Part.TABLE,
+        "container": Part.IMAGE,
+    }
+)
+_SUBMIT: Final = tuple(
+    "target args m variant run weights name nodes tasks_per_node cpus gpus mem time partition "
+    "account qos constraint array sweep pack scaling after from_run requeue chain launcher outputs "
+    "include exclude folder no_folder env secret requirements no_requirements env_path module "
+    "container mount tag note".split()
+)
+_WHERE: Final = tuple(
+    "target variant nodes tasks_per_node cpus gpus mem time partition account qos".split()
+)
+_REPLAY: Final = tuple("run set failed code mem time partition account qos tag note".split())
+_RUN: Final = MappingProxyType({"run": Part.NAME})
+
+TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
+    {
+        "list": Tool(Kind.READS, of_cluster=False),
+        "status": Tool(Kind.READS),
+        "validate": Tool(Kind.READS, of_file=True, of_cluster=False),
+        "plan": Tool(Kind.READS, of_file=True),
+        "doctor": Tool(Kind.READS, ("hosts",)),
+        "where": Tool(Kind.READS, _WHERE, _JOB),
+        "jobs": Tool(Kind.READS, ("ids", "all")),
+        "logs": Tool(Kind.READS, ("job_id", "rank")),
+        "stacks": Tool(Kind.READS, ("job_id",)),
+        "top": Tool(Kind.READS, ("ids",), fixed=("--once",)),
+        "wait": Tool(Kind.READS, ("ids", "timeout")),
+        "usage": Tool(Kind.READS, ("by", "since", "runs")),
+        "runs list": Tool(
+            Kind.READS,
+            ("where", "columns", "sort", "reverse", "since", "tag", "sweep", "goal", "tasks", "limit"),
+            {"sweep": Part.NAME},
+        ),
+        "runs show": Tool(Kind.READS, ("run",), _RUN),
+        "runs diff": Tool(
+            Kind.READS, ("first", "second"), {"first": Part.NAME, "second": Part.NAME}
+        ),
+        "report": Tool(Kind.READS, ("run",), _RUN),
+        "init": Tool(Kind.FETCHES, ("provider", "name"), of_cluster=False),
+        "collect": Tool(
+            Kind.FETCHES, ("ids", "out", "checkpoints", "all"), {"out": Part.PATH}
+        ),
+        "get": Tool(Kind.FETCHES, ("paths",), {"paths": Part.HERE_LAST}, destroys=True),
+        "put": Tool(Kind.SENDS, ("paths",), {"paths": Part.HERE_FIRST}, destroys=True),
+        "submit": Tool(Kind.SUBMITS, _SUBMIT, _JOB, repeatable=False),
+        "replay": Tool(Kind.SUBMITS, _REPLAY, _RUN, repeatable=False),
+        "up": Tool(Kind.RAISES, of_file=True, fixed=("--yes",), destroys=True),
+        "cancel": Tool(Kind.PLANNED, ("ids",), destroys=True),
+        "down": Tool(
+            Kind.PLANNED,
+            ("discard", "out"),
+            {"out": Part.PATH},
+            fixed=("--yes",),
+            of_file=True,
+            destroys=True,
+        ),
+        "node remove": Tool(Kind.PLANNED, ("names",), fixed=("--yes",), destroys=True),
+    }
+)  # fmt: skip
+# Arguments that more than one tool has, in the fewest words: they are in every client's context.
+_HELP: Final = MappingProxyType({"cluster": "Name; default: cluster.yaml's.", "file": "Spec file."})
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a tool. option: its flag; "": it has none. off: the flag for false, or "".
+
+    kind: bool, int, float or str. choices: its only values.
+    """
+
+    name: str
+    kind: type
+    help: str
+    option: str = ""
+    off: str = ""
+    is_list: bool = False
+    required: bool = False
+    choices: tuple[str, ...] = ()
+
+    def schema(self) -> dict[str, Any]:
+        names = {bool: "boolean", int: "integer", float: "number", str: "string"}
+        one: dict[str, Any] = {"type": names[self.kind]}
+        if self.choices:
+            one["enum"] = [*self.choices]
+        whole = {"type": "array", "items": one} if self.is_list else one
+        return {**whole, "description": self.help} if self.help else whole
+
+
+@cache
+def command_of(verb: str) -> Any:
+    """Return the command that the command line runs for a verb."""
+    return LazyVerb(verb.rpartition(" ")[2], *VERBS[verb]).load()
+
+
+@cache
+def arguments_of(verb: str) -> Mapping[str, Argument]:
+    """Return the arguments of a tool by name, in the order of the table."""
+    tool = TOOLS[verb]
+    common = (*(("cluster",) if tool.of_cluster else ()), *(("file",) if tool.of_file else ()))
+    found = {argument.name: argument for argument in _declared(verb)}
+    return {name: found[name] for name in (*tool.takes, *common)}
+
+
+def _declared(verb: str) -> Iterator[Argument]:
+    for param in command_of(verb).params:
+        words = [word for word in param.opts if word.startswith("-")]
+        # The longest name: --nodes, not -N.
+        option = max(words, key=len, default="")
+        name = option.strip("-").replace("-", "_") or param.name
+        kind, is_list, choices = _type_of(param.type_descriptor.annotation)
+        yield Argument(
+            name=name,
+            kind=kind,
+            help=_HELP.get(name, " ".join((param.help or "").replace(" Repeatable.", "").split())),
+            option=option,
+            off=max(param.secondary_opts, key=len, default=""),
+            is_list=is_list,
+            required=param.required,
+            choices=choices,
+        )
+
+
+def _type_of(annotation: Any) -> tuple[type, bool, tuple[str, ...]]:
+    """Return (type of a value, whether there are several, the only values)."""
+    is_list = get_origin(annotation) in {list, tuple}
+    kind = get_args(annotation)[0] if is_list else annotation
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return str, is_list, tuple(str(each.value) for each in kind)
+    return (kind if kind in {bool, int, float} else str), is_list, ()
+
+
+def schema_of(verb: str) -> dict[str, Any]:
+    """Return the JSON Schema of a tool's arguments."""
+    arguments = arguments_of(verb)
+    properties = {name: argument.schema() for name, argument in arguments.items()}
+    if TOOLS[verb].kind.is_planned:
+        properties["token"] = {"type": "string", "description": "That of the dry run."}
+    required = [name for name, argument in arguments.items() if argument.required]
+    return {
+        "type": "object",
+        "properties": properties,
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
+
+
+def help_of(verb: str) -> str:
+    """Return the description of a tool: the first sentence of the command's help."""
+    _, summary = VERBS[verb]
+    if TOOLS[verb].kind.is_planned:
+        return f"{summary} Without `token`: a dry run, which returns one."
+    return summary
+
+
+def page_of(verb: str) -> str:
+    """Return the whole help of a command, as text."""
+    from typer import Context
+
+    command = command_of(verb)
+    with Context(command, info_name=f"clusterctl {verb}") as context:
+        return str(command.get_help(context))
+
+
+def manual_pages() -> Mapping[str, Path]:
+    """Return the pages of the manual by name, such as `jobs` or `howto/sweep`."""
+    from clusterctl.util.assets import data_folder
+
+    folder = data_folder("docs")
+    return {
+        str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.md"))
+    }
