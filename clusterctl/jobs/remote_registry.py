@@ -5,12 +5,13 @@ has no way to the registry: standard library only, Python 3.9.
 
 The first line of stdin is JSON: ``name``, such as docker.io/library/python:3.12, ``folder``, where
 layers are kept by their SHA-256 (a relative path starts at the home folder), and ``login``,
-USER:PASSWORD or "". Each line of stdout is JSON: {"bytes", "of"} while layers are fetched, and at
-the end {"image": {"digest", "config", "layers"}} with absolute paths, or {"problem": CODE, "why":
-TEXT, "machine": PROCESSOR}.
+USER:PASSWORD, <token>:IDENTITY_TOKEN or "". Each line of stdout is JSON: {"bytes", "of"} while
+layers are fetched, and at the end {"image": {"digest", "config", "layers"}} with absolute paths, or
+{"problem": CODE, "why": TEXT, "machine": PROCESSOR}.
 
 The protocol is that of https://github.com/opencontainers/distribution-spec (spec.md), the login
-that of https://distribution.github.io/distribution/spec/auth/token/.
+that of https://distribution.github.io/distribution/spec/auth/token/ and, for identity tokens, of
+https://distribution.github.io/distribution/spec/auth/oauth/.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ MANIFESTS = (
 # The registry of Docker Hub has another host than its images' names, and `docker login` a third.
 HUB_HOST = "registry-1.docker.io"
 HUB_LOGIN = "https://index.docker.io/v1/"
+# Docker's credential helpers give an identity token with this user. It is a refresh token.
+OF_TOKEN = "<token>"  # noqa: S105
 PROCESSORS = {"x86_64": "amd64", "aarch64": "arm64"}
 LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[::1\])(?::\d+)?")
 UNAUTHORIZED = 401
@@ -95,7 +98,8 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class Registry:
-    """The registry of an image. login: USER:PASSWORD or "". machine: a processor, as for `uname -m`.
+    """The registry of an image. login: USER:PASSWORD, <token>:IDENTITY_TOKEN or "". machine: a
+    processor, as for `uname -m`.
 
     is_over: set to end transfers that other threads have begun.
     """
@@ -105,7 +109,11 @@ class Registry:
         # As for Docker, a registry on the same machine needs no encryption, and no proxy sees it.
         self._is_here = LOOPBACK.fullmatch(host) is not None
         self._image = image
-        self._login = base64.b64encode(login.encode()).decode() if login else ""
+        user, _, secret = login.partition(":")
+        self._has_login = bool(login)
+        self._identity = secret if user == OF_TOKEN else ""
+        is_plain = login and not self._identity
+        self._login = base64.b64encode(login.encode()).decode() if is_plain else ""
         self._processor = PROCESSORS.get(machine, machine)
         self._base = f"{'http' if self._is_here else 'https'}://{host}/v2/{image.path}"
         proxies = [urllib.request.ProxyHandler({})] if self._is_here else []
@@ -152,7 +160,7 @@ class Registry:
         answer.close()
         where = self._image.registry
         if answer.code in LOGIN_REFUSED:
-            how = "this" if self._login else "without a"
+            how = "this" if self._has_login else "without a"
             raise ProblemError("registry-login", f"{where} refuses {self._image} {how} login")
         if answer.code == NOT_FOUND:
             raise ProblemError("no-such-image", f"{where} has no {self._image}")
@@ -177,8 +185,14 @@ class Registry:
                 f"{self._image.registry} wants a login at {realm!r}, which does not begin with https:",
             )
         values.setdefault("scope", f"repository:{self._image.path}:pull")
-        query = urllib.parse.urlencode({k: values[k] for k in ("service", "scope") if k in values})
-        answer = self._answer(urllib.request.Request(f"{realm}?{query}"), basic)
+        asked = {k: values[k] for k in ("service", "scope") if k in values}
+        if self._identity:
+            asked |= {"grant_type": "refresh_token", "refresh_token": self._identity}
+            body = urllib.parse.urlencode({**asked, "client_id": "clusterctl"}).encode()
+            request = urllib.request.Request(realm, data=body)
+        else:
+            request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(asked)}")
+        answer = self._answer(request, basic)
         self._check(answer)
         with answer:
             given = json.load(answer)
@@ -306,8 +320,8 @@ def sha256_of(path: str) -> str:
 
 
 def login_of(registry: str) -> str:
-    """Return the login for a registry, USER:PASSWORD, that `docker login` or `podman login` have kept
-    for this user; "": there is none.
+    """Return the login for a registry, USER:PASSWORD or <token>:IDENTITY_TOKEN, that `docker login`
+    or `podman login` have kept for this user; "": there is none.
     """
     home = os.path.expanduser("~")
     run = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -325,8 +339,11 @@ def login_of(registry: str) -> str:
             with open(path) as file:
                 content = json.load(file)
             for name in names:
-                kept = content.get("auths", {}).get(name, {}).get("auth", "")
-                if login := base64.b64decode(kept).decode():
+                entry = content.get("auths", {}).get(name, {})
+                # Beside an identity token, `auth` has a user without a password.
+                if token := entry.get("identitytoken"):
+                    return f"{OF_TOKEN}:{token}"
+                if login := base64.b64decode(entry.get("auth", "")).decode():
                     return login
             # As Docker does, a helper is asked for one name only.
             helper = content.get("credHelpers", {}).get(names[-1]) or content.get("credsStore")
@@ -356,8 +373,8 @@ def fetch_image(
 ) -> Iterator[Mapping[str, Any]]:
     """Fetch an image, and yield the lines of this program.
 
-    login: USER:PASSWORD. "": the one that is kept on this machine. machine: the processor that runs
-    the image, as for `uname -m`. "": this machine's.
+    login: as for ``Registry``. "": the one that is kept on this machine. machine: the processor that
+    runs the image, as for `uname -m`. "": this machine's.
     """
     image = Reference.parse(name)
     where = image.registry

@@ -216,10 +216,11 @@ def _await(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that ``Faults`` got. path: with the query."""
+    """A request that ``Faults`` got. path: with the query. body: of a POST."""
 
     path: str
     headers: Mapping[str, str]
+    body: str = ""
 
     @property
     def part(self) -> str:
@@ -279,7 +280,13 @@ class _Passing(BaseHTTPRequestHandler):
     server: Faults
 
     def do_GET(self) -> None:
-        asked = Asked(self.path, dict(self.headers))
+        self._pass(Asked(self.path, dict(self.headers)))
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self._pass(Asked(self.path, dict(self.headers), body))
+
+    def _pass(self, asked: Asked) -> None:
         with self.server.lock:
             self.server.asked.append(asked)
         answer = self.server.fault(asked, self.server.ask_behind(asked))
@@ -318,13 +325,26 @@ def faults(behind: str) -> Iterator[Faults]:
 TOKEN = "token-of-the-double"  # noqa: S105
 
 
-def token_service(realm: str, login: str) -> Fault:
+def token_service(realm: str, login: str, identity: str = "") -> Fault:
     """Let a registry behind ``Faults`` want a token. The service at ``realm``, of path /token, gives
-    it for a login only. Source: https://distribution.github.io/distribution/spec/auth/token/.
+    it for a login or an identity token only. Sources:
+    https://distribution.github.io/distribution/spec/auth/token/ and /oauth/.
     """
 
     def answer(asked: Asked, passed: Answer) -> Answer:
         given = asked.headers.get("Authorization", "")
+        if asked.path == "/token":
+            form = {name: text for name, (text,) in parse_qs(asked.body).items()}
+            expected = {"grant_type": "refresh_token", "refresh_token": identity}
+            expected |= {
+                "service": "double",
+                "scope": form.get("scope", ""),
+                "client_id": "clusterctl",
+            }
+            if form != expected or given:
+                return Answer(401, {}, b"{}")
+            token = {"access_token": f"{TOKEN} {form['scope']}", "expires_in": 60}
+            return Answer(200, {}, json.dumps(token).encode())
         if asked.path.startswith("/token?"):
             query = parse_qs(urlsplit(asked.path).query)
             if given != basic(login) or query["service"] != ["double"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -446,6 +447,32 @@ def test_token_service_permits_and_refuses(
     assert found.get("problem", "") == code
     given = {asked.headers.get("Authorization", "") for asked in between.asked if asked.part}
     assert given == (set() if code else {f"Bearer {TOKEN} repository:demo:pull"})
+
+
+IDENTITY = "identity+token=&"
+
+
+@pytest.mark.parametrize(("kept", "code"), [(IDENTITY, ""), ("other", "registry-login")])
+def test_identity_token_of_docker_is_exchanged(
+    between: Faults, folder: Path, own_home: Path, kept: str, code: str
+) -> None:
+    """Beside an identity token, Docker keeps a user without a password."""
+    user = base64.b64encode(b"00000000-0000-0000-0000-000000000000:").decode()
+    entry = {"auth": user, "identitytoken": kept}
+    (own_home / ".docker").mkdir()
+    config = own_home / ".docker/config.json"
+    config.write_text(json.dumps({"auths": {between.address: entry}}))
+    between.fault = token_service(f"http://{between.address}/token", LOGIN, IDENTITY)
+    found = fetch(f"{between.address}/demo:1", folder, "")
+    assert found.get("problem", "") == code
+    # The registry itself never gets the identity token.
+    given = {asked.headers.get("Authorization", "") for asked in between.asked if asked.body == ""}
+    assert given == ({""} if code else {"", f"Bearer {TOKEN} repository:demo:pull"})
+
+
+def test_identity_token_of_a_helper_is_exchanged(between: Faults, folder: Path) -> None:
+    between.fault = token_service(f"http://{between.address}/token", LOGIN, IDENTITY)
+    assert_is(fetch(f"{between.address}/demo:1", folder, f"<token>:{IDENTITY}"), DEMO, folder)
 
 
 @pytest.mark.parametrize(
