@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +33,24 @@ _SERVERS = frozenset(
 _FUSE = "fuse."
 # mountinfo writes blanks and backslashes in octal.
 _OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+ANSWER_S = 20.0
+
+
+def answers(path: str, within_s: float = ANSWER_S) -> bool:
+    """Return whether a path can be looked at in time. A file server that does not answer may block
+    its programs for ever.
+    """
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(["stat", path], stdin=null, stdout=null, stderr=null)
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        # The kernel may not end it before the server answers, so nothing waits for its end.
+        process.kill()
+        return False
+    return True
 
 
 class Mounts:

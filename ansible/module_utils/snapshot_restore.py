@@ -15,7 +15,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible.module_utils import snapshot_host as host
 from ansible.module_utils.snapshot_guard import FolderMover, Guard
-from ansible.module_utils.snapshot_mounts import Mounts
+from ansible.module_utils.snapshot_mounts import Mounts, answers
 from ansible.module_utils.snapshot_packages import RPM_SAVED, Dpkg, Rpm
 from ansible.module_utils.snapshot_paths import (
     ABSENT,
@@ -30,7 +30,7 @@ from ansible.module_utils.snapshot_paths import (
     write_state,
 )
 from ansible.module_utils.snapshot_record import is_elsewhere, new_in_etc
-from ansible.module_utils.snapshot_store import Store
+from ansible.module_utils.snapshot_store import SnapshotError, Store
 from ansible.module_utils.user_rights import owner_above, rights_for
 
 _OWN_DATABASES = frozenset(
@@ -86,6 +86,7 @@ class Restorer:
         if self._module.check_mode:
             return {"changed": True, "done": [], "clusterctl_notes": []}
         self._check_contents()
+        self._leave_silent_servers()
         self._spare_foreign_databases()
         self._put_folders_back()
         self._keep_foreign_versions()
@@ -132,6 +133,24 @@ class Restorer:
         for entry in self._snapshot["paths"].values():
             if entry["before"]["kind"] == "file" and entry["after"] != entry["before"]:
                 self._store.content(entry["before"]["content"])
+
+    def _leave_silent_servers(self) -> None:
+        """Unmount the folders that `up` mounted and whose file servers do not answer: systemd and
+        package managers would wait for them. Raise SnapshotError for such a folder of the owner,
+        before anything is changed.
+        """
+        was_mounted = self._snapshot["mounts"]
+        used = {entry.get("mount", "") for entry in self._snapshot["paths"].values()}
+        mounted = [m for m in sorted(used.union(was_mounted)) if self._mounts.is_mount_point(m)]
+        silent = [path for path in mounted if not answers(path)]
+        if foreign := [path for path in silent if was_mounted.get(path, True)]:
+            raise SnapshotError(
+                f"the file server of {', '.join(foreign)} does not answer, and systemd would wait for "
+                f"it; nothing was changed. Repair the server, or run `umount -l {foreign[0]}` on this host"
+            )
+        for path in silent:
+            self._run(["umount", "-f", "-l", path], check_rc=True)
+            self._done.append(f"unmounted {path}, whose file server does not answer")
 
     def _spare_foreign_databases(self) -> None:
         """Keep MariaDB, although clusterctl installed it, if it has databases of other programs."""

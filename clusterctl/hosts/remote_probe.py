@@ -86,6 +86,8 @@ TELL_LIMITS = "echo {}$(ulimit -n) $(ulimit -u) $(ulimit -l) $(ulimit -v) $(umas
     LIMITS_MARK
 )
 LOGIN_S = 5
+# Mount points of file systems that did not answer.
+SILENT = set()  # type: Set[str]
 # sshd's lists of accounts, in the order in which it applies them.
 LISTS = ("DenyUsers", "AllowUsers", "DenyGroups", "AllowGroups")
 FAPOLICYD = "/etc/fapolicyd"
@@ -147,15 +149,27 @@ def answers(path: str, program: str = "stat", timeout_s: float = FOLDER_S) -> bo
     not answer.
 
     The process that then waits for the server can't always be killed, so its end is not awaited.
+    A file system that did not answer is not asked again.
     """
+    mount = mount_point(path)
+    if mount in SILENT:
+        return False
     null = subprocess.DEVNULL
     process = subprocess.Popen([program, path], stdin=null, stdout=null, stderr=null)
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
+        if mount != "/":
+            SILENT.add(mount)
         return False
     return True
+
+
+def mount_point(path: str, mounts: str = "/proc/self/mounts") -> str:
+    """Return where the file system is mounted that holds a path without links."""
+    points = {line.split(" ")[1].replace("\\040", " ") for line in read(mounts).splitlines()}
+    return next((p for p in [path, *map(str, Path(path).parents)] if p in points), "/")
 
 
 def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
@@ -484,7 +498,8 @@ def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
             "home": entry.pw_dir,
             "shell": entry.pw_shell,
             "groups": text,
-            "limits": login_limits(name),
+            # A login in a home that does not answer would not end.
+            "limits": login_limits(name) if answers(entry.pw_dir) else "",
         }
     return found
 

@@ -16,18 +16,22 @@ def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False
     ``any_exit``.
     """
     try:
-        result = subprocess.run(
+        process = subprocess.Popen(
             argv,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,
-            timeout=timeout_s,
-            check=False,
             env=dict(os.environ, LC_ALL="C"),
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
-    return result.stdout.decode("utf-8", "replace") if any_exit or result.returncode == 0 else None
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        # A program that waits for a file server can't always be killed, so its end is not awaited.
+        process.kill()
+        return None
+    return output.decode("utf-8", "replace") if any_exit or process.returncode == 0 else None
 
 
 def read(path: str) -> str:

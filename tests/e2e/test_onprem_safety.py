@@ -162,7 +162,7 @@ def test_node_replace_replaces_an_unreachable_machine(raised: Raised, job: str) 
     assert raised.json("status")["pending_releases"] == []
     ran = raised.verbs("-f", raised.file, "node", "replace", "node3", "--yes", timeout_s=600)
     old = raised.lab.host("node3").address
-    assert f"node3 ({old}) is not released" in ran.stderr
+    assert any("node3" in line and old in line for line in ran.stderr.splitlines())
     status = raised.json("status")
     assert [(one["host"], one["address"]) for one in status["pending_releases"]] == [("node3", old)]
     assert status["ready"]

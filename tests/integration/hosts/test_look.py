@@ -8,6 +8,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -506,6 +507,44 @@ def test_probe_gives_up_a_file_server_that_does_not_answer(tmp_path: Path) -> No
     hangs.chmod(0o755)
     assert not remote_probe.answers("/", str(hangs), timeout_s=0.1)
     assert remote_probe.answers("/no/such")
+
+
+def test_probe_asks_a_file_system_that_does_not_answer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login in a home there would not end, either."""
+    hangs = tmp_path / "stat"
+    hangs.write_text(f"#!/bin/sh\necho >>{tmp_path}/asked\nexec sleep 30\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr(remote_probe, "SILENT", set())
+    monkeypatch.setattr(remote_probe, "mount_point", lambda path: "/".join(path.split("/")[:2]))
+    for path in ("/shared/mark", "/shared", "/shared/home/ada"):
+        # Time for its start on a busy machine.
+        assert not remote_probe.answers(path, str(hangs), timeout_s=2.0)
+    assert (tmp_path / "asked").read_text() == "\n"
+    assert remote_probe.answers("/etc/passwd")
+    home = SimpleNamespace(pw_gid=0, pw_dir="/shared/home/ada", pw_shell="/bin/sh")
+    monkeypatch.setattr(remote_probe.pwd, "getpwnam", lambda _: home)
+    monkeypatch.setattr(remote_probe, "login_limits", lambda _: "asked")
+    assert remote_probe.logins(["root"])["root"]["limits"] == ""
+
+
+def test_mount_point_is_the_last_one_above_the_path(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("/dev/a / ext4 rw 0 0\nfiles:/a /srv nfs rw\nfiles:/b /srv/my\\040b nfs rw\n")
+    found = [remote_probe.mount_point(path, str(mounts)) for path in ("/srv/a/b", "/srv/my b/c")]
+    assert found == ["/srv", "/srv/my b"]
+    assert remote_probe.mount_point("/srvx", str(mounts)) == "/"
+
+
+def test_run_does_not_wait_for_a_program_that_the_kernel_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as one that waits for a file server."""
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)
+    begun = time.monotonic()
+    assert remote_probe.run(["sleep", "120"], 0.1) is None
+    assert time.monotonic() - begun < 60
 
 
 def test_reject_silent_folders_names_the_host_and_the_folder() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.host_snapshot.conftest import Machine
+from tests.unit.host_snapshot.conftest import Machine, Refuses
 
 Snapshot = Callable[..., dict[str, Any]]
 Util = Callable[[str], ModuleType]
@@ -73,6 +73,14 @@ def etc(tmp_path: Path) -> Path:
 @pytest.fixture
 def paths(etc: Path, server: Server, util: Util) -> Any:
     return util("snapshot_host").HostPaths(etc=str(etc), mounts=str(server.table))
+
+
+@pytest.fixture(autouse=True)
+def silent(util: Util, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The mount points whose file servers do not answer."""
+    paths: set[str] = set()
+    monkeypatch.setattr(util("snapshot_restore"), "answers", lambda path: path not in paths)
+    return paths
 
 
 def failing(
@@ -379,3 +387,40 @@ def test_file_of_a_home_whose_server_is_away_is_not_called_irregular(
     failing(monkeypatch, "lstat", server.point / "keys", number)
     with pytest.raises(OSError, match=os.strerror(number)):
         paths.read_state(str(server.point / "keys"))
+
+
+def test_restore_unmounts_a_folder_of_clusterctl_whose_server_is_silent(
+    snapshot: Snapshot, server: Server, machine: Machine, etc: Path, silent: set[str]
+) -> None:
+    """Before systemd is asked for anything."""
+    silent.add(str(server.point))
+    touches = {"files": [str(etc / "a.conf")], "units": ["a.service"]}
+    snapshot("recorded", mounts=[str(server.point)], **touches)
+    server.mount()
+    snapshot("sealed", mounts=[str(server.point)], **touches)
+    machine.ran.clear()
+    machine.does["umount", "-f", "-l", str(server.point)] = server.unmount
+    snapshot("restored")
+    assert machine.ran[0] == ["umount", "-f", "-l", str(server.point)]
+    assert ["umount", str(server.point)] not in machine.ran
+
+
+@pytest.mark.parametrize("touched", ["mounts", "files"])
+def test_restore_with_a_silent_server_of_the_owner_fails_before_any_change(
+    snapshot: Snapshot, server: Server, silent: set[str], refuses: Refuses, touched: str
+) -> None:
+    conf = server.point.parent / "etc/a.conf"
+    server.mount()
+    silent.add(str(server.point))
+    path = server.point if touched == "mounts" else server.point / "keys"
+    touches = {"files": [str(conf)]}
+    touches[touched] = [*touches.get(touched, []), str(path)]
+    snapshot("recorded", **touches)
+    conf.write_text("ours\n")
+    snapshot("sealed", **touches)
+    with refuses(f"umount -l {server.point}"):
+        snapshot("restored")
+    assert conf.exists()
+    server.unmount()
+    snapshot("restored")
+    assert not conf.exists()
