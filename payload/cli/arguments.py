@@ -117,7 +117,10 @@ def check(config: Command, *, several: bool | None = None, gpu: bool | None = No
     """
     if isinstance(config, TrainConfig):
         _refuse_without_gpu(
-            config.run.device, [config.layout.comm], cuda_aware=config.layout.cuda_aware
+            config.run.device,
+            [config.layout.comm],
+            cuda_aware=config.layout.cuda_aware,
+            fused=config.precision.kernels == "fused",
         )
         MODELS[config.model.model].reject_unfit_data(config.data.data)
         _refuse_contradictions(config)
@@ -133,8 +136,14 @@ def check(config: Command, *, several: bool | None = None, gpu: bool | None = No
         refuse_without_effect(config, "weights", "with --model-folder")
 
 
-def _refuse_without_gpu(device: str, comm: Sequence[str], *, cuda_aware: bool = False) -> None:
-    needing_gpus = {"--comm nccl": "nccl" in comm, "--cuda-aware": cuda_aware}
+def _refuse_without_gpu(
+    device: str, comm: Sequence[str], *, cuda_aware: bool = False, fused: bool = False
+) -> None:
+    needing_gpus = {
+        "--comm nccl": "nccl" in comm,
+        "--cuda-aware": cuda_aware,
+        "--kernels fused": fused,
+    }
     flag = next((flag for flag, is_set in needing_gpus.items() if is_set), None)
     if flag and device == "cpu":
         raise UsageError(f"{flag} needs GPUs: leave out --device cpu, or {flag}", code="no-gpu")
@@ -189,6 +198,7 @@ def _refuse_useless(config: TrainConfig) -> None:
     """Raise UsageError for settings that have no effect because of the value of another setting."""
     layout = config.layout
     optimizer = config.optimizer
+    precision = config.precision
     files = config.checkpoints
     takes = MODELS[config.model.model].takes
     kind = config.data.data.partition(":")[0]
@@ -200,6 +210,8 @@ def _refuse_useless(config: TrainConfig) -> None:
         (kind in ("digits", "idx"), "augment clean", "with images, --data digits or idx:DIR"),
         (layout.zero in (0, 1), "overlap", "with --zero 0 or 1"),
         (layout.comm == "mpi", "cuda_aware", "with --comm mpi"),
+        (precision.precision in ("bf16", "fp16"), "kernels", "with --precision bf16 or fp16"),
+        (precision.kernels == "fused", "deterministic", "with --kernels fused"),
         (layout.compress == "topk", "compress_ratio", "with --compress topk"),
         (layout.compress == "powersgd", "compress_rank", "with --compress powersgd"),
         (optimizer.optimizer == "sgd", "momentum nesterov", "with --optimizer sgd"),

@@ -187,6 +187,14 @@ class Precision:
     loss_scale: float | None = setting(
         None, positive, "fixed scale (default: dynamic for fp16, otherwise 1)"
     )
+    kernels: str = setting(
+        "plain",
+        one_of("plain", "fused"),
+        "fused: layers by cuDNN and cuBLASLt, with bf16 or fp16 on GPUs (not yet tried on a GPU)",
+    )
+    deterministic: bool = switch(
+        False, "with --kernels fused: only algorithms with bit-identical results"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,23 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from payload.cli.config import Precision
 from payload.cli.jsonl import JsonLines, Keep, answer, print_line
 from payload.comm import mpi, world
 from payload.comm.base import Communicator, on_all_ranks
-from payload.device import choose
+from payload.device import choose, fuse
 from payload.device.base import Device
 from payload.node.host import hostname
 
 
-def begin(device_name: str) -> tuple[mpi.MpiCommunicator, Device]:
-    """Start MPI. Return the communicator of all ranks, and this rank's device. device_name:
-    ``--device``.
+def begin(
+    device_name: str, precision: Precision | None = None
+) -> tuple[mpi.MpiCommunicator, Device]:
+    """Start MPI. Return the communicator of all ranks, and this rank's device.
+
+    device_name: ``--device``. precision: names the kernels of layers. Default: plain.
 
     Raises UsageError on every rank if a device cannot be used, and LaunchError if the launcher and
     MPI disagree about the number of ranks.
     """
     ranks = mpi.start()
-    return ranks, on_all_ranks(ranks, lambda: choose(device_name, world.local_rank()))
+    device = on_all_ranks(ranks, lambda: choose(device_name, world.local_rank()))
+    if precision and precision.kernels == "fused":
+        on_all_ranks(ranks, lambda: fuse(device, deterministic=precision.deterministic))
+    return ranks, device
 
 
 def place(rank: int, device: Device) -> dict[str, Any]:

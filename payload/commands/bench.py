@@ -42,7 +42,7 @@ _LR = 1e-6
 
 def run(config: BenchConfig) -> int:
     """Measure all configurations (sides), print the results, and return the exit code."""
-    _, device = begin(config.run.device)
+    _, device = begin(config.run.device, config.precision)
     # Without ``several``, because a single rank is a valid side.
     check(config, gpu=device.gpu is not None)
     bench(

@@ -16,7 +16,7 @@ def run(config: TrainConfig) -> int:
     """Train on all ranks, and return the exit code."""
     # Catch signals from the start, because loading takes a while.
     with nullcontext() if config.batch.find else StopSignals() as signals:
-        world, device = begin(config.run.device)
+        world, device = begin(config.run.device, config.precision)
         layout = config.layout
         check(config, several=world.size > layout.tp * layout.pp, gpu=device.gpu is not None)
         transport = make_transport(layout.comm, device, cuda_aware=layout.cuda_aware)

@@ -37,6 +37,30 @@ def choose(requested: str, local_rank: int) -> Device:
         return _without_gpu(requested, f"CuPy cannot load cuBLAS: {exc}", exc)
 
 
+def fuse(device: Device, *, deterministic: bool) -> None:
+    """Let a GPU compute 16-bit layers by cuDNN and cuBLASLt. deterministic: only by algorithms with
+    bit-identical results.
+
+    Raises UsageError if the device is no GPU, or lacks the libraries.
+    """
+    if not isinstance(device, Gpu):
+        raise UsageError(
+            "--kernels fused: this rank has no GPU; use --kernels plain", code="no-gpu"
+        )
+    try:
+        import cudnn
+        from nvmath.bindings import cublasLt
+
+        device.fuse(cudnn, cublasLt, deterministic=deterministic)
+    # The libraries raise errors of their own if CUDA's libraries are missing or do not fit.
+    except (ImportError, RuntimeError) as exc:
+        raise UsageError(
+            f"--kernels fused: cuDNN or cuBLASLt cannot be used: {exc}; install payload/"
+            "requirements-fused.in, or use --kernels plain",
+            code="kernels-missing",
+        ) from exc
+
+
 def _select_own_mig_part(local_rank: int) -> None:
     """Hide all MIG parts of GPUs but this rank's from CUDA, because CUDA uses only the first that
     it sees.

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from payload.node.host import host_memory_bytes
+
+if TYPE_CHECKING:
+    from payload.device.fused import Fused
 
 Array = NDArray[Any]
 """A NumPy or CuPy array; both have the same methods."""
@@ -90,6 +93,33 @@ class Device:
             return product
         out[...] = product
         return out
+
+    def linear(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        """Return x @ weight + bias: x (N, I), weight (I, O), bias (O,)."""
+        y = self.matmul(x, weight)
+        if bias is not None:
+            y += bias
+        return y
+
+    def add_product(
+        self, left: Array, right: Array, out: Array, *, add: bool, column_sums: bool = False
+    ) -> Array | None:
+        """Compute out += left @ right, or, unless ``add``, out[...] = left @ right.
+
+        column_sums: whether to return the sums of the columns of ``right``, in the dtype of
+            ``out``.
+        """
+        if add:
+            out += self.matmul(left, right, dtype=out.dtype)
+        else:
+            self.matmul(left, right, out=out)
+        return right.sum(axis=0, dtype=out.dtype) if column_sums else None
+
+    def fused_for(self, x: Array) -> Fused | None:  # noqa: ARG002
+        """Return the operations that compute a layer on arrays like x in one pass. None: compute it
+        with ``xp``.
+        """
+        return None
 
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
         """Call ``function`` with the same rows of all arrays, in blocks of rows that suit the

@@ -38,16 +38,7 @@ class Products:
 
     def fits(self, left: Array, right: Array) -> bool:
         """Return whether ``write`` supports these arrays, (..., M, K) and (..., K, N)."""
-        return (
-            left.dtype == right.dtype
-            and left.dtype.itemsize == 2  # noqa: PLR2004 - bytes
-            and left.dtype.name in _KINDS
-            and left.ndim == right.ndim >= 2  # noqa: PLR2004
-            and left.shape[:-2] == right.shape[:-2]
-            and left.shape[-1] == right.shape[-2]
-            and left.size > 0
-            and right.size > 0
-        )
+        return suits(left, right)
 
     def write(self, left: Array, right: Array, out: Array) -> None:
         """Compute out[...] = left @ right, with ``out`` in float32 or the factors' dtype, and in C
@@ -55,8 +46,8 @@ class Products:
         """
         rows, inner = left.shape[-2:]
         columns = right.shape[-1]
-        left, left_op, left_step, left_jump = _laid_out(left)
-        right, right_op, right_step, right_jump = _laid_out(right)
+        left, left_op, left_step, left_jump = laid_out(left)
+        right, right_op, right_step, right_jump = laid_out(right)
         kind = _KINDS[left.dtype.name]
         # cuBLAS reads memory column by column, so compute the transpose of the result: rightᵀ @
         # leftᵀ.
@@ -81,7 +72,24 @@ class Products:
         self._library.gemmStridedBatchedEx(*head, *batches, *to, rows * columns, count, *tail)
 
 
-def _laid_out(array: Array) -> tuple[Array, int, int, int]:
+def suits(left: Array, right: Array) -> bool:
+    """Return whether these are 16-bit matrices, or batches of them, that fit together."""
+    return (
+        left.dtype == right.dtype
+        and left.dtype.itemsize == 2  # noqa: PLR2004 - bytes
+        and left.dtype.name in _KINDS
+        and left.ndim == right.ndim >= 2  # noqa: PLR2004
+        and left.shape[:-2] == right.shape[:-2]
+        and left.shape[-1] == right.shape[-2]
+        and left.size > 0
+        and right.size > 0
+    )
+
+
+def laid_out(array: Array) -> tuple[Array, int, int, int]:
+    """Return matrices in a layout that cuBLAS reads: themselves or a copy, with the operation (0:
+    plain, 1: transposed), and the steps of rows and of matrices.
+    """
     layout = _layout(array)
     if layout is None:
         array = array.copy(order="C")

@@ -11,6 +11,9 @@ from numpy.typing import DTypeLike
 
 from payload.device.base import FLOAT32, Array, Device, Kernel, Mark
 from payload.device.cublas import Products
+from payload.device.cublaslt import LtProducts
+from payload.device.fused import Fused
+from payload.device.graphs import Graphs, aligned, pointer
 
 _GPU_MATRIX_BYTES = 1 << 28
 """Bytes of a temporary matrix on a GPU. Large enough for products at full speed."""
@@ -33,10 +36,43 @@ class Gpu(Device):
             "uuid": _uuid(properties.get("uuid", b"")),
         }
         self._empty_pinned = empty_pinned
-        self._products = Products(cublas, cupy.cuda.device.get_cublas_handle)
+        self._products: Products | LtProducts = Products(cublas, cupy.cuda.device.get_cublas_handle)
+        self._fused: Fused | None = None
         self._staging: dict[tuple[int, str], Array] = {}
         self._uploads: list[tuple[Any, Array]] = []
         self._kernels: dict[str, Callable[..., Any]] = {}
+
+    def fuse(self, cudnn: ModuleType, cublaslt: ModuleType, *, deterministic: bool) -> None:
+        """Compute 16-bit layers by cuDNN and cuBLASLt from now on.
+
+        cudnn: the module of nvidia-cudnn-frontend. cublaslt: nvmath.bindings.cublasLt.
+        deterministic: whether to use only algorithms whose results are bit-identical in each run.
+        """
+        graphs = Graphs(cudnn, self.xp, deterministic=deterministic)
+        products = LtProducts(cublaslt, self.xp, pointer)
+        self._fused = Fused(graphs, products, self.xp)
+        self._products = products
+
+    def fused_for(self, x: Array) -> Fused | None:
+        return self._fused if x.dtype.itemsize == 2 and x.size else None  # noqa: PLR2004
+
+    def linear(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        fused = self.fused_for(x)
+        if not fused or bias is None or not fused.products.fits(x, weight):
+            return super().linear(x, weight, bias)
+        y: Array = self.xp.empty((len(x), weight.shape[1]), x.dtype)
+        fused.products.write(x, weight, y, bias=aligned(bias))
+        return y
+
+    def add_product(
+        self, left: Array, right: Array, out: Array, *, add: bool, column_sums: bool = False
+    ) -> Array | None:
+        fused = self.fused_for(left)
+        if not fused or not fused.products.fits(left, right):
+            return super().add_product(left, right, out, add=add, column_sums=column_sums)
+        sums = self.xp.empty(right.shape[1], out.dtype) if column_sums else None
+        fused.products.write(left, right, out, add=add, column_sums=sums)
+        return sums
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
         return self.xp.asarray(host, dtype=dtype)

@@ -55,8 +55,9 @@ def build(
 class Residual(Sequential):
     """y = max(0, branch(x) + shortcut(x)). Without a shortcut layer, x itself is added."""
 
-    def __init__(self, branch: Layer, shortcut: Layer | None) -> None:
+    def __init__(self, context: Context, branch: Layer, shortcut: Layer | None) -> None:
         super().__init__(branch, *([shortcut] if shortcut else []))
+        self._device = context.device
         self._branch = branch
         self._shortcut = shortcut
         self._relu = ReLU()
@@ -64,11 +65,19 @@ class Residual(Sequential):
     def forward(self, x: Array, tape: Tape) -> Array:
         """Map x (B, H, W, channels) to y (B, H', W', channels')."""
         y = self._branch.forward(x, tape)
-        y += self._shortcut.forward(x, tape) if self._shortcut else x
+        kept = self._shortcut.forward(x, tape) if self._shortcut else x
+        if fused := self._device.fused_for(y):
+            y = fused.add_relu(y, kept)
+            tape.push(y)
+            return y
+        y += kept
         return self._relu.forward(y, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        dy = self._relu.backward(dy, tape)
+        if fused := self._device.fused_for(dy):
+            dy = fused.relu_gradient(dy, *tape.pop())
+        else:
+            dy = self._relu.backward(dy, tape)
         shortcut_dx = self._shortcut.backward(dy, tape) if self._shortcut else dy
         dx = self._branch.backward(dy, tape)
         dx += shortcut_dx
@@ -107,7 +116,7 @@ class _Builder:
             self._conv(f"{name}.conv1", f"{name}.bn1", inputs, width, 3, stride=stride, relu=True),
             self._conv(f"{name}.conv2", f"{name}.bn2", width, width, 3, last=True),
         )
-        return Residual(branch, shortcut), width
+        return Residual(self._context, branch, shortcut), width
 
     def bottleneck(self, name: str, inputs: int, width: int, *, stride: int) -> tuple[Layer, int]:
         """Return a block of 1x1, 3x3 and 1x1 convolutions, and the number of output channels: 4 ·
@@ -120,7 +129,7 @@ class _Builder:
             self._conv(f"{name}.conv2", f"{name}.bn2", width, width, 3, stride=stride, relu=True),
             self._conv(f"{name}.conv3", f"{name}.bn3", width, outputs, 1, last=True),
         )
-        return Residual(branch, shortcut), outputs
+        return Residual(self._context, branch, shortcut), outputs
 
     def _shrink(self, name: str, inputs: int, outputs: int, stride: int) -> Layer | None:
         """Return a block's shortcut layer, or None if the block keeps the shape of images."""

@@ -43,9 +43,13 @@ class GELU:
 
     def __init__(self, context: Context, *, exact: bool = False) -> None:
         self._device = context.device
+        self._exact = exact
         self._kernels = _EXACT if exact else _TANH
 
     def forward(self, x: Array, tape: Tape) -> Array:
+        if fused := self._device.fused_for(x):
+            tape.push(x)
+            return fused.gelu(x, exact=self._exact)
         xp = self._device.xp
         dtype = acc_dtype(x.dtype)
         kernel = self._kernels[tape.training]
@@ -58,6 +62,8 @@ class GELU:
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         (slope,) = tape.pop()
+        if fused := self._device.fused_for(dy):
+            return fused.gelu_gradient(dy, slope, exact=self._exact)
         dx = dy.astype(acc_dtype(dy.dtype), copy=False)
         dx *= slope.astype(dx.dtype, copy=False)
         return dx.astype(dy.dtype, copy=False)

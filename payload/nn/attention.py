@@ -14,6 +14,7 @@ from functools import cache
 from types import ModuleType
 
 from payload.device.base import Array, acc_dtype
+from payload.device.fused import Fused
 from payload.errors import UsageError
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Init, Tape
@@ -92,7 +93,10 @@ class Attention:
         log_sums = xp.empty((*q.shape[:3], 1), acc_dtype(x.dtype))
         keys = self._keys(tape)
         tape.push(q, k, v, o, log_sums, keys)
-        self._each_head(self._attend, q, k, v, o, log_sums, *keys)
+        if fused := self._fused_for(q, keys):
+            fused.attend(q, k, v, o, log_sums, causal=self._causal, scale=self._width**-0.5)
+        else:
+            self._each_head(self._attend, q, k, v, o, log_sums, *keys)
         return self.out.forward(y, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
@@ -100,8 +104,17 @@ class Attention:
         q, k, v, o, log_sums, keys = tape.pop()
         dqkv = self._device.xp.empty((*dy.shape[:2], 3 * self._heads * self._width), dy.dtype)
         gradients = self._heads_of(dqkv, 3)
-        self._each_head(self._differentiate, q, k, v, o, log_sums, *do, *gradients, *keys)
+        if fused := self._fused_for(q, keys):
+            inputs = (q, k, v, o, *do, log_sums)
+            fused.attend_gradients(inputs, gradients, causal=self._causal, scale=self._width**-0.5)
+        else:
+            self._each_head(self._differentiate, q, k, v, o, log_sums, *do, *gradients, *keys)
         return self.qkv.backward(dqkv, tape)
+
+    def _fused_for(self, q: Array, keys: Sequence[Array]) -> Fused | None:
+        # cuDNN draws dropout's random numbers in another way.
+        fused = self._device.fused_for(q)
+        return fused if fused and not keys and fused.suits_attention(q) else None
 
     def _attend(
         self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array

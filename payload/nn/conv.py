@@ -10,6 +10,7 @@ from types import ModuleType
 import numpy as np
 
 from payload.device.base import Array
+from payload.device.fused import Fused
 from payload.nn.form import convolution
 from payload.nn.module import Context, Parameter, Tape, normal
 
@@ -80,6 +81,12 @@ class Conv2d:
         """Map x (B, H, W, inputs) to y (B, H', W', outputs)."""
         batch, height, width, _ = x.shape
         shape = (batch, self.output_size(height), self.output_size(width), self._outputs)
+        if fused := self._device.fused_for(x):
+            flipped = self._correlation_weight()
+            tape.push(x, flipped)
+            return fused.convolve(
+                x, flipped, stride=self._stride, padding=self._padding, shape=shape
+            )
         y: Array = self._device.xp.empty(shape, x.dtype)
         if self._suits_winograd(y):
             weight = self._tile_weights(flipped=True)
@@ -93,7 +100,9 @@ class Conv2d:
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        (x,) = tape.pop()
+        x, *flipped = tape.pop()
+        if fused := self._device.fused_for(dy):
+            return self._backward_fused(fused, x, dy, flipped[0])
         if self._stride == 1 and not self._first and self._padding < self._kernel:
             return (
                 self._backward_tiles(x, dy)
@@ -101,6 +110,22 @@ class Conv2d:
                 else self._backward_dense(x, dy)
             )
         return self._backward_strided(x, dy)
+
+    def _correlation_weight(self) -> Array:
+        """Return the weights (outputs, kernel, kernel, inputs) of the equal correlation, a copy."""
+        flipped = self.weight.value[:, ::-1, ::-1].transpose(3, 1, 2, 0)
+        return flipped.copy(order="C")
+
+    def _backward_fused(self, fused: Fused, x: Array, dy: Array, weight: Array) -> Array:
+        dw = fused.convolve_weight_gradient(
+            x, dy, stride=self._stride, padding=self._padding, shape=weight.shape
+        )
+        self.weight.add(dw.transpose(3, 1, 2, 0)[:, ::-1, ::-1])
+        if self._first:
+            return self._device.xp.zeros(0, x.dtype)
+        return fused.convolve_input_gradient(
+            dy, weight, stride=self._stride, padding=self._padding, shape=x.shape
+        )
 
     def _backward_dense(self, x: Array, dy: Array) -> Array:
         """Backward pass for stride 1. The gradients of x and of the weights use the same patches of

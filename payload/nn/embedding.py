@@ -98,9 +98,8 @@ class TiedHead:
     def forward(self, x: Array, tape: Tape) -> Array:
         """Map x (..., width) to logits (..., this rank's part of the vocabulary)."""
         tape.push(x)
-        y = self._device.matmul(x.reshape(-1, x.shape[-1]), self.table.value.T)
-        if self.bias:
-            y += self.bias.value
+        bias = self.bias.value if self.bias else None
+        y = self._device.linear(x.reshape(-1, x.shape[-1]), self.table.value.T, bias)
         y[:, self._tokens :] = _NEVER
         return y.reshape(*x.shape[:-1], y.shape[-1])
 

@@ -74,11 +74,13 @@ class Linear:
         """
         tape.push(x)
         rows = x.reshape(-1, x.shape[-1])
-        y = self._device.matmul(rows, self._matrix())
-        if self._split == "rows":
+        bias = self.bias.value.ravel() if self.bias else None
+        summed = self._split == "rows" and self._tp.size > 1
+        y = self._device.linear(rows, self._matrix(), None if summed else bias)
+        if summed:
             self._tp.allreduce(y)
-        if self.bias:
-            y += self.bias.value.ravel()
+            if bias is not None:
+                y += bias
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def backward(self, dy: Array, tape: Tape) -> Array:
@@ -87,9 +89,7 @@ class Linear:
         dx = self._device.matmul(rows, self._matrix().T)
         # The sum runs while the gradient of the weights is computed.
         summed = self._tp.iallreduce(dx) if self._split == "columns" else None
-        self.weight.add_product(x.reshape(-1, x.shape[-1]), rows)
-        if self.bias:
-            self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
+        self.weight.add_product(x.reshape(-1, x.shape[-1]), rows, self.bias)
         if summed:
             summed.wait()
         return dx.reshape(x.shape)

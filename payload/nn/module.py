@@ -187,16 +187,19 @@ class Parameter:
         else:
             self.grad += gradient
 
-    def add_product(self, left: Array, right: Array) -> None:
+    def add_product(self, left: Array, right: Array, bias: Parameter | None = None) -> None:
         """Add leftᵀ @ right to ``grad``: left (N, I), right (N, O), and ``grad`` with I rows of O
         numbers.
+
+        bias: receives the sum of the rows of ``right``.
         """
-        device = self.context.device
-        if self.grad_unset:
-            device.matmul(left.T, right, out=self.grad.reshape(left.shape[1], right.shape[1]))
-            self.grad_unset = False
-        else:
-            self.grad += device.matmul(left.T, right, dtype=self.grad.dtype).reshape(self.shape)
+        out = self.grad.reshape(left.shape[1], right.shape[1])
+        sums = self.context.device.add_product(
+            left.T, right, out, add=not self.grad_unset, column_sums=bias is not None
+        )
+        self.grad_unset = False
+        if bias is not None and sums is not None:
+            bias.add(sums)
 
     def zero_unset_grad(self) -> None:
         """Set the gradient to zero if nothing was added to it in this iteration."""

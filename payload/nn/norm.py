@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from payload.device.base import Array, acc_dtype, bits
+from payload.device.fused import Fused
 from payload.nn.module import Context, Init, Parameter, Tape, ones, zeros
 
 _MOMENTUM = 0.1
@@ -26,6 +27,12 @@ class LayerNorm:
         xp = self._device.xp
         kind = acc_dtype(x.dtype)
         rows = x.reshape(-1, x.shape[-1])
+        if fused := self._device.fused_for(x):
+            normalised, mean, inverse = fused.layer_norm(
+                rows, self.weight.value, self.bias.value, eps=self._eps
+            )
+            tape.push(rows, mean, inverse)
+            return normalised.reshape(x.shape)
         y: Array = xp.empty(rows.shape, kind)
         mean, inverse = xp.empty((2, len(rows), 1), kind)
         weight = self.weight.value.astype(kind, copy=False)
@@ -49,6 +56,8 @@ class LayerNorm:
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         x, mean, inverse = tape.pop()
+        if fused := self._device.fused_for(dy):
+            return self._backward_fused(fused, dy, x, mean, inverse)
         xp = self._device.xp
         kind = mean.dtype
         dx: Array = xp.empty(x.shape, kind)
@@ -79,6 +88,16 @@ class LayerNorm:
         self.bias.add(dbias)
         return dx.reshape(dy.shape).astype(dy.dtype, copy=False)
 
+    def _backward_fused(
+        self, fused: Fused, dy: Array, x: Array, mean: Array, inverse: Array
+    ) -> Array:
+        dx, dweight, dbias = fused.layer_norm_gradients(
+            dy.reshape(x.shape), x, self.weight.value, mean, inverse
+        )
+        self.weight.add(dweight)
+        self.bias.add(dbias)
+        return dx.reshape(dy.shape)
+
 
 class BatchNorm:
     """y = (x - mean) / √(variance + ε) · weight + bias for each channel (last axis), then ReLU if
@@ -105,6 +124,8 @@ class BatchNorm:
         }
 
     def forward(self, x: Array, tape: Tape) -> Array:
+        if fused := self._fused_for(x, training=tape.training):
+            return self._forward_fused(fused, x, tape)
         xp = self._device.xp
         rows = x.reshape(-1, x.shape[-1])
         y: Array = xp.empty(rows.shape, x.dtype)
@@ -136,6 +157,8 @@ class BatchNorm:
         return y.reshape(x.shape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
+        if fused := self._fused_for(dy, training=True):
+            return self._backward_fused(fused, dy, tape)
         rows, y, count, mean, inverse = tape.pop()
         xp = self._device.xp
         dy_rows = dy.reshape(rows.shape)
@@ -179,6 +202,37 @@ class BatchNorm:
 
         self._device.blocked(combine, rows, dy_rows if y is None else dx, dx)
         return dx.reshape(dy.shape)
+
+    def _fused_for(self, x: Array, *, training: bool) -> Fused | None:
+        # cuDNN does not sum statistics over ranks.
+        fused = self._device.fused_for(x)
+        suits = fused and training and self._comm.size == 1 and fused.suits_batch_norm(x)
+        return fused if suits else None
+
+    def _forward_fused(self, fused: Fused, x: Array, tape: Tape) -> Array:
+        running = (self._running_mean, self._running_variance)
+        y, mean, inverse, tracked = fused.batch_norm(
+            x,
+            self.weight.value,
+            self.bias.value,
+            running,
+            eps=_EPSILON,
+            momentum=_MOMENTUM,
+            relu=self._relu,
+        )
+        if not tape.recompute:
+            for array, newest in zip(running, tracked, strict=True):
+                array[...] = newest
+        tape.push(x, y if self._relu else None, mean, inverse)
+        return y
+
+    def _backward_fused(self, fused: Fused, dy: Array, tape: Tape) -> Array:
+        x, y, mean, inverse = tape.pop()
+        dz = dy if y is None else fused.relu_gradient(dy, y)
+        dx, dweight, dbias = fused.batch_norm_gradients(dz, x, self.weight.value, mean, inverse)
+        self.weight.add(dweight)
+        self.bias.add(dbias)
+        return dx
 
     def _float64_parameters(self) -> tuple[Array, Array]:
         return self.weight.value.astype("float64"), self.bias.value.astype("float64")

@@ -39,23 +39,23 @@ class PlayedCublas:
         # cuBLAS's table of types for CUBLAS_COMPUTE_32F (cublasGemmEx).
         assert a_kind == b_kind
         assert c_kind in {0, a_kind}
-        assert (_at(alpha, 0, 1, 1, 1)[0, 0], _at(beta, 0, 1, 1, 1)[0, 0]) == (1, 0)
+        assert (matrix_at(alpha, 0, 1, 1, 1)[0, 0], matrix_at(beta, 0, 1, 1, 1)[0, 0]) == (1, 0)
         size = np.dtype(_KINDS[c_kind]).itemsize
         for index in range(count):
             left = _operand(a + 2 * index * a_jump, a_kind, (m, k), lda, transposed=bool(transa))
             right = _operand(b + 2 * index * b_jump, b_kind, (k, n), ldb, transposed=bool(transb))
-            _at(c + size * index * c_jump, c_kind, m, n, ldc)[...] = left @ right
+            matrix_at(c + size * index * c_jump, c_kind, m, n, ldc)[...] = left @ right
 
 
 def _operand(
     pointer: int, kind: int, shape: tuple[int, int], step: int, *, transposed: bool
 ) -> Array:
-    matrix = _at(pointer, kind, *(shape[::-1] if transposed else shape), step)
+    matrix = matrix_at(pointer, kind, *(shape[::-1] if transposed else shape), step)
     wide: Array = (matrix.T if transposed else matrix).astype(np.float32)
     return wide
 
 
-def _at(pointer: int, kind: int, rows: int, columns: int, step: int) -> Array:
+def matrix_at(pointer: int, kind: int, rows: int, columns: int, step: int) -> Array:
     """A matrix whose columns are ``step`` elements apart."""
     assert step >= max(1, rows)
     dtype = np.dtype(_KINDS[kind])

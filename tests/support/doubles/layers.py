@@ -60,12 +60,16 @@ def cut(batch: MicroBatch, pieces: int) -> list[MicroBatch]:
     ]
 
 
-def stored(units: Sequence[Unit], device: Device, dtype: str = "float64") -> Storage:
+def stored(
+    units: Sequence[Unit],
+    device: Device,
+    dtype: str = "float64",
+    precision: Precision | None = None,
+) -> Storage:
     """The units' parameters and gradients in flat arrays, at the beginning of an iteration."""
     dp = alone().dp
-    storage = Storage(
-        device, units, dp, Options(seed=1, precision=Precision(np.dtype(dtype), np.dtype(dtype)))
-    )
+    precision = precision or Precision(np.dtype(dtype), np.dtype(dtype))
+    storage = Storage(device, units, dp, Options(seed=1, precision=precision))
     storage.begin()
     return storage
 

@@ -22,6 +22,7 @@ import numpy as np
 from payload.device.base import Array, Kernel
 from payload.device.cublas import Products
 from payload.device.gpu import Gpu
+from tests.support.doubles import cublaslt, cudnn
 from tests.support.doubles.blas import PlayedCublas
 
 _FILE = Path(__file__).with_name("cupy-14.2.0.txt")
@@ -337,7 +338,7 @@ class _Cupy(_Module):
         super().__init__(np)
         self.cuda = SimpleNamespace(
             Event=_Event,
-            get_current_stream=lambda: SimpleNamespace(synchronize=_wait),
+            get_current_stream=lambda: SimpleNamespace(synchronize=_wait, ptr=99),
             nvtx=Ranges,
             get_elapsed_time=lambda start, end: (end.time - start.time) * 1e3,
             runtime=_Runtime(),
@@ -384,6 +385,7 @@ class Strict(Gpu):
         self.gpu = {"index": 0, "name": self.note, "uuid": None}
         self._empty_pinned = np.empty
         self._products = Products(PlayedCublas(), lambda: PlayedCublas.handle)
+        self._fused = None
         self._staging = {}
         self._kernels = {}
 
@@ -392,6 +394,13 @@ class Strict(Gpu):
         assert len({(array.dtype, array.shape) for array in plain}) == 1
         assert all(math.isfinite(value) for value in scalars.values())
         kernel.host(*plain, **scalars)
+
+    @classmethod
+    def fused(cls, *, deterministic: bool = False) -> Strict:
+        """Return a GPU whose 16-bit layers are computed by doubles of cuDNN and cuBLASLt."""
+        device = cls()
+        device.fuse(cudnn, cublaslt, deterministic=deterministic)
+        return device
 
     def memory_bytes(self) -> int:
         return 0

@@ -92,6 +92,11 @@ def test_wrong_arguments_are_refused_in_one_line(line: str) -> None:
         ("gemm --comm nccl --device cpu", "no-gpu", "--comm nccl needs GPUs"),
         ("train --comm nccl --device cpu", "no-gpu", "--comm nccl needs GPUs"),
         ("train --cuda-aware --device cpu", "no-gpu", "--cuda-aware needs GPUs"),
+        (
+            "train --kernels fused --precision bf16 --device cpu",
+            "no-gpu",
+            "--kernels fused needs GPUs",
+        ),
         ("train --compress topk --zero 1", "bad-settings", "--compress topk and --zero 1 cannot "),
         (
             "train --compress topk --precision fp16",
@@ -192,6 +197,8 @@ TRAIN = {
     "scale_lr": Row("--scale-lr sqrt", "", ("one rank",), "train"),
     "precision": Row("--precision bf16"),
     "loss_scale": Row("--loss-scale 8"),
+    "kernels": Row("--kernels fused", "--precision bf16", ("", "--precision fp64")),
+    "deterministic": Row("--deterministic", "--precision fp16 --kernels fused", ("",)),
     "save_interval": Row("--save-interval 3", does="train"),
     "save": Row("--save sync", "--save-interval 3", ("", "--resume auto"), "train"),
     "keep": Row("--keep 3", "--save-interval 3", ("", "--resume auto"), "train"),
