@@ -74,8 +74,10 @@ class SourceLine:
 
     @property
     def shown(self) -> str:
-        """The name of the package, or its URL."""
-        return self.name or self.option("egg") or _without_password(self.url)
+        """The name of the package, or of an archive on this machine, or else the URL."""
+        is_here = self.url.startswith("file:")
+        place = Path(unquote(self.url)).name if is_here else _without_password(self.url)
+        return self.name or self.option("egg") or place
 
 
 @dataclass(frozen=True, slots=True)

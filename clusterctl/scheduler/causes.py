@@ -36,7 +36,12 @@ from clusterctl.scheduler.missing_files import (
     missing_module,
     way_to_packages,
 )
-from clusterctl.scheduler.missing_packages import missing_header, missing_package
+from clusterctl.scheduler.missing_packages import (
+    missing_header,
+    missing_package,
+    missing_tool,
+    missing_tool_of_build,
+)
 from clusterctl.scheduler.program_error import search
 from clusterctl.scheduler.waiting import NO_NODES, beyond_group_limit, unavailable_nodes
 from clusterctl.transport.tree import format_size
@@ -602,6 +607,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
         ),
     ),
     missing_header,
+    missing_tool_of_build,
     Cause(
         "build-failed",
         # The excerpt shows the last lines of the build before this line.
@@ -1013,6 +1019,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
     file_stayed_at_home,
     data_stayed_at_home,
     step_without_path,
+    missing_tool,
     Cause(
         "command-not-found",
         log=(

@@ -96,9 +96,12 @@ def _fix_for_package(case: Case, language: Language, name: str) -> str:
     )
 
 
+_BUILD_FAILED: Final = r"^clusterctl: the build failed on "
+
+
 class Library(NamedTuple):
-    """A library for which programs are compiled. names: pattern of its headers, modules of Fortran,
-    and of its name for the linker. module: its usual environment module.
+    """A library or a tool. names: pattern of a library's headers, modules of Fortran, and of its
+    name for the linker, or of a tool's commands. module: its usual environment module.
     """
 
     names: str
@@ -139,8 +142,7 @@ def missing_header(case: Case) -> Explanation | None:
             rf"\bld: cannot find -l{name}(?:: No such file or directory)?$",
         )
         if (match := search(patterns, case.error.evidence)) is not None:
-            module = f"--module {library.module} or another module of the site"
-            fix = f"load the library with {module}, or use a --container"
+            fix = f"load the library with {_module_of(library)}, or use a --container"
             if case.is_operator:
                 fix = (
                     f"add the library to the nodes: `software: {{packages: [{library.debian}]}}` in "
@@ -153,3 +155,50 @@ def missing_header(case: Case) -> Explanation | None:
                 match,
             )
     return None
+
+
+_TOOLS: Final = (
+    Library(r"g?cc", "gcc", "gcc", "gcc"),
+    Library(r"[gc]\+\+", "g++", "gcc-c++", "gcc"),
+    Library(r"gfortran", "gfortran", "gcc-gfortran", "gcc"),
+    Library(r"make", "make", "make", "make"),
+    Library(r"cmake", "cmake", "cmake", "cmake"),
+    Library(r"mpi(?:cc|cxx|c\+\+|CC|fort|f90|f77)", "libopenmpi-dev", "openmpi-devel", "openmpi"),
+    Library(r"R(?:script)?", "r-base-core", "R-core", "R"),
+    Library(r"ruby", "ruby", "ruby", "ruby"),
+    Library(r"lua", "lua5.4", "lua", "lua"),
+)
+
+
+def missing_tool(case: Case) -> Explanation | None:
+    """Explain that a job lacks a compiler or an interpreter that distributions have."""
+    for tool in _TOOLS:
+        name = rf"(?P<name>{tool.names})"
+        # bash, sh, make, env, srun
+        patterns = (
+            rf"(?:^|[\s:]){name}: command not found$",
+            rf"^\S+: (?:line )?\d+: {name}: not found$",
+            rf"^\S*make(?:\[\d+\])?: {name}: No such file or directory$",
+            rf"^(?:\S*/)?env: ['\u2018]?{name}['\u2019]?: No such file or directory",
+            rf"execve\(\): {name}: No such file or directory",
+        )
+        if (match := search(patterns, case.error.evidence)) is not None:
+            fix = f"load it with {_module_of(tool)}, or use a --container"
+            if case.is_operator:
+                fix = (
+                    f"add it to the nodes: `software: {{packages: [{tool.debian}]}}` in the spec (Rocky "
+                    f"Linux: {tool.red_hat}), then `clusterctl up`; or use a --container"
+                )
+            return Explanation(
+                "command-not-found", f"command not found{case.at}: {match['name']}", fix, match
+            )
+    return None
+
+
+def missing_tool_of_build(case: Case) -> Explanation | None:
+    """Explain that the command of --build lacks a compiler."""
+    return missing_tool(case) if search([_BUILD_FAILED], case.error.evidence) else None
+
+
+def _module_of(library: Library) -> str:
+    return f"--module {library.module} or another module of the site"

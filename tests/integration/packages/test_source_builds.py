@@ -165,6 +165,7 @@ def test_archive_beside_the_file_is_built_and_counts_by_its_content(cluster: Clu
         lock = cluster.resolve("./small-1.2.tar.gz")
         assert [one.origin for one in lock.wheels if one.name == "small"] == [path.as_uri()]
     assert cluster.builds == 1
+    assert any(note.startswith("building small-1.2.tar.gz on ") for note in cluster.notes)
     archive(cluster.folder, sources(CODE.replace("42", "43")))
     assert cluster.resolve("./small-1.2.tar.gz") != lock
 

@@ -622,6 +622,29 @@ def test_missing_header_names_the_packages_and_the_module(log: str, package: str
     assert "--module" in diagnose(replace(case, **GUEST)).fix
 
 
+@pytest.mark.parametrize(
+    ("log", "package"),
+    [
+        ("bash: line 1: cc: command not found", "gcc"),
+        ("run.sh: 2: g++: not found", "g++"),
+        (
+            "make: gfortran: No such file or directory\nmake: *** [Makefile:2: a] Error 127",
+            "gfortran",
+        ),
+        ("/x/run.sh: line 3: mpicxx: command not found", "libopenmpi-dev"),
+        ("/usr/bin/env: \u2018Rscript\u2019: No such file or directory", "r-base-core"),
+    ],
+)
+@pytest.mark.parametrize(
+    "end", ["", "clusterctl: the build failed on n1 with exit code 127: make -j4\n"]
+)
+def test_missing_tool_names_the_packages_and_the_module(log: str, package: str, end: str) -> None:
+    case = Evidence(job=JOB, log=f"{log}\n{end}")
+    found = diagnose(replace(case, **OPERATOR))
+    assert (found.code, f"[{package}]" in found.fix) == ("command-not-found", True)
+    assert "--module" in diagnose(replace(case, **GUEST)).fix
+
+
 def test_header_of_the_project_is_no_library() -> None:
     log = "main.c:1:10: fatal error: mesh.h: No such file or directory\ncompilation terminated.\n"
     assert diagnosis_of(log).code == "missing-file"
