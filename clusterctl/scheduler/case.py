@@ -65,7 +65,7 @@ class Here:
     inside: the file's path below the program's folder, if it was sent and the program searches the
         job's folder.
     elsewhere: the module's place in another folder of the repository. root: that folder.
-    beside: the value that PYTHONPATH needs.
+    beside: the value that PYTHONPATH needs; of a file: the folder in which it was sent.
     own: the package of the user that lacks the module.
     """
 

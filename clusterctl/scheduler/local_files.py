@@ -121,7 +121,11 @@ class LocalFiles:
             return Here(partly=partly)
         with_name = (folder for folder in self._above() if os.path.lexists(folder / name))
         above = self._above_of(path) if is_outside else next(with_name, None)
-        return Here() if above is None else Here(above=shlex.quote(str(above)))
+        if above is not None:
+            return Here(above=shlex.quote(str(above)))
+        beside = next((sent for sent in self.sent if sent.endswith(f"/{name}")), "")
+        folder = os.path.relpath(beside.removesuffix(f"/{name}") or ".", self.start)
+        return Here(beside=shlex.quote(folder) if beside else "")
 
     def _above_of(self, path: str) -> Path | None:
         """Return the folder that contains a file outside of the sent folder, such as

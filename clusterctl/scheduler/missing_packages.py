@@ -7,6 +7,7 @@ apply. To add a language or a library, add a row to its table.
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 from clusterctl.scheduler.case import Case, Explanation
@@ -19,6 +20,8 @@ class Language(NamedTuple):
     pattern: has the group ``name``. debian, red_hat: with ``{name}``, the name with hyphens; in
         lower case for Debian. "": the distribution has no such packages. otherwise: how the job's
         user installs it.
+    ending: of the files of the user's own modules, and the variable with the folders in which they
+        are searched, for the folder ``{folder}``. "": the user's own are not looked for.
     """
 
     name: str
@@ -26,6 +29,8 @@ class Language(NamedTuple):
     debian: str
     red_hat: str
     otherwise: str
+    ending: str = ""
+    variable: str = ""
 
 
 _LANGUAGES: Final = (
@@ -42,6 +47,8 @@ _LANGUAGES: Final = (
         "lib{name}-perl",
         "perl-{name}",
         "cpan in `clusterctl ssh`",
+        ".pm",
+        "PERL5LIB={folder}",
     ),
     Language(
         "Julia",
@@ -57,6 +64,8 @@ _LANGUAGES: Final = (
         "ruby-{name}",
         "rubygem-{name}",
         "gem install --user-install in `clusterctl ssh`",
+        ".rb",
+        "RUBYLIB={folder}",
     ),
     Language(
         "Lua",
@@ -64,6 +73,8 @@ _LANGUAGES: Final = (
         "lua-{name}",
         "lua-{name}",
         "luarocks install --local in `clusterctl ssh`",
+        ".lua",
+        "'LUA_PATH={folder}/?.lua;;'",
     ),
 )
 
@@ -73,12 +84,39 @@ def missing_package(case: Case) -> Explanation | None:
     for language in _LANGUAGES:
         if (match := search([language.pattern], case.error.evidence)) is not None:
             name = match["name"].replace("/", "::" if language.name == "Perl" else "/")
-            return Explanation(
+            return _own_module(case, language, name, match) or Explanation(
                 "missing-package",
                 f"no package {name} of {language.name}{case.at}",
                 _fix_for_package(case, language, match["name"]),
                 match,
             )
+    return None
+
+
+def _own_module(
+    case: Case, language: Language, name: str, match: re.Match[str]
+) -> Explanation | None:
+    """Explain why the job does not find a module of the user."""
+    if not language.ending:
+        return None
+    file = match["name"].replace(".", "/") + language.ending
+    here = case.evidence.left_here(file, is_module=False)
+    what = f"no module {name} of {language.name}{case.at}"
+    if here.beside:
+        return Explanation(
+            "own-module-not-found",
+            f"{what}: it was sent with the job, in a folder that {language.name} does not search",
+            f"submit with --env {language.variable.format(folder=here.beside)}",
+            match,
+        )
+    if place := here.home or here.above:
+        flag = "--include" if here.home else "--folder"
+        return Explanation(
+            "module-stayed-at-home",
+            f"{what}: it exists on your machine, but was not sent with the job",
+            f"submit with {flag} {place}{case.excluded}",
+            match,
+        )
     return None
 
 

@@ -137,6 +137,28 @@ def test_way_to_the_packages_is_that_of_the_users_files(tmp_path, files, request
     assert words.format(top=tmp_path) in found.fix
 
 
+LOCATE = "Can't locate {}.pm in @INC (you may need to install it) (@INC contains: /a) at a.pl line 3.\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "file", "words"),
+    [
+        (LOCATE.format("My/Part"), "lib/My/Part.pm", "PERL5LIB=lib"),
+        ("a.rb:1:in `require': cannot load such file -- part (LoadError)\n", "src/part.rb", "RUBYLIB=src"),
+        ("lua: a.lua:1: module 'my.part' not found:\n", "lib/my/part.lua", "'LUA_PATH=lib/?.lua;;'"),
+        (LOCATE.format("My/Part"), "My/Part.pm", "--include /My/Part.pm"),
+        (LOCATE.format("My/Part"), "../My/Part.pm", "--folder {top}"),
+        (LOCATE.format("My/Part"), "lib/Part.pm", "libmy-part-perl"),
+    ],
+)  # fmt: skip
+def test_own_module_of_another_language_is_never_to_be_installed(tmp_path, log, file, words):
+    write(tmp_path, ".git/HEAD", "a/train.py", f"a/{file}")
+    sent = (file,) if file.startswith(("lib", "src")) else ()
+    found = diagnosed(tmp_path, "a", log, sent)
+    assert words.format(top=tmp_path) in found.fix
+    assert ("software" in found.fix) is ("-perl" in words)
+
+
 @pytest.mark.parametrize("file", ["uv.lock", "pyproject.toml"])
 @pytest.mark.parametrize(
     ("module", "chosen", "words"),
