@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
@@ -170,6 +171,17 @@ def mount_point(path: str, mounts: str = "/proc/self/mounts") -> str:
     """Return where the file system is mounted that holds a path without links."""
     points = {line.split(" ")[1].replace("\\040", " ") for line in read(mounts).splitlines()}
     return next((p for p in [path, *map(str, Path(path).parents)] if p in points), "/")
+
+
+@lru_cache(maxsize=None)
+def answers_once(path: str) -> bool:
+    return answers(path)
+
+
+def home_answers(home: str) -> bool:
+    """Return whether a home can be looked at in time, without a process for each home."""
+    mount = mount_point(home)
+    return answers_once(mount if mount != "/" else str(Path(home).parent))
 
 
 def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
@@ -499,7 +511,7 @@ def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
             "shell": entry.pw_shell,
             "groups": text,
             # A login in a home that does not answer would not end.
-            "limits": login_limits(name) if answers(entry.pw_dir) else "",
+            "limits": login_limits(name) if home_answers(entry.pw_dir) else "",
         }
     return found
 
@@ -655,6 +667,8 @@ def user_mark(name: str) -> str:
 
 def home_mark(user: str, home: str) -> str:
     """Return `fit` if sshd accepts the home folder: no other user owns it or may write to it."""
+    if not home_answers(home):
+        return UNKNOWN
     try:
         status = Path(home).stat()
         uid = pwd.getpwnam(user).pw_uid
@@ -674,9 +688,12 @@ def has_home(user: str, home: str) -> bool:
 def key_marks(user: str, home: str, key: str, end: str) -> Dict[str, str]:
     """Return the marks of authorized_keys in ``home`` and in the account's actual home folder."""
     account = pwd.getpwnam(user)
+    folders = {home, account.pw_dir} - {""}
+    if not all(map(home_answers, folders)):
+        return {"key " + user: UNKNOWN, "keys " + user: UNKNOWN}
     # As the account, because its jobs may write anything to the file.
     with acting_as(account):
-        texts = [read(f"{folder}/.ssh/authorized_keys") for folder in {home, account.pw_dir} - {""}]
+        texts = [read(f"{folder}/.ssh/authorized_keys") for folder in folders]
     lines = sorted(line for text in texts for line in text.splitlines())
     has_key = any(line.startswith(" ".join(key.split()[:2])) for line in lines)
     listed = digest("\n".join(line for line in lines if line.endswith(end)).encode())

@@ -527,6 +527,9 @@ def test_probe_asks_a_file_system_that_does_not_answer_once(
     monkeypatch.setattr(remote_probe.pwd, "getpwnam", lambda _: home)
     monkeypatch.setattr(remote_probe, "login_limits", lambda _: "asked")
     assert remote_probe.logins(["root"])["root"]["limits"] == ""
+    assert remote_probe.home_mark("root", "/shared/home/ada") == "no answer"
+    marks = remote_probe.key_marks("root", "/shared/home/ada", "ssh-ed25519 AAAA", "end")
+    assert set(marks.values()) == {"no answer"}
 
 
 def test_mount_point_is_the_last_one_above_the_path(tmp_path: Path) -> None:
