@@ -28,7 +28,7 @@ time limit, 6 the wait timed out and the job keeps running · 130 interrupted. `
 exit code of the remote command.
 
 **`-o json`** prints a single object on stdout: `ok`, `failures` (each with `code`, `cause`, `host`, `phase`,
-`fix`, `retryable`) and the keys of the command.
+`fix`, `retryable`) and [the keys of the command](json.md).
 """
 
 

@@ -18,7 +18,7 @@ from pytest_timeout import Settings
 
 from clusterctl.state.workspace import Workspace
 from payload.device import choose
-from tests.support import remains
+from tests.support import answers, remains
 from tests.support.conditions import Limit, settle, without_autogroup
 from tests.support.groups import GroupScheduling
 from tests.support.residue import nothing_left
@@ -45,6 +45,7 @@ settings.register_profile("sweep", parent=settings(), deadline=None, max_example
 
 def pytest_configure(config: pytest.Config) -> None:
     """What holds for all workers of pytest-xdist is set once, in the process that starts them."""
+    answers.watch_this_process()
     settings.load_profile("some" if "not sweep" in config.getoption("markexpr") else "sweep")
     if getattr(config.option, "numprocesses", None):
         os.environ["OMP_NUM_THREADS"] = (

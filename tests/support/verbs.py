@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import forks
+from tests.support.answers import hold_output
 from tests.support.residue import temporary
 
 _TRACEBACK = "Traceback (most recent call last)"
@@ -66,6 +67,7 @@ class Clusterctl:
         result = self._run(words, cwd or self.cwd, stdin, timeout_s)
         assert _TRACEBACK not in result.stdout + result.stderr, f"a traceback\n{result}"
         assert rc is None or result.rc == rc, f"no exit {rc}\n{result}"
+        hold_output(words, result.stdout)
         return result
 
     def start(self, *argv: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:

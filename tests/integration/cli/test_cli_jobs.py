@@ -86,8 +86,7 @@ def test_declared_column_is_in_the_table_and_in_json(
     expected = "JOB NAME STATE NODES SUBMITTED ELAPSED EXIT".split()
     assert head == ([*expected, "QOS"] if if_any else [*expected[:2], "QOS", *expected[2:]])
     assert "high" in first
-    jobs.jobs(JSON, ["7", "6"])
-    assert {job["shown_qos"] for job in json.loads(capsys.readouterr().out)["jobs"]} == {"high"}
+    assert waiting.as_dict()["shown_qos"] == "high"
     others = (replace(waiting, qos=""), replace(waiting, number=6, qos=""))
     monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: others)
     jobs.jobs(TEXT, ["7", "6"])
