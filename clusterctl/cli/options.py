@@ -23,7 +23,13 @@ import typer
 
 from clusterctl import __version__
 from clusterctl.cli.output import ENDINGS, Screen, Terminated
-from clusterctl.errors import ClusterctlError, MachineError, foreign_package_error, printable
+from clusterctl.errors import (
+    ClusterctlError,
+    Failure,
+    MachineError,
+    foreign_package_error,
+    printable,
+)
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, permission_error, read_rows
 
@@ -308,11 +314,12 @@ def end_of(exc: BaseException, screen: Screen) -> int:
                 screen.note(*traceback.format_exc().splitlines())
             return exc.exit_code
         case KeyboardInterrupt():
-            screen.ended("interrupted", "interrupted by Ctrl-C")
+            screen.ended(Failure("interrupted", "the command was interrupted by Ctrl-C"))
             screen.note("interrupted")
             return INTERRUPTED
         case Terminated():
-            screen.ended("terminated", f"ended by {signal.Signals(exc.number).name}")
+            name = signal.Signals(exc.number).name
+            screen.ended(Failure("terminated", f"the command was ended by {name}"))
             return exc.exit_code
         case OSError() if exc.errno in REFUSALS:
             screen.error(disk_error(exc))

@@ -105,11 +105,10 @@ class Screen:
         elif lines:
             self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
 
-    def ended(self, code: str, cause: str) -> None:
+    def ended(self, failure: Failure) -> None:
         """Print the JSON answer of a command that Ctrl-C or a signal has ended."""
         if self.json:
-            failures = [asdict(Failure(code, cause))]
-            self._answer_failure({"failures": failures, **self.partial_answer})
+            self._answer_failure({"failures": [asdict(failure)], **self.partial_answer})
 
     def _answer_failure(self, answer: dict[str, Any]) -> None:
         if not self._has_answered:
