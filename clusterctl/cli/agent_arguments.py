@@ -149,8 +149,11 @@ class Folders:
             raise self._outside(text, str(exc)) from exc
         if any(end.is_relative_to(folder) for folder in self.kept):
             raise self._outside(text, "clusterctl keeps its own files there")
-        if not any(end.is_relative_to(folder) for folder in (self.project, *self.more)):
+        inside = [end.relative_to(one) for one in (self.project, *self.more) if one in _above(end)]
+        if not inside:
             raise self._outside(text, f"it leads to {end}")
+        if any(".git" in path.parts for path in inside):
+            raise self._outside(text, "git runs programs that lie in .git")
 
     def _outside(self, text: str, why: str) -> LimitError:
         return LimitError(
@@ -160,6 +163,11 @@ class Folders:
             fix=f"use a path in {self.project}; the user may add folders to `agent.folders`",
             limit={"name": "folders", "value": [str(self.project), *map(str, self.more)]},
         )
+
+
+def _above(path: Path) -> tuple[Path, ...]:
+    """Return a path and the folders that it lies in."""
+    return (path, *path.parents)
 
 
 def require_folders(

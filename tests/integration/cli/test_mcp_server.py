@@ -133,6 +133,24 @@ def test_life_of_a_job(served: Served) -> None:
     assert [call["jobs"] for call in log if call["jobs"]] == [["1"], ["2"]]
 
 
+def test_wait_is_one_call_with_progress(served: Served) -> None:
+    served.script("job.sh", "while [ ! -e ended ]; do sleep 0.1; done")
+    seen: list[str] = []
+
+    async def heard(progress: float, total: float | None, message: str | None) -> None:
+        seen.append(f"{progress} of {total}: {message}")
+        Path(served.jobs()["1"]["dir"], "files", "ended").touch()
+
+    async def story(agent: Agent) -> None:
+        await agent.both("submit", target="job.sh", time="5m")
+        result = await agent.client.call_tool("wait", {"ids": ["1"]}, progress_callback=heard)
+        assert not result.is_error
+
+    served.tell(story)
+    assert seen
+    assert [job["state"] for job in served.jobs().values()] == ["COMPLETED"]
+
+
 def test_tools_are_the_commands_with_their_annotations(served: Served) -> None:
     found: dict[str, Any] = {}
 

@@ -515,6 +515,7 @@ def test_wait_ends_within_half_an_hour(calls: Calls, played: PlayedProgram) -> N
         ("down", {"out": "OUT"}),
         ("get", {"paths": ["x", "OUT"]}),
         ("get", {"paths": ["x", "CONFIG"]}),
+        ("get", {"paths": ["hook", ".git/hooks"]}),
         ("get", {"paths": ["x", "STATE/.agent"]}),
         ("put", {"paths": ["OUT/secret", "data"]}),
         ("put", {"paths": ["STATE"]}),
