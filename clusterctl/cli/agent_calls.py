@@ -68,13 +68,15 @@ class Place:
     """The cluster that a call is about.
 
     id: its name, and what tells it from another cluster of this name. here: whether it is on this
-    machine. commands: those on its login node in the last hour.
+    machine. commands: those on its login node in the last hour. account: of jobs that name none, if
+    the spec has one.
     """
 
     name: str = ""
     id: str = ""
     here: bool = True
     commands: int = 0
+    account: str = ""
 
 
 NOWHERE: Final = Place()
@@ -97,6 +99,7 @@ def place_of(verb: str, arguments: Mapping[str, Any], project: Path) -> Place:
         id=identity(workspace),
         here=traits.shares_kernel,
         commands=_commands(workspace),
+        account=inventory.account if inventory is not None else "",
     )
 
 
@@ -302,8 +305,7 @@ class _Call:
         self._refresh()
         with self._calls.journal.lock() as history:
             # What would be refused gets no token.
-            asked = replace(asked, bound=planned.bound, accounts=planned.accounts)
-            check(self._limits, config_file(), history, asked)
+            self._check_planned(history, asked, planned)
             token = self._calls.tokens.give(planned)
         told = {"token": token, "token_valid_s": VALID_S}
         return Answer({**_without_scripts(answer.body), **told}, answer.rc)
@@ -320,12 +322,22 @@ class _Call:
                     why=f"it was {planned.cluster}, and is {self.place.id}",
                     fix="call the command without a token, and read what would happen now",
                 )
-            asked = replace(asked, bound=planned.bound, accounts=planned.accounts)
-            check(self._limits, config_file(), history, asked)
+            self._check_planned(history, asked, planned)
             self._check_jobs(history)
             call = self._begin(planned.bound)
         words = self._words(f"--if-digest={planned.digest}")
         return self._run(call, words, acts=True)
+
+    def _check_planned(self, history: History, asked: Asked, planned: Planned) -> None:
+        """Raise LimitError if a limit forbids what a dry run has shown."""
+        own = self.place.account
+        # clusterctl writes the user's own default account into scripts.
+        named = [
+            "" if account == own and account not in self._limits.accounts else account
+            for account in planned.accounts
+        ]
+        asked = replace(asked, bound=planned.bound, accounts=named)
+        check(self._limits, config_file(), history, asked)
 
     def _words(self, option: str) -> list[str]:
         """Return the words of the command with this option, which is never one of its values."""

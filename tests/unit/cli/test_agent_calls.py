@@ -21,6 +21,7 @@ from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls
 from clusterctl.cli.agent_program import Answer, environment
 from clusterctl.state.workspace import Workspace
 from tests.support.agents import OK, Place, PlayedProgram, failure
+from tests.support.inventories import inventory_of
 from tests.support.messages import refused
 
 JOB = {"target": "train.py", "nodes": 1}
@@ -330,6 +331,22 @@ def test_clusters_and_accounts_are_those_of_the_user(
     played.script += script
     assert code(submit(calls, **JOB, **arguments)) == expected
     assert bool(played.acted) is (expected == "ok")
+
+
+@pytest.mark.parametrize(
+    ("accounts", "expected"), [([], "ok"), (["proj1"], "ok"), (["proj2"], "agent-account")]
+)
+def test_default_account_of_the_user_is_that_of_the_spec(
+    calls: Calls, place: Place, played: PlayedProgram, accounts: list[str], expected: str
+) -> None:
+    """clusterctl writes it into each script."""
+    place.limit(accounts=accounts)
+    workspace = Workspace.of("local")
+    workspace.root.mkdir()
+    inventory = inventory_of("n1", cluster="local", account="proj1")
+    workspace.inventory.write_text(inventory.text)
+    played.script += "#SBATCH --account=proj1\n"
+    assert code(submit(calls)) == expected
 
 
 def test_login_node_is_not_polled_over_the_limit(calls: Calls, place: Place) -> None:
