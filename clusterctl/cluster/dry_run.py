@@ -57,7 +57,7 @@ def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:
             ],
             [hosts.other, hosts.other_lost],
             [[setting.key, setting.what] for setting in plan.settings],
-            sorted(entry.job.id for entry in plan.jobs.affected),
+            [sorted(entry.job.id for entry in plan.jobs.affected), bool(plan.jobs.unknown)],
             [options.reconfigure, options.force, options.discard, options.own_repositories],
             [bundle.name, file_sha256(bundle)] if bundle is not None else [],
             [sorted(options.limit or ()), sorted(options.replaced)],

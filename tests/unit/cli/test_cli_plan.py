@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from json import loads
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.cli import plan as cli_plan
 from clusterctl.cli import up as cli_up
 from clusterctl.cli.output import Screen
 from clusterctl.cli.plan import as_dict, text
@@ -213,3 +215,40 @@ def test_plan_with_an_image_asks_on_a_terminal(
     assert answers == [yes]
     assert "demo-image, 0.07 USD" in output.err
     assert "the image already exists" in output.out
+
+
+def test_up_does_the_plan_of_its_dry_run_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also for `node remove`, which limits `up` to some hosts."""
+
+    class Limited(BareProvider):
+        def limited(self, spec: Any, *_: object) -> Any:
+            return spec
+
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    use_provider(monkeypatch, lambda *_: Limited())
+    monkeypatch.setattr(cli_up, "provider_of", lambda *_: Limited())
+    plan = Plan(HostPlan((REMOVE,)))
+    monkeypatch.setattr(cli_plan, "preview", lambda _: plan)
+    approved: list[Plan] = []
+
+    def up(_: object, options: Any) -> None:
+        options.approve(plan)
+        approved.append(plan)
+        raise UsageError("it goes on", code="goes-on")
+
+    monkeypatch.setattr(cli_up.cluster_up, "up", up)
+    options: dict[str, Any] = {"limit": ("d-old-1",), "force": True}
+    screen = Screen(json=True, color=False)
+    assert cli_up.show_changes(screen, SPEC, **options) == 0
+    answer = loads(capfd.readouterr().out)
+    assert answer["dry_run"] is True
+    digest = answer["digest"]
+    for other in ({"limit": ("d-old-2",)}, {"force": False}, {"discard": True}):
+        with refused("plan-changed", UsageError):
+            cli_up.bring_up(screen, SPEC, yes=True, if_digest=digest, **{**options, **other})
+    assert not approved
+    with refused("goes-on", UsageError):
+        cli_up.bring_up(screen, SPEC, yes=True, if_digest=digest, **options)
+    assert approved == [plan]

@@ -137,7 +137,9 @@ def test_way_to_the_packages_is_that_of_the_users_files(tmp_path, files, request
     assert words.format(top=tmp_path) in found.fix
 
 
-LOCATE = "Can't locate {}.pm in @INC (you may need to install it) (@INC contains: /a) at a.pl line 3.\n"
+LOCATE = (
+    "Can't locate {}.pm in @INC (you may need to install it) (@INC contains: /a) at a.pl line 3.\n"
+)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""What a dry run of `up` tells: a digest of what is approved later, and what can be used at most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster.dry_run import digest_of_plan, most_of_jobs, most_of_up
+from clusterctl.cluster.impact import AffectedJob, Impact
+from clusterctl.cluster.phases import Drift
+from clusterctl.cluster.plan import Plan
+from clusterctl.cluster.up import UpOptions
+from clusterctl.providers.base import HostChange, HostPlan
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.spec.job import job_spec
+from clusterctl.spec.load import Difference, dump_spec
+from clusterctl.state.inventory import PartitionFacts
+from clusterctl.state.workspace import Workspace
+from tests.support.inventories import inventory_with
+from tests.unit.cluster.specs import spec_of
+
+SPEC = spec_of({"name": "train", "nodes": 3})
+MAKE = HostChange("d-train-1", "make", "g2-standard-8", usd_per_hour=0.75)
+PLAN = Plan(HostPlan((MAKE,)))
+PLAIN = UpOptions()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+
+
+def affected(number: int) -> AffectedJob:
+    job = JobInfo(number=number, name="x", user="ada", state=JobState.RUNNING, reason="")
+    return AffectedJob(job, "its node leaves")
+
+
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        (Plan(HostPlan((replace(MAKE, action="remove"),))), PLAIN),
+        (Plan(HostPlan((replace(MAKE, usd_per_hour=0.8),))), PLAIN),
+        (Plan(HostPlan((MAKE,), ("a disk is made",))), PLAIN),
+        (replace(PLAN, settings=(Difference("name", "x"),)), PLAIN),
+        (replace(PLAN, jobs=Impact(affected=(affected(7),))), PLAIN),
+        (PLAN, UpOptions(discard=True)),
+        (PLAN, UpOptions(force=True)),
+        (PLAN, UpOptions(reconfigure=True)),
+        (PLAN, UpOptions(limit=("d-train-1",))),
+        (PLAN, UpOptions(replaced=("d-train-1",))),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_digest_counts_what_would_be_done(plan: Plan, options: UpOptions) -> None:
+    first = digest_of_plan(SPEC, PLAN, PLAIN)
+    assert digest_of_plan(SPEC, PLAN, PLAIN) == first
+    assert digest_of_plan(SPEC, plan, options) != first
+
+
+def test_digest_counts_the_spec_and_the_bundle_but_no_repairs(tmp_path: Path) -> None:
+    first = digest_of_plan(SPEC, PLAN, PLAIN)
+    drift = replace(PLAN, drift=(Drift("d-ctl", "is off"),), notes=("a note",))
+    assert digest_of_plan(SPEC, drift, PLAIN) == first
+    assert digest_of_plan(spec_of({"name": "train", "nodes": 2}), PLAN, PLAIN) != first
+    bundle = tmp_path / "a.bundle"
+    digests = set()
+    for text in ("1", "2"):
+        bundle.write_text(text)
+        digests.add(digest_of_plan(SPEC, PLAN, UpOptions(bundle=bundle)))
+    assert len({first, *digests}) == 3
+
+
+def test_up_of_a_cluster_that_costs_money_is_unbounded() -> None:
+    assert most_of_up(Plan(HostPlan((replace(MAKE, usd_per_hour=None),))), SPEC).usd == 0.0
+    priced: Any = SPEC
+    assert most_of_up(PLAN, priced).usd is None
+
+
+def test_jobs_are_measured_on_the_cluster_that_is_up() -> None:
+    """Not on that which the changed spec describes."""
+    job = job_spec("train", {"nodes": 2})
+    _, planned = most_of_jobs(SPEC, [job])
+    assert (planned.node_hours, planned.usd) == (None, 0.0)
+    workspace = Workspace.of(SPEC.name)
+    workspace.create()
+    workspace.spec.write_text(dump_spec(SPEC))
+    partition = PartitionFacts("train", ("d-train-1", "d-train-2"), max_time=3600)
+    workspace.inventory.write_text(inventory_with(partition).text)
+    identity, most = most_of_jobs(SPEC, [job])
+    assert identity == ("d", "a1b2c3")
+    assert most.node_hours == 2.0
