@@ -6,6 +6,7 @@ attaches its own.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.faults import Victim
+from tests.support.agents import Agent, converse
 from tests.support.foreign.site import LOGINS, Site
 from tests.support.foreign.user import User, user_of
 from tests.support.messages import codes
 from tests.support.processes import eventually
-from tests.support.verbs import Clusterctl
+from tests.support.verbs import SCRIPT, Clusterctl
 from tests.support.wheels import a_wheel
 
 NAME = "grid"
@@ -151,6 +153,29 @@ def test_sweep_and_cancel_work(attached: Attached) -> None:
         row["job_id"]: row["state"] for row in attached.verb("jobs", "-o", "json").json["jobs"]
     }
     assert listed[job_id] == "CANCELLED"
+
+
+def test_agent_submits_and_waits_within_limits(attached: Attached, tmp_path: Path) -> None:
+    """Without the user's word, an agent may only read a cluster of others."""
+    config = tmp_path / "clusterctl" / "config.yaml"
+    config.parent.mkdir()
+    given = {"target": "rate.py", "args": ["7"], "nodes": 1, "time": "5m"}
+
+    async def story(agent: Agent) -> None:
+        assert (await agent.call("status"))["ok"]
+        refusal = await agent.call("submit", **given)
+        assert [failure["code"] for failure in refusal["failures"]] == ["agent-cluster"]
+        config.write_text(f"agent: {{clusters: [{NAME}], usd_per_day: unlimited}}\n")
+        planned = await agent.call("submit", **given)
+        submitted = await agent.call("submit", **given, token=planned["token"])
+        (job,) = submitted["jobs"]
+        assert (await agent.call("wait", ids=[job["job_id"]], timeout="5m"))["ok"]
+        assert "argument 7" in str(await agent.call("logs", job_id=job["job_id"]))
+
+    server: list[str | Path] = [attached.user.enter, "env"]
+    server += [f"XDG_CONFIG_HOME={tmp_path}", SCRIPT, "mcp"]
+    environ = {**os.environ, "CLUSTERCTL_HOME": str(attached.verb.home)}
+    converse(server, attached.user.folder, environ, story)
 
 
 def test_attach_again_checks_and_changes_nothing(attached: Attached) -> None:

@@ -1,0 +1,96 @@
+"""An agent's whole work on a cluster of its own: the official client, a real server, a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from tests.support.agents import Agent, converse
+from tests.support.cluster import of_this_run
+from tests.support.residue import nothing_left
+from tests.support.verbs import SCRIPT, Clusterctl
+
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+partitions:
+  - {{name: train, nodes: 2}}
+monitoring: {{interval: 1s}}
+"""
+# It fails because of the learning rate that the agent chose.
+TRAIN = """\
+import argparse, json
+from pathlib import Path
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+lr = parser.parse_args().lr
+if lr > 1:
+    raise ValueError(f"the learning rate {lr} diverges")
+Path("metrics.jsonl").write_text(json.dumps({"step": 1, "loss": lr * 2}) + "\\n")
+print("loss", lr * 2)
+"""
+
+
+def codes(answer: dict[str, Any]) -> list[str]:
+    return [failure["code"] for failure in answer["failures"]]
+
+
+async def work(agent: Agent) -> None:
+    """Raise a cluster, submit, find a failure's cause, fix it, sweep, collect, report, remove."""
+    await agent.both("up")
+    assert codes(await agent.call("down", discard=True)) == ["agent-discard"]
+
+    given = {"target": "train.py", "nodes": 1, "time": "5m"}
+    planned = await agent.call("submit", **given, args=["--lr=3"])
+    assert planned["at_most"]["node_hours"] > 0
+    submitted = await agent.call("submit", **given, args=["--lr=3"], token=planned["token"])
+    assert submitted["ok"], submitted
+    failed = submitted["jobs"][0]["job_id"]
+    assert codes(await agent.call("wait", ids=[failed], timeout="5m")) == ["job-failed"]
+    (job,) = (await agent.call("jobs", ids=[failed]))["jobs"]
+    assert "diverges" in json.dumps(job["diagnosis"])
+
+    fixed = await agent.both("submit", **given, args=["--lr=0.1"])
+    job_id = fixed["jobs"][0]["job_id"]
+    assert (await agent.call("wait", ids=[job_id], timeout="5m"))["ok"]
+
+    swept = await agent.both("submit", **given, sweep=["lr=0.1,0.2,0.3"])
+    sweep = swept["jobs"][0]["job_id"]
+    swept = await agent.call("wait", ids=[sweep], timeout="5m")
+    assert swept["ok"], swept
+
+    collected = await agent.call("collect")
+    assert len(collected["runs"]) >= 3
+    assert (await agent.call("report", run=[job_id]))["report"]
+    (content,) = (await agent.client.read_resource(f"clusterctl://report/{job_id}")).contents
+    assert "loss" in str(getattr(content, "text", ""))
+    await agent.both("down")
+
+
+def test_agent_works_on_a_cluster_of_its_own(tmp_path: Path) -> None:
+    name = f"a{secrets.token_hex(3)}"
+    project = tmp_path / "project"
+    project.mkdir()
+    home = tmp_path / "home"
+    (project / "cluster.yaml").write_text(of_this_run(SPEC.format(name=name)))
+    (project / "train.py").write_text(TRAIN)
+    environ = {
+        **os.environ,
+        "CLUSTERCTL_HOME": str(home),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
+    cli = Clusterctl(home, project, {"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    with nothing_left(home):
+        try:
+            transcript = converse([SCRIPT, "mcp"], project, environ, work)
+        finally:
+            cli("down", "--yes", "--discard", rc=None)
+    log = cli("-o", "json", "agent", "log", "-n", "100").json["calls"]
+    assert len(log) == len([tool for tool, _, _ in transcript if tool != "more"]) + 1
+    assert [call["answer"] for call in log if call["refused"]] == ["agent-discard"]
+    used = cli("-o", "json", "agent", "limits").json["used"]
+    assert 0 < used["node_hours_per_day"] < 1
