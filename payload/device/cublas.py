@@ -40,9 +40,9 @@ class Products:
         """Return whether ``write`` supports these arrays, (..., M, K) and (..., K, N)."""
         return suits(left, right)
 
-    def write(self, left: Array, right: Array, out: Array) -> None:
+    def write(self, left: Array, right: Array, out: Array) -> bool:
         """Compute out[...] = left @ right, with ``out`` in float32 or the factors' dtype, and in C
-        order.
+        order. Return True.
         """
         rows, inner = left.shape[-2:]
         columns = right.shape[-1]
@@ -57,7 +57,7 @@ class Products:
         if out.ndim == 2:  # noqa: PLR2004
             matrices = (_pointer(right), kind, right_step, _pointer(left), kind, left_step)
             self._library.gemmEx(*head, *matrices, *to, *tail)
-            return
+            return True
         batches = (
             _pointer(right),
             kind,
@@ -70,6 +70,7 @@ class Products:
         )
         count = math.prod(out.shape[:-2])
         self._library.gemmStridedBatchedEx(*head, *batches, *to, rows * columns, count, *tail)
+        return True
 
 
 def suits(left: Array, right: Array) -> bool:

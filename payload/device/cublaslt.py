@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from payload.device.cublas import laid_out, suits
-from payload.errors import RankError
 
 Array = NDArray[Any]
 
@@ -64,7 +63,8 @@ class LtProducts:
         self._xp = xp
         self._address = address
         self._handle = library.create()
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        # None: cuBLASLt has no algorithm.
+        self._plans: dict[tuple[Any, ...], _Plan | None] = {}
 
     def fits(self, left: Array, right: Array) -> bool:
         """Return whether ``write`` supports these arrays, (..., M, K) and (..., K, N)."""
@@ -79,8 +79,11 @@ class LtProducts:
         add: bool = False,
         bias: Array | None = None,
         column_sums: Array | None = None,
-    ) -> None:
+    ) -> bool:
         """Compute out[...] = left @ right, or out += left @ right.
+
+        Return False if cuBLASLt has no algorithm for that, which depends on the GPU; nothing is
+        computed then.
 
         Args:
             out: in float32 or the factors' dtype, and in C order.
@@ -107,6 +110,8 @@ class LtProducts:
         if key not in self._plans:
             self._plans[key] = self._plan(right_op, left_op, count, epilogue, matrices)
         plan = self._plans[key]
+        if plan is None:
+            return False
         if vector is not None:
             self._set_descriptor(plan.descriptor, "BIAS_POINTER", self._address(vector))
         factor_b, factor_a, result = (self._address(one) for one in (left, right, out))
@@ -130,6 +135,7 @@ class LtProducts:
             plan.workspace_bytes,
             self._xp.cuda.get_current_stream().ptr,
         )
+        return True
 
     def _matrices(
         self, array: Array, shape: tuple[int, int], op: int, step: int, jump: int
@@ -146,8 +152,8 @@ class LtProducts:
         count: int,
         epilogue: int,
         matrices: tuple[_Matrices, _Matrices, _Matrices],
-    ) -> _Plan:
-        """Ask cuBLASLt for its best algorithm. Raises RankError if it has none."""
+    ) -> _Plan | None:
+        """Ask cuBLASLt for its best algorithm. None: it has none."""
         library = self._library
         descriptor = library.matmul_desc_create(_SUM_IN_FLOAT32, _KINDS["float32"])
         self._set_descriptor(descriptor, "TRANSA", right_op)
@@ -164,25 +170,26 @@ class LtProducts:
             _set(library.matmul_preference_set_attribute, preference, attribute, dtype, value)
         found = np.zeros(1, library.matmul_heuristic_result_dtype)
         returned = np.zeros(1, np.int32)
-        library.matmul_algo_get_heuristic(
-            self._handle,
-            descriptor,
-            a,
-            b,
-            d,
-            d,
-            preference,
-            1,
-            found.ctypes.data,
-            returned.ctypes.data,
-        )
-        library.matmul_preference_destroy(preference)
-        if not returned[0] or found["state"][0]:
-            raise RankError(
-                f"--kernels fused: cuBLASLt has no algorithm for a product of {matrices}; use "
-                "--kernels plain",
-                code="kernels-unsupported",
+        try:
+            library.matmul_algo_get_heuristic(
+                self._handle,
+                descriptor,
+                a,
+                b,
+                d,
+                d,
+                preference,
+                1,
+                found.ctypes.data,
+                returned.ctypes.data,
             )
+        # Its status is NOT_SUPPORTED if there is no algorithm.
+        except library.cuBLASLtError:
+            return None
+        finally:
+            library.matmul_preference_destroy(preference)
+        if not returned[0] or found["state"][0]:
+            return None
         return _Plan(descriptor, (a, b, d), found, int(found["workspace_size"][0]))
 
     def _layout(self, matrices: _Matrices, count: int) -> int:

@@ -61,8 +61,9 @@ class Gpu(Device):
         if not fused or bias is None or not fused.products.fits(x, weight):
             return super().linear(x, weight, bias)
         y: Array = self.xp.empty((len(x), weight.shape[1]), x.dtype)
-        fused.products.write(x, weight, y, bias=aligned(bias))
-        return y
+        if fused.products.write(x, weight, y, bias=aligned(bias)):
+            return y
+        return super().linear(x, weight, bias)
 
     def add_product(
         self, left: Array, right: Array, out: Array, *, add: bool, column_sums: bool = False
@@ -71,8 +72,9 @@ class Gpu(Device):
         if not fused or not fused.products.fits(left, right):
             return super().add_product(left, right, out, add=add, column_sums=column_sums)
         sums = self.xp.empty(right.shape[1], out.dtype) if column_sums else None
-        fused.products.write(left, right, out, add=add, column_sums=sums)
-        return sums
+        if fused.products.write(left, right, out, add=add, column_sums=sums):
+            return sums
+        return super().add_product(left, right, out, add=add, column_sums=column_sums)
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
         return self.xp.asarray(host, dtype=dtype)
@@ -93,7 +95,9 @@ class Gpu(Device):
             np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
         )
         if self._products.fits(left, right) and result_dtype in {FLOAT32, left.dtype}:
-            return self._cublas_product(left, right, out, result_dtype)
+            direct = self._cublas_product(left, right, out, result_dtype)
+            if direct is not None:
+                return direct
         if left.dtype.itemsize < result_dtype.itemsize or left.dtype.itemsize == 2:  # noqa: PLR2004
             # CuPy has no products of batches in bfloat16, and rounds 16-bit products before they
             # are widened.
@@ -110,11 +114,12 @@ class Gpu(Device):
 
     def _cublas_product(
         self, left: Array, right: Array, out: Array | None, dtype: DTypeLike
-    ) -> Array:
+    ) -> Array | None:
         is_direct = out is not None and out.flags.c_contiguous and out.dtype == dtype
         shape = (*left.shape[:-1], right.shape[-1])
         product: Array = out if is_direct and out is not None else self.xp.empty(shape, dtype)
-        self._products.write(left, right, product)
+        if not self._products.write(left, right, product):
+            return None
         if out is None or is_direct:
             return product
         out[...] = product

@@ -32,6 +32,10 @@ matmul_heuristic_result_dtype = np.dtype(
 )
 
 
+class cuBLASLtError(Exception):  # noqa: N801 - cuBLASLt's name
+    """A status other than success."""
+
+
 class Epilogue(IntEnum):
     DEFAULT = 1
     BIAS = 4
@@ -83,6 +87,8 @@ class _Object:
         return self.attributes.get(attribute, default)
 
 
+unsupported: set[Epilogue] = set()
+"""Epilogues for which there is no algorithm: tests add to it, since this depends on the GPU."""
 _objects: dict[int, _Object] = {}
 _ALGORITHM = 0x5EED
 
@@ -162,6 +168,8 @@ def matmul_algo_get_heuristic(
     return_algo_count: int,
 ) -> None:
     _check(light_handle, operation_desc, adesc, bdesc, cdesc, ddesc)
+    if _objects[operation_desc].get(MatmulDescAttribute.EPILOGUE) in unsupported:
+        raise cuBLASLtError("CUBLAS_STATUS_NOT_SUPPORTED")
     limits = _objects[preference]
     assert limits.kind == "preference"
     assert requested_algo_count == 1

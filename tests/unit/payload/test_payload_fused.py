@@ -30,7 +30,7 @@ from payload.nn.norm import BatchNorm, LayerNorm
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS, Precision, loss_scale
 from payload.parallel.mesh import alone
-from tests.support.doubles import cudnn
+from tests.support.doubles import cublaslt, cudnn
 from tests.support.doubles.layers import batch_of, cut, draw, engine_of, stored
 from tests.support.doubles.strict import Strict
 
@@ -399,3 +399,18 @@ def test_input_that_is_not_aligned_is_copied(fused: Any) -> None:
     found = fused.to_host(layer.forward(x, Tape())).astype("float32")
     expected = GELU(Context(Cpu())).forward(np.arange(-7, 9, dtype="float32").reshape(4, 4), Tape())
     np.testing.assert_allclose(found, expected, atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "missing", [{"BIAS", "BGRADA"}, {"DEFAULT", "BIAS", "BGRADA"}], ids=["epilogues", "products"]
+)
+def test_product_without_an_algorithm_is_computed_by_cupy(
+    missing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which combinations of types and epilogues there are depends on the GPU."""
+    epilogues = {cublaslt.Epilogue[name] for name in missing}
+    monkeypatch.setattr(cublaslt, "unsupported", epilogues)
+    found = _passes(CASES["linear"], Strict.fused(), np.float16, np.float16)
+    expected = _passes(CASES["linear"], Cpu(), np.float32, np.float16)
+    for one, other in zip(found, expected, strict=True):
+        _assert_near(one, other, 3e-3)
