@@ -35,6 +35,8 @@ ORDERS = {
     "file server last": ((0, ("node1", "node2", "node3")), (LONG_S, ("files",))),
 }
 PATIENCE_S = 180
+# For a verb while the file server is silent, on a busy machine.
+SILENT_S = 240
 OLD_S = 25
 # On a node, until it starts again.
 LONG = """\
@@ -168,6 +170,25 @@ def test_up_mounts_the_folder_that_its_controller_lost(cluster: Cluster, machine
     cluster.json("up")
     answer = cluster.json("status")
     assert (answer["ready"], answer["controller_lacks"]) == (True, [])
+
+
+def test_up_and_down_with_a_silent_file_server_name_the_folder_and_end(
+    cluster: Cluster, machines: Lab
+) -> None:
+    """The folder stays mounted, and who looks at it waits: also systemd, whenever it is reloaded."""
+    server = machines.host("files").inside
+    server.sh(f"kill -STOP $(pgrep -u {SHARED.user})")
+    try:
+        for verb in (["up"], ["down", "--yes", "--discard"]):
+            begun = time.monotonic()
+            failures = cluster("-o", "json", *verb, rc=1).json["failures"]
+            assert {failure["host"] for failure in failures} >= {"node1"}
+            assert all(SHARED.path in failure["cause"] for failure in failures), failures
+            assert time.monotonic() - begun < SILENT_S
+    finally:
+        server.sh(f"kill -CONT $(pgrep -u {SHARED.user})")
+    cluster.json("up")
+    assert cluster.json("status")["ready"]
 
 
 def test_down_with_the_file_server_off_releases_the_machines_and_names_the_files(
