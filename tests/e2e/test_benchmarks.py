@@ -105,3 +105,12 @@ def survived(tmp_path: Path, *words: str, faults: list[str]) -> list[dict[str, A
     for result in results:
         assert (result["verdict"], result["compared"], result["residue"]) == ("ok", "same", [])
     return list(results)
+
+
+@pytest.mark.sweep
+def test_benchmark_of_agents_counts_each_side() -> None:
+    argv = [sys.executable, BENCHMARKS / "agents.py"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=2800, check=False)
+    assert done.returncode == 0, done.stderr
+    for words in ("mcp", "shell, tables", "tools", "skill", "sum"):
+        assert words in done.stdout
