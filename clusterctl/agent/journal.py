@@ -116,7 +116,9 @@ class Journal:
             os.close(fd)
 
     def read(self) -> History:
-        """Read what was added since the last call, and return what the journal tells."""
+        """Read what was added since the last call, and return what the journal tells. Threads that
+        share a journal call ``lock``.
+        """
         with suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self._offset)
             for line in file:

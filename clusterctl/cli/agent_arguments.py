@@ -147,7 +147,7 @@ class Folders:
             end = path.resolve()
         except (OSError, ValueError, RuntimeError) as exc:
             raise self._outside(text, str(exc)) from exc
-        if any(end.is_relative_to(folder) for folder in self.kept):
+        if any(end.is_relative_to(own) or own.is_relative_to(end) for own in self.kept):
             raise self._outside(text, "clusterctl keeps its own files there")
         inside = [end.relative_to(one) for one in (self.project, *self.more) if one in _above(end)]
         if not inside:

@@ -405,9 +405,11 @@ class _Call:
         if TOOLS[self.verb].kind is not Kind.SUBMITS:
             return
         open_jobs: dict[str, dict[str, Call]] = {}
-        for call in [*self._calls.journal.read().calls.values()]:
-            for job in call.open_jobs():
-                open_jobs.setdefault(call.cluster, {})[job] = call
+        # Also against other calls of this server, which read the same journal.
+        with self._calls.journal.lock() as history:
+            for call in history.calls.values():
+                for job in call.open_jobs():
+                    open_jobs.setdefault(call.cluster, {})[job] = call
         for cluster, jobs in open_jobs.items():
             pace_s = _PACE_S if cluster == self.place.id else _SELDOM_S
             last = self._calls._asked_at.get(cluster, -pace_s)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from pathlib import Path
+
+import pytest
 
 from clusterctl.agent.journal import Bound, JobUse, Journal
 
@@ -92,6 +95,14 @@ def test_journal_lock_lets_one_at_a_time(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(admitted) == 3
+
+
+def test_journal_lock_is_one_of_the_operating_system(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with journal.lock(), (tmp_path / "lock").open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (tmp_path / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_journal_is_private(tmp_path: Path) -> None:

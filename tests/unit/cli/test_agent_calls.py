@@ -611,6 +611,17 @@ def test_folders_that_the_user_adds_may_be_used(
     assert code(calls.call("put", {"paths": [f"{place.outside}/secret", "data"]})) == "ok"
 
 
+def test_folders_that_the_user_adds_do_not_open_the_limits_and_the_journal(
+    calls: Calls, place: Place, played: PlayedProgram
+) -> None:
+    place.limit(folders=[str(place.root)])
+    own = (place.config, place.config.parent, place.state / ".agent", place.state)
+    # A folder of the cluster may have the name of one of them.
+    for path in (*own, place.root):
+        assert code(calls.call("get", {"paths": ["x", str(path)]})) == "agent-path"
+    assert played.ran == []
+
+
 # The journal.
 
 
