@@ -127,7 +127,13 @@ def shell(
             screen.note(
                 f"localhost:{port.local} forwards to port {port.remote} of {allocation.nodes[0]}"
             )
-        argv = allocation.argv(command or [], folder.path, terminal=terminal, forwards=forwards)
+        argv = allocation.argv(
+            command or [],
+            folder.path,
+            terminal=terminal,
+            forwards=forwards,
+            in_container=job.container is not None,
+        )
         code, answer = _run(screen, argv, {"job_id": allocation.job_id, "nodes": allocation.nodes})
         files = folder.changes
         if isinstance(files, TransportError):

@@ -277,7 +277,8 @@ class Preparer:
         # All jobs are checked before packages are resolved or a job is sent.
         scripts = [site.render(job) for job in jobs]
         for job in jobs:
-            _reject_without_engine(session, job)
+            if session is not None and job.container is not None:
+                reject_without_engine(session, job, partition_name(site, job))
         replay = submission.replay
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         self._notes(note for source in sources if source for note in source.notes)
@@ -382,12 +383,13 @@ class Preparer:
     ) -> Environment:
         """Return a job's Python environment. lock: of a replayed job ("": it has no packages)."""
         environment = Environment.of(inventory)
-        if isinstance(job, JobSpec) and (job.bundled or job.container):
+        bundled = job.bundled if isinstance(job, JobSpec) else None
+        if bundled or job.container:
             if job.requirements or job.env_path:
                 option = "--env-path" if job.env_path else "--requirements"
                 raise UsageError(
                     f"{option} does not apply to "
-                    f"{'a container' if job.container else f'the bundled job {job.bundled}'}",
+                    f"{'a container' if job.container else f'the bundled job {bundled}'}",
                     code="no-requirements-here",
                     why="containers and bundled jobs have their own Python environment",
                     fix=f"leave out {option}, or submit your own script",
@@ -458,19 +460,18 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
     return job.model_copy(update={"after": tuple(remaining)})
 
 
-def _reject_without_engine(session: Session | None, job: JobSpec) -> None:
+def reject_without_engine(session: Session, job: JobSpec, partition: str | None) -> None:
     """Raise UsageError if all nodes that the job can run on lack an engine for containers, or if
     their engine has no read-only mounts and the job asks for one.
 
     The nodes themselves are asked, as machines of the user may have one from elsewhere. Nodes that
-    do not answer may have it, and so may a module.
+    do not answer may have it, and so may a module. partition: None: any.
     """
-    if session is None or job.container is None or job.module:
+    if job.container is None or job.module:
         return
     engines = SIF_ENGINES if job.container.endswith(".sif") else ENGINES
     # The first is the one that runs the image; its path is on the last line.
     find = ("sh", "-c", " || ".join(f"command -v {name}" for name in engines))
-    partition = partition_name(session.site, job)
     transports = session.nodes
     of_job = [facts for facts in session.inventory.partitions if partition in (None, facts.name)]
     nodes = [node for facts in of_job for node in facts.nodes if node in transports]

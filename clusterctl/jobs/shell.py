@@ -28,7 +28,7 @@ from clusterctl.errors import (
     printable,
     unaccompanied,
 )
-from clusterctl.jobs.prepare import reject_sent_secrets
+from clusterctl.jobs.prepare import reject_sent_secrets, reject_without_engine
 from clusterctl.jobs.project import folder_project
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.ssh_entry import enter
@@ -40,6 +40,7 @@ from clusterctl.scheduler.script import (
     SECRETS,
     Environment,
     common_words,
+    container_command,
     program_variables,
     rank_starter,
     slurm_words,
@@ -52,8 +53,9 @@ from clusterctl.scheduler.slurm_values import expand_nodes
 from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions, sbatch_words
+from clusterctl.spec.names import Launcher
 from clusterctl.spec.sbatch import requests_of
-from clusterctl.state.ledger import PROGRAM_FOLDER
+from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, remove_folder, wrap_command
 from clusterctl.transport.login import login_of
 from clusterctl.transport.openssh import OpenSSH, start_conversation
@@ -83,6 +85,7 @@ _FILES = (
 )
 _MOST_SHOWN = 5
 
+_ANY_SHELL = "command -v bash >/dev/null && exec bash -i; exec sh -i"
 _HOLD = (Path(__file__).parent / "remote_hold.sh").read_text(encoding="utf-8")
 _PENDING = re.compile(r"salloc: Pending job allocation ([0-9]+)")
 _REVOKED = re.compile(rb"salloc: Job allocation [0-9]+ has been revoked")
@@ -113,6 +116,7 @@ class Allocation:
         *,
         terminal: bool,
         forwards: Sequence[Forward] = (),
+        in_container: bool = False,
     ) -> list[str]:
         """Return the local command line to run ``command`` (empty: a shell) on the first node.
 
@@ -123,6 +127,7 @@ class Allocation:
 
         folder: the session's folder on the cluster. terminal: connect a terminal.
         forwards: ports of the node that the session claims, so that it can say if they are in use.
+        in_container: the shell is that of an image, which may have no bash.
         """
         # In a job that sbatch starts, the variable also has the folder of the submission.
         variables = {**self._environment, "SLURM_SUBMIT_DIR": folder}
@@ -135,12 +140,16 @@ class Allocation:
         if terminal:
             step.append("--pty")
         # As with ssh, a single string is for a shell, and several words are a command, or `launch`.
+        # `launch` is a function of bash on the node.
+        launches = len(command) > 1 and command[0] == "launch"
+        shell = "sh" if in_container and not launches else "bash"
         words = (
-            ["bash", "-c", *command]
+            [shell, "-c", *command]
             if len(command) == 1
-            else ["bash", "-c", '"$@"', "shell", *command]
+            else [shell, "-c", '"$@"', "shell", *command]
         )
-        program = words if command else ["bash", "-i"]
+        own = ["sh", "-c", _ANY_SHELL] if in_container else ["bash", "-i"]
+        program = words if command else own
         argv = ["env", *settings, *step, "bash", "-l", f"{folder}/{SCRIPT}", *program]
         return self._ssh.argv(self._controller, argv, "-t" if terminal else "-T")
 
@@ -207,6 +216,8 @@ def shell_job(options: JobOptions, site: Site) -> JobSpec:
     job = JobSpec(name="shell", script=Path.cwd(), folder=False).model_copy(update=options.given)
     if not job.folder and (job.include or job.exclude):
         raise unaccompanied("--include" if job.include else "--exclude", "--folder DIR")
+    if job.mount and job.container is None:
+        raise unaccompanied("--mount", "--container")
     if isinstance(job.folder, Path):
         job = job.model_copy(update={"project": folder_project(job.folder)})
     return with_launcher(with_account(site, job), has_pmix=site.inventory.pmix)
@@ -218,10 +229,29 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
     settings = [
         f"{name}={value}" for name, value in program_variables(job, is_alone=job.tasks == 1).items()
     ]
-    start = '"$start"' if job.folder else '"$HOME"'
+    # A container has the session's folder, but not always the home.
+    start = '"$start"' if job.folder or job.container else '"$HOME"'
     # The shell passes its secrets on to the ranks that it launches.
     secrets = [SECRETS] if job.secret else []
     launched = job.model_copy(update={"secret": {}})
+    container = (
+        container_command(
+            launched,
+            environment,
+            words,
+            [*program_variables(job, is_alone=False), *job.secret],
+            needs_programs=True,
+            converts=True,
+        )
+        if job.container
+        else ""
+    )
+    python = "python3" if container else environment.python
+    ranks = [*rank_starter(launched, python, words), words.start]
+    if job.launcher is Launcher.TORCHRUN:
+        starter = [*words.launcher, *([container] if container else []), *ranks]
+    else:
+        starter = [*words.launcher, *ranks, *([container] if container else [])]
     return render(
         "job.sbatch.j2",
         **common_words(job, None, environment, payload_hash()),
@@ -230,7 +260,8 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
         options=(),
         array=False,
         launcher=job.launcher,
-        starter=[*words.launcher, *rank_starter(launched, environment.python, words), words.start],
+        starter=starter,
+        container=container,
         program=[*secrets, "env", "-C", start, f"SLURM_SUBMIT_DIR={FILES}", *settings],
     )
 
@@ -249,11 +280,17 @@ def session_folder(
     """
     session = submitter.session
     source = source_of(job) if job.folder else None
-    nodes = session.transports_of_partition(partition_of(session.site, job).name)
+    partition = partition_of(session.site, job).name
+    nodes = session.transports_of_partition(partition)
     hosts = session.hosts_with_files((session.transport.host, *(node.host for node in nodes)))
+    reject_without_engine(session, job, partition)
+    container, image_file = submitter.place_image(job, nodes)
+    job = job.model_copy(update={"container": container})
     script = shell_script(job, environment)
     reject_sent_secrets(job, script, source)
     ours = {SCRIPT: script.encode(errors="surrogateescape")}
+    if image_file:
+        ours[IMAGE_FILE] = image_file
     path, sent, _ = submitter.stage(f"shell.{new_token()}", source, ours, nodes)
     folder = SessionFolder(path, source, sent, hosts)
     try:

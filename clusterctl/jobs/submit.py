@@ -367,32 +367,44 @@ class Submitter:
         return Submitted(job_id, job.name, prepared.script, remote_dir, token, source)
 
     def _with_image(self, prepared: PreparedJob, nodes: Sequence[Transport]) -> PreparedJob:
-        """Fetch the container image from its registry, or send a local one to the controller and
-        ``nodes``. Return the job with the image's digest, or with the new path.
+        """Fetch or send the container image. Return the job with the image's digest, or with the
+        new path.
         """
-        container = prepared.job.container
-        if container is not None and container.startswith(SCHEME):
-            fetched = fetch(self.session, nodes, container, self.report, self.progress)
-            job = prepared.job.model_copy(update={"container": fetched.reference})
-            return replace(prepared, job=job, image_file=fetched.file)
         image = _local_image(prepared.job)
         wanted = prepared.content
+        if image is None and wanted is not None and wanted.image:
+            raise plan_changed("the container image has changed")
+        container, image_file = self.place_image(prepared.job, nodes)
+        job = prepared.job.model_copy(update={"container": container})
         if image is None:
-            if wanted is not None and wanted.image:
-                raise plan_changed("the container image has changed")
-            return prepared
+            return replace(prepared, job=job, image_file=image_file)
+        # Stored files are named by their hash.
+        if wanted is not None and Path(container or "").name != wanted.image:
+            raise plan_changed("the container image has changed")
+        script = self.session.site.render(job, prepared.environment)
+        extra_facts = {"image": str(image), **prepared.extra_facts}
+        return replace(prepared, job=job, script=script, extra_facts=extra_facts)
+
+    def place_image(self, job: JobSpec, nodes: Sequence[Transport]) -> tuple[str | None, bytes]:
+        """Fetch a job's container image from its registry, or send a local one to the controller
+        and ``nodes``.
+
+        Return its name with the digest, or its path there, and the content of IMAGE_FILE. Empty:
+        the image is not from a registry.
+        """
+        container = job.container
+        if container is not None and container.startswith(SCHEME):
+            fetched = fetch(self.session, nodes, container, self.report, self.progress)
+            return fetched.reference, fetched.file
+        image = _local_image(job)
+        if image is None:
+            return container, b""
         store = store_of(self.session.inventory.folder)
         remote_images = [
             Upload(transport, self.progress).to_store([image], store=store)[image]
             for transport in (self.session.transport, *nodes)
         ]
-        # Stored files are named by their hash.
-        if wanted is not None and Path(remote_images[0]).name != wanted.image:
-            raise plan_changed("the container image has changed")
-        job = prepared.job.model_copy(update={"container": remote_images[0]})
-        script = self.session.site.render(job, prepared.environment)
-        extra_facts = {"image": str(image), **prepared.extra_facts}
-        return replace(prepared, job=job, script=script, extra_facts=extra_facts)
+        return remote_images[0], b""
 
     def _files(self, prepared: PreparedJob) -> dict[str, bytes]:
         """Return name -> content of the files that clusterctl adds to a job's folder."""

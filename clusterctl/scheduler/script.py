@@ -206,7 +206,7 @@ def program(
         parts.append(words.start)
     if job.container is not None:
         needs_programs = bool(job.bundled or runner or torchrun)
-        parts.append(_container(job, environment, words, env, needs_programs=needs_programs))
+        parts.append(container_command(job, environment, words, env, needs_programs=needs_programs))
     if torchrun:
         # Inside an image, the ranks do not see the file with the secrets.
         ranked = job.model_copy(update={"secret": {}}) if job.container else job
@@ -214,18 +214,20 @@ def program(
     return [*parts, _command(job, script, f"{python}{runner}")]
 
 
-def _container(
+def container_command(
     job: JobSpec,
     environment: Environment,
     words: Words,
     names: Iterable[str],
     *,
     needs_programs: bool,
+    converts: bool = False,
 ) -> str:
     """Return the command that starts a program in the job's container image.
 
     names: variables that override the image's, beside the secrets. needs_programs: whether the
-        program is one of clusterctl's, or is started by one.
+        program is one of clusterctl's, or is started by one. converts: whether the command also
+        converts the image for the node's engine, which otherwise was done before.
     """
     run = job.env.get(FROM_RUN)
     folders = (
@@ -239,6 +241,7 @@ def _container(
         *([f"--mounts={shlex.quote(json.dumps(job.mount))}"] if job.mount else []),
         *([SECRETS] if job.secret and job.launcher is Launcher.TORCHRUN else []),
         f"--env={','.join((*names, *job.secret))}",
+        *(["--convert=yes"] if converts else []),
     )
     return f'"$python" -IS "$node"/job.py container {" ".join(options)}'
 

@@ -686,6 +686,8 @@ class JobOptions(Model):
             "Run in this container image: docker://NAME:TAG, or a file, here or on the cluster.",
             metavar="IMAGE",
             examples=("docker://python:3.12-slim", "/shared/images/torch.sif"),
+            in_shell="Run the shell, or what `launch` starts, in this container image: "
+            "docker://NAME:TAG, or a file, here or on the cluster.",
             again=Again.CONTINUED,
         ),
     ] = None
@@ -696,6 +698,7 @@ class JobOptions(Model):
             "TARGET, it has the same path there.",
             metavar="SOURCE[:TARGET[:ro]]",
             examples=(["/shared/data:/data:ro"],),
+            in_shell=True,
             variants=InVariants.MERGED,
         ),
     ] = ()

@@ -657,6 +657,8 @@ def container(words: Sequence[str]) -> int:
     mounts = json.loads(options.get("mounts", "[]"))
     inside = images.Inside(folders, mounts, names, bool(has_gpus))
     try:
+        if "convert" in options:
+            images.prepare(options["image"], options["kept"], task.complain)
         command, environment = images.command(options["image"], options["kept"], inside, program)
     except (images.ImageError, OSError) as exc:
         local = (

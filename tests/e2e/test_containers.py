@@ -173,6 +173,28 @@ def test_missing_mount_is_named_with_its_node(cluster: Cluster, program: Path, l
     assert failure["host"].startswith(f"{cluster.name}-train-")
 
 
+@pytest.mark.usefixtures("login", "token")
+def test_shell_runs_in_an_image(
+    cluster: Cluster, program: Path, own_registry: Registry, layer: Path
+) -> None:
+    """The first shell converts the image, and fetches it if it is in a registry."""
+    archive = program.parent / "shell.tar"
+    mpi_image(layer, "shell").save(archive)
+    show = 'echo "$IN_IMAGE $CHOSEN $TOKEN $(cat /data/text)"; pwd; touch made'
+    with seen_by_controller(cluster, own_registry.address):
+        for image, version in (
+            (str(archive), "shell"),
+            (f"docker://{own_registry.address}/lab/mpi:2", "2"),
+        ):
+            ran = cluster("-o", "json", "shell", *FLAGS[2:], "--container", image, "--", show).json
+            seen, folder = ran["stdout"].splitlines()
+            assert (seen, ran["files"]) == (f"{version} yes canary text", ["made"])
+            assert ran["dir"] == folder
+    words = ("shell", *FLAGS, "--folder", program.parent, "--container", archive)
+    shown = cluster(*words, "--", "launch", "python3", "ranks.py").stdout
+    assert json.loads(shown.splitlines()[-1]) == [expected("shell")] * 2
+
+
 @pytest.fixture
 def apptainer(cluster: Cluster, suite: str) -> Iterator[None]:
     """Apptainer on both nodes."""

@@ -97,6 +97,7 @@ class Node:
 
     def __init__(self, batch: Batch, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.batch = batch
+        self.in_container = "container" in options
         # A login shell begins with the PATH of the system.
         (batch.folder.parent / ".bash_profile").write_text(f"PATH={batch.environment['PATH']}")
         job = shell_job(job_options(options), site_of(INVENTORY))
@@ -113,7 +114,9 @@ class Node:
     def run(self, *command: str) -> tuple[int, str]:
         """Run a command as `clusterctl shell -- COMMAND`. Return its exit status and output."""
         allocation = Allocation("7", ("n1",), {}, OpenSSH(Path("config")), "ctl")
-        argv = allocation.argv(command, str(self.batch.folder), terminal=False)
+        argv = allocation.argv(
+            command, str(self.batch.folder), terminal=False, in_container=self.in_container
+        )
         environment = {**self.batch.environment, "SLURM_JOB_ID": "7"}
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, env=environment, timeout=60
@@ -194,6 +197,63 @@ def test_launch_starts_ranks_as_submit_does(batch: Batch, monkeypatch: pytest.Mo
         assert node.run(line) == (0, f"{number}\n")
     assert node.run("launch", "python3", "-mplatform")[0] == 0
     assert "rank.py" not in batch.calls.read_text()
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> str:
+    path = tmp_path / "own.sif"
+    path.touch()
+    return str(path)
+
+
+def test_shell_runs_in_a_container(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, image: str, tmp_path: Path
+) -> None:
+    """In the session's folder. An image may have no bash."""
+    batch.has_apptainer()
+    (tmp_path / "data").mkdir()
+    mount = f"{tmp_path}/data:/data"
+    node = Node(batch, monkeypatch, container=image, mount=[mount], env=["A=b c"])
+    show = "import json, os; print(json.dumps({'cwd': os.getcwd(), **os.environ}))"
+    code, output = node.run("python3", "-c", show)
+    assert code == 0, output
+    seen = json.loads(output)
+    expected = {"APPTAINER_CONTAINER": image, "A": "b c", "WORLD_SIZE": "1", "cwd": str(node.files)}
+    assert {name: seen[name] for name in expected} == expected
+    assert {str(batch.folder), mount} <= {*seen["APPTAINER_BIND"].split(",")}
+    assert "BASH_FUNC_launch%%" not in seen
+    line = 'echo "$APPTAINER_CONTAINER $0"'
+    assert node.run(line) == (0, f"{image} sh\n")
+    assert node.run() == (0, "")
+
+
+def test_launch_starts_ranks_in_the_container(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, image: str
+) -> None:
+    batch.has_apptainer()
+    batch.environment |= {
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    }
+    node = Node(batch, monkeypatch, container=image, nodes=2)
+    show = "import os; print(os.environ['RANK'], os.environ['APPTAINER_CONTAINER'], os.getcwd())"
+    code, output = node.run("launch", "python3", "-c", show)
+    assert (code, output) == (0, f"1 {image} {node.files}\n")
+    assert "--mpi=pmix" in batch.calls.read_text()
+
+
+def test_shell_converts_the_image_that_it_needs(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job does that before its ranks start."""
+    archive = tmp_path / "damaged.tar"
+    archive.write_bytes(bytes(257) + b"ustar" + bytes(800))
+    batch.has_apptainer()
+    code, output = Node(batch, monkeypatch, container=str(archive)).run("true")
+    assert code == 127
+    assert "apptainer" in output
+    assert "damaged.tar" in output
 
 
 def test_launch_does_not_pass_on_variables_of_a_job(
