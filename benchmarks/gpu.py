@@ -155,12 +155,13 @@ class Bench:
         return Gpus().energy_j(str(gpu["uuid"])) if gpu else None
 
 
-Step = Callable[[], float]
+# Trains, and gives the loss: a number, or a tensor that is not waited for.
+Step = Callable[[], Any]
 
 
 @dataclass
 class Side:
-    """One side's training: a step returns its loss, which may wait for the GPU."""
+    """One side's training."""
 
     step: Step
     memory_bytes: int = 0
@@ -256,7 +257,7 @@ def their_step(
     )
     run = torch.compile(network) if compiled else network
 
-    def step() -> float:
+    def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(bench.where.type, torch.bfloat16, enabled=bench.precision == "bf16"):
             logits = run(inputs)
@@ -265,7 +266,7 @@ def their_step(
             )
         loss.backward()
         optimizer.step()
-        return float(loss.detach())
+        return loss.detach()
 
     return step
 
@@ -294,7 +295,7 @@ def build_sides(bench: Bench, model: Model) -> Match:
     match = Match({}, {}, flops, count * per_sample)
     for name in bench.sides:
         free_memory(bench)
-        before = memory_bytes(bench, name)
+        before = memory_bytes(bench, name, begin=True)
         try:
             if name.startswith("payload"):
                 engine = our_engine(bench, model, bench.devices[name], sizes)
@@ -316,9 +317,9 @@ def warmed_up(bench: Bench, name: str, step: Step) -> Side:
     """Train for the iterations whose losses are compared, and choose the length of a turn."""
     side = Side(step)
     started = time.perf_counter()
-    side.losses.append(step())
+    side.losses.append(float(step()))
     compiled = time.perf_counter()
-    side.losses += [step() for _ in range(4 if bench.tiny else ITERATIONS - 1)]
+    side.losses += [float(step()) for _ in range(4 if bench.tiny else ITERATIONS - 1)]
     ended = time.perf_counter()
     each = (ended - compiled) / (len(side.losses) - 1)
     side.steps = 1 if bench.tiny else min(max(round(bench.options.turn / each), 2), 100)
@@ -336,15 +337,17 @@ def free_memory(bench: Bench) -> None:
         bench.devices["payload plain"].xp.get_default_memory_pool().free_all_blocks()
 
 
-def memory_bytes(bench: Bench, side: str) -> int:
-    """Return the GPU memory that a side's library holds; afterwards PyTorch counts its peak anew."""
+def memory_bytes(bench: Bench, side: str, *, begin: bool = False) -> int:
+    """Return the GPU memory that CuPy's pool holds, or the most that PyTorch has allocated since the
+    last call with ``begin``.
+    """
     if bench.tiny:
         return 0
     if side.startswith("payload"):
         return bench.devices[side].memory_bytes()
-    peak = torch.cuda.max_memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    return peak
+    if begin:
+        torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.max_memory_allocated()
 
 
 def play(bench: Bench, model: Model, peaks: Mapping[str, float]) -> dict[str, Any]:

@@ -337,6 +337,26 @@ def test_tied_head_adds_its_bias_in_the_product(fused: Any) -> None:
     _assert_near(results[0], results[1], 3e-3)
 
 
+def test_libraries_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each raises errors of its own."""
+    bindings = ModuleType("nvmath.bindings")
+    bindings.cublasLt = cublaslt  # type: ignore[attr-defined]
+    for name, module in (("cudnn", cudnn), ("nvmath", bindings), ("nvmath.bindings", bindings)):
+        monkeypatch.setitem(sys.modules, name, module)
+    device = Strict()
+    fuse(device, deterministic=True)
+    assert device.fused_for(device.xp.ones(1, "float16"))
+
+    def unloaded() -> int:
+        raise cublaslt.cuBLASLtError("NOT_INITIALIZED")
+
+    monkeypatch.setattr(cublaslt, "create", unloaded)
+    with pytest.raises(PayloadError) as caught:
+        fuse(Strict(), deterministic=True)
+    assert caught.value.code == "kernels-missing"
+    assert "NOT_INITIALIZED" in str(caught.value)
+
+
 def _unheard_of(_: Any, graph: Any, x: Any) -> Any:
     raise cudnn.cudnnGraphNotSupportedError("no engine for this\nand more")
 
