@@ -73,6 +73,9 @@ def key_pair(folder: Path, name: str) -> Path:
 
 CANARY = "canary-of"
 PEOPLE = ("ada", "bob", "cyd")
+# This person stays attached over a `down` and the next `up`. STAYS_JOB: the file with her job's ID.
+STAYS = "cyd"
+STAYS_JOB = "job-of-cyd"
 # Each person's job has a secret, packages, a build and a staged copy.
 JOB = """\
 import os, time, empty
@@ -128,11 +131,16 @@ VERBS = {
 }
 
 
-def colleague(folder: Path, key: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs a line of shell as a person whose ~/.ssh has only this key."""
+def colleague(
+    folder: Path, key: Path, *, again: bool = False
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs a line of shell as a person whose ~/.ssh has only this key.
+
+    again: ``folder`` has the person's files.
+    """
     ssh, work = (folder / name for name in ("ssh", "work"))
-    ssh.mkdir(mode=0o700, parents=True)
-    work.mkdir()
+    ssh.mkdir(mode=0o700, parents=True, exist_ok=again)
+    work.mkdir(exist_ok=again)
     shutil.copy(key, ssh / "id_ed25519")
     home = Path.home() / ".ssh"
     home.mkdir(mode=0o700, exist_ok=True)
@@ -200,6 +208,9 @@ def let_colleagues_in(cluster: Cluster, keys: Mapping[str, Path], folder: Path) 
     _operator_keeps_jobs_of_others(cluster, victims)
     for name, run in people.items():
         assert run(f"clusterctl cancel {victims[name]['job']}").returncode == 0
+        if name == STAYS:
+            (folder / STAYS_JOB).write_text(victims[name]["job"])
+            continue
         left = run(f"clusterctl detach --cluster {cluster.name} --discard")
         assert left.returncode == 0, (name, left)
         assert run(f"ssh {invitations[name]['login']} rm -r data").returncode == 0
@@ -402,7 +413,6 @@ def test_killed_down_is_finished_by_the_next(storage_cluster: Cluster) -> None:
 def test_up_reuses_kept_storage(storage_cluster: Cluster) -> None:
     """Files keep their owners. Another uid is refused before anything is created."""
     (storage,) = storage_cluster.json("list")["storage"]
-    assert 1 <= storage["size_mib"] <= 4  # the files, and the archive of the payload
     assert storage["usd_per_month"] == 0.0
     other = storage_cluster.runner.cwd / "other.yaml"
     other.write_text(storage_cluster.spec.read_text().replace("12001", "12003"))
@@ -415,6 +425,10 @@ def test_up_reuses_kept_storage(storage_cluster: Cluster) -> None:
     assert as_person(storage_cluster, "ada", storage_cluster.runner.cwd / "late", "id -un") == "ada"
     assert as_person(storage_cluster, "ada", storage_cluster.runner.cwd / "ada") == "refused"
     assert storage_cluster.json("list")["storage"] == []
+    look = f"sudo du -sm /shared/home/{STAYS} | cut -f 1"
+    theirs = int(storage_cluster.ssh(f"{storage_cluster.name}-ctl", look))
+    # The files, and the archive of the payload.
+    assert 1 <= storage["size_mib"] - theirs <= 4
     found = storage_cluster(
         "ssh", "--admin", f"{storage_cluster.name}-ctl", OWNERS
     ).stdout.splitlines()
@@ -423,13 +437,32 @@ def test_up_reuses_kept_storage(storage_cluster: Cluster) -> None:
     assert found == of_ada + of_bob
 
 
+def test_colleague_attaches_again_after_down_and_up(storage_cluster: Cluster) -> None:
+    """The cluster has another host key and address. The earlier job's files are there."""
+    folder = storage_cluster.runner.cwd
+    cyd = colleague(folder / f"as-{STAYS}", folder / STAYS, again=True)
+    assert cyd(f"clusterctl status --cluster {storage_cluster.name}").returncode == 1
+    invitation = storage_cluster.json("invite", STAYS)
+    attached = cyd(invitation["command"])
+    assert attached.returncode == 0, attached
+    job = (folder / STAYS_JOB).read_text()
+    collected = cyd(f"clusterctl -o json collect {job}")
+    (run,) = json.loads(collected.stdout)["runs"]
+    assert f"{CANARY}-{STAYS} built" in (Path(run["dir"]) / "stdout.log").read_text()
+    new = cyd("clusterctl -o json submit probe --wait")
+    assert json.loads(new.stdout)["state"] == "COMPLETED"
+    left = cyd(f"clusterctl detach --cluster {storage_cluster.name} --discard")
+    assert left.returncode == 0, left
+    assert cyd(f"ssh {invitation['login']} rm -r data").returncode == 0
+
+
 def test_storage_remove_deletes_kept_storage(storage_cluster: Cluster) -> None:
     """The storage holds the only copies: `down` keeps it, and `collect --all` copies them to this
     machine.
     """
     (storage_cluster.runner.cwd / "set.txt").unlink()
-    (folder,) = storage_cluster.json("collect", "--all")["folders"]
-    brought = {path.name for path in Path(folder).rglob("*") if path.is_file()}
+    folders = map(Path, storage_cluster.json("collect", "--all")["folders"])
+    brought = {path.name for folder in folders for path in folder.rglob("*") if path.is_file()}
     assert {"set.txt", "weights"} <= brought
     storage_cluster("down", "--yes")
     remove = ("storage", "remove", storage_cluster.name)
