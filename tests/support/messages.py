@@ -11,14 +11,16 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from clusterctl.errors import BadValueError, ClusterctlError
 from payload.errors import PayloadError, RankError
 from scripts import message_reference
-from tests.support.verbs import CommandResult
+
+if TYPE_CHECKING:
+    from tests.support.verbs import CommandResult
 
 
 @contextmanager
