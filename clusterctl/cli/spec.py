@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -100,6 +101,13 @@ def _write_skill(screen: Screen, *, force: bool) -> None:
     """
     folder = Path(".agents", "skills", "clusterctl")
     link = Path(".claude", "skills", "clusterctl")
+    linked = Path("..", "..", folder)
+    if os.path.lexists(link) and not (link.is_symlink() and link.readlink() == linked):
+        raise UsageError(
+            f"{link} already exists, and is not a link to {folder}",
+            code="file-exists",
+            fix=f"move it away, or make it a link to {linked}, then run the command again",
+        )
     with _new(folder):
         if force and folder.is_dir():
             # Pages that only an earlier skill had must not stay.
@@ -107,8 +115,8 @@ def _write_skill(screen: Screen, *, force: bool) -> None:
         shutil.copytree(data_folder("skills") / "clusterctl", folder, dirs_exist_ok=force)
     with _new(link):
         link.parent.mkdir(parents=True, exist_ok=True)
-        if not (force and link.is_symlink() and link.resolve() == folder.resolve()):
-            link.symlink_to(Path("..", "..", folder))
+        if not link.is_symlink():
+            link.symlink_to(linked)
     answer = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
     screen.result(answer, f"wrote {folder}/, and {link} as a link to it")
 

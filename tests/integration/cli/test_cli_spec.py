@@ -105,8 +105,16 @@ def test_folder_of_another_skill_is_not_replaced(cli: Clusterctl) -> None:
     other = cli.cwd / ".claude" / "skills" / "clusterctl"
     other.mkdir(parents=True)
     (other / "SKILL.md").write_text("mine")
-    assert codes(cli("init", "--agent", "--force", "-o", "json", rc=2)) == ["file-exists"]
+    for force in ([], ["--force"]):
+        shown = cli("init", "--agent", *force, "-o", "json", rc=2)
+        assert codes(shown) == ["file-exists"]
+        # It would not help.
+        assert "--force" not in shown.json["failures"][0]["fix"]
     assert (other / "SKILL.md").read_text() == "mine"
+    assert not (cli.cwd / ".agents").exists()
+    other.rename(other.with_name("mine"))
+    cli("init", "--agent")
+    assert (other / "SKILL.md").is_file()
 
 
 @pytest.mark.parametrize(
