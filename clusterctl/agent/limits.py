@@ -180,8 +180,8 @@ def _check_sum(file: Path, name: str, limit: float, used: float, more: float | N
             "it is unknown how much the call could use",
             code="agent-bound-unknown",
             why=f"the limit `agent.{name}` of the user is in force ({limit:g})",
-            fix=f"give the job a time limit (--time); a price is in the spec (price_per_hour); or "
-            f"{_who(file, name)}",
+            fix="give the job a time limit (--time), and no --requeue; a price is in the spec "
+            f"(price_per_hour); or {_who(file, name)}",
             limit=values,
         )
     if used + more > limit:

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 
 from clusterctl.agent.journal import DONE, Call, Journal
 from clusterctl.agent.limits import usage
+from clusterctl.cli.agent_tools import limits_of_user
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice
-from clusterctl.spec.agent import read_limits
 from clusterctl.state.workspace import config_file
 
 _NONE: Final = "-"
@@ -34,7 +34,7 @@ def limits(screen: Screen) -> None:
     can change.
     """
     file = config_file()
-    values = read_limits(file).model_dump(mode="json")
+    values = limits_of_user().model_dump(mode="json")
     used = usage(Journal().read())
     counted = {name: getattr(used, key) for name, key in _COUNTED.items()}
     rows = [

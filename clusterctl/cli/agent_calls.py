@@ -29,11 +29,11 @@ from clusterctl.cli.agent_program import (
     error_answer,
     write_end,
 )
-from clusterctl.cli.agent_tools import TOOLS, Kind
+from clusterctl.cli.agent_tools import TOOLS, Kind, limits_of_user
 from clusterctl.cli.all_clusters import ALL
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.scheduler.base import JobState, Outcome
-from clusterctl.spec.agent import AgentLimits, read_limits
+from clusterctl.spec.agent import AgentLimits
 from clusterctl.spec.load import SPEC
 from clusterctl.spec.names import SPEC_NAME
 from clusterctl.spec.parse import read_text as read_spec_text
@@ -178,7 +178,7 @@ class Calls:
 
     def spec_text(self) -> str:
         """Return the project's cluster.yaml."""
-        self.folders(read_limits(config_file())).require(SPEC_NAME)
+        self.folders(limits_of_user()).require(SPEC_NAME)
         return read_spec_text(self.project / SPEC_NAME, SPEC)
 
     def folders(self, limits: AgentLimits) -> Folders:
@@ -229,7 +229,7 @@ class _Call:
                 fix=f"the commands of agents: {', '.join(TOOLS)}",
             )
         tool = TOOLS[self.verb]
-        self._limits = read_limits(config_file())
+        self._limits = limits_of_user()
         self._given = checked(self.verb, self._given)
         self._command = words_of(self.verb, self._timed())
         self._check_arguments()
@@ -398,6 +398,9 @@ class _Call:
         except ClusterctlError as exc:
             # The call counts at its bound, and the agent must know what it did.
             return Answer({**answer.body, "journal": exc.cause}, answer.rc)
+        if self.verb in {"wait", "cancel"}:
+            # Jobs have ended, and count no longer.
+            self._calls._asked_at.pop(self.place.id, None)
         return answer
 
     def _refresh(self) -> None:

@@ -15,6 +15,9 @@ from typing import Any, Final, get_args, get_origin
 
 from clusterctl.cli.main import LazyVerb
 from clusterctl.cli.verbs import VERBS
+from clusterctl.spec.agent import AgentLimits, read_limits
+from clusterctl.spec.names import reject_unknown
+from clusterctl.state.workspace import config_file
 
 
 class Kind(StrEnum):
@@ -176,6 +179,14 @@ class Argument:
             one["enum"] = [*self.choices]
         whole = {"type": "array", "items": one} if self.is_list else one
         return {**whole, "description": self.help} if self.help else whole
+
+
+def limits_of_user() -> AgentLimits:
+    """Return the user's limits. A command that they misspell would stay on."""
+    limits = read_limits(config_file())
+    names = "`agent.verbs_off`: agents have no command"
+    reject_unknown(limits.verbs_off, TOOLS, names, where=str(config_file()))
+    return limits
 
 
 @cache

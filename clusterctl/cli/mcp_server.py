@@ -28,6 +28,7 @@ from clusterctl.cli.agent_tools import (
     TOOLS,
     Kind,
     help_of,
+    limits_of_user,
     manual_pages,
     page_of,
     schema_of,
@@ -35,7 +36,6 @@ from clusterctl.cli.agent_tools import (
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.spec.agent import read_limits
 from clusterctl.spec.names import SPEC_NAME
 from clusterctl.state.workspace import config_file, state_home
 
@@ -75,7 +75,7 @@ def mcp(
     folder = (project or Path()).resolve()
     _reject_wide(folder)
     # A mistake in the limits is told now, not at the first call.
-    read_limits(config_file())
+    limits_of_user()
     os.chdir(folder)
     served = _Served(Calls(folder))
 

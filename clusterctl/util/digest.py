@@ -34,5 +34,6 @@ def plan_changed(reason: str) -> UsageError:
         code="plan-changed",
         where="--if-digest",
         why=reason,
-        fix="pass --dry-run in place of --if-digest, and read what would happen now",
+        fix="pass --dry-run in place of --if-digest (to a tool of `mcp`: no token), and read what would "
+        "happen now",
     )

@@ -271,6 +271,22 @@ def test_states_of_jobs_are_asked_for_seldom(calls: Calls, played: PlayedProgram
     assert len([words for words in played.ran if words[0] == "jobs"]) == 1
 
 
+def test_jobs_that_an_agent_has_seen_end_no_longer_count(
+    calls: Calls, place: Place, played: PlayedProgram
+) -> None:
+    """Otherwise the next submission would be refused until the states are asked for again."""
+    place.limit(jobs_at_once=1)
+    assert code(submit(calls)) == "ok"
+    assert code(submit(calls)) == "agent-limit"
+    played.states["1"] = "FAILED"
+    assert code(calls.call("wait", {"ids": ["1"]})) == "ok"
+    assert code(submit(calls)) == "ok"
+    played.states["2"] = "CANCELLED"
+    token = token_of(calls, "cancel", ids=["2"])
+    assert code(calls.call("cancel", {"ids": ["2"], "token": token})) == "ok"
+    assert code(submit(calls)) == "ok"
+
+
 @pytest.mark.parametrize("state", ["FAILED", "TIMEOUT", "OUT_OF_MEMORY"])
 def test_failures_in_a_row_ask_a_person(
     calls: Calls,
@@ -306,6 +322,9 @@ def test_limits_that_can_not_be_read_allow_nothing(
     place.config.write_text("agent: {jobs_at_once: all}\n")
     assert code(calls.call("jobs", {})) == "not-a-limit"
     assert code(calls.call("submit", JOB)) == "not-a-limit"
+    # It would stay on.
+    place.limit(verbs_off=["up", "node_remove"])
+    assert code(calls.call("jobs", {})) == "unknown-name"
     assert played.ran == []
 
 
