@@ -101,6 +101,8 @@ def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
     except AccountingAwayError as exc:
         jobs = exc.queued
         errors = {job_id: exc.of_job(job_id) for job_id in _missing(ids, jobs)}
+    # Not a task of which an id is Slurm's own number: its error tells how to name it.
+    jobs = tuple(job for job in jobs if {job.id, job.whole_id}.intersection(ids))
     selected = Cancellation(jobs, errors, tuple(ids))
     # While an array runs, Slurm lists more and more of its tasks.
     active = {(job.whole_id, job.name, job.user, job.token) for job in jobs if not job.ended}

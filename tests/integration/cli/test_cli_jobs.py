@@ -459,6 +459,20 @@ def test_cancel_array_has_a_line_for_each_state(played_session, capsys, monkeypa
     assert already.endswith("8 COMPLETED, 1 FAILED")
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_cancel_by_slurms_number_of_a_task_tells_that_nothing_was_cancelled(
+    played_session, monkeypatch, dry_run: bool
+) -> None:
+    tasks = tuple(
+        replace(task, slurm_id=8 + (task.task or 0)) for task in array({JobState.RUNNING: range(2)})
+    )
+    monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: tasks[:1])
+    screen = Screen(json=True, color=False)
+    with refused("number-of-task"):
+        cancel.cancel(screen, ["8"], dry_run=dry_run)
+    assert (screen.partial_answer["cancelled"], screen.partial_answer["already_ended"]) == ([], [])
+
+
 def test_status_array_waits_in_a_single_line(played_session, capsys, monkeypatch) -> None:
     tasks = array({JobState.PENDING: range(1000)}, submit_time=1)
     waiting = [
