@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from clusterctl.cli.main import app
 from clusterctl.cli.options import COMMON, verb
 from clusterctl.cli.output import Screen, Terminated
 from scripts.cli_reference import verbs
+from tests.support.processes import eventually
 from tests.support.verbs import Clusterctl
 
 # Verbs that answer without a cluster, and the words that they can't do without.
@@ -197,12 +199,23 @@ def test_numbers_that_json_lacks_are_null(capsys: pytest.CaptureFixture[str]) ->
     assert output["values"] == [1.5, None, {"x": None}]
 
 
+def _opened(pipe: Path) -> int:
+    """Return a descriptor for writing to the pipe, 0 while it has no reader."""
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as exc:
+        if exc.errno != errno.ENXIO:
+            raise
+        return 0
+
+
 def test_signal_ends_a_verb_with_an_answer(cli: Clusterctl) -> None:
     """Before a verb runs, too: here while it reads a spec that never comes."""
     pipe = cli.cwd / "cluster.yaml"
     os.mkfifo(pipe)
     running = cli.start("-o", "json", "validate", "-f", "cluster.yaml")
-    with pipe.open("w"):  # the reader is there
+    writer = eventually(lambda: _opened(pipe))
+    with os.fdopen(writer, "w"):
         running.send_signal(signal.SIGTERM)
         out, _ = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGTERM

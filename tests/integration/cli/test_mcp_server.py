@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,11 @@ class Served:
         with self.cluster.state() as state:
             return dict(state["jobs"])
 
+    def tries_left(self) -> int:
+        """How many more calls Slurm leaves without an answer."""
+        with self.cluster.state() as state:
+            return int(state["away"])
+
     def run(self, *words: str) -> dict[str, Any]:
         done = subprocess.run(
             [SCRIPT, "-o", "json", *words],
@@ -91,6 +96,24 @@ def served(
 ) -> Served:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
     return Served(cluster, tmp_path)
+
+
+@pytest.fixture
+def server(served: Served) -> Iterator[subprocess.Popen[str]]:
+    """A server for a client that writes the protocol by hand."""
+    process = subprocess.Popen(
+        [SCRIPT, "mcp"],
+        cwd=served.project,
+        env=served.environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def codes(answer: dict[str, Any]) -> list[str]:
@@ -114,7 +137,7 @@ def test_life_of_a_job(served: Served) -> None:
         assert codes(again) == ["agent-token-used"]
         log = await agent.call("logs", job_id="1")
         assert "started" in json.dumps(log)
-        served.script("job.sh", "sleep 60")
+        served.script("job.sh", "sleep 600")
         assert (await agent.both("submit", **given))["jobs"][0]["job_id"] == "2"
         (row,) = (await agent.call("jobs", ids=["2"]))["jobs"]
         assert row["state"] == "RUNNING"
@@ -276,7 +299,7 @@ def test_secrets_of_the_user_do_not_reach_a_job(served: Served) -> None:
 
 def test_two_servers_share_the_limits(served: Served) -> None:
     served.limit(jobs_at_once=1)
-    served.script("job.sh", "sleep 60")
+    served.script("job.sh", "sleep 600")
 
     async def outer(first: Agent) -> None:
         planned = await first.call("submit", target="job.sh", time="5m")
@@ -313,29 +336,22 @@ def test_token_of_an_ended_server_is_used_up(served: Served) -> None:
 
 @pytest.mark.parametrize("signal_name", ["KILL", "TERM"])
 def test_killed_server_leaves_a_submission_that_is_carried_out_and_known(
-    served: Served, signal_name: str
+    served: Served, server: subprocess.Popen[str], signal_name: str
 ) -> None:
     """The submission goes on alone, and its job is in the journal."""
-    served.script("job.sh", "sleep 60")
+    served.script("job.sh", "sleep 600")
     with served.cluster.state() as state:
         # Slurm answers again after some tries.
         state["away"] = 0
     given = {"target": "job.sh", "time": "5m"}
-    server = subprocess.Popen(
-        [SCRIPT, "mcp"],
-        cwd=served.project,
-        env=served.environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
     client = _Bare(server)
     planned = client.call("submit", **given)
     with served.cluster.state() as state:
         state["away"] = 3
     client.send("submit", **given, token=planned["token"])
     journal = Journal(served.state / ".agent")
-    eventually(lambda: _pending(journal))
+    # The program that carries it out has asked Slurm: the journal has a call before it is begun.
+    eventually(lambda: served.tries_left() < 3, pause_s=0.05)
     server.kill() if signal_name == "KILL" else server.terminate()
     server.wait()
     eventually(lambda: not _pending(journal))
@@ -344,16 +360,10 @@ def test_killed_server_leaves_a_submission_that_is_carried_out_and_known(
     assert len(served.jobs()) == 1
 
 
-def test_vanished_client_leaves_nothing_running_but_its_job(served: Served) -> None:
-    served.script("job.sh", "sleep 60")
-    server = subprocess.Popen(
-        [SCRIPT, "mcp"],
-        cwd=served.project,
-        env=served.environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def test_vanished_client_leaves_nothing_running_but_its_job(
+    served: Served, server: subprocess.Popen[str]
+) -> None:
+    served.script("job.sh", "sleep 600")
     client = _Bare(server)
     given = {"target": "job.sh", "time": "5m"}
     planned = client.call("submit", **given)
@@ -367,15 +377,7 @@ def test_vanished_client_leaves_nothing_running_but_its_job(served: Served) -> N
     assert [job["state"] for job in served.jobs().values()] == ["RUNNING"]
 
 
-def test_messages_that_are_no_protocol_do_not_end_the_server(served: Served) -> None:
-    server = subprocess.Popen(
-        [SCRIPT, "mcp"],
-        cwd=served.project,
-        env=served.environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def test_messages_that_are_no_protocol_do_not_end_the_server(server: subprocess.Popen[str]) -> None:
     client = _Bare(server)
     assert server.stdin
     server.stdin.write('{"jsonrpc": "2.0"\n[]\nnull\n\n{"method": 7}\n')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from clusterctl.packages.node_platform import DEFAULT_PLATFORM
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.wheelhouse import Lock, Pip, Requirements, resolve
 from tests.support.messages import refused
+from tests.support.sshd import reserved_port
 from tests.support.wheels import a_wheel
 
 CANARY = "canary-7f3a"
@@ -117,12 +117,12 @@ def test_index_that_uv_can_not_read_for_a_lock_without_hashes_is_named(
     monkeypatch.setenv("UV_CACHE_DIR", str(project / "other"))
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     (project.parent / ".netrc").unlink()
-    if is_down:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        lock.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", lock.read_text()))
-    with refused("index-unreadable", MachineError, "first-1.0", "refused" if is_down else "401"):
-        PackageList.read(lock, DEFAULT_PLATFORM)
+    with reserved_port() as port:
+        if is_down:
+            lock.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", lock.read_text()))
+        why = "refused" if is_down else "401"
+        with refused("index-unreadable", MachineError, "first-1.0", why):
+            PackageList.read(lock, DEFAULT_PLATFORM)
 
 
 def test_package_of_another_index_does_not_replace_that_of_a_refused_one(project: Path) -> None:
@@ -140,8 +140,7 @@ def test_index_without_a_server_is_no_conflict_of_versions(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_RETRIES", "0")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    (project / "requirements.txt").write_text(f"--index-url http://127.0.0.1:{port}/\nfirst\n")
-    with refused("index-unreadable", MachineError, f"127.0.0.1:{port}/first/"):
-        resolved(project / "requirements.txt")
+    with reserved_port() as port:
+        (project / "requirements.txt").write_text(f"--index-url http://127.0.0.1:{port}/\nfirst\n")
+        with refused("index-unreadable", MachineError, f"127.0.0.1:{port}/first/"):
+            resolved(project / "requirements.txt")

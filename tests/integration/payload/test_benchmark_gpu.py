@@ -30,8 +30,9 @@ def test_gpu_benchmark_tests_itself_without_a_gpu(tmp_path: Path) -> None:
         figures = result["parts"][name]
         assert set(figures["sides"]) == {"payload plain", "PyTorch eager"}
         assert figures["failed"] == {}
-        # In float32: one rounding.
-        assert figures["largest_loss_difference"] < 1e-6
+        # A share of the loss. Each CPU and BLAS rounds sums in an order of its own, in steps of
+        # 1.2e-7 in float32; a layer that computes something else differs by far more.
+        assert figures["largest_loss_difference"] < 1e-5
         for side in figures["sides"].values():
             assert side["per_s"] > 0
             assert side["losses"][-1] < side["losses"][0]
