@@ -8,6 +8,7 @@ UV_PYTHON_INSTALL_MIRROR.
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,11 @@ def version_of(name: str) -> str:
     return name.split("-")[1]
 
 
+def order_of(version: str) -> list[int]:
+    """Return what puts versions in order: 3.13.9 before 3.13.10."""
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
 def fetch_standalone_python(report: LineReporter) -> StandalonePython:
     """Download the Python and pack it, unless the cache has it. Raise MachineError if that fails."""
     # Another list or mirror may have another build.
@@ -70,9 +76,7 @@ def fetch_standalone_python(report: LineReporter) -> StandalonePython:
                 "mirror of python-build-standalone; or pass a module of the site that has a Python "
                 "from 3.11 on with --module, or its path with --python",
             )
-        tree = max(
-            home.glob(builds), key=lambda path: int(version_of(path.name).rpartition(".")[2])
-        )
+        tree = max(home.glob(builds), key=lambda path: order_of(version_of(path.name)))
         archive = home / f"{tree.name}.tar.gz"
         if not archive.is_file():
             report(f"packing {tree.name}")

@@ -22,6 +22,7 @@ from clusterctl.packages.standalone_python import (
     RELEASE,
     StandalonePython,
     fetch_standalone_python,
+    order_of,
     version_of,
 )
 from clusterctl.packages.wheelhouse import wheelhouse
@@ -232,9 +233,9 @@ def with_standalone_python(
     }
     if not usable_pythons(proven) and not own:
         own = _send_python(transport, site, folder, cluster_id, report)
-    # The last is the newest.
-    pythons = {path: version_of(Path(path).parents[1].name) for path in reversed(own)}
-    return replace(site, proven_pythons=proven, pythons={**site.pythons, **pythons})
+    pythons = {path: version_of(Path(path).parents[1].name) for path in own}
+    newest_first = sorted(pythons.items(), key=lambda one: order_of(one[1]), reverse=True)
+    return replace(site, proven_pythons=proven, pythons={**site.pythons, **dict(newest_first)})
 
 
 def _send_python(

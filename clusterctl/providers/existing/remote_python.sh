@@ -23,6 +23,6 @@ if [ -n "$name" ]; then
 fi
 [ ! -d "$folder" ] || folder=$(cd -- "$folder" && pwd)
 printf '%s\n' "$folder"
-for python in "$folder"/pythons/*/bin/python3; do
+for python in "$folder"/pythons/cpython-*-*/bin/python3; do
     [ ! -x "$python" ] || printf '%s\n' "$python"
 done

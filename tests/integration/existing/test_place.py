@@ -392,6 +392,18 @@ def test_old_site_gets_a_python_once(standalone: None, home: Path, tmp_path: Pat
     assert list(home.iterdir()) == []
 
 
+def test_newest_python_of_the_folder_is_chosen(home: Path) -> None:
+    """The order of a shell has 3.13.10 before 3.13.9. Other folders are somebody's own."""
+    for name in ("cpython-3.13.10-linux", "cpython-3.13.9-linux", "mine", "cpython"):
+        python = home / "ours/pythons" / name / "bin/python3"
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\n")
+        python.chmod(0o700)
+    pythons = {path: version for path, version in given().pythons.items() if "/ours/" in path}
+    assert [*pythons.values()] == ["3.13.10", "3.13.9"]
+    assert choose_python(given().pythons).startswith(f"{home}/ours/pythons/cpython-3.13.10-")
+
+
 def test_site_with_a_python_gets_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proven = replace(OLD, proven_pythons={"/nodes/python3.12": "3.12.1"})
     assert (given(SITE), given(proven)) == (SITE, proven)
