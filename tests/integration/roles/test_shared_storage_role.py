@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,33 @@ def test_existing_shared_folder_keeps_its_mode(tmp_path: Path, mode: int | None)
     done = run_tasks(tmp_path, "shared_storage", "install", **variables)
     assert done.returncode == 0, done.stdout
     assert folder.stat().st_mode & 0o7777 == (mode or 0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_mounted"),
+    [("mounted", True), ("with blank", True), ("bound", False), ("mount", False)],
+)
+def test_existing_folder_is_mounted_unless_the_kernel_has_it(
+    tmp_path: Path, *, name: str, is_mounted: bool
+) -> None:
+    """Not if it is the root of another mount, such as a bind mount or a subvolume of btrfs."""
+    table = tmp_path / "mountinfo"
+    blank = f"{tmp_path}/with\\040blank"
+    table.write_text(
+        "22 1 8:1 / / rw - ext4 /dev/a rw\n"
+        f"30 22 0:33 / {tmp_path}/mounted rw - nfs4 files:/a rw\n"
+        f"31 22 0:34 / {blank} rw - nfs4 files:/b rw\n"
+        f"32 22 8:1 {tmp_path}/bound /elsewhere rw - ext4 /dev/a rw\n"
+    )
+    (tmp_path / "bin").mkdir()
+    real = shutil.which("findmnt")
+    lists = f'shift; exec {real} --tab-file {table} "$@"'
+    program(tmp_path, "findmnt", f"case $1 in --fstab) exit 0 ;; --kernel) {lists} ;; esac; exit 9")
+    program(tmp_path, "systemctl", f'echo "$@" >>{tmp_path}/systemctl')
+    variables = {"shared_storage_path": f"{tmp_path}/{name}", "shared_storage_kind": "existing"}
+    done = run_tasks(tmp_path, "shared_storage", "mount_existing", **variables)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "systemctl").exists() != is_mounted
 
 
 @pytest.fixture
