@@ -209,6 +209,10 @@ def _opened(pipe: Path) -> int:
         return 0
 
 
+def _sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def test_signal_ends_a_verb_with_an_answer(cli: Clusterctl) -> None:
     """Before a verb runs, too: here while it reads a spec that never comes."""
     pipe = cli.cwd / "cluster.yaml"
@@ -216,6 +220,8 @@ def test_signal_ends_a_verb_with_an_answer(cli: Clusterctl) -> None:
     running = cli.start("-o", "json", "validate", "-f", "cluster.yaml")
     writer = eventually(lambda: _opened(pipe))
     with os.fdopen(writer, "w"):
+        # A signal just before the call that reads would be seen after it only.
+        eventually(lambda: _sleeps(running.pid))
         running.send_signal(signal.SIGTERM)
         out, _ = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGTERM
