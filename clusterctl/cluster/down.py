@@ -73,7 +73,7 @@ from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace, new_id
 from clusterctl.transport.master import end_all_connections
-from clusterctl.util.digest import digest_of, require_digest
+from clusterctl.util.digest import digest_of, plan_changed, require_digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
 from clusterctl.util.progress import SILENT
@@ -162,9 +162,11 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
     """
     workspace = runner.workspace
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.reporter.note):
+        shown = None
         if options.if_digest is not None:
-            require_digest(preview(workspace, options).digest, options.if_digest)
-        return down_locked(runner, options)
+            shown = preview(workspace, options)
+            require_digest(shown.digest, options.if_digest)
+        return down_locked(runner, options, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +190,7 @@ def preview(workspace: Workspace, options: DownOptions) -> Removal:
     reject_unknown(workspace)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     entries = set(uncollected(workspace)) - set(discarded)
-    removed, brought = (
-        tuple(sorted(entry.job_id or entry.token for entry in jobs))
-        for jobs in (discarded, entries)
-    )
+    removed, brought = (tuple(sorted(map(_name_of, jobs))) for jobs in (discarded, entries))
     copies = find_only_copies(workspace, removed)
     copies = replace(copies, files=tuple(f for f in copies.files if f.job_id not in brought))
     inventory = inventory_if_known(workspace)
@@ -223,14 +222,19 @@ def reject_unknown(workspace: Workspace) -> None:
         )
 
 
-def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
-    """Do the same as ``down``, for a caller that already holds the cluster's lock."""
+def down_locked(
+    runner: PhaseRunner, options: DownOptions, shown: Removal | None = None
+) -> DownResult:
+    """Do the same as ``down``, for a caller that already holds the cluster's lock.
+
+    shown: what may be lost. None: all that the options allow.
+    """
     workspace = runner.workspace
     remove_stale_folders()
     reject_unknown(workspace)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
-        result = run_phases(writing_runner, options, discarded)
+        result = run_phases(writing_runner, options, discarded, shown)
     # Without kept storage, the list of copies describes files that are gone.
     if load_record(workspace.root.name) is None:
         with suppress(OSError):
@@ -241,7 +245,10 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
 
 def run_phases(
-    runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]
+    runner: PhaseRunner,
+    options: DownOptions,
+    discarded: tuple[JobEntry, ...],
+    shown: Removal | None = None,
 ) -> DownResult:
     """Run the phases of `down`. ``discarded``: submissions with runs to delete instead of
     collect.
@@ -257,6 +264,8 @@ def run_phases(
     not_collected = set(uncollected(workspace)) - set(discarded)
     runs = runner.run("collect_runs", collect_runs, options, discarded) if not_collected else ()
     lost = runner.run("look", check_only_copies, discarded, discard=options.discard)
+    if shown is not None:
+        _reject_unshown(shown, discarded, lost)
     if forgotten := forget_machines(workspace, options.gone):
         runner.reporter.note(f"forgotten: {'; '.join(forgotten)}")
     if not _has_begun(workspace):
@@ -272,6 +281,24 @@ def run_phases(
         images = provider.kept_images()
     phases = tuple(runner.phases)
     return DownResult(runs, phases, settings.shares_kernel, True, discarded, kept, lost, images)
+
+
+def _reject_unshown(shown: Removal, discarded: Sequence[JobEntry], lost: OnlyCopies) -> None:
+    """Raise UsageError if jobs or files would be lost that were not there when the digest was
+    compared.
+    """
+    known = {(file.what, file.host, file.owner) for file in shown.copies.files}
+    new = [
+        *(name for name in map(_name_of, discarded) if name not in shown.discarded),
+        *(job for job in lost.job_ids if job not in shown.copies.job_ids),
+        *(file.what for file in lost.files if (file.what, file.host, file.owner) not in known),
+    ]
+    if new:
+        raise plan_changed(f"new on the cluster since then: {', '.join(new)}")
+
+
+def _name_of(entry: JobEntry) -> str:
+    return entry.job_id or entry.token
 
 
 def _has_begun(workspace: Workspace) -> bool:

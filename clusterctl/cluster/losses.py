@@ -91,7 +91,13 @@ def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCo
     unknown = () if inventory.traits.adopts_hosts else copies.unknown or unknown
     has_others = any(job.user != inventory.job_user for job in jobs)
     lines = tuple(f"job {job.id} ({job.name}) of {job.user} is {job.state.value}" for job in jobs)
-    return OnlyCopies(lines, files=files, unknown=unknown, has_jobs_of_others=has_others)
+    return OnlyCopies(
+        lines,
+        files=files,
+        unknown=unknown,
+        job_ids=tuple(dict.fromkeys(job.whole_id for job in jobs)),
+        has_jobs_of_others=has_others,
+    )
 
 
 def _active_jobs(

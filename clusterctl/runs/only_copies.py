@@ -102,6 +102,7 @@ class OnlyCopies:
     """Data that exists only on the cluster: pending and running jobs, uncollected runs, and files.
 
     ``unknown`` has a line for each host or path that could not be checked.
+    job_ids: the ids of ``jobs``, without those of tasks.
     has_jobs_of_others: whether one of the jobs belongs to another user than the cluster's job user.
     """
 
@@ -109,6 +110,7 @@ class OnlyCopies:
     runs: tuple[str, ...] = ()
     files: tuple[UncopiedFiles, ...] = ()
     unknown: tuple[str, ...] = ()
+    job_ids: tuple[str, ...] = ()
     has_jobs_of_others: bool = False
 
     def __bool__(self) -> bool:

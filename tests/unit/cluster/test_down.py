@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
-from clusterctl.cluster import down
+from clusterctl.cluster import down, losses
 from clusterctl.cluster.down import (
     DownOptions,
     accepting_keys_of_spec,
@@ -30,6 +30,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Orphan, OrphanSearch, Prompts, fingerprint
+from clusterctl.runs.only_copies import NOTHING, OnlyCopies, UncopiedFiles
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import CONTROLLER
@@ -248,6 +249,48 @@ def test_down_does_what_its_preview_has_shown_or_nothing(
     assert again.discarded == ("2", "3", "4")
     down.down(runner, DownOptions(discard=True, if_digest=again.digest))
     assert not workspace.root.exists()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        OnlyCopies(("job 9 (new) of ada is RUNNING",), job_ids=("9",)),
+        OnlyCopies(files=(UncopiedFiles("/shared/home/ada/new", "ada", 1, 1, 0),)),
+        NOTHING,
+    ],
+    ids=["job", "file", "submission"],
+)
+def test_down_loses_nothing_that_came_after_its_preview(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: OnlyCopies
+) -> None:
+    """A job that was shown may have begun to run; a submission may come from this machine, too."""
+    cloud = Cloud({"ffffff": (DISK,)})
+    use_provider(monkeypatch, lambda *_: cloud)
+    workspace = cluster_with_runs(tmp_path)
+    before = OnlyCopies(("job 7 (old) of ada is PENDING",), job_ids=("7",))
+    now = OnlyCopies(("job 7 (old) of ada is RUNNING", *found.jobs), files=found.files)
+    now = replace(now, job_ids=("7", *found.job_ids))
+    monkeypatch.setattr(down, "find_only_copies", lambda *_: before)
+    monkeypatch.setattr(losses, "find_only_copies", lambda *_: now)
+    shown = down.preview(workspace, DownOptions(discard=True))
+    options = DownOptions(discard=True, if_digest=shown.digest)
+    if found is NOTHING:
+        ledger = Ledger(workspace.jobs)
+        new = "4"
+        late = replace(ledger.entries()[0], token=new, job_id=new, run_dir=None)
+        monkeypatch.setattr(down, "require_digest", lambda *_: ledger.add(late))
+    with refused("plan-changed", UsageError):
+        down.down(PhaseRunner(workspace=workspace), options)
+    assert not cloud.destroyed
+    monkeypatch.undo()
+    use_provider(monkeypatch, lambda *_: cloud)
+    monkeypatch.setattr(down, "find_only_copies", lambda *_: before)
+    monkeypatch.setattr(
+        losses, "find_only_copies", lambda *_: replace(now, job_ids=("7",), files=())
+    )
+    again = down.preview(workspace, DownOptions(discard=True))
+    down.down(PhaseRunner(workspace=workspace), replace(options, if_digest=again.digest))
+    assert cloud.destroyed
 
 
 def test_down_that_can_not_collect_names_jobs_and_remedy() -> None:
