@@ -152,7 +152,7 @@ def _show_removal(screen: Screen, name: str, workspace: Workspace, options: Down
     }
     lines = [f"`down` would remove {', '.join(removal.hosts) or 'no host'}"]
     if removal.collected:
-        lines.append(f"collected before: job {', '.join(removal.collected)}")
+        lines.append(f"it would first collect job {', '.join(removal.collected)}")
     if removal.discarded:
         lines.append(f"deleted without being collected: job {', '.join(removal.discarded)}")
     then = "deleted, too" if options.discard else "`down` would stop, because only the cluster has"

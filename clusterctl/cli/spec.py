@@ -133,7 +133,7 @@ def _new(path: Path) -> Iterator[None]:
             f"{path} can't be written",
             code="file-unwritable",
             why=exc.strerror or str(exc),
-            fix="correct its permissions, or name another spec file with -f",
+            fix="correct its permissions, or work in another folder",
         ) from exc
 
 
