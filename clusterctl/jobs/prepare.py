@@ -48,6 +48,7 @@ from clusterctl.jobs.times import with_local_times
 from clusterctl.packages.project_files import (
     find_package_file,
     member_roots,
+    note_of_unread_lock,
     unsupported_packages,
 )
 from clusterctl.scheduler.base import Outcome, worst_job
@@ -343,6 +344,8 @@ class Preparer:
             if file is None:
                 return job
             members = [root.resolve() for root in member_roots(file)]
+        if note := note_of_unread_lock(file):
+            self._notes([note])
         place = job.place
         top = place.folder.resolve()
         inner = (os.path.relpath(root, top) for root in members if root.is_relative_to(top))

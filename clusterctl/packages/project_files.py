@@ -33,7 +33,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import Notice, UsageError
 from clusterctl.packages.index_failures import uv_index_error
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.requirement_files import (
@@ -67,6 +67,7 @@ _LOOKED_FOR: Final = (
 )
 # Those of them that only another tool reads -> the tool.
 _OF_OTHERS: Final = {"Pipfile": "Pipenv", "setup.cfg": "setuptools", "setup.py": "setuptools"}
+_LOCKS_OF_OTHERS: Final = ("poetry.lock", "pdm.lock")
 _CONDA: Final = frozenset({"environment.yml", "environment.yaml"})
 # FILE[NAME,...] chooses extras and dependency groups.
 _CHOICE: Final = re.compile(r"(?P<file>.+)\[(?P<names>[\w.,\s-]+)\]")
@@ -165,6 +166,22 @@ def find_package_file(script: Path, top: Path) -> Path | None:
         for name in _LOOKED_FOR:
             if (folder / name).is_file() and _lists_packages(folder / name):
                 return folder / name
+    return None
+
+
+def note_of_unread_lock(file: Path) -> Notice | None:
+    """Return a note on a lock of another tool beside a pyproject.toml that is read in its place.
+
+    file: as the user chose it, with extras and groups.
+    """
+    file, _ = _split(file)
+    for name in _LOCKS_OF_OTHERS:
+        if file.name == "pyproject.toml" and file.with_name(name).is_file():
+            return Notice(
+                "lock-not-used",
+                f"{name} is not used, because only its own tool reads it; to install its versions, "
+                f"write requirements.txt with `{OF_TOOLS[name]}`",
+            )
     return None
 
 

@@ -508,6 +508,27 @@ def test_packages_that_pip_can_not_install_are_noted_with_the_way(
     assert [way in note for note in notes if shows(note, "packages-not-installed")] == [True]
 
 
+@pytest.mark.parametrize(
+    ("chosen", "lock"), [(None, "poetry.lock"), ("pyproject.toml[more]", "pdm.lock")]
+)
+def test_lock_of_another_tool_beside_a_project_is_noted(
+    program: Path, chosen: str | None, lock: str
+) -> None:
+    project = program.with_name("pyproject.toml")
+    project.write_text(
+        '[project]\nname = "p"\nversion = "1"\ndependencies = ["first"]\n'
+        "optional-dependencies = {more = []}\n"
+    )
+    choice = None if chosen is None else program.with_name(chosen)
+    job = JobSpec(name="a", script=program, requirements=choice)
+    for is_there in (False, True):
+        if is_there:
+            program.with_name(lock).touch()
+        found, notes = prepared(job)
+        assert names_in(found) == ["first==2.0"]
+        assert [lock in note for note in notes if shows(note, "lock-not-used")] == [True] * is_there
+
+
 def test_packages_of_a_workspace_can_be_imported(program: Path) -> None:
     top = program.parent
     (top / "libs/b/src").mkdir(parents=True)
