@@ -42,7 +42,7 @@ from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import inventory_if_known
-from clusterctl.state.workspace import Workspace, config_file, state_home
+from clusterctl.state.workspace import Workspace, clusters_up, config_file, state_home
 from clusterctl.transport.login import calls_of_last_hour
 from clusterctl.util.disk import read_text
 from clusterctl.util.progress import SILENT
@@ -88,9 +88,13 @@ def place_of(verb: str, arguments: Mapping[str, Any], project: Path) -> Place:
         return NOWHERE
     name = arguments.get("cluster")
     if name == ALL:
-        return Place(ALL, ALL, here=False)
+        most = max((_commands(Workspace.of(each)) for each in clusters_up()), default=0)
+        return Place(ALL, ALL, here=False, commands=most)
     file = arguments.get("file")
     chosen = ChosenCluster(project / file if file else None, name, SILENT.note)
+    # A job may name its cluster.
+    if jobs := [*arguments.get("ids", ()), *filter(None, [arguments.get("job_id")])]:
+        chosen = chosen.of_jobs(jobs)
     workspace = chosen.workspace()
     inventory = inventory_if_known(workspace)
     traits = inventory.traits if inventory is not None else spec_of(chosen).provider
@@ -230,7 +234,7 @@ class _Call:
             )
         tool = TOOLS[self.verb]
         self._limits = limits_of_user()
-        self._given = checked(self.verb, self._given)
+        self._given = {**tool.given, **checked(self.verb, self._given)}
         self._command = words_of(self.verb, self._timed())
         self._check_arguments()
         self.place = place_of(self.verb, self._given, self._calls.project)
@@ -252,7 +256,8 @@ class _Call:
         folders.require(SPEC_NAME)
         require_folders(self.verb, self._given, folders, limits)
         if self.verb in {"submit", "where"} and ("target" in self._given or "m" in self._given):
-            require_files(self._given, folders, limits)
+            count = len(self.verb.split())
+            require_files(self.verb, self._command[count:], folders, limits)
         if self._given.get("discard") and not limits.discard:
             raise LimitError(
                 "agents may not discard what exists only on a cluster",

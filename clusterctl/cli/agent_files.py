@@ -1,56 +1,85 @@
-"""The files of this machine that a `submit` of an agent would send."""
+"""The files of this machine that a `submit` of an agent would read or send."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
 
-from clusterctl.cli.agent_arguments import Folders, require_folders_of_job_file
-from clusterctl.errors import ClusterctlError
+from clusterctl.cli.agent_arguments import (
+    Folders,
+    require_folders_of_job_file,
+    require_variable,
+)
+from clusterctl.cli.agent_tools import read_words
 from clusterctl.spec.agent import AgentLimits
-
-# Options that choose the files to send.
-_CHOOSING: Final = ("include", "exclude", "folder")
+from clusterctl.spec.job import JobSpec
 
 
-def require_files(arguments: Mapping[str, Any], folders: Folders, limits: AgentLimits) -> None:
+def require_files(verb: str, words: Sequence[str], folders: Folders, limits: AgentLimits) -> None:
     """Raise LimitError if a job would read or send files outside of the folders.
 
-    A job file may name such files, and a link in the project may lead to one. Other errors are
-    left to the command.
-    """
-    from clusterctl.jobs.prepare import read_jobs
-    from clusterctl.jobs.source import source_of
-    from clusterctl.spec.program import MODULE_FLAG, is_job_file
+    A job file may name such files, a list of packages may include them, and a link in the project
+    may lead to one. The job is read from the words of the command, as the command reads it.
 
-    target = str(arguments.get("target", ""))
-    if module := arguments.get("m"):
-        target = f"{MODULE_FLAG}{module}"
-    elif is_job_file(target):
+    Raises the error of the command if the job can't be read.
+    """
+    from clusterctl.jobs.prepare import reads_packages_beside
+    from clusterctl.jobs.source import source_of
+    from clusterctl.packages.project_files import find_package_file
+
+    for job in _jobs(verb, words, folders, limits):
+        if job.script is None:
+            continue
+        source = source_of(job)
+        for path in (
+            job.script,
+            *([job.place.folder] if job.project else []),
+            *(item.origin for item in (source.files if source is not None else ())),
+        ):
+            folders.require(str(path))
+        packages = job.requirements or None
+        if reads_packages_beside(job):
+            packages = find_package_file(job.script, job.place.folder)
+        if packages is not None:
+            require_packages(packages, folders, limits)
+
+
+def _jobs(
+    verb: str, words: Sequence[str], folders: Folders, limits: AgentLimits
+) -> Sequence[JobSpec]:
+    """Return the jobs that a command is about, by its words after the name."""
+    from clusterctl.cli.submit import job_and_options
+    from clusterctl.jobs.prepare import read_jobs
+    from clusterctl.spec.program import is_job_file
+
+    read = read_words(verb, words)
+    if read is None:
+        return ()
+    params, given = read
+    target, options = job_and_options(params["target"] or "", params.get("args") or [], given)
+    if is_job_file(target):
         _require_files_of_job_file(folders.project / target, folders, limits)
-    given = {name: arguments[name] for name in _CHOOSING if name in arguments}
-    if arguments.get("no_folder"):
-        given["folder"] = False
-    paths: list[Path] = []
-    with suppress(ClusterctlError, OSError):
-        for job in read_jobs(target, given, arguments.get("variant", ())):
-            if job.script is None:
-                continue
-            paths += [job.script, *([job.place.folder] if job.project else [])]
-            source = source_of(job)
-            paths += [item.origin for item in source.files] if source is not None else []
-    for path in paths:
-        folders.require(str(path))
+    return read_jobs(target, options, params["variant"] or ())
 
 
 def _require_files_of_job_file(path: Path, folders: Folders, limits: AgentLimits) -> None:
     from clusterctl.spec.job_file import JOB_FILE
     from clusterctl.spec.parse import Document, read_text
 
-    try:
-        values = Document(read_text(path, JOB_FILE), str(path), JOB_FILE).values
-    except ClusterctlError:
-        return
+    values = Document(read_text(path, JOB_FILE), str(path), JOB_FILE).values
     require_folders_of_job_file(values, path.parent, folders, limits)
+
+
+def require_packages(choice: Path, folders: Folders, limits: AgentLimits) -> None:
+    """Raise LimitError if a list of packages names files outside of the folders, or values of the
+    user's, which pip inserts for ${NAME}.
+
+    choice: as the user chose it, with extras and groups.
+    """
+    from clusterctl.packages.named_files import named_in
+
+    for named in named_in(choice):
+        if isinstance(named, str):
+            require_variable(named, limits)
+        else:
+            folders.require(str(named))

@@ -17,13 +17,15 @@ from typing import Any, Final
 
 from clusterctl.agent.journal import Journal
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.util.redact import looks_secret
 
 # The variables of the user's that the program gets: what ssh, pip, uv, Terraform and Google's
-# libraries need to reach and configure clusters. No job gets one by its name alone.
+# libraries need to reach and configure clusters, unless it looks like a secret: an index that pip is
+# told to use may get any of them. No job gets one by its name alone.
 _KEPT: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|LANG|LC_\w+|XDG_\w+|CLUSTERCTL_\w+|PYTHON\w+|"
     r"SSH_AUTH_SOCK|(?:https?|no|all)_proxy|(?:HTTPS?|NO|ALL)_PROXY|PIP_\w+|UV_\w+|SSL_CERT_\w+|"
-    r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|GOOGLE_\w+|CLOUDSDK_\w+|TF_\w+|KRB5\w+"
+    r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|GOOGLE_\w+|CLOUDSDK_\w+|TF_(?:CLI|DATA|LOG|PLUGIN)\w*|KRB5\w+"
 )
 _MOST_REASON: Final = 2000  # letters
 
@@ -48,7 +50,7 @@ def environment(secrets: Sequence[str], own: Mapping[str, str] | None = None) ->
     return {
         name: value
         for name, value in own.items()
-        if name in secrets or _KEPT.fullmatch(name) is not None
+        if name in secrets or (_KEPT.fullmatch(name) is not None and not looks_secret(name, value))
     }
 
 

@@ -5,7 +5,7 @@ Names, help and types come from the commands' own declarations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import cache
@@ -13,10 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, get_args, get_origin
 
-from clusterctl.cli.main import LazyVerb
+from clusterctl.cli.main import CommandLineError, LazyVerb
+from clusterctl.cli.options import given_flags
 from clusterctl.cli.verbs import VERBS
 from clusterctl.spec.agent import AgentLimits, read_limits
 from clusterctl.spec.names import reject_unknown
+from clusterctl.state.ledger import RUNS
 from clusterctl.state.workspace import config_file
 
 
@@ -66,7 +68,8 @@ class Tool:
 
     takes: the names of its arguments, as the command line has them, without dashes.
     parts: argument -> what of it is a path, or another value of the user's.
-    fixed: words that each call has. of_file: whether the call may name a spec file.
+    fixed: words that each call has. given: arguments of a call that does not give them itself.
+    of_file: whether the call may name a spec file.
     of_cluster: whether it is about a cluster.
     destroys: whether it can remove or replace what exists. repeatable: whether a second call with
     the same arguments changes nothing more.
@@ -76,6 +79,7 @@ class Tool:
     takes: tuple[str, ...] = ()
     parts: Mapping[str, Part] = field(default_factory=lambda: MappingProxyType({}))
     fixed: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     of_file: bool = False
     of_cluster: bool = True
     destroys: bool = False
@@ -105,6 +109,8 @@ _WHERE: Final = tuple(
     "target variant nodes tasks_per_node cpus gpus mem time partition account qos".split()
 )
 _REPLAY: Final = tuple("run set failed code mem time partition account qos tag note".split())
+# Otherwise runs of jobs that were submitted in other folders are written there.
+_OUT: Final = MappingProxyType({"out": str(RUNS)})
 _RUN: Final = MappingProxyType({"run": Part.NAME})
 
 TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
@@ -133,9 +139,18 @@ TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
         "report": Tool(Kind.READS, ("run",), _RUN),
         "init": Tool(Kind.FETCHES, ("provider", "name"), of_cluster=False),
         "collect": Tool(
-            Kind.FETCHES, ("ids", "out", "checkpoints", "all"), {"out": Part.PATH}
+            Kind.FETCHES,
+            ("ids", "out", "checkpoints", "all"),
+            {"out": Part.PATH},
+            given=_OUT,
         ),
-        "get": Tool(Kind.FETCHES, ("paths",), {"paths": Part.HERE_LAST}, destroys=True),
+        "get": Tool(
+            Kind.FETCHES,
+            ("paths",),
+            {"paths": Part.HERE_LAST},
+            fixed=("--no-git",),
+            destroys=True,
+        ),
         "put": Tool(Kind.SENDS, ("paths",), {"paths": Part.HERE_FIRST}, destroys=True),
         "submit": Tool(Kind.SUBMITS, _SUBMIT, _JOB, repeatable=False),
         "replay": Tool(Kind.SUBMITS, _REPLAY, _RUN, repeatable=False),
@@ -146,6 +161,7 @@ TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
             ("discard", "out"),
             {"out": Part.PATH},
             fixed=("--yes",),
+            given=_OUT,
             of_file=True,
             destroys=True,
         ),
@@ -193,6 +209,20 @@ def limits_of_user() -> AgentLimits:
 def command_of(verb: str) -> Any:
     """Return the command that the command line runs for a verb."""
     return LazyVerb(verb.rpartition(" ")[2], *VERBS[verb]).load()
+
+
+def read_words(verb: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Read the words after the name of a command as the command itself does.
+
+    Return (its parameters, of its flags those that are set). None: the command refuses the words.
+    """
+    function = VERBS[verb][0]()
+    try:
+        with command_of(verb).make_context(verb, [*words]) as context:
+            params = dict(context.params)
+    except CommandLineError:
+        return None
+    return params, given_flags(getattr(function, "flags", ()), params)
 
 
 @cache

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-from clusterctl.cli.options import argument
+from clusterctl.cli.options import argument, option
 from clusterctl.cli.output import Screen
 from clusterctl.jobs import files
 from clusterctl.transport.get import Fetched
@@ -53,6 +53,10 @@ def get(
             metavar="REMOTE... [LOCAL]",
         ),
     ],
+    no_git: Annotated[
+        bool,
+        option("Refuse folders named .git, because git runs programs that they name.", "--no-git"),
+    ] = False,
 ) -> None:
     """Copy files and folders from the cluster.
 
@@ -60,7 +64,7 @@ def get(
     """
     started_at = time.monotonic()
     with screen.transfers() as progress:
-        done = files.get(screen.chosen(), paths, progress=progress)
+        done = files.get(screen.chosen(), paths, no_git=no_git, progress=progress)
     for path in done.skipped:
         screen.note(f"note: not fetched, because it is neither a file nor a folder: {path}")
     local = paths[-1] if len(paths) > 1 else "."

@@ -26,7 +26,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 PROGRAM = "clusterctl"
 # The error that Typer raises for a wrong command line. It has no public name in all versions of
 # Typer.
-_CommandLineError: Final[Any] = typer.BadParameter.__base__
+CommandLineError: Final[Any] = typer.BadParameter.__base__
 # A shell's completion script sets this variable to get completions. If it is source_SHELL, Typer
 # prints the script.
 COMPLETION_VARIABLE = "_CLUSTERCTL_COMPLETE"
@@ -50,7 +50,7 @@ class LazyVerb(TyperCommand):
         typed = tuple(args)
         try:
             context = loaded.make_context(info_name, args, parent, **extra)
-        except _CommandLineError as exc:
+        except CommandLineError as exc:
             # With a context, the message contains the name of the command.
             if exc.ctx is None:
                 context = typer.Context(loaded, info_name=info_name, parent=parent)
@@ -124,7 +124,7 @@ def run() -> int:
         with writing(sys.stdout):
             code = app(prog_name=PROGRAM, standalone_mode=False) or 0
             sys.stdout.flush()
-    except _CommandLineError as exc:
+    except CommandLineError as exc:
         return _refuse(exc)
     except ClusterctlError as exc:
         # The command line is wrong, or the error of a command could not be shown.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -147,22 +148,30 @@ class _Served:
             except ClusterctlError as exc:
                 return _result(compact(error_answer(exc).body), is_error=True)
         verb = self._verbs.get(params.name, params.name)
-        answer = await self._with_progress(
-            context, functools.partial(self._calls.call, verb, given)
-        )
+        call = functools.partial(self._calls.call, verb, given)
+        # Calls that wait must not keep others from running.
+        limiter = _limiter_of_waits() if verb == "wait" else _limiter()
+        answer = await self._with_progress(context, call, limiter)
         text = self._answers.first(compact(answer.body))
         return _result(text, is_error=not answer.body.get("ok"))
 
-    async def _with_progress(self, context: Context, call: Callable[..., Answer]) -> Answer:
+    async def _with_progress(
+        self, context: Context, call: Callable[..., Answer], limiter: anyio.CapacityLimiter
+    ) -> Answer:
         """Run a call in a thread, and report its notes. If the request is cancelled, what only
         reads is ended; the rest is carried out.
         """
         programs: list[Program] = []
         notes = [""]
+        is_over = threading.Event()
 
         def started(program: Program) -> None:
             programs.append(program)
-            self._programs.append(program)
+            # The request may have been cancelled before the thread came here.
+            if is_over.is_set():
+                program.stop()
+            else:
+                self._programs.append(program)
 
         found: list[Answer] = []
 
@@ -180,13 +189,14 @@ class _Served:
                     await anyio.to_thread.run_sync(
                         functools.partial(call, heard=notes.append, started=started),
                         abandon_on_cancel=True,
-                        limiter=_limiter(),
+                        limiter=limiter,
                     )
                 )
             finally:
+                is_over.set()
                 for program in programs:
                     program.stop()
-                    self._programs.remove(program)
+                self._programs = [one for one in self._programs if one not in programs]
                 group.cancel_scope.cancel()
         return found[0]
 
@@ -247,6 +257,11 @@ class _Served:
 
 @functools.cache
 def _limiter() -> anyio.CapacityLimiter:
+    return anyio.CapacityLimiter(_AT_ONCE)
+
+
+@functools.cache
+def _limiter_of_waits() -> anyio.CapacityLimiter:
     return anyio.CapacityLimiter(_AT_ONCE)
 
 

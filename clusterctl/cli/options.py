@@ -254,6 +254,15 @@ def takes(flags: Mapping[str, Any]) -> Callable[[Verb], Verb]:
     return decorate
 
 
+def given_flags(flags: Iterable[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the flags that the user has set: keyword argument -> value."""
+    return {
+        name.removesuffix(_SYNONYM): arguments[name]
+        for name in flags
+        if arguments[name] not in (None, [], ())
+    }
+
+
 def verb(function: Verb) -> Callable[..., None]:
     """Turn ``function(screen, ...)`` into a Typer command that also has the options in ``COMMON``.
 
@@ -283,9 +292,8 @@ def verb(function: Verb) -> Callable[..., None]:
         screen = Screen(
             json=output == "json", markdown=output == "md", color=not no_color, **common
         )
-        for name in flags:
-            if (value := arguments.pop(name)) not in (None, [], ()):
-                arguments[name.removesuffix(_SYNONYM)] = value
+        given = given_flags(flags, arguments)
+        arguments = {name: arguments[name] for name in arguments if name not in flags} | given
         try:
             code = function(screen, **arguments) or 0
         except (Exception, *ENDINGS) as exc:

@@ -205,7 +205,7 @@ def submit(
 
     Arguments after -- are passed to the program.
     """
-    jobs = read_jobs(*_job_and_options(target, args or [], given), variant or ())
+    jobs = read_jobs(*job_and_options(target, args or [], given), variant or ())
     if program := bundled_job_with_help(jobs):
         text = help_of(program)
         screen.document({"help": text}, text)
@@ -321,7 +321,7 @@ def wait_first(
         raise
 
 
-def _job_and_options(
+def job_and_options(
     target: str, args: list[str], given: Mapping[str, object]
 ) -> tuple[str, Mapping[str, object]]:
     """Return the job that the user named, and option of a job -> value. given: all options."""

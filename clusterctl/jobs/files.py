@@ -92,15 +92,20 @@ def put(
 
 
 def get(
-    chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None
+    chosen: ChosenCluster,
+    paths: Sequence[str],
+    *,
+    no_git: bool = False,
+    progress: Progress = lambda *_: None,
 ) -> Fetched:
     """Copy files and folders from the cluster to a local folder.
 
     paths: remote paths, then the local folder, or for a single file its name here (see
         ``_is_name``). A single path is copied to the current folder.
+    no_git: refuse folders named .git.
 
     Raises:
-        UsageError: a path is empty.
+        UsageError: a path is empty, or a folder is refused.
         TransferError: the files can't be fetched.
         TransportError: the cluster can't be reached.
     """
@@ -114,6 +119,7 @@ def get(
             [_below_home(path) for path in remote],
             Path(local),
             is_name=is_name,
+            no_git=no_git,
             progress=progress,
         )
 

@@ -212,6 +212,17 @@ def _split(word: str) -> list[str]:
     return word.split("=", 1) if word.startswith(f"{_BATCH}=") else [word]
 
 
+def reads_packages_beside(job: JobSpec) -> bool:
+    """Return whether a file beside the job's program may list its packages."""
+    return (
+        job.script is not None
+        and job.container is None
+        and not job.env_path
+        and job.requirements is None
+        and language_of(job.script) is Language.PYTHON
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Preparer:
     """Finds the files and the Python environment of each job, and rejects jobs that can't run.
@@ -337,9 +348,8 @@ class Preparer:
         if job.script is None or job.container is not None or job.env_path:
             return job
         file = job.requirements or None
-        looks = job.requirements is None and language_of(job.script) is Language.PYTHON
         with suggesting_no_requirements():
-            if looks:
+            if reads_packages_beside(job):
                 file = self._found_packages(job, job.script, inventory)
             if file is None:
                 return job

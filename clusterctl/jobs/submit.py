@@ -665,7 +665,9 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
     """Return a folder's git commit and uncommitted changes; None if git fails or takes too long."""
 
     def git(*words: str) -> bytes:
-        argv = ["git", "--no-optional-locks", "-C", str(folder), *words]
+        # A repository may name programs that git runs.
+        safe = ["-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"]
+        argv = ["git", "--no-optional-locks", *safe, "-C", str(folder), *words]
         output = bytearray()
         with start_conversation(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
             while len(output) <= MAX_DIFF and (chunk := talk.receive()):

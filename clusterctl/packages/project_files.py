@@ -129,14 +129,14 @@ def content_hash(choices: Sequence[Path]) -> str:
     parts = list[bytes]()
     for file, names in map(_split, choices):
         parts += (name.encode() for name in names)
-        if _is_of_pip(file):
+        if is_of_pip(file):
             parts += (content for _, content in contents_of(file))
         else:
             parts.append(_text(file).encode())
     return digest(*parts)
 
 
-def _is_of_pip(file: Path) -> bool:
+def is_of_pip(file: Path) -> bool:
     """Return whether a file has pip's own format, by its name."""
     others = {"pyproject.toml", *_CONDA}
     is_lock = _is_of_uv(file) or is_valid_pylock_path(file)
@@ -243,6 +243,11 @@ def member_roots(file: Path) -> Iterator[Path]:
         if isinstance(folder, str):
             place = Path(os.path.normpath(file.parent / folder))
             yield place / "src" if (place / "src").is_dir() else place
+
+
+def file_of(choice: Path) -> Path:
+    """Return the file of a choice FILE[NAME,...]."""
+    return _split(choice)[0]
 
 
 def _split(choice: Path) -> tuple[Path, tuple[str, ...]]:

@@ -80,6 +80,12 @@ def read_requirements(file: Path) -> Iterator[str]:
     yield from (line for _, line in _lines(_read(file, "")))
 
 
+def included_by(line: str) -> str | None:
+    """Return the file or URL that a line includes. None: it includes none."""
+    match = _INCLUDE.match(line)
+    return match[2].strip("\"'") if match else None
+
+
 def as_elsewhere(line: str, folder: Path) -> str:
     """Return a line of a requirements file in ``folder`` as it must be in another folder: relative
     paths are made absolute.

@@ -62,16 +62,18 @@ def fetch(
     folder: Path,
     *,
     is_name: bool = False,
+    no_git: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Fetched:
     """Download files and folders of the cluster into the local ``folder``, each under its own name.
 
     is_name: if only a file arrives, ``folder`` is its path instead.
+    no_git: refuse folders named .git.
     Relative ``paths`` start at the user's home on the cluster. Other files in ``folder`` stay
     unchanged. After an error, files that are already complete stay as well.
 
     Raises:
-        UsageError: a path does not exist on the cluster.
+        UsageError: a path does not exist on the cluster, or a folder is refused.
         TransferError: a file changed, can't be read on the cluster, or can't be written on this
             machine.
         TransportError: the cluster can't be reached.
@@ -84,6 +86,8 @@ def fetch(
             writing_into(folder),
         ):
             _reject_other_names(download.entries, paths, transport.host)
+            if no_git:
+                _reject_git(download.entries, transport.host)
             if is_name and [entry.kind for entry in download.entries] == [Kind.FILE]:
                 download.entries[0].local = os.fsencode(folder.name)
                 folder = folder.parent
@@ -137,6 +141,21 @@ def _reject_other_names(entries: Sequence[Entry], paths: Sequence[str], host: st
             fix="ask the cluster's administrators which program answers there in place of python3",
             host=host,
         )
+
+
+def _reject_git(entries: Sequence[Entry], host: str) -> None:
+    """Raise UsageError if an entry is, or lies in, a folder of git. File systems may ignore the
+    case of names.
+    """
+    for entry in entries:
+        if b".git" in entry.path.lower().split(b"/"):
+            raise UsageError(
+                f"{printable(os.fsdecode(entry.path))} is refused",
+                code="git-folder",
+                where=host,
+                why="git runs programs that files in .git name",
+                fix="leave the folder .git out",
+            )
 
 
 @contextmanager

@@ -119,6 +119,17 @@ def test_get_does_not_read_parent_folders(remote_data):
         os.close(open_file(b"/", os.fsencode(remote_data / "large").lstrip(b"/")))
 
 
+@pytest.mark.parametrize("name", [".git", "sub/.git", ".GIT"])
+def test_get_refuses_folders_of_git_on_request(home, target, name):
+    config = home / "tree" / name / "config"
+    config.parent.mkdir(parents=True)
+    config.write_text("[core]\n")
+    with rejected("git-folder", UsageError):
+        fetch(LocalTransport(), ("tree",), target, no_git=True)
+    assert not (target / "tree").exists()
+    assert get(target, "tree").files == 1
+
+
 def test_get_replaces_a_file_of_the_same_size(remote_data, target):
     get(target)
     (target / "data" / "large").write_bytes(bytes(3 * MIB))

@@ -17,6 +17,7 @@ from clusterctl.agent.journal import Journal
 from clusterctl.agent.limits import usage
 from clusterctl.cli import agent_calls
 from clusterctl.cli.agent_answers import PART, Answers
+from clusterctl.cli.agent_arguments import words_of
 from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls
 from clusterctl.cli.agent_program import Answer, environment
 from clusterctl.state.workspace import Workspace
@@ -411,7 +412,8 @@ def test_cancel_of_a_job_of_others_is_refused(
 ) -> None:
     assert code(submit(calls)) == "ok"
     ran = len(played.ran)
-    assert code(calls.call("cancel", {"ids": ["1", job]})) in {"agent-others-job", "agent-argument"}
+    refusals = {"agent-others-job", "agent-argument", "unknown-run"}
+    assert code(calls.call("cancel", {"ids": ["1", job]})) in refusals
     assert len(played.ran) == ran
 
 
@@ -483,7 +485,6 @@ def test_wrong_arguments_run_nothing(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"ids": ["--all", "-f"]}, ["jobs", "--", "--all", "-f"]),
         ({"ids": ["1"], "all": True}, ["jobs", "--all", "--", "1"]),
         ({"cluster": "--help"}, ["jobs", "--cluster=--help"]),
     ],
@@ -497,20 +498,21 @@ def test_no_value_becomes_an_option(
         return
     calls.call("jobs", arguments)
     assert played.ran == [words]
+    assert words_of("jobs", {"ids": ["--all", "-f"]}) == ["jobs", "--", "--all", "-f"]
 
 
 def test_words_of_a_submission_stay_apart(calls: Calls, played: PlayedProgram) -> None:
     given: dict[str, Any] = {
         "target": "train.py",
         "args": ["--discard", "--", "-y"],
-        "name": "--dry-run",
+        "note": "--dry-run",
         "pack": False,
         "env": ["A=--x"],
         "time": 30,
     }
     token_of(calls, **given)
     assert played.ran[-1] == [
-        *("submit", "--dry-run", "--name=--dry-run", "--time=30", "--no-pack", "--env=A=--x"),
+        *("submit", "--dry-run", "--time=30", "--no-pack", "--env=A=--x", "--note=--dry-run"),
         *("train.py", "--", "--discard", "--", "-y"),
     ]
 
@@ -601,15 +603,22 @@ def test_values_of_the_user_are_not_passed(
     assert played.ran == []
 
 
-def test_values_that_the_user_allows_are_passed(calls: Calls, place: Place) -> None:
+def test_values_that_the_user_allows_are_passed(
+    calls: Calls, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "mine")
     place.limit(secrets=["WANDB_API_KEY"])
     given = {"target": "train.py", "secret": ["WANDB_API_KEY"], "env": ["A=1", "B="]}
     assert code(calls.call("submit", given)) == "ok"
 
 
 def test_program_gets_no_secret_of_the_user() -> None:
-    own = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "WANDB_API_KEY": "y", "PIP_CERT": "z"}
-    assert environment((), own) == {"PATH": "/bin", "PIP_CERT": "z"}
+    kept = {"PATH": "/bin", "PIP_CERT": "z", "GOOGLE_APPLICATION_CREDENTIALS": "/key.json"}
+    own = {**kept, "AWS_SECRET_ACCESS_KEY": "x", "WANDB_API_KEY": "y", "TF_VAR_db": "w"}
+    own |= dict.fromkeys(
+        ("UV_PUBLISH_TOKEN", "UV_INDEX_LAB_PASSWORD", "GOOGLE_API_KEY", "TF_TOKEN_a_b"), "v"
+    )
+    assert environment((), own) == kept
     assert environment(["WANDB_API_KEY"], own)["WANDB_API_KEY"] == "y"
 
 
@@ -620,6 +629,145 @@ def test_spec_that_is_a_link_outside_is_not_read(
     assert code(calls.call("status", {})) == "agent-path"
     with refused("agent-path"):
         calls.spec_text()
+    assert played.ran == []
+
+
+def in_project(place: Place, **files: str) -> None:
+    for name, text in files.items():
+        (place.project / name.replace("__", ".")).write_text(text)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("-r ../outside/secret", "agent-path"),
+        ("--requirement=OUT/secret", "agent-path"),
+        ("-cOUT/secret", "agent-path"),
+        ("-r more.txt", "agent-path"),
+        ("--find-links ../outside", "agent-path"),
+        ("-e ../outside", "agent-path"),
+        ("tool @ file://OUT/tool-1-py3-none-any.whl", "agent-path"),
+        ("tool@file:OUT/%74ool.tar.gz", "agent-path"),
+        ("../outside/tool-1.tar.gz", "agent-path"),
+        ("--index-url https://example.org/${WANDB_API_KEY}/simple", "agent-secret"),
+    ],
+)
+@pytest.mark.parametrize("name", ["requirements.txt", "own.txt"])
+def test_list_of_packages_that_names_files_outside_is_refused(
+    calls: Calls, place: Place, played: PlayedProgram, name: str, case: tuple[str, str]
+) -> None:
+    """Also the list that is found beside the program."""
+    line, refusal = case
+    in_project(
+        place,
+        **{name: line.replace("OUT", str(place.outside)) + "\n"},
+        more__txt="numpy\n-r ../outside/secret\n",
+    )
+    given = {"requirements": name} if name == "own.txt" else {}
+    assert code(calls.call("submit", {"target": "train.py", **given})) == refusal
+    assert played.ran == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "pyproject.toml",
+            "[project]\nname='a'\nversion='1'\ndependencies=['t @ file://OUT/t.whl']\n",
+        ),
+        (
+            "pyproject.toml",
+            "[project]\nname='a'\nversion='1'\ndependencies=['t']\n"
+            "[tool.uv.sources]\nt={path='../outside'}\n",
+        ),
+        (
+            "pyproject.toml",
+            "[project]\nname='a'\nversion='1'\ndynamic=['dependencies']\n"
+            "[tool.setuptools.dynamic]\ndependencies={file=['../outside/secret']}\n",
+        ),
+        (
+            "uv.lock",
+            "version=1\n[[package]]\nname='t'\nversion='1'\nsource={directory='../outside'}\n",
+        ),
+        ("pylock.toml", "[[packages]]\nname='t'\narchive={path='../outside/t.tar.gz'}\n"),
+        ("environment.yml", "dependencies: [pip: ['-r ../outside/secret']]\n"),
+        ("train.py", "# /// script\n# dependencies = ['t @ file://OUT/t.whl']\n# ///\n"),
+    ],
+)
+def test_project_file_that_names_files_outside_is_refused(
+    calls: Calls, place: Place, played: PlayedProgram, name: str, text: str
+) -> None:
+    (place.project / name).write_text(text.replace("OUT", str(place.outside)))
+    given = {"target": "train.py", "requirements": name}
+    assert code(calls.call("submit", given)) == "agent-path"
+    assert played.ran == []
+
+
+def test_list_of_packages_inside_the_project_is_used(
+    calls: Calls, place: Place, played: PlayedProgram
+) -> None:
+    in_project(
+        place,
+        requirements__txt="numpy>=1; python_version > '3'\n-r more.txt\n--find-links wheels\n"
+        "tool[a] @ https://example.org/tool-1-py3-none-any.whl\n",
+        more__txt="-r requirements.txt\n./sub/other-1-py3-none-any.whl\n",
+    )
+    assert code(calls.call("submit", {"target": "train.py"})) == "ok"
+
+
+def test_files_are_looked_at_as_the_command_reads_the_job(
+    calls: Calls, place: Place, played: PlayedProgram
+) -> None:
+    """The options of the call belong to the job: without them this job file could not be read."""
+    in_project(
+        place,
+        job__yaml="job: train.py\nfolder: .\nscaling: {nodes: [1, 2], weak: true}\n"
+        "sweep: {grid: {global_batch_size: [8, 16]}}\n",
+    )
+    (place.project / "data").symlink_to(place.outside / "secret")
+    given = {"target": "job.yaml", "sweep": ["lr=1,2"]}
+    assert code(calls.call("submit", given)) == "agent-path"
+    assert played.ran == []
+
+
+def test_job_that_can_not_be_read_is_not_submitted(
+    calls: Calls, place: Place, played: PlayedProgram
+) -> None:
+    in_project(place, job__yaml="job: train.py\nnoodles: 2\n")
+    assert code(calls.call("submit", {"target": "job.yaml"})) == "unknown-key"
+    assert played.ran == []
+
+
+@pytest.mark.parametrize("verb", ["collect", "down"])
+def test_runs_come_into_the_project(
+    calls: Calls, place: Place, played: PlayedProgram, verb: str
+) -> None:
+    """Those of jobs from other folders would be written there."""
+    calls.call(verb, {})
+    assert "--out=runs" in played.ran[-1]
+    (place.project / "runs").symlink_to(place.outside)
+    assert code(calls.call(verb, {})) == "agent-path"
+
+
+def test_job_that_names_its_cluster_is_decided_by_the_limits_of_that_cluster(
+    calls: Calls, place: Place, played: PlayedProgram
+) -> None:
+    """An attached cluster's login node has its hour of commands, whichever way it is named."""
+    workspace = Workspace.of("national")
+    workspace.root.mkdir()
+    workspace.inventory.write_text(inventory_of("n1", cluster="national").text)
+    Workspace.of("here").root.mkdir()
+    Workspace.of("here").inventory.write_text(inventory_of("n1", cluster="here").text)
+    in_project(
+        place,
+        cluster__yaml="version: 1\nname: here\nprovider: {type: local}\n"
+        "partitions: [{name: train, nodes: 1}]\n",
+    )
+    workspace.login.write_text("ada@login\n")
+    workspace.calls.write_text(f"{time.time():.0f}\n" * 7)
+    place.limit(commands_per_hour=7)
+    for given in ({"ids": ["national/12"]}, {"cluster": "national"}, {"cluster": "all"}):
+        assert code(calls.call("jobs", given)) == "agent-commands"
     assert played.ran == []
 
 

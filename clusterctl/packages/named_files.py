@@ -1,0 +1,94 @@
+"""What a list of packages names on this machine: files, and variables that pip inserts."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from clusterctl.errors import UsageError
+from clusterctl.packages.project_files import file_of, is_of_pip
+from clusterctl.packages.requirement_files import decoded, included_by, read_requirements
+from clusterctl.spec.program import head_of, script_block
+
+# pip inserts only variables whose names have no small letters.
+_VARIABLE: Final = re.compile(r"\$\{([A-Z0-9_]+)\}")
+_FILE_URL: Final = re.compile(r"file:(?://)?(?P<path>[^\s;#\"']+)")
+# Keys whose values are paths, in pyproject.toml, uv.lock and pylock.toml.
+_PATHS: Final = frozenset("path directory editable virtual registry file find-links".split())
+
+
+def named_in(choice: Path) -> Iterator[Path | str]:
+    """Yield the files and folders that a list of packages names, itself first, and the names of the
+    variables that pip would insert.
+
+    Each file is yielded before it is read, so that the caller may stop at it. Raises UsageError: a
+    file can't be read.
+    """
+    file = file_of(choice)
+    yield file
+    if is_of_pip(file):
+        yield from _in_requirements(file, frozenset())
+        return
+    yield from _in_values(_content(file), file.parent)
+    project = file.with_name("pyproject.toml")
+    if file.name == "uv.lock" and project.is_file():
+        yield from named_in(project)
+
+
+def _in_requirements(file: Path, parents: frozenset[Path]) -> Iterator[Path | str]:
+    for line in read_requirements(file):
+        yield from _VARIABLE.findall(line)
+        yield from _in_line(line, file.parent)
+        name = included_by(line)
+        if name is not None and "://" not in name and file not in parents:
+            yield file.parent / name
+            yield from _in_requirements(file.parent / name, parents | {file})
+
+
+def _in_line(line: str, folder: Path) -> Iterator[Path]:
+    """Yield the paths in a line of a list of packages: URLs, what exists, and what looks like one."""
+    for url in _FILE_URL.finditer(line):
+        yield folder / unquote(url["path"].removeprefix("localhost"))
+    for word in re.split(r"[\s=]+", line):
+        name = word.strip("\"'").split("[")[0].split(";")[0]
+        if name and "://" not in name and ("/" in name or os.path.lexists(folder / name)):
+            yield folder / name
+
+
+def _in_values(values: Any, folder: Path) -> Iterator[Path | str]:
+    """Yield the paths in parsed TOML or YAML."""
+    if isinstance(values, str):
+        yield from _VARIABLE.findall(values)
+        yield from _in_line(values, folder)
+    elif isinstance(values, list):
+        for each in values:
+            yield from _in_values(each, folder)
+    elif isinstance(values, Mapping):
+        for key, each in values.items():
+            for text in each if isinstance(each, list) else [each]:
+                if key in _PATHS and isinstance(text, str) and "://" not in text:
+                    yield folder / text
+            yield from _in_values(each, folder)
+
+
+def _content(file: Path) -> Any:
+    import yaml
+
+    try:
+        if file.suffix == ".py":
+            return tomllib.loads(script_block(file, head_of(file)) or "")
+        text = decoded(file.read_bytes(), file)
+        return yaml.safe_load(text) if file.suffix in {".yml", ".yaml"} else tomllib.loads(text)
+    except (OSError, ValueError, yaml.YAMLError) as exc:
+        raise UsageError(
+            f"{file.name} can't be read",
+            code="file-unreadable",
+            where=str(file),
+            why=getattr(exc, "strerror", None) or str(exc),
+            fix="correct the file",
+        ) from exc
