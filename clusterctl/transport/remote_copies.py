@@ -115,7 +115,10 @@ OF_PROGRAMS = re.compile(
     rb"nvidia-mps|matplotlib-|systemd-private-|dbus-|snap-private|\.X|\.ICE|hsperfdata_|krb5cc_)[^/]*|"
     rb"ssh-[A-Za-z0-9]{10,12}"
 )
-NETWORK = frozenset(b"nfs nfs4 cifs smb3 9p ceph lustre beegfs gpfs autofs fuse".split())
+NETWORK = frozenset(
+    b"9p afs autofs beegfs ceph cifs gpfs lustre nfs nfs4 panfs pvfs2 smb3 smbfs virtiofs wekafs "
+    b"fuse".split()
+)
 
 
 def digest(host: bytes, path: bytes, size: int, mtime_ns: int) -> int:

@@ -41,7 +41,7 @@ _PROOF: Final = Path(__file__).with_name("remote_proof.sh").read_text(encoding="
 _LEAVE: Final = Path(__file__).with_name("remote_leave.sh").read_text(encoding="utf-8")
 # File systems that nodes share.
 _SHARED: Final = re.compile(
-    r"nfs|lustre|gpfs|beegfs|ceph|panfs|afs|cifs|smb|glusterfs|fuse|9p|virtiofs"
+    r"nfs|lustre|gpfs|beegfs|ceph|panfs|afs|cifs|smb|glusterfs|fuse|9p|virtiofs|pvfs2|wekafs|autofs"
 )
 # A proof ends after at most 300 + 90 s, see remote_leave.sh.
 _READ: Final = """\

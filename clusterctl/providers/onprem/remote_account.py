@@ -31,7 +31,9 @@ GATE = Path("/etc/clusterctl/sshd")
 GATE_CONFIG = Path("/etc/clusterctl/sshd_config")
 HOMES = "/home"
 # File systems on which root may not write, or on which it would write for all machines at once.
-FOREIGN = ("nfs", "nfs4", "autofs", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "9p")
+FOREIGN = (
+    "9p afs autofs beegfs ceph cifs gpfs lustre nfs nfs4 panfs pvfs2 smb3 smbfs virtiofs wekafs"
+).split()
 OWN_HOME = Path("/var/lib/clusterctl-admin")
 SETTLE_S = 1.0
 # Fields of CLAIM: who created the cluster, on which machine, in which folder there, and when.

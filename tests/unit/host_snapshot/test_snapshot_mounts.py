@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.providers.existing import prove
+from clusterctl.providers.onprem import remote_account
+from clusterctl.transport import remote_copies
 from tests.unit.host_snapshot.conftest import Machine, Refuses
 
 Snapshot = Callable[..., dict[str, Any]]
@@ -424,3 +427,11 @@ def test_restore_with_a_silent_server_of_the_owner_fails_before_any_change(
     server.unmount()
     snapshot("restored")
     assert not conf.exists()
+
+
+def test_programs_for_hosts_know_the_same_network_file_systems(util: Util) -> None:
+    """They run alone on other machines, and so can't share a list."""
+    servers = util("snapshot_mounts")._SERVERS
+    assert {*remote_account.FOREIGN} == servers | {"autofs"}
+    assert {kind.decode() for kind in remote_copies.NETWORK} == servers | {"autofs", "fuse"}
+    assert [kind for kind in (*servers, "autofs") if not prove._SHARED.match(kind)] == []
