@@ -31,6 +31,8 @@ from urllib.parse import parse_qs, urlsplit
 import bcrypt
 import pytest
 
+from tests.support.sshd import reserved_port
+
 PROGRAM = "docker-registry"
 USER = "ann"
 PASSWORD = "s3cret-word"  # noqa: S105
@@ -184,24 +186,23 @@ def registry(folder: Path, login: str = "") -> Iterator[Registry]:
     if not (program := shutil.which(PROGRAM)):
         pytest.fail(f"there is no {PROGRAM}: run scripts/bootstrap")
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     auth = ""
     if login:
         user, _, password = login.partition(":")
         kept = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
         (folder / "htpasswd").write_text(f"{user}:{kept}\n")
         auth = f"auth: {{htpasswd: {{realm: test, path: {folder}/htpasswd}}}}"
-    (folder / "config.yml").write_text(_CONFIG.format(folder=folder, address=address, auth=auth))
-    with (folder / "log").open("wb") as log:
-        argv = [program, "serve", str(folder / "config.yml")]
-        process = subprocess.Popen(argv, stdout=log, stderr=log)
-    try:
-        _await(process, address, folder / "log")
-        yield Registry(address, login)
-    finally:
-        process.kill()
-        process.wait()
+    config = folder / "config.yml"
+    with reserved_port() as port, (folder / "log").open("wb") as log:
+        address = f"127.0.0.1:{port}"
+        config.write_text(_CONFIG.format(folder=folder, address=address, auth=auth))
+        process = subprocess.Popen([program, "serve", config], stdout=log, stderr=log)
+        try:
+            _await(process, address, folder / "log")
+            yield Registry(address, login)
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _await(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
