@@ -83,12 +83,14 @@ class Call:
 
 @dataclass(slots=True)
 class History:
-    """What the journal tells. resumed: when the user last ran `clusterctl agent resume`."""
+    """What the journal tells.
+
+    outcomes: of each job whose end is known, in the order in which the ends were learned, since the
+        user last ran `clusterctl agent resume`.
+    """
 
     calls: dict[str, Call] = field(default_factory=dict)
-    # (time, outcome) of each job whose end is known, in the order in which the ends were learned.
-    ends: list[tuple[float, str]] = field(default_factory=list)
-    resumed: float = 0.0
+    outcomes: list[str] = field(default_factory=list)
 
     def jobs_of(self, cluster: str) -> set[str]:
         return {job for call in self.calls.values() if call.cluster == cluster for job in call.jobs}
@@ -188,8 +190,7 @@ def _apply(history: History, row: Mapping[str, Any]) -> None:
     event = row["event"]
     seconds = float(row["time"])
     if event == "resume":
-        history.resumed = seconds
-        history.ends.clear()
+        history.outcomes.clear()
         return
     call_id = str(row["call"])
     if event in {"begin", "refuse"}:
@@ -216,5 +217,5 @@ def _apply(history: History, row: Mapping[str, Any]) -> None:
         job = str(row["job"])
         use = JobUse(row["outcome"], row["active"], row["node_hours"], row["usd"])
         if use.outcome and not call.uses.get(job, JobUse()).outcome:
-            history.ends.append((seconds, use.outcome))
+            history.outcomes.append(use.outcome)
         call.uses[job] = use

@@ -96,7 +96,7 @@ def _active(call: Call) -> int:
 def _failures(history: History) -> int:
     """Return the number of failed jobs since the last completed job. Cancelled jobs don't count."""
     count = 0
-    for _, outcome in reversed(history.ends):
+    for outcome in reversed(history.outcomes):
         if outcome == COMPLETED:
             break
         count += outcome == FAILED

@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from clusterctl.agent.journal import DONE, FREE, Bound, Call, History, JobUse, Journal
-from clusterctl.agent.limits import COMPLETED, FAILED, Asked, LimitError, check
+from clusterctl.agent.limits import Asked, LimitError, check
 from clusterctl.agent.tokens import VALID_S, Planned, Tokens
 from clusterctl.cli.agent_arguments import (
     Folders,
@@ -30,14 +30,14 @@ from clusterctl.cli.agent_program import (
     write_end,
 )
 from clusterctl.cli.agent_tools import TOOLS, Kind, limits_of_user
+from clusterctl.cli.agent_use import CANCELLED, accounts_of, bound_of, uses_of
 from clusterctl.cli.all_clusters import ALL
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.spec.load import SPEC
 from clusterctl.spec.names import SPEC_NAME
 from clusterctl.spec.parse import read_text as read_spec_text
-from clusterctl.spec.sbatch import directive_lines, values_in
+from clusterctl.spec.sbatch import directive_lines
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of
@@ -54,11 +54,6 @@ _WAIT: Final = "10m"
 _PACE_S: Final = 20.0
 # Likewise for the clusters that the decision is not about.
 _SELDOM_S: Final = 300.0
-_CANCELLED: Final = "cancelled"
-_ENDED_BY_OTHERS: Final = frozenset(
-    (JobState.CANCELLED, JobState.PREEMPTED, JobState.REVOKED, JobState.PURGED)
-)
-_HOUR_S: Final = 3600
 
 Runner = Callable[[Program, Callable[[str], None]], Answer]
 
@@ -304,8 +299,8 @@ class _Call:
             project=str(self._calls.project),
             cluster=self.place.id,
             digest=digest,
-            bound=_bound_of(self.verb, answer.body.get("at_most") or {}),
-            accounts=_accounts_of(answer.body) if asked.submits else (),
+            bound=bound_of(self.verb, answer.body.get("at_most") or {}),
+            accounts=accounts_of(answer.body) if asked.submits else (),
         )
         self._refresh()
         with self._calls.journal.lock() as history:
@@ -430,22 +425,15 @@ class _Call:
         name = cluster.partition(" ")[0]
         if identity(Workspace.of(name)) != cluster:
             # The jobs have ended with their cluster. What they used is unknown.
-            uses = dict.fromkeys(jobs, JobUse(_CANCELLED, 0))
+            uses = dict.fromkeys(jobs, JobUse(CANCELLED, 0))
         else:
             words = ["jobs", "--all", f"--cluster={name}", "--", *jobs]
             program = Program(words, self._calls.project, environment(()))
             answer = self._calls.run(program, lambda _: None)
-            uses = _uses_of(answer.body, jobs)
+            uses = uses_of(answer.body, jobs)
         with self._calls.journal.lock():
             for job, use in uses.items():
                 self._calls.journal.use(jobs[job].id, job, use)
-
-
-def _uses_of(body: Mapping[str, Any], jobs: Mapping[str, Call]) -> dict[str, JobUse]:
-    """Return what jobs used, by the answer of `jobs`. Jobs that are not in it stay open."""
-    rows = [row for row in body.get("jobs") or () if isinstance(row, dict)]
-    own = {job: [row for row in rows if _whole_id(row.get("job_id")) == job] for job in jobs}
-    return {job: _use_of(found, jobs[job].bound) for job, found in own.items() if found}
 
 
 def _short(value: Any, most: int = 400) -> Any:
@@ -472,53 +460,3 @@ def _without_scripts(body: Mapping[str, Any]) -> dict[str, Any]:
         for row in rows
     ]
     return {**{key: value for key, value in body.items() if key not in rows[0]}, "jobs": short}
-
-
-def _bound_of(verb: str, at_most: Mapping[str, Any]) -> Bound:
-    """Return the most that a call can use, by its dry run."""
-    kind = TOOLS[verb].kind
-    if kind is Kind.SUBMITS:
-        tasks, jobs = at_most.get("tasks"), at_most.get("jobs")
-        count = None if tasks is None or jobs is None else max(tasks, jobs)
-        return Bound(count, at_most.get("node_hours"), at_most.get("usd"))
-    # The node hours of a cluster are those of its jobs.
-    return Bound(0, 0.0, at_most.get("usd")) if kind is Kind.RAISES else FREE
-
-
-def _accounts_of(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the account of each job of a dry run; "" for a job that names none."""
-    scripts = [str(job.get("script") or "") for job in body.get("jobs") or [body]]
-    found = (values_in(text.splitlines(), "--account") for text in scripts)
-    return tuple(values.get("--account", "") for values in found)
-
-
-def _whole_id(job_id: Any) -> str:
-    return str(job_id).partition("_")[0]
-
-
-def _use_of(rows: Sequence[Mapping[str, Any]], bound: Bound) -> JobUse:
-    """Return what a job used, by the rows of `jobs` about it and its tasks."""
-    states = [_state_of(row) for row in rows]
-    active = states.count("")
-    hours = [(row.get("elapsed_s") or 0) * len(row.get("nodes") or ()) / _HOUR_S for row in rows]
-    if active:
-        return JobUse("", active)
-    outcome = next((name for name in (COMPLETED, FAILED) if name in states), _CANCELLED)
-    node_hours = sum(hours)
-    # The price of a node hour is that of the dry run.
-    price = bound.usd / bound.node_hours if bound.usd and bound.node_hours else bound.usd
-    usd = None if price is None else price * node_hours
-    return JobUse(outcome, 0, round(node_hours, 6), None if usd is None else round(usd, 6))
-
-
-def _state_of(row: Mapping[str, Any]) -> str:
-    """Return how a job ended; "": it has not."""
-    try:
-        state = JobState(str(row.get("state")))
-    except ValueError:
-        return ""
-    if state.outcome is Outcome.COMPLETED:
-        return COMPLETED
-    if state in _ENDED_BY_OTHERS:
-        return _CANCELLED
-    return "" if state.outcome is Outcome.GOES_ON else FAILED

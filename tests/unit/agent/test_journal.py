@@ -66,7 +66,7 @@ def test_journal_end_of_a_job_is_counted_once(tmp_path: Path) -> None:
     journal.end(call, "ok", jobs=["7"], seconds=1, free=False)
     for _ in range(2):
         journal.use(call, "7", JobUse("failed", 0, 0.5, 0.0))
-    assert [outcome for _, outcome in journal.read().ends] == ["failed"]
+    assert journal.read().outcomes == ["failed"]
 
 
 def test_journal_resume_forgets_failures(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_journal_resume_forgets_failures(tmp_path: Path) -> None:
     journal.end(call, "ok", jobs=["7"], seconds=1, free=False)
     journal.use(call, "7", JobUse("failed", 0, 0.5, 0.0))
     journal.resume()
-    assert journal.read().ends == []
+    assert journal.read().outcomes == []
 
 
 def test_journal_lock_lets_one_at_a_time(tmp_path: Path) -> None:

@@ -37,9 +37,7 @@ def _call(number: int, bound: Bound = BOUND, **settings: Any) -> Call:
 
 def _history(*calls: Call, ends: str = "") -> History:
     outcomes = {"f": "failed", "c": "completed", "x": "cancelled"}
-    return History(
-        {call.id: call for call in calls}, [(time.time(), outcomes[letter]) for letter in ends]
-    )
+    return History({call.id: call for call in calls}, [outcomes[letter] for letter in ends])
 
 
 def test_usage_counts_a_bound_until_all_jobs_have_ended() -> None:
