@@ -52,7 +52,11 @@ def affected(number: int) -> AffectedJob:
         (PLAN, UpOptions(limit=("d-train-1",))),
         (PLAN, UpOptions(replaced=("d-train-1",))),
     ],
-    ids=lambda value: str(value)[:60],
+    ids=(
+        "host removed,price,disk,setting,job ends,discard,force,reconfigure,limit,replaced".split(
+            ","
+        )
+    ),
 )
 def test_digest_counts_what_would_be_done(plan: Plan, options: UpOptions) -> None:
     first = digest_of_plan(SPEC, PLAN, PLAIN)
