@@ -67,11 +67,11 @@ def mcp(
         Path | None, option("Folder that agents work in. Default: the current folder.")
     ] = None,
 ) -> None:
-    """Serve agents by the Model Context Protocol, on stdin and stdout.
+    """Serve agents by the Model Context Protocol.
 
-    An MCP client starts it. The tools are commands of clusterctl; what costs or destroys takes a dry
-    run and its token. Your limits are shown by `clusterctl agent limits`, the calls by
-    `clusterctl agent log`.
+    An MCP client starts it, and talks to it on stdin and stdout. The tools are commands of
+    clusterctl; what costs or destroys takes a dry run and its token. Your limits are shown by
+    `clusterctl agent limits`, the calls by `clusterctl agent log`.
     """
     folder = (project or Path()).resolve()
     _reject_wide(folder)

@@ -428,7 +428,7 @@ def agent_resume() -> Verb:
     return agent.resume
 
 
-@_verb("mcp", "Serve agents by the Model Context Protocol, on stdin and stdout.")
+@_verb("mcp", "Serve agents by the Model Context Protocol.")
 def mcp() -> Verb:
     try:
         from clusterctl.cli import mcp_server
