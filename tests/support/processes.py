@@ -58,6 +58,15 @@ def eventually(look: Callable[[], T], timeout_s: float = 60, *, pause_s: float |
     return seen
 
 
+def until_it_sleeps(pid: int) -> None:
+    """Wait until a process sleeps, such as in a read.
+
+    Python sees a signal that arrives just before a call that reads only after the call.
+    """
+    stat = Path(f"/proc/{pid}/stat")
+    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S")
+
+
 @contextmanager
 def holding_lock(workspace: Path) -> Iterator[subprocess.Popen[str]]:
     """Another `clusterctl up`, which holds the lock of a workspace until its stdin closes or it is

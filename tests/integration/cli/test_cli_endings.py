@@ -19,6 +19,7 @@ from clusterctl import errors
 from clusterctl.cli.options import COMMON, verb
 from clusterctl.cli.output import Screen
 from tests.support.messages import shows
+from tests.support.processes import until_it_sleeps
 from tests.support.terminal import on_terminal, terminal
 from tests.support.verbs import SCRIPT, Clusterctl
 
@@ -123,6 +124,7 @@ def test_question_ends_with_the_code_of_its_answer_or_signal(
         if isinstance(ending, str):
             screen.type(ending)
         else:
+            until_it_sleeps(screen.process.pid)
             screen.process.send_signal(ending)
         assert screen.end() == code
         assert shown in screen.shown
@@ -136,6 +138,7 @@ def test_background_run_is_ended_by_sigterm_only(cli: Clusterctl) -> None:
     argv = ["env", "--ignore-signal=INT,HUP", cli.script, "down"]
     with on_terminal(argv, env, cli.cwd) as screen:
         screen.read_until("[y/N]")
+        until_it_sleeps(screen.process.pid)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             screen.process.send_signal(number)
         assert screen.end() == 128 + signal.SIGTERM

@@ -18,7 +18,7 @@ from clusterctl.cli.main import app
 from clusterctl.cli.options import COMMON, verb
 from clusterctl.cli.output import Screen, Terminated
 from scripts.cli_reference import verbs
-from tests.support.processes import eventually
+from tests.support.processes import eventually, until_it_sleeps
 from tests.support.verbs import Clusterctl
 
 # Verbs that answer without a cluster, and the words that they can't do without.
@@ -209,10 +209,6 @@ def _opened(pipe: Path) -> int:
         return 0
 
 
-def _sleeps(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-
-
 def test_signal_ends_a_verb_with_an_answer(cli: Clusterctl) -> None:
     """Before a verb runs, too: here while it reads a spec that never comes."""
     pipe = cli.cwd / "cluster.yaml"
@@ -220,8 +216,7 @@ def test_signal_ends_a_verb_with_an_answer(cli: Clusterctl) -> None:
     running = cli.start("-o", "json", "validate", "-f", "cluster.yaml")
     writer = eventually(lambda: _opened(pipe))
     with os.fdopen(writer, "w"):
-        # A signal just before the call that reads would be seen after it only.
-        eventually(lambda: _sleeps(running.pid))
+        until_it_sleeps(running.pid)
         running.send_signal(signal.SIGTERM)
         out, _ = running.communicate(timeout=60)
     assert running.returncode == 128 + signal.SIGTERM
