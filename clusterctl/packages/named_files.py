@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from clusterctl.errors import UsageError
-from clusterctl.packages.project_files import file_of, is_of_pip
-from clusterctl.packages.requirement_files import decoded, included_by, read_requirements
-from clusterctl.spec.program import head_of, script_block
+from clusterctl.packages.project_files import content_of, file_of, is_of_pip
+from clusterctl.packages.requirement_files import included_by, read_requirements
 
 # pip inserts only variables whose names have no small letters.
 _VARIABLE: Final = re.compile(r"\$\{([A-Z0-9_]+)\}")
@@ -34,7 +31,7 @@ def named_in(choice: Path) -> Iterator[Path | str]:
     if is_of_pip(file):
         yield from _in_requirements(file, frozenset())
         return
-    yield from _in_values(_content(file), file.parent)
+    yield from _in_values(content_of(file), file.parent)
     project = file.with_name("pyproject.toml")
     if file.name == "uv.lock" and project.is_file():
         yield from named_in(project)
@@ -74,21 +71,3 @@ def _in_values(values: Any, folder: Path) -> Iterator[Path | str]:
                 if key in _PATHS and isinstance(text, str) and "://" not in text:
                     yield folder / text
             yield from _in_values(each, folder)
-
-
-def _content(file: Path) -> Any:
-    import yaml
-
-    try:
-        if file.suffix == ".py":
-            return tomllib.loads(script_block(file, head_of(file)) or "")
-        text = decoded(file.read_bytes(), file)
-        return yaml.safe_load(text) if file.suffix in {".yml", ".yaml"} else tomllib.loads(text)
-    except (OSError, ValueError, yaml.YAMLError) as exc:
-        raise UsageError(
-            f"{file.name} can't be read",
-            code="file-unreadable",
-            where=str(file),
-            why=getattr(exc, "strerror", None) or str(exc),
-            fix="correct the file",
-        ) from exc

@@ -282,6 +282,16 @@ def _lists_packages(file: Path) -> bool:
     return True
 
 
+def content_of(file: Path) -> Mapping[str, Any]:
+    """Return what a list of packages in another format than pip's has. Empty: it has nothing.
+
+    Raises UsageError: the file can't be read.
+    """
+    if file.suffix == ".py":
+        return _script(file) or {}
+    return _yaml(file) if file.suffix in {".yml", ".yaml"} else _toml(file)
+
+
 def _toml(file: Path) -> dict[str, Any]:
     text = _text(file)
     try:
@@ -641,10 +651,10 @@ def _reject_sources_of_uv(file: Path, table: Mapping[str, Any], command: str) ->
 
 
 def _of_script(file: Path, node: NodePlatform) -> PackageList:
-    block = script_block(file, _text(file).split("\n"))
-    if block is None and (error := unsupported_packages(file)):
+    content = _script(file)
+    if content is None and (error := unsupported_packages(file)):
         raise error
-    if block is None:
+    if content is None:
         raise UsageError(
             f"{file.name} lists no packages",
             code="no-script-block",
@@ -652,14 +662,19 @@ def _of_script(file: Path, node: NodePlatform) -> PackageList:
             why="it has no comment `# /// script` (PEP 723)",
             fix="pass a file that lists packages, such as requirements.txt",
         )
-    try:
-        content = tomllib.loads(block)
-    except tomllib.TOMLDecodeError as exc:
-        raise _malformed(file, f"its comment `# /// script`: {exc}") from exc
     _reject_other_python(content.get("requires-python"), file, node)
     uv = _table(content, "tool", "uv")
     _reject_sources_of_uv(file, uv, f"uv lock --script {file.name}")
     return _stored(file, _strings(content.get("dependencies", ()), file), ())
+
+
+def _script(file: Path) -> dict[str, Any] | None:
+    """Return the content of a program's comment `# /// script`. None: it has none."""
+    block = script_block(file, _text(file).split("\n"))
+    try:
+        return None if block is None else tomllib.loads(block)
+    except tomllib.TOMLDecodeError as exc:
+        raise _malformed(file, f"its comment `# /// script`: {exc}") from exc
 
 
 def _requirement(line: str, file: Path) -> Requirement:

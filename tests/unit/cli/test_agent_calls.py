@@ -692,6 +692,10 @@ def test_list_of_packages_that_names_files_outside_is_refused(
         ("pylock.toml", "[[packages]]\nname='t'\narchive={path='../outside/t.tar.gz'}\n"),
         ("environment.yml", "dependencies: [pip: ['-r ../outside/secret']]\n"),
         ("train.py", "# /// script\n# dependencies = ['t @ file://OUT/t.whl']\n# ///\n"),
+        (
+            "train.py",
+            f"x = '{'x' * (1 << 20)}'\n# /// script\n# dependencies = ['t @ file://OUT/t.whl']\n# ///\n",
+        ),
     ],
 )
 def test_project_file_that_names_files_outside_is_refused(
