@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,11 +34,14 @@ _MATRIX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A formula for each element of equally long arrays, computed in a single pass through memory.
+    """A formula for each element of arrays, computed in a single pass through memory.
 
     ``host`` is the formula in NumPy. It takes the arrays named in ``reads``, then those in
     ``writes``, and scalars as keyword arguments. ``code`` is the formula in CUDA C for a single
     element, with the same names. The formula may also read the arrays in ``writes``.
+
+    types: CuPy's type of each scalar and array by name, a dtype or a letter for any dtype. Default:
+        T. indexed: whether ``code`` also reads ``column``, the element's index in the second axis.
     """
 
     name: str
@@ -47,6 +50,72 @@ class Kernel:
     writes: tuple[str, ...]
     host: Callable[..., None]
     code: str
+    types: Mapping[str, str] = field(default_factory=dict)
+    indexed: bool = False
+
+    def declare(self) -> tuple[str, str]:
+        """Return CuPy's declarations of the inputs (scalars first, ``column`` last) and outputs."""
+        column = ("column",) if self.indexed else ()
+        types = {"column": "int32", **self.types}
+        inputs, outputs = (
+            ", ".join(f"{types.get(name, 'T')} {name}" for name in names)
+            for names in (self.scalars + self.reads + column, self.writes)
+        )
+        return inputs, outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction(Kernel):
+    """Numbers for each row of a matrix, computed in a single pass through the matrix.
+
+    ``code`` is CUDA C that defines a type ``State``, which sums up a part of a row, and
+    ``merge(State, State)``. The State of no elements is ``State()``. ``element`` is the State of
+    one element, and ``result`` assigns to the arrays in ``writes`` from the State ``a`` of a row.
+    """
+
+    element: str = ""
+    result: str = ""
+
+
+def _add_rows(_: Array | None, index: Array, order: Array, rows: Array, total: Array) -> None:
+    # Summing each index's rows is faster than np.add.at.
+    first = np.ones(len(index), bool)
+    first[1:] = index[1:] != index[:-1]
+    starts = np.flatnonzero(first)
+    if len(starts):
+        rows = rows.astype(total.dtype, copy=False)[order]
+        total[index[starts]] += np.add.reduceat(rows, starts, axis=0)
+
+
+ADD_ROWS = Kernel(
+    "add_rows",
+    (),
+    reads=("place", "index", "order", "rows"),
+    writes=("total",),
+    host=_add_rows,
+    # The thread of an index's first place adds up all its rows, so their order is always the same.
+    code="""
+    if (place == 0 || index[place - 1] != index[place]) {
+        S sum = 0;
+        for (ptrdiff_t at = place; at < index.size() && index[at] == index[place]; at++) {
+            const ptrdiff_t source[] = {order[at], column};
+            sum += S(rows[source]);
+        }
+        const ptrdiff_t target[] = {index[place], column};
+        total[target] += sum;
+    }
+    """,
+    types={
+        "place": "int64",
+        "index": "raw int64",
+        "order": "raw int64",
+        "rows": "raw T",
+        "total": "raw S",
+    },
+    indexed=True,
+)
+"""Adds rows to rows of ``total``. index: those of ``total``, sorted. order: those of ``rows``.
+place: 0, 1, ... (N, 1)."""
 
 
 class Device:
@@ -126,23 +195,35 @@ class Device:
         device.
 
         ``function`` must treat each row independently. It may write results to the rows, or sum
-        over blocks.
+        over blocks. An array with a single row, but not the first, is for all rows.
         """
         rows = len(arrays[0])
         row_bytes = sum(array.nbytes for array in arrays) // max(rows, 1)
         step = max(1, _BLOCK_BYTES // max(row_bytes, 1))
         for start in range(0, rows, step):
-            function(*(array[start : start + step] for array in arrays))
+            block = slice(start, start + step)
+            function(*(array if len(array) == 1 else array[block] for array in arrays))
 
     def block_rows(self, row_bytes: int) -> int:
         """Return how many rows a temporary matrix may have at a time. row_bytes: bytes of a row."""
         return max(1, _MATRIX_BYTES // row_bytes)
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
-        """Run a kernel on arrays (N,) of the same dtype: the arrays it reads, then the arrays it
-        writes.
+        """Run a kernel on arrays that broadcast to the shape of the last: the arrays it reads, then
+        the arrays it writes. All but those with a single row have as many rows as the first.
         """
         self.blocked(partial(kernel.host, **scalars), *arrays)
+
+    def reduce(self, kernel: Reduction, *arrays: Array) -> None:
+        """Run a reduction on a matrix (N, C), and the arrays (N,) that it writes."""
+        self.blocked(kernel.host, *arrays)
+
+    def add_rows(self, rows: Array, index: Array, total: Array) -> None:
+        """Add rows (N, C) to the rows ``index`` (N,) of ``total``, whose sums are bit-identical in
+        each run.
+        """
+        order = np.argsort(index, kind="stable")
+        ADD_ROWS.host(None, index[order], order, rows, total)
 
     def use(self) -> None:
         """Select this device for the calling thread."""

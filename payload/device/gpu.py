@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from payload.device.base import FLOAT32, Array, Device, Kernel, Mark
+from payload.device.base import ADD_ROWS, FLOAT32, Array, Device, Kernel, Mark, Reduction
 from payload.device.cublas import Products
 from payload.device.cublaslt import LtProducts
 from payload.device.fused import Fused
@@ -133,15 +133,37 @@ class Gpu(Device):
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
         if kernel.name not in self._kernels:
-            inputs, outputs = (
-                ", ".join(f"T {name}" for name in names)
-                for names in (kernel.scalars + kernel.reads, kernel.writes)
+            self._kernels[kernel.name] = self.xp.ElementwiseKernel(
+                *kernel.declare(), kernel.code, f"payload_{kernel.name}"
             )
-            compiled = self.xp.ElementwiseKernel(
-                inputs, outputs, kernel.code, f"payload_{kernel.name}"
+        reads, writes = arrays[: len(kernel.reads)], arrays[len(kernel.reads) :]
+        numbers = (scalars[name] for name in kernel.scalars)
+        columns = self._columns(kernel, arrays[-1])
+        self._kernels[kernel.name](*numbers, *reads, *columns, *writes)
+
+    def reduce(self, kernel: Reduction, *arrays: Array) -> None:
+        if kernel.name not in self._kernels:
+            self._kernels[kernel.name] = self.xp.ReductionKernel(
+                *kernel.declare(),
+                kernel.element,
+                "merge(a, b)",
+                kernel.result,
+                "State()",
+                f"payload_{kernel.name}",
+                reduce_type="State",
+                preamble=kernel.code,
             )
-            self._kernels[kernel.name] = compiled
-        self._kernels[kernel.name](*(scalars[name] for name in kernel.scalars), *arrays)
+        matrix, *results = arrays
+        self._kernels[kernel.name](matrix, *self._columns(kernel, matrix), *results, axis=1)
+
+    def _columns(self, kernel: Kernel, matrix: Array) -> list[Array]:
+        return [self.xp.arange(matrix.shape[1], dtype="int32")[None]] if kernel.indexed else []
+
+    def add_rows(self, rows: Array, index: Array, total: Array) -> None:
+        # No shape depends on the values, so the host need not wait for them.
+        order = self.xp.argsort(index, kind="stable")
+        places = self.xp.arange(len(index))[:, None]
+        self.apply(ADD_ROWS, {}, places, index[order], order, rows, total)
 
     def use(self) -> None:
         self.xp.cuda.Device(self._index).use()

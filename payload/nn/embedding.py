@@ -56,19 +56,10 @@ class Embedding:
         gradient.
         """
         local, is_local = tape.pop()
-        xp = self._device.xp
         if self._tp.size > 1:
             dy = (bits(dy) * is_local[..., None]).view(dy.dtype)
-        # Sort by token, then sum each token's rows: the same order every time, also on a GPU.
-        order = xp.argsort(local.ravel(), kind="stable")
-        tokens = local.ravel()[order]
-        first = xp.ones(len(tokens), bool)
-        first[1:] = tokens[1:] != tokens[:-1]
-        starts = xp.flatnonzero(first)
         self.table.zero_unset_grad()
-        if len(starts):
-            rows = dy.reshape(-1, dy.shape[-1]).astype(self.table.grad.dtype, copy=False)[order]
-            self.table.grad[tokens[starts]] += xp.add.reduceat(rows, starts, axis=0)
+        self._device.add_rows(dy.reshape(-1, dy.shape[-1]), local.ravel(), self.table.grad)
         return dy
 
 

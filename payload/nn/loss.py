@@ -5,9 +5,10 @@ batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 
-from payload.device.base import Array, acc_dtype
+import numpy as np
+
+from payload.device.base import Array, Kernel, Reduction, acc_dtype
 from payload.nn.module import Context, Tape
 
 
@@ -51,27 +52,20 @@ class SoftmaxCrossEntropy:
         rows = logits.reshape(-1, logits.shape[-1])
         labels = targets.reshape(-1).astype("int64", copy=False)
         start = self._tp.rank * rows.shape[1] if self._split else 0
+        places = labels - start
         # Rows: highest logit, its class, Σ exp(logit - highest), the target's logit.
         local = xp.empty((4, len(rows)), acc_dtype(logits.dtype))
-
-        def reduce(logits: Array, index: Array, *results: Array) -> None:
-            top, best, total, target = results
-            logits = logits.astype(total.dtype)
-            top[...] = logits.max(axis=1)
-            best[...] = logits.argmax(axis=1) + start
-            target[...] = xp.where(
-                _is_local(index, logits), logits[_local_index(xp, index, logits)], 0
-            )
-            logits -= top[:, None]
-            total[...] = xp.exp(logits, out=logits).sum(axis=1)
-
-        self._device.blocked(reduce, rows, labels - start, *local)
+        self._device.reduce(_SUMS, rows, *local[:3])
+        local[1] += start
+        # For targets whose logit is on another rank, the column is arbitrary.
+        columns = places.clip(0, rows.shape[1] - 1)
+        local[3] = xp.where(columns == places, rows[xp.arange(len(rows)), columns], 0)
         # Each has shape (ranks, targets).
         tops, bests, totals, target_logits = self._from_all_parts(local).swapaxes(0, 1)
         top = tops.max(axis=0)
         log_sum = xp.log((totals * xp.exp(tops - top)).sum(axis=0)) + top
         best = xp.take_along_axis(bests, tops.argmax(axis=0)[None], axis=0)[0]
-        tape.push(logits, labels, labels - start, log_sum)
+        tape.push(logits, labels, places, log_sum)
         counts = labels >= 0
         loss = xp.where(counts, log_sum - target_logits.sum(axis=0), 0).sum(dtype="float64")
         return LossSums(loss, (best == labels).sum(), counts.sum())
@@ -79,17 +73,10 @@ class SoftmaxCrossEntropy:
     def backward(self, scale: float, tape: Tape) -> Array:
         """Return the gradient of ``scale`` times the summed loss, in the memory of the logits."""
         logits, labels, places, log_sum = tape.pop()
-        xp = self._device.xp
-
-        def differentiate(logits: Array, label: Array, index: Array, log_sum: Array) -> None:
-            probs = logits - log_sum[:, None]
-            xp.exp(probs, out=probs)
-            probs[_local_index(xp, index, logits)] -= _is_local(index, logits)
-            probs *= ((label >= 0) * scale).astype(probs.dtype)[:, None]
-            logits[...] = probs
-
         rows = logits.reshape(-1, logits.shape[-1])
-        self._device.blocked(differentiate, rows, labels, places, log_sum)
+        factor = ((labels >= 0) * scale).astype(log_sum.dtype)
+        numbers = (array[:, None] for array in (log_sum, factor, places))
+        self._device.apply(_GRADIENT, {}, *numbers, rows)
         return logits
 
     def _from_all_parts(self, local: Array) -> Array:
@@ -103,10 +90,63 @@ class SoftmaxCrossEntropy:
         return gathered
 
 
-def _is_local(index: Array, logits: Array) -> Array:
-    return (index >= 0) & (index < logits.shape[1])
+def _sum_up(logits: Array, top: Array, best: Array, total: Array) -> None:
+    logits = logits.astype(total.dtype)
+    top[...] = logits.max(axis=1)
+    best[...] = logits.argmax(axis=1)
+    logits -= top[:, None]
+    total[...] = np.exp(logits, out=logits).sum(axis=1)
 
 
-def _local_index(xp: ModuleType, index: Array, logits: Array) -> tuple[Array, Array]:
-    # For logits on other ranks, the columns are arbitrary.
-    return xp.arange(len(logits)), index.clip(0, logits.shape[1] - 1)
+_SUMS = Reduction(
+    "softmax_sums",
+    (),
+    reads=("logit",),
+    writes=("top", "best", "total"),
+    host=_sum_up,
+    # As in NumPy, NaN is the highest, and the first of equal numbers is the best.
+    code="""
+    struct State {
+        S top, total;
+        int best;
+        __device__ State() : top(0), total(0), best(-1) {}
+        __device__ State(S top, S total, int best) : top(top), total(total), best(best) {}
+    };
+    __device__ State merge(const State& a, const State& b) {
+        if (a.best < 0) return b;
+        if (b.best < 0) return a;
+        if (a.top == b.top || (a.top != a.top && b.top != b.top))
+            return State(a.top, a.total + b.total, a.best < b.best ? a.best : b.best);
+        const bool is_first = a.top > b.top || a.top != a.top;
+        const State& high = is_first ? a : b;
+        const State& low = is_first ? b : a;
+        return State(high.top, high.total + low.total * exp(low.top - high.top), high.best);
+    }
+    """,
+    types={"top": "S", "best": "S", "total": "S"},
+    indexed=True,
+    element="State(S(logit), S(1), column)",
+    # An infinite highest logit makes the sum NaN, since ∞ - ∞ is.
+    result="top = a.top, best = a.best, total = a.total + (a.top - a.top)",
+)
+
+
+def _differentiate(log_sum: Array, factor: Array, place: Array, logits: Array) -> None:
+    probs = logits - log_sum
+    np.exp(probs, out=probs)
+    columns = place.clip(0, logits.shape[1] - 1)
+    probs[np.arange(len(probs)), columns[:, 0]] -= (columns == place)[:, 0]
+    probs *= factor
+    logits[...] = probs
+
+
+_GRADIENT = Kernel(
+    "cross_entropy_gradient",
+    (),
+    reads=("log_sum", "factor", "place"),
+    writes=("logit",),
+    host=_differentiate,
+    code="logit = T((exp(S(logit) - log_sum) - S(column == place)) * factor);",
+    types={"log_sum": "S", "factor": "S", "place": "int64"},
+    indexed=True,
+)

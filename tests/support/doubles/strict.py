@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from payload.device.base import Array, Kernel
+from payload.device.base import Array, Kernel, Reduction
 from payload.device.cublas import Products
 from payload.device.gpu import Gpu
 from tests.support.doubles import cublaslt, cudnn
@@ -376,6 +376,15 @@ class _Runtime:
         self._registered.remove(ptr)
 
 
+def _check_types(kernel: Kernel, names: Sequence[str], arrays: Sequence[Array]) -> None:
+    """Each letter stands for one dtype, and any other type is a dtype: CuPy refuses a mismatch."""
+    known: dict[str, np.dtype[Any]] = {}
+    for name, array in zip(names, arrays, strict=True):
+        kind = kernel.types.get(name, "T").removeprefix("raw ")
+        expected = known.setdefault(kind, array.dtype) if kind.isupper() else np.dtype(kind)
+        assert array.dtype == expected, f"{name} of {kernel.name} in {array.dtype}"
+
+
 class Strict(Gpu):
     """The device of GPUs, on the double."""
 
@@ -391,9 +400,22 @@ class Strict(Gpu):
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
         plain = [_plain(array) for array in arrays]
-        assert len({(array.dtype, array.shape) for array in plain}) == 1
+        _check_types(kernel, kernel.reads + kernel.writes, plain)
+        whole = [
+            array
+            for name, array in zip(kernel.reads + kernel.writes, plain, strict=True)
+            if not kernel.types.get(name, "").startswith("raw ")
+        ]
+        written = whole[-1].shape
+        assert np.broadcast_shapes(*(array.shape for array in whole)) == written
         assert all(math.isfinite(value) for value in scalars.values())
         kernel.host(*plain, **scalars)
+
+    def reduce(self, kernel: Reduction, *arrays: Array) -> None:
+        matrix, *results = plain = [_plain(array) for array in arrays]
+        _check_types(kernel, kernel.reads + kernel.writes, plain)
+        assert {array.shape for array in results} == {matrix.shape[:1]}
+        kernel.host(*plain)
 
     @classmethod
     def fused(cls, *, deterministic: bool = False) -> Strict:
