@@ -158,6 +158,5 @@ def timeout_of(text: str | None, flag: str = "--timeout") -> float | None:
     try:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:
-        message = f"{flag} {text} is not a time"
-        fix = f"write it as {flag} 30m"
-        raise UsageError(message, code="bad-value", why=str(exc), fix=fix) from exc
+        fix = f"write it as {flag} 30m, or leave it out"
+        raise UsageError(f"{flag}: {exc}", code="bad-value", fix=fix) from exc

@@ -40,6 +40,7 @@ from clusterctl.spec.units import (
     parse_size_mib,
     parse_slurm_memory_mib,
     parse_slurm_time_s,
+    parse_time_limit_s,
 )
 from clusterctl.util.assets import read_table
 
@@ -343,7 +344,9 @@ _DURATION_SCHEMA = _schema("1h30m", type="string", pattern=DURATION_PATTERN)
 SizeMib = Annotated[int, BeforeValidator(parse_size_mib), _SIZE_TEXT, _SIZE_SCHEMA]
 DurationS = Annotated[int, BeforeValidator(parse_duration_s), _DURATION_TEXT, _DURATION_SCHEMA]
 JobMemoryMib = Annotated[int, BeforeValidator(parse_slurm_memory_mib), _SIZE_TEXT, _schema("4GiB")]
-JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _schema("1h30m")]
+_JOB_TIME_SCHEMA = _schema("1h30m")
+JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _JOB_TIME_SCHEMA]
+TimeLimitS = Annotated[int, BeforeValidator(parse_time_limit_s), _DURATION_TEXT, _JOB_TIME_SCHEMA]
 
 
 def at_least(text: str) -> AfterValidator:

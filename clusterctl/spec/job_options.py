@@ -31,6 +31,7 @@ from clusterctl.spec.base import (
     JobTimeS,
     Model,
     SlurmName,
+    TimeLimitS,
     Toggle,
     explain,
 )
@@ -346,7 +347,7 @@ class JobOptions(Model):
         ),
     ] = None
     time: Annotated[
-        JobTimeS | None,
+        TimeLimitS | None,
         JobOption(
             "Time limit, such as 30m or 1:30:00; a bare number is minutes.",
             sbatch="--time",

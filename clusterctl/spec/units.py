@@ -26,9 +26,6 @@ _SLURM_DAYS = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]
 _SLURM_CLOCK = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9})(?::([0-9]{1,9}))")
 # Words of sbatch for no time limit.
 _UNLIMITED: Final = frozenset({"unlimited", "infinite"})
-_WITHOUT_LIMIT: Final = (
-    "leave it out for the partition's time limit, or write a long time, such as 30d"
-)
 _DIGITS = re.compile(r"[0-9]{1,12}")
 
 _SHOWN_LENGTH: Final = 60
@@ -86,19 +83,14 @@ def parse_duration_s(value: object) -> int:
 
 
 def parse_slurm_time_s(value: object) -> int:
-    """Parse a job's time limit: a duration such as ``1h30m``, or any of Slurm's formats. Return
-    seconds.
+    """Parse a time: a duration such as ``1h30m``, or any of Slurm's formats. Return seconds.
 
     Slurm's formats are minutes, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS``.
 
     Raises:
-        ValueError: not a time limit, zero, or longer than ``MAX_DURATION_S``.
+        ValueError: not a time, zero, or longer than ``MAX_DURATION_S``.
     """
     text = _spelled(value)
-    if _DIGITS.fullmatch(text) and not int(text):
-        raise BadValueError(
-            "duration-zero", f"{shown(value)} is no time limit for sbatch; {_WITHOUT_LIMIT}"
-        )
     if _DIGITS.fullmatch(text):
         return _duration_in_range(text, 0, 0, int(text), 0)
     if match := _SLURM_DAYS.fullmatch(text) or _SLURM_CLOCK.fullmatch(text):
@@ -107,12 +99,31 @@ def parse_slurm_time_s(value: object) -> int:
         return _duration_in_range(text, days, hours, minutes, seconds)
     if text and _DURATION.fullmatch(text):
         return parse_duration_s(text)
-    if text.lower() in _UNLIMITED:
-        raise BadValueError("not-a-time", f"{shown(value)} is not a time; {_WITHOUT_LIMIT}")
     raise BadValueError(
         "not-a-time",
         f"{shown(value)} is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00",
     )
+
+
+def parse_time_limit_s(value: object) -> int:
+    """Parse a job's time limit, as ``parse_slurm_time_s`` does. Return seconds.
+
+    Raises:
+        ValueError: not a time, longer than ``MAX_DURATION_S``, or what means no limit to sbatch:
+            zero, `UNLIMITED` and `INFINITE`.
+    """
+    text = _spelled(value)
+    try:
+        return parse_slurm_time_s(value)
+    except BadValueError as exc:
+        is_zero = exc.code == "duration-zero" and not _DURATION.fullmatch(text)
+        if is_zero or text.lower() in _UNLIMITED:
+            raise BadValueError(
+                "no-time-limit",
+                f"{shown(value)} means no time limit to sbatch; leave it out for the partition's "
+                "time limit, or write a long time, such as 30d",
+            ) from exc
+        raise
 
 
 def parse_slurm_memory_mib(value: object) -> int:
