@@ -99,10 +99,15 @@ class AgentLimits(Model):
     )
 
 
+def _section(value: object) -> object:
+    # A section whose keys are all comments is empty.
+    return {} if value is None else value
+
+
 class UserConfiguration(Model):
     """The user's configuration file."""
 
-    agent: AgentLimits = Field(
+    agent: Annotated[AgentLimits, BeforeValidator(_section)] = Field(
         AgentLimits(), description="what agents may do through `clusterctl mcp`"
     )
 
@@ -113,11 +118,13 @@ CONFIGURATION: Final = Filetype(
     faults=lambda _: (),
     missing="create it",
     empty=_EXAMPLE,
+    may_be_empty=True,
 )
 
 
 def read_limits(path: Path) -> AgentLimits:
-    """Read the limits of agents from the user's configuration. Without the file: the defaults.
+    """Read the limits of agents from the user's configuration. Without the file, or if it is empty:
+    the defaults.
 
     Raises:
         UsageError: the file can't be read.

@@ -39,7 +39,8 @@ class Filetype(Generic[M]):
     faults: called with a model, in which wrong values are UNKNOWN; returns contradictions between
         its fields.
     missing: the fix if the file does not exist.
-    empty: the fix if the file is empty.
+    empty: the fix if the file is empty, or another tool's.
+    may_be_empty: whether an empty file stands for the model's defaults.
     as_text: keys below which numbers and booleans are read as text.
     """
 
@@ -48,6 +49,7 @@ class Filetype(Generic[M]):
     faults: Callable[[M], Iterable[Fault]]
     missing: str
     empty: str
+    may_be_empty: bool = False
     as_text: frozenset[str] = frozenset()
 
 
@@ -103,7 +105,7 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
             code="file-unreadable",
             where=str(path),
             why=getattr(exc, "strerror", None) or str(exc),
-            fix="name a readable text file in UTF-8",
+            fix="use a readable text file in UTF-8",
         ) from exc
 
 
@@ -128,7 +130,7 @@ class Document(Generic[M]):
         """Read the text. ``file``: the file's name in messages.
 
         Raises:
-            SpecError: the text is empty, or not YAML.
+            SpecError: the text is not YAML, or is empty and may not be.
         """
         self.file = file
         self.filetype = filetype
@@ -143,7 +145,9 @@ class Document(Generic[M]):
         except (YAMLError, ValueError, LookupError, TypeError) as exc:
             # Texts such as `!!bool ""` and `? [[]]` raise other errors than YAMLError.
             raise SpecError(file, (_syntax_problem(exc, file),), kind=filetype.name) from exc
-        if self._root is None:
+        if self.values is None and filetype.may_be_empty:
+            self.values = {}
+        elif self._root is None:
             nothing = Problem(file, 1, 1, "spec", "file-empty", "the file is empty", filetype.empty)
             raise SpecError(file, (nothing,), kind=filetype.name)
 

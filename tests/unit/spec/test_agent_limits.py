@@ -71,6 +71,15 @@ def test_limits_that_are_wrong_are_errors_with_file_and_line(
     assert (problem.file, problem.line) == (str(tmp_path / "config.yaml"), 2)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "# agent:\n", "---\n", "null\n", "{}\n", "\ufeff", "agent:\n  # discard: true\n"],
+    ids=["nothing", "comment", "dashes", "null", "mapping", "byte-order-mark", "section"],
+)
+def test_limits_of_an_empty_file_are_the_defaults(tmp_path: Path, text: str) -> None:
+    assert _limits(tmp_path, text) == AgentLimits()
+
+
 def test_limits_behind_a_dangling_link_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").symlink_to(tmp_path / "gone.yaml")
     with refused("no-such-file"):
