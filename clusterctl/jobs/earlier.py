@@ -6,8 +6,9 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 
-from clusterctl.errors import MachineError, SchedulerError, UsageError, printable
+from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.jobs.watch import folder_of
+from clusterctl.scheduler.base import refusing_wrong_ids
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import FOLDER, FROM_RUN
@@ -60,12 +61,8 @@ def folders_on_cluster(session: Session, run: NamedRun) -> list[str]:
         return []
     if run.remote or run.run_folder:
         return [run.remote] if run.remote else []
-    try:
+    with refusing_wrong_ids(f"run {run.name}"):
         folder = folder_of(session, run.job_id)
-    except SchedulerError as exc:
-        raise UsageError(
-            f"run {run.name}: {exc.what}", code=exc.code, why=exc.why, fix=exc.fix
-        ) from exc
     # Earlier versions had no folder for the program's files.
     return [run.below(top) for top in (f"{folder}/{PROGRAM_FOLDER}", folder)]
 

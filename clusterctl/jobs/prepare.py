@@ -51,7 +51,7 @@ from clusterctl.packages.project_files import (
     note_of_unread_lock,
     unsupported_packages,
 )
-from clusterctl.scheduler.base import Outcome, worst_job
+from clusterctl.scheduler.base import Outcome, refusing_wrong_ids, worst_job
 from clusterctl.scheduler.script import Environment, fitted_to
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.scheduler.site import Site
@@ -448,15 +448,15 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
     such jobs.
 
     Raises:
-        UsageError: a dependency can never be satisfied.
-        SchedulerError: there is no job with this ID.
+        UsageError: a dependency can never be satisfied, or there is no job with this ID.
     """
     if not job.after:
         return job
     remaining = []
     for dependency in job.after:
         job_id, _, end = dependency.partition(":")
-        needed = known_jobs(session, [job_id])
+        with refusing_wrong_ids(f"--after {dependency}"):
+            needed = known_jobs(session, [job_id])
         if not all(job.ended for job in needed):
             remaining += [
                 f"{slurm_id}:{end}".rstrip(":")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum, IntEnum, StrEnum
@@ -21,6 +21,7 @@ from clusterctl.errors import (
     AnswerLostError,
     ClusterctlError,
     SchedulerError,
+    SlurmError,
     TransportError,
     UsageError,
 )
@@ -660,6 +661,23 @@ def unknown_or_task(asked: str, jobs: Sequence[JobInfo], unknown: SchedulerError
         code="number-of-task",
         fix=f"use {task.id}",
     )
+
+
+@contextmanager
+def refusing_wrong_ids(argument: str) -> Iterator[None]:
+    """If the `with` block finds that the cluster lacks the job that an argument of `submit` names,
+    raise UsageError.
+
+    An error of a scheduler that gives no usable answer is unchanged.
+    """
+    try:
+        yield
+    except (SlurmError, AccountingAwayError):
+        raise
+    except SchedulerError as exc:
+        raise UsageError(
+            f"{argument}: {exc.what}", code=exc.code, why=exc.why, fix=exc.fix
+        ) from exc
 
 
 def worst_job(jobs: Sequence[JobInfo]) -> JobInfo:

@@ -17,7 +17,6 @@ import pytest
 from clusterctl.errors import (
     AnswerLostError,
     DiskError,
-    SchedulerError,
     SlurmError,
     UnreachableError,
     UsageError,
@@ -207,7 +206,7 @@ def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
     for impossible in (failed, f"{failed}:ok", f"{completed}:notok"):
         with rejected("dependency-never-satisfied", UsageError, impossible):
             dependencies(impossible)
-    with rejected("unknown-job", SchedulerError, "999"):
+    with rejected("unknown-job", UsageError, "999"):
         dependencies("999")
 
 
