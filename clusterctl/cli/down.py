@@ -112,6 +112,7 @@ def down(
     if dry_run:
         _show_removal(screen, name, workspace, DownOptions(**given, gone=expand_hosts(gone)))
         return
+    cluster_down.reject_unknown_unless_locked(workspace)
     consequence = (
         "and restore its machines" if workspace.adopts_hosts else "with all data on its nodes"
     )

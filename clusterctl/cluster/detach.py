@@ -78,6 +78,9 @@ def detach(workspace: Workspace, options: DetachOptions) -> DetachResult:
         UsageError: the cluster is not attached, or the folder's mark is not this cluster's.
         LeftoversError: some files can't be removed. TransportError: the cluster can't be reached.
     """
+    # A lock leaves its file.
+    if workspace.lock_holder() is None:
+        _reject_unknown(workspace)
     with workspace.lock("detach", wait_s=options.wait_s, waiting=options.reporter.note):
         try:
             result = _emptied(workspace, options)
@@ -95,13 +98,18 @@ def detach(workspace: Workspace, options: DetachOptions) -> DetachResult:
     return result
 
 
+def _reject_unknown(workspace: Workspace) -> None:
+    """Raise UsageError if there is no such cluster."""
+    if not workspace.spec.exists() and not workspace.login.exists():
+        raise unknown_cluster(workspace.root.name)
+
+
 def _emptied(workspace: Workspace, options: DetachOptions) -> DetachResult:
     """Remove the folder on the cluster, or list it with ``dry_run``."""
-    if not workspace.spec.exists() and workspace.login.exists():
+    _reject_unknown(workspace)
+    if not workspace.spec.exists():
         # A killed `attach` had not written anything on the cluster.
         return DetachResult("", (), OnlyCopies())
-    if not workspace.spec.exists():
-        raise unknown_cluster(workspace.root.name)
     provider = provider_of(applied_spec(workspace).provider)
     recorded = provider.attached_place()
     inventory = inventory_if_known(workspace) if options.forget else _recorded(workspace)

@@ -161,6 +161,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
         NotUpError: there is no such cluster.
     """
     workspace = runner.workspace
+    reject_unknown_unless_locked(workspace)
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.reporter.note):
         shown = None
         if options.if_digest is not None:
@@ -220,6 +221,15 @@ def reject_unknown(workspace: Workspace) -> None:
             "cluster's workspace was lost, find the cluster with `clusterctl orphans list "
             f"{name}`",
         )
+
+
+def reject_unknown_unless_locked(workspace: Workspace) -> None:
+    """Raise NotUpError if there is no such cluster, and no other command creates or removes it.
+
+    To be called before the cluster is locked, because a lock leaves its file.
+    """
+    if workspace.lock_holder() is None:
+        reject_unknown(workspace)
 
 
 def down_locked(

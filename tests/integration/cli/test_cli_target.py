@@ -152,6 +152,16 @@ def test_cluster_option_that_is_not_a_name_is_refused(cli: Clusterctl, name: str
     assert unknown(cli, name, "status")
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [["down"], ["down", "--yes"], ["detach"], ["up"], ["plan"], ["doctor"]],
+    ids=" ".join,
+)
+def test_cluster_that_does_not_exist_leaves_no_file(cli: Clusterctl, argv: list[str]) -> None:
+    assert unknown(cli, "nope", *argv)
+    assert not cli.home.exists()
+
+
 def test_file_option_with_cluster_option_is_refused(cli: Clusterctl) -> None:
     assert "--cluster" in cli("-f", "demo.yaml", "--cluster", "demo", "status", rc=2).stderr
 
