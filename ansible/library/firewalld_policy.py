@@ -187,7 +187,7 @@ def reject_unsaved(module: AnsibleModule, firewalld: Firewalld, name: str) -> No
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         module.fail_json(
             msg="firewalld must be reloaded to open the cluster's ports, but a reload would "
-            f"change other settings: {'; '.join(lost[:SHOWN])}{more}. Keep the runtime "
+            f"change other settings: {'; '.join(lost[:SHOWN])}{more}\nfix: keep the runtime "
             "settings with `firewall-cmd --runtime-to-permanent`, or drop them with "
             "`firewall-cmd --reload`; then run `clusterctl up` again"
         )

@@ -86,8 +86,8 @@ def act(module: AnsibleModule, packages: Dpkg | Rpm | None, paths: HostPaths) ->
     cluster_id = module.params["cluster"]
     if snapshot["cluster"] not in ("", cluster_id):
         raise SnapshotError(
-            f"this host belongs to another cluster (its id is {snapshot['cluster']}); "
-            "take that cluster down first"
+            f"this host belongs to another cluster (its id is {snapshot['cluster']})\n"
+            "fix: take that cluster down first"
         )
     if module.params["state"] == "restored":
         return Restorer(module, store, snapshot, packages, paths).restore()

@@ -146,7 +146,8 @@ class Restorer:
         if foreign := [path for path in silent if was_mounted.get(path, True)]:
             raise SnapshotError(
                 f"the file server of {', '.join(foreign)} does not answer, and systemd would wait for "
-                f"it; nothing was changed. Repair the server, or run `umount -l {foreign[0]}` on this host"
+                "it; nothing was changed\n"
+                f"fix: repair the server, or run `umount -l {foreign[0]}` on this host"
             )
         for path in silent:
             self._run(["umount", "-f", "-l", path], check_rc=True)

@@ -76,7 +76,7 @@ class Store:
             content = json.loads(text)
             if content["version"] > VERSION:
                 raise SnapshotError(
-                    f"a newer clusterctl wrote {self.root} on this host: use that version"
+                    f"a newer clusterctl wrote {self.root} on this host\nfix: use that version"
                 )
             entries = (
                 (entry, form) for name, form in ENTRIES.items() for entry in content[name].values()
@@ -88,9 +88,9 @@ class Store:
             return dict(content)
         except (ValueError, KeyError, TypeError) as exc:
             raise SnapshotError(
-                f"{self.root}/ledger.json is damaged ({exc}), nothing was changed: restore the "
-                f"file from a backup; or restore this host by hand from {self.root}/contents, "
-                f"and delete {self.root}"
+                f"{self.root}/ledger.json is damaged ({exc}), nothing was changed\n"
+                "fix: restore the file from a backup; or restore this host by hand from "
+                f"{self.root}/contents, and delete {self.root}"
             ) from exc
 
     def write(self, snapshot: dict[str, Any]) -> None:

@@ -23,6 +23,9 @@ _REPOSITORY: Final = re.compile(
 # Maximum length of a module's message in an error.
 _TAIL = 1500
 
+# Begins the last line of a message of our roles and modules, which says what to do.
+_FIX: Final = "\nfix: "
+
 Event = Mapping[str, Any]
 # Mitogen also asks the user to file a bug.
 _DISCONNECTED: Final = "Mitogen was disconnected"
@@ -119,7 +122,8 @@ def _failure(task: TaskResult, data: Mapping[str, Any]) -> Failure:
             "repository"
         )
         return Failure("repository", cause, *where, fix)
-    return Failure("configure", cause, *where, role_hint(data.get("role", "")))
+    cause, _, fix = cause.partition(_FIX)
+    return Failure("configure", cause, *where, fix or role_hint(data.get("role", "")))
 
 
 def _cause(result: Mapping[str, Any]) -> str:

@@ -305,7 +305,8 @@ def check_started(machines: Collection[Machine]) -> None:
         raise ProvisionError(
             f"nodes did not start: {', '.join(machine.node.name for machine in dead)}",
             code="nodes-did-not-start",
-            why=output or f"see `journalctl -u clusterctl-{dead[0].name}`",
+            why=output,
+            fix=f"see `journalctl -u clusterctl-{dead[0].name}` on this machine",
         )
 
 

@@ -28,6 +28,11 @@ def test_failures_of_has_the_first_failure_of_each_host() -> None:
     assert "journalctl" in failures[0].fix
 
 
+def test_last_line_of_a_message_is_its_fix() -> None:
+    (failure,) = failures_of([event("a", msg="a is wrong\nfix: correct a")])
+    assert (failure.cause, failure.fix) == ("a is wrong", "correct a")
+
+
 def test_message_and_stderr_are_joined_without_repeating() -> None:
     (failure,) = failures_of(
         [event("a", msg="non-zero", stderr="no such key", stdout="no such key")]
