@@ -31,6 +31,7 @@ from clusterctl.cli.phases import (
 )
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.down import DownOptions
+from clusterctl.cluster.losses import reject_losses
 from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import excluded
@@ -102,7 +103,8 @@ def down(
 ) -> None:
     """Collect runs, remove the cluster, and verify the cleanup.
 
-    Removes nothing, and exits with code 1, if data exists only on the cluster, even with --yes.
+    Removes nothing, and exits with code 1, if data exists only on the cluster, even with --yes; so
+    does --dry-run.
     """
     if dry_run and "if_digest" in given:
         raise excluded("--dry-run", "--if-digest")
@@ -156,8 +158,10 @@ def _show_removal(screen: Screen, name: str, workspace: Workspace, options: Down
         lines.append(f"it would first collect job {', '.join(removal.collected)}")
     if removal.discarded:
         lines.append(f"deleted without being collected: job {', '.join(removal.discarded)}")
-    then = "deleted, too" if options.discard else "`down` would stop, because only the cluster has"
-    lines += [f"{then}: {line}" for line in copies]
+    if not options.discard:
+        screen.partial_answer = {key: answer[key] for key in answer if key != "digest"}
+        reject_losses(workspace, removal.copies)
+    lines += [f"deleted, too: {line}" for line in copies]
     screen.result(answer, *lines)
     screen.note(f"digest, for --if-digest: {removal.digest}")
 

@@ -18,6 +18,7 @@ from clusterctl.cluster.losses import (
     find_only_copies,
     note_discarded,
     note_removal,
+    without_known_losses,
 )
 from clusterctl.cluster.nodes import forget_machines, keys_left
 from clusterctl.cluster.phases import Phase, PhaseResult, PhaseRunner, provider_of, workspace_copy
@@ -176,7 +177,8 @@ class Removal:
 
     hosts: the names of the hosts. collected, discarded: the jobs whose runs are collected, or
         deleted without that.
-    copies: other jobs and files that exist only on the cluster. They stop `down` without --discard.
+    copies: other jobs and files that exist only on the cluster. They stop `down` without --discard
+        (see ``reject_losses``).
     """
 
     hosts: tuple[str, ...]
@@ -192,7 +194,7 @@ def preview(workspace: Workspace, options: DownOptions) -> Removal:
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     entries = set(uncollected(workspace)) - set(discarded)
     removed, brought = (tuple(sorted(map(_name_of, jobs))) for jobs in (discarded, entries))
-    copies = find_only_copies(workspace, removed)
+    copies = without_known_losses(workspace, find_only_copies(workspace, removed))
     copies = replace(copies, files=tuple(f for f in copies.files if f.job_id not in brought))
     inventory = inventory_if_known(workspace)
     hosts = inventory.hosts if inventory is not None else ()

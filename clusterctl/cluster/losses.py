@@ -52,14 +52,25 @@ def check_only_copies(
     """
     workspace = runner.workspace
     ids = {entry.job_id for entry in discarded if entry.job_id}
-    copies = find_only_copies(workspace, ids)
+    found = find_only_copies(workspace, ids)
     # If all hosts answer, an earlier `down` has removed none of them.
-    if not copies.unknown:
+    if not found.unknown:
         workspace.removing.unlink(missing_ok=True)
-    elif _checked_recently(workspace):
-        copies = replace(copies, unknown=())
+    copies = without_known_losses(workspace, found)
     lost = replace(copies, runs=tuple(f"the run of {entry.shown}" for entry in discarded))
-    if copies and not discard:
+    if not discard:
+        reject_losses(workspace, copies)
+    return PhaseResult(lost, _summary(lost))
+
+
+def without_known_losses(workspace: Workspace, copies: OnlyCopies) -> OnlyCopies:
+    """Return the copies without hosts that do not answer, if an earlier `down` has examined them."""
+    return replace(copies, unknown=()) if _checked_recently(workspace) else copies
+
+
+def reject_losses(workspace: Workspace, copies: OnlyCopies) -> None:
+    """Raise OnlyCopyError if `down` would lose these copies."""
+    if copies:
         message = (
             f"cluster {workspace.root.name!r} was not removed: it holds the only copy of jobs or "
             "files"
@@ -67,7 +78,6 @@ def check_only_copies(
         raise copies.error(
             message, fix=_fix(copies, repair="`clusterctl up`", keep=_how_to_keep(workspace))
         )
-    return PhaseResult(lost, _summary(lost))
 
 
 def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:

@@ -229,6 +229,27 @@ def test_refused_down_lists_the_runs_that_it_collected(
     assert not json or loads(shown.out)["runs"] == [str(collected.directory)]
 
 
+def test_dry_run_of_a_down_that_would_stop_fails_in_the_same_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a digest, an agent gets no token for a call that would only fail."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    use_provider(monkeypatch, lambda *_: Cloud({"ffffff": (DISK,)}))
+    cluster_with_runs(tmp_path).configured.touch()
+    screen = Screen(json=True, color=False, cluster="d")
+    with pytest.raises(OnlyCopyError) as caught:
+        cli_down.down(screen, dry_run=True)
+    screen.error(caught.value)
+    answer = loads(capfd.readouterr().out)
+    assert "digest" not in answer
+    assert answer["collected"] == ["2", "3"]
+    assert [failure["cause"] for failure in answer["failures"]] == answer["only_copies"]
+    assert "--discard" in answer["failures"][0]["fix"]
+    screen = Screen(json=True, color=False, cluster="d")
+    cli_down.down(screen, dry_run=True, discard=True)
+    assert loads(capfd.readouterr().out)["digest"]
+
+
 def test_down_does_what_its_preview_has_shown_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
