@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -173,6 +174,16 @@ class ClusterctlError(Exception):
                 prefix = "       " if number else f"  {title}: "
                 lines.append(prefix + printable(line.removesuffix("\r").expandtabs()))
         return "\n".join(lines)
+
+
+@contextmanager
+def marking_side_effects(some: bool = True) -> Iterator[None]:
+    """If ``some``, set ``had_side_effects`` of errors in the block: jobs are already submitted."""
+    try:
+        yield
+    except ClusterctlError as exc:
+        exc.had_side_effects = exc.had_side_effects or some
+        raise
 
 
 class UsageError(ClusterctlError, code="usage", exit_code=2):

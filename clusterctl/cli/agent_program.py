@@ -149,8 +149,10 @@ def write_end(
 ) -> None:
     """Write how a call ended, unless that is written. free: it can have used nothing."""
     jobs = [] if free else _jobs_of(answer.body)
-    # Exit code 2: the command was refused before anything was done.
-    is_free = free or (answer.rc == UsageError.exit_code and not jobs)
+    # Exit code 2: the command was refused before anything was done. An empty list: it is known that
+    # no job was submitted.
+    is_known = answer.rc == UsageError.exit_code or answer.body.get("jobs") == []
+    is_free = free or (is_known and not jobs)
     with journal.lock() as history:
         if not history.calls[call].code:
             journal.end(call, answer.code, jobs=jobs, seconds=seconds, free=is_free)

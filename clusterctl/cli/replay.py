@@ -22,6 +22,7 @@ from clusterctl.cli.submit import (
     show_scripts,
     show_submitted,
     submit_and_note,
+    telling_of_no_job,
     watch_jobs,
 )
 from clusterctl.cli.waiting import Timeout
@@ -87,7 +88,7 @@ def replay(
         more = _note_differences(screen, row, replay, changes, site, shown.jobs[0].job)
         show_scripts(screen, shown, more)
         return
-    with open_session(screen.chosen()) as session:
+    with telling_of_no_job(screen), open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission, shown)
         job = prepared[0].job
         more = _note_differences(screen, row, replay, changes, session.site, job)

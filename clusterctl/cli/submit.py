@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +26,14 @@ from clusterctl.cli.options import (
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cli.ranking import BEST, best_places
 from clusterctl.cli.waiting import Timeout, follow_job, timeout_of, wait_for
-from clusterctl.errors import ClusterctlError, Notice, UsageError, excluded, unaccompanied
+from clusterctl.errors import (
+    ClusterctlError,
+    Notice,
+    UsageError,
+    excluded,
+    marking_side_effects,
+    unaccompanied,
+)
 from clusterctl.jobs.bundled import (
     ChosenModel,
     bundled_job_with_help,
@@ -48,7 +55,6 @@ from clusterctl.jobs.messages import chosen_receivers
 from clusterctl.jobs.prepare import (
     Preparer,
     Submission,
-    marking_side_effects,
     read_jobs,
     submit_prepared,
 )
@@ -230,7 +236,7 @@ def submit(
     if dry_run and shown is not None:
         show_scripts(screen, shown)
         return
-    with open_session(screen.chosen()) as session:
+    with telling_of_no_job(screen), open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission, shown)
         show_or_watch(screen, session, submit_and_note(screen, session, prepared), jobs, watching)
 
@@ -518,6 +524,19 @@ def submit_and_note(
             screen.note(f"submitted job {job_id} ({row['name']}) before the error; {cancel}")
         raise
     return rows
+
+
+@contextmanager
+def telling_of_no_job(screen: Screen) -> Iterator[None]:
+    """If an error ends the `with` block, and it is known that no job was submitted, let the JSON
+    answer have an empty list of jobs.
+    """
+    try:
+        yield
+    except ClusterctlError as exc:
+        if not exc.had_side_effects:
+            screen.partial_answer.setdefault("jobs", [])
+        raise
 
 
 def row_of(submitted: Submitted) -> JobRow:

@@ -6,18 +6,17 @@ import os
 import secrets
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import (
-    ClusterctlError,
     Notice,
     NotUpError,
     UsageError,
     excluded,
+    marking_side_effects,
     printable,
 )
 from clusterctl.jobs.budget import check_budget
@@ -677,13 +676,3 @@ def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterat
         with marking_side_effects(number > 0):
             submitted = submitter.submit(job)
         yield submitted
-
-
-@contextmanager
-def marking_side_effects(some: bool = True) -> Iterator[None]:
-    """If ``some``, set ``had_side_effects`` of errors in the block: jobs are already submitted."""
-    try:
-        yield
-    except ClusterctlError as exc:
-        exc.had_side_effects = exc.had_side_effects or some
-        raise

@@ -25,6 +25,7 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
     UsageError,
+    marking_side_effects,
     printable,
 )
 from clusterctl.jobs.images import SCHEME, fetch
@@ -553,7 +554,8 @@ class Submitter:
 
     def _submit_whole(self, request: JobRequest, entry: JobEntry) -> str:
         job_id = self.session.scheduler.submit(request)
-        self.session.ledger.update(entry, job_id=job_id)
+        with marking_side_effects():
+            self.session.ledger.update(entry, job_id=job_id)
         return job_id
 
     def _submit_parts(self, request: JobRequest, entry: JobEntry, parts: Sequence[Part]) -> str:
@@ -585,14 +587,17 @@ class Submitter:
                     session.ledger.update(row, refused=True)
                     if errors:
                         raise self._unfinished("cancelled", errors[0]) from exc
+                elif ids and isinstance(exc, ClusterctlError):
+                    exc.had_side_effects = True
                 raise
-        session.ledger.update(entry, held="complete")
-        try:
-            if not any(given.own_name == "--hold" for given in request.directives):
-                session.scheduler.release(ids[:1])
-        except (SchedulerError, TransportError) as exc:
-            raise self._unfinished("started", exc) from exc
-        session.ledger.update(entry, held="")
+        with marking_side_effects():
+            session.ledger.update(entry, held="complete")
+            try:
+                if not any(given.own_name == "--hold" for given in request.directives):
+                    session.scheduler.release(ids[:1])
+            except (SchedulerError, TransportError) as exc:
+                raise self._unfinished("started", exc) from exc
+            session.ledger.update(entry, held="")
         return ids[0]
 
     def _cancel(self, ids: Sequence[str]) -> Sequence[ClusterctlError]:

@@ -13,9 +13,20 @@ import pytest
 from clusterctl.cli import submit
 from clusterctl.cli.options import run_names
 from clusterctl.cli.output import Screen
-from clusterctl.errors import SchedulerError
-from clusterctl.jobs.submit import Submitted
+from clusterctl.errors import (
+    AnswerLostError,
+    ClusterctlError,
+    MachineError,
+    SchedulerError,
+    SlurmError,
+)
+from clusterctl.jobs.prepare import Preparer, Submission, submit_prepared
+from clusterctl.jobs.submit import Submitted, Submitter
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import job_spec
+from clusterctl.state.ledger import JobEntry, Ledger
 from tests.support.messages import codes, shows
+from tests.support.played.cluster import PlayedCluster
 from tests.support.verbs import Clusterctl
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -195,6 +206,46 @@ def test_runs_are_offered(cli: Clusterctl, run: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cli.cwd)
         assert run_names("") == [run.name]
+
+
+@pytest.mark.parametrize(
+    ("error", "answers"),
+    [
+        (SlurmError("Slurm rejected the job"), {"jobs": []}),
+        (AnswerLostError("it is unknown whether the scheduler accepted the job"), {}),
+    ],
+    ids=["refused", "lost"],
+)
+def test_submit_that_failed_answers_that_there_is_no_job_only_if_it_is_known(
+    error: ClusterctlError, answers: dict[str, Any]
+) -> None:
+    screen = Screen(json=True, color=False)
+    with pytest.raises(type(error)), submit.telling_of_no_job(screen):
+        raise error
+    assert screen.partial_answer == answers
+
+
+def test_submit_whose_job_can_not_be_written_down_may_have_one(
+    session: Session, cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm has the job when its list on this machine turns out to be unwritable."""
+    script = tmp_path / "a.sh"
+    script.write_text("#!/bin/bash\n")
+    prepared = Preparer(lambda _: None).prepare(
+        session, Submission([job_spec(str(script), {"folder": False})])
+    )
+    update = Ledger.update
+
+    def refuse(ledger: Ledger, entry: JobEntry, **fields: Any) -> JobEntry:
+        if "job_id" in fields:
+            raise MachineError("jobs.jsonl can't be written")
+        return update(ledger, entry, **fields)
+
+    monkeypatch.setattr(Ledger, "update", refuse)
+    with pytest.raises(MachineError) as caught:
+        list(submit_prepared(Submitter(session), prepared))
+    assert cluster.calls("sbatch") == 1
+    assert caught.value.had_side_effects
 
 
 def test_submit_refused_at_second_job_names_the_first(

@@ -840,6 +840,10 @@ def test_failed_submission_counts_unless_nothing_was_done(
     played.instead = lambda _: failure("budget-spent", 2)
     assert code(submit(calls)) == "budget-spent"
     assert _used(calls).jobs == 1
+    no_job = failure("slurm-refused", 1)
+    played.instead = lambda _: Answer({**no_job.body, "jobs": []}, no_job.rc)
+    assert code(submit(calls)) == "slurm-refused"
+    assert _used(calls).jobs == 1
 
 
 def test_call_that_can_not_be_written_down_is_not_carried_out(
