@@ -334,8 +334,7 @@ def main() -> None:
         answer = converge(module, account) if account else {"changed": remove_former_keys(module)}
     except OSError as exc:
         module.fail_json(
-            msg=f"{exc.filename}: {exc.strerror}\n"
-            "fix: check that the account can write to its home"
+            msg=f"{exc.filename}: {exc.strerror}\nfix: check that the account can write to its home"
         )
     module.exit_json(**answer)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.agent.journal import DONE, Call, Journal
 from clusterctl.agent.limits import usage
 from clusterctl.cli.agent_tools import limits_of_user
+from clusterctl.cli.agent_use import Uses
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice
@@ -28,14 +30,18 @@ _COUNTED: Final = {
 
 
 def limits(screen: Screen) -> None:
-    """Show what agents may do through `mcp`, and what they use of it.
+    """Show what agents may do through `mcp`, and what they use of it. Asks what became of their
+    jobs.
 
     The limits are in the section `agent` of your configuration, a file that no command of an agent
     can change.
     """
     file = config_file()
     values = limits_of_user().model_dump(mode="json")
-    used = usage(Journal().read())
+    journal = Journal()
+    with screen.working("asking what became of the agents' jobs"):
+        silent = Uses(Path.cwd(), journal).ask()
+    used = usage(journal.read())
     counted = {name: getattr(used, key) for name, key in _COUNTED.items()}
     rows = [
         (name, _shown(value) or "on this machine", _shown(counted.get(name)))
@@ -43,8 +49,17 @@ def limits(screen: Screen) -> None:
     ]
     where = str(file) if file.exists() else f"{file}, which does not exist: these are the defaults"
     screen.note(Notice("agent-limits", f"the limits of agents, from {where}"))
+    for name in silent:
+        text = f"cluster {name} does not answer: its jobs count as they were when it last did"
+        screen.note(Notice("agent-jobs-unasked", text))
     screen.result(
-        {"file": str(file), "exists": file.exists(), "limits": values, "used": counted},
+        {
+            "file": str(file),
+            "exists": file.exists(),
+            "limits": values,
+            "used": counted,
+            "silent": silent,
+        },
         *screen.table(["LIMIT", "VALUE", "USED"], rows),
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from clusterctl.agent.journal import DONE, FREE, Bound, Call, History, JobUse, Journal
+from clusterctl.agent.journal import DONE, FREE, Bound, History, Journal
 from clusterctl.agent.limits import Asked, LimitError, check
 from clusterctl.agent.tokens import VALID_S, Planned, Tokens
 from clusterctl.cli.agent_arguments import (
@@ -25,12 +25,14 @@ from clusterctl.cli.agent_files import require_files
 from clusterctl.cli.agent_program import (
     Answer,
     Program,
+    Runner,
     environment,
     error_answer,
+    run_program,
     write_end,
 )
 from clusterctl.cli.agent_tools import TOOLS, Kind, limits_of_user
-from clusterctl.cli.agent_use import CANCELLED, accounts_of, bound_of, uses_of
+from clusterctl.cli.agent_use import Uses, accounts_of, bound_of, identity
 from clusterctl.cli.all_clusters import ALL
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.spec.agent import AgentLimits
@@ -50,12 +52,6 @@ from clusterctl.util.progress import SILENT
 # The longest and the usual time of a `wait`.
 MOST_WAIT_S: Final = 1800
 _WAIT: Final = "10m"
-# The states of jobs are asked for at most this often, because a decision needs them.
-_PACE_S: Final = 20.0
-# Likewise for the clusters that the decision is not about.
-_SELDOM_S: Final = 300.0
-
-Runner = Callable[[Program, Callable[[str], None]], Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +98,6 @@ def place_of(verb: str, arguments: Mapping[str, Any], project: Path) -> Place:
     )
 
 
-def identity(workspace: Workspace) -> str:
-    """Return the name of a cluster, and what tells it from another cluster of this name."""
-    return f"{workspace.root.name} {workspace.known_id() or 'new'}"
-
-
 def _commands(workspace: Workspace) -> int:
     """Return how many commands ran in the last hour on the login node of a cluster."""
     login = read_text(workspace.login)
@@ -125,8 +116,10 @@ class Calls:
 
     project: Path
     journal: Journal = field(default_factory=Journal)
-    run: Runner = lambda program, heard: program.run(heard)
-    _asked_at: dict[str, float] = field(default_factory=dict)
+    run: Runner = run_program
+
+    def __post_init__(self) -> None:
+        self.uses = Uses(self.project, self.journal, self.run)
 
     @property
     def tokens(self) -> Tokens:
@@ -302,7 +295,7 @@ class _Call:
             bound=bound_of(self.verb, answer.body.get("at_most") or {}),
             accounts=accounts_of(answer.body) if asked.submits else (),
         )
-        self._refresh()
+        self._ask_of_jobs()
         with self._calls.journal.lock() as history:
             # What would be refused gets no token.
             self._check_planned(history, asked, planned)
@@ -311,7 +304,7 @@ class _Call:
         return Answer({**_without_scripts(answer.body), **told}, answer.rc)
 
     def _carry_out(self, asked: Asked) -> Answer:
-        self._refresh()
+        self._ask_of_jobs()
         with self._calls.journal.lock() as history:
             project = str(self._calls.project)
             planned = self._calls.tokens.take(str(self._token), self.verb, self._given, project)
@@ -327,6 +320,11 @@ class _Call:
             call = self._begin(planned.bound)
         words = self._words(f"--if-digest={planned.digest}")
         return self._run(call, words, acts=True)
+
+    def _ask_of_jobs(self) -> None:
+        """Ask what became of the agents' jobs, if the decision is about jobs."""
+        if TOOLS[self.verb].kind is Kind.SUBMITS:
+            self._calls.uses.ask(self.place.id)
 
     def _check_planned(self, history: History, asked: Asked, planned: Planned) -> None:
         """Raise LimitError if a limit forbids what a dry run has shown."""
@@ -400,40 +398,8 @@ class _Call:
             return Answer({**answer.body, "journal": exc.cause}, answer.rc)
         if self.verb in {"wait", "cancel"}:
             # Jobs have ended, and count no longer.
-            self._calls._asked_at.pop(self.place.id, None)
+            self._calls.uses.forget(self.place.id)
         return answer
-
-    def _refresh(self) -> None:
-        """Ask what became of the agents' jobs, unless that was asked just now."""
-        if TOOLS[self.verb].kind is not Kind.SUBMITS:
-            return
-        open_jobs: dict[str, dict[str, Call]] = {}
-        # Also against other calls of this server, which read the same journal.
-        with self._calls.journal.lock() as history:
-            for call in history.calls.values():
-                for job in call.open_jobs():
-                    open_jobs.setdefault(call.cluster, {})[job] = call
-        for cluster, jobs in open_jobs.items():
-            pace_s = _PACE_S if cluster == self.place.id else _SELDOM_S
-            last = self._calls._asked_at.get(cluster, -pace_s)
-            if time.monotonic() - last >= pace_s:
-                self._calls._asked_at[cluster] = time.monotonic()
-                self._ask(cluster, jobs)
-
-    def _ask(self, cluster: str, jobs: Mapping[str, Call]) -> None:
-        """Ask what became of jobs on a cluster, and write it down. jobs: ID -> its call."""
-        name = cluster.partition(" ")[0]
-        if identity(Workspace.of(name)) != cluster:
-            # The jobs have ended with their cluster. What they used is unknown.
-            uses = dict.fromkeys(jobs, JobUse(CANCELLED, 0))
-        else:
-            words = ["jobs", "--all", f"--cluster={name}", "--", *jobs]
-            program = Program(words, self._calls.project, environment(()))
-            answer = self._calls.run(program, lambda _: None)
-            uses = uses_of(answer.body, jobs)
-        with self._calls.journal.lock():
-            for job, use in uses.items():
-                self._calls.journal.use(jobs[job].id, job, use)
 
 
 def _short(value: Any, most: int = 400) -> Any:

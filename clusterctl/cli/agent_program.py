@@ -120,6 +120,14 @@ class Program:
                 self._process.send_signal(signal.SIGTERM)
 
 
+# Runs a program. The second argument is called with each line of its notes.
+Runner = Callable[[Program, Callable[[str], None]], Answer]
+
+
+def run_program(program: Program, heard: Callable[[str], None]) -> Answer:
+    return program.run(heard)
+
+
 def _answer(stdout: bytes, rc: int, notes: str) -> Answer:
     body: Any = None
     with contextlib.suppress(ValueError, RecursionError):

@@ -2,20 +2,93 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.agent.journal import FREE, Bound, Call, JobUse
+from clusterctl.agent.journal import FREE, Bound, Call, JobUse, Journal
 from clusterctl.agent.limits import COMPLETED, FAILED
+from clusterctl.cli.agent_program import Program, Runner, environment, run_program
 from clusterctl.cli.agent_tools import TOOLS, Kind
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.sbatch import values_in
+from clusterctl.state.workspace import Workspace
 
 CANCELLED: Final = "cancelled"
 _ENDED_BY_OTHERS: Final = frozenset(
     (JobState.CANCELLED, JobState.PREEMPTED, JobState.REVOKED, JobState.PURGED)
 )
 _HOUR_S: Final = 3600
+# The states of jobs are asked for at most this often, because a decision needs them.
+_PACE_S: Final = 20.0
+# Likewise for the clusters that the decision is not about.
+_SELDOM_S: Final = 300.0
+
+
+def identity(workspace: Workspace) -> str:
+    """Return the name of a cluster, and what tells it from another cluster of this name."""
+    return f"{workspace.root.name} {workspace.known_id() or 'new'}"
+
+
+@dataclass
+class Uses:
+    """What became of the agents' jobs: asked of their clusters, and written to the journal.
+
+    project: the folder in which programs run. run: runs a program of clusterctl.
+    """
+
+    project: Path
+    journal: Journal
+    run: Runner = run_program
+    _asked_at: dict[str, float] = field(default_factory=dict)
+
+    def ask(self, cluster: str = "") -> list[str]:
+        """Ask what became of the jobs that have not ended, unless that was asked just now. Return
+        the names of the clusters that did not answer.
+
+        cluster: the identity of the cluster that a decision is about; it is asked most often.
+        """
+        open_jobs: dict[str, dict[str, Call]] = {}
+        # Also against other calls of this server, which read the same journal.
+        with self.journal.lock() as history:
+            for call in history.calls.values():
+                for job in call.open_jobs():
+                    open_jobs.setdefault(call.cluster, {})[job] = call
+        silent = []
+        for other, jobs in open_jobs.items():
+            pace_s = _PACE_S if other == cluster else _SELDOM_S
+            last = self._asked_at.get(other, -pace_s)
+            if time.monotonic() - last >= pace_s:
+                self._asked_at[other] = time.monotonic()
+                if not self._ask(other, jobs):
+                    silent.append(other.partition(" ")[0])
+        return silent
+
+    def forget(self, cluster: str) -> None:
+        """Let the next call ask a cluster again, because jobs there have ended."""
+        self._asked_at.pop(cluster, None)
+
+    def _ask(self, cluster: str, jobs: Mapping[str, Call]) -> bool:
+        """Ask what became of jobs on a cluster, and write it down. Return whether it answered.
+
+        jobs: ID -> its call.
+        """
+        name = cluster.partition(" ")[0]
+        answers = True
+        if identity(Workspace.of(name)) != cluster:
+            # The jobs have ended with their cluster. What they used is unknown.
+            uses = dict.fromkeys(jobs, JobUse(CANCELLED, 0))
+        else:
+            words = ["jobs", "--all", f"--cluster={name}", "--", *jobs]
+            answer = self.run(Program(words, self.project, environment(())), lambda _: None)
+            uses = uses_of(answer.body, jobs)
+            answers = bool(answer.body.get("ok"))
+        with self.journal.lock():
+            for job, use in uses.items():
+                self.journal.use(jobs[job].id, job, use)
+        return answers
 
 
 def bound_of(verb: str, at_most: Mapping[str, Any]) -> Bound:

@@ -15,11 +15,12 @@ import pytest
 
 from clusterctl.agent.journal import Journal
 from clusterctl.agent.limits import usage
-from clusterctl.cli import agent_calls
+from clusterctl.cli import agent_use
 from clusterctl.cli.agent_answers import PART, Answers
 from clusterctl.cli.agent_arguments import words_of
 from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls
 from clusterctl.cli.agent_program import Answer, environment
+from clusterctl.cli.agent_use import Uses
 from clusterctl.state.workspace import Workspace
 from tests.support.agents import OK, Place, PlayedProgram, failure
 from tests.support.inventories import inventory_of
@@ -161,7 +162,7 @@ def test_job_of_a_removed_cluster_gives_no_right_to_the_next_job_of_its_id(
     calls: Calls, place: Place, played: PlayedProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The user's job 1 on a new cluster is not the agent's job 1 on the old one, which has ended."""
-    monkeypatch.setattr(agent_calls, "_SELDOM_S", 0.0)
+    monkeypatch.setattr(agent_use, "_SELDOM_S", 0.0)
     place.limit(jobs_at_once=1)
     assert code(submit(calls)) == "ok"
     workspace = Workspace.of("local")
@@ -257,7 +258,7 @@ def test_two_servers_at_once_do_not_add_up_over_a_limit(
 def test_limit_counts_what_ended_jobs_really_used(
     calls: Calls, place: Place, played: PlayedProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_calls, "_PACE_S", 0.0)
+    monkeypatch.setattr(agent_use, "_PACE_S", 0.0)
     place.limit(node_hours_per_day=1.5)
     assert code(submit(calls)) == "ok"
     assert code(submit(calls)) == "agent-limit"
@@ -270,6 +271,23 @@ def test_states_of_jobs_are_asked_for_seldom(calls: Calls, played: PlayedProgram
     for _ in range(10):
         assert code(submit(calls)) == "ok"
     assert len([words for words in played.ran if words[0] == "jobs"]) == 1
+
+
+def test_user_who_asks_for_the_limits_learns_what_jobs_use_now(
+    calls: Calls, place: Place, played: PlayedProgram
+) -> None:
+    assert code(submit(calls)) == "ok"
+    assert (_used(calls).jobs, _used(calls).node_hours) == (1, 1.0)
+    played.states["1"] = "COMPLETED"
+    assert Uses(place.project, Journal(), played).ask() == []
+    assert (_used(calls).jobs, _used(calls).node_hours) == (0, 0.5)
+
+
+def test_cluster_that_does_not_tell_what_jobs_use_is_named(calls: Calls, place: Place) -> None:
+    assert code(submit(calls)) == "ok"
+    asked = Uses(place.project, Journal(), lambda *_: failure("unreachable"))
+    assert asked.ask() == ["local"]
+    assert _used(calls).jobs == 1
 
 
 def test_jobs_that_an_agent_has_seen_end_no_longer_count(
@@ -297,7 +315,7 @@ def test_failures_in_a_row_ask_a_person(
     state: str,
 ) -> None:
     """A job that is cancelled in between changes nothing. `--time=0:01` is such a failure."""
-    monkeypatch.setattr(agent_calls, "_PACE_S", 0.0)
+    monkeypatch.setattr(agent_use, "_PACE_S", 0.0)
     place.limit(failures_in_a_row=2)
     for job_id, end in (("1", state), ("2", "CANCELLED"), ("3", state)):
         assert code(submit(calls)) == "ok"
