@@ -114,6 +114,42 @@ class Fused:
         )
         return dx, results[0], results[1]
 
+    def channel_sums(self, x: Array, origin: Array) -> Sequence[Array]:
+        """Return Σ (x - origin) and Σ (x - origin)² of each channel (C,) in float32."""
+        return self._sums(_channel_sums, (x,), origin)
+
+    def scale_and_shift(self, x: Array, slope: Array, offset: Array, *, relu: bool) -> Array:
+        """Return x · slope + offset for each channel, after ReLU if requested."""
+        return self._per_channel(_scale_and_shift, (x,), (slope, offset), relu=relu)
+
+    def normalised_sums(self, dy: Array, x: Array, y: Array | None, mean: Array) -> Sequence[Array]:
+        """Return Σ dz and Σ dz · (x - mean) of each channel (C,), with dz = dy, but 0 where ReLU's
+        result y is.
+        """
+        return self._sums(_normalised_sums, (dy, x, *([] if y is None else [y])), mean)
+
+    def normalised_gradient(self, dy: Array, x: Array, y: Array | None, *vectors: Array) -> Array:
+        """Return dz · a + x · b + c for each channel. vectors: a, b, c. dz: see above."""
+        arrays = (dy, x, *([] if y is None else [y]))
+        return self._per_channel(_normalised_gradient, arrays, vectors)
+
+    def _sums(self, build: Any, arrays: Sequence[Array], origin: Array) -> Sequence[Array]:
+        sums = [self._xp.empty(arrays[0].shape[-1], FLOAT32) for _ in range(2)]
+        inputs = (_channels(self._vector(origin)), *map(_images, map(self._packed, arrays)))
+        self.graphs.run(build, inputs, [_channels(one) for one in sums])
+        return sums
+
+    def _per_channel(
+        self, build: Any, arrays: Sequence[Array], vectors: Sequence[Array], **parameters: Any
+    ) -> Array:
+        result: Array = self._xp.empty(arrays[0].shape, arrays[0].dtype)
+        inputs = (
+            *map(_channels, map(self._vector, vectors)),
+            *map(_images, map(self._packed, arrays)),
+        )
+        self.graphs.run(build, inputs, [_images(result)], **parameters)
+        return result
+
     def layer_norm(
         self, x: Array, weight: Array, bias: Array, *, eps: float
     ) -> tuple[Array, Array, Array]:
@@ -150,21 +186,21 @@ class Fused:
 
     def attend(
         self,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        log_sums: Array,
+        inputs: Sequence[Array],
+        results: Sequence[Array],
         *,
         causal: bool,
         scale: float,
+        rate: float,
     ) -> None:
         """Write softmax(scale · q kᵀ) v to ``o``, and log Σ exp(scores) to ``log_sums``.
 
-        q, k, v, o: (B, heads, T, numbers), with adjacent numbers. log_sums: (B, heads, T, 1) in
-        float32.
+        inputs: q, k, v, and with dropout its mask. results: o, log_sums. q, k, v, o: (B, heads, T,
+        numbers), with adjacent numbers. mask: (B, heads, T, T), 1 for probabilities that stay, 0
+        for the share ``rate``. log_sums: (B, heads, T, 1) in float32.
         """
-        self.graphs.run(_attention, (q, k, v), (o, log_sums), causal=causal, scale=scale)
+        scalars = (1 / (1 - rate),) if rate else ()
+        self.graphs.run(_attention, inputs, results, scalars=scalars, causal=causal, scale=scale)
 
     def attend_gradients(
         self,
@@ -173,14 +209,16 @@ class Fused:
         *,
         causal: bool,
         scale: float,
+        rate: float,
     ) -> None:
-        """Write the gradients of ``attend``. inputs: q, k, v, o, do, log_sums. gradients: dq, dk,
-        dv.
+        """Write the gradients of ``attend``. inputs: q, k, v, o, do, log_sums, and with dropout its
+        mask. gradients: dq, dk, dv.
         """
         self.graphs.run(
             _attention_gradients,
             inputs,
             gradients,
+            scalars=(1 / (1 - rate), 1 - rate) if rate else (),
             causal=causal,
             scale=scale,
             deterministic=self.graphs.deterministic,
@@ -282,6 +320,36 @@ def _batch_norm_gradients(  # noqa: PLR0917 - cuDNN's tensors
     return graph.batchnorm_backward(grad=dy, input=x, scale=weight, mean=mean, inv_variance=inverse)
 
 
+def _channel_sums(cudnn: Any, graph: Any, origin: Any, x: Any) -> Any:
+    shifted = graph.sub(x, origin)
+    return [_sum(cudnn, graph, one) for one in (shifted, graph.mul(shifted, shifted))]
+
+
+def _scale_and_shift(_: Any, graph: Any, slope: Any, offset: Any, x: Any, *, relu: bool) -> Any:
+    y = graph.add(graph.mul(x, slope), offset)
+    return [graph.relu(y) if relu else y]
+
+
+def _normalised_sums(cudnn: Any, graph: Any, mean: Any, dy: Any, x: Any, *y: Any) -> Any:
+    dz = _before_relu(graph, dy, *y)
+    return [_sum(cudnn, graph, one) for one in (dz, graph.mul(dz, graph.sub(x, mean)))]
+
+
+def _normalised_gradient(  # noqa: PLR0917 - cuDNN's tensors
+    _: Any, graph: Any, a: Any, b: Any, c: Any, dy: Any, x: Any, *y: Any
+) -> Any:
+    dz = _before_relu(graph, dy, *y)
+    return [graph.add(graph.add(graph.mul(dz, a), graph.mul(x, b)), c)]
+
+
+def _before_relu(graph: Any, dy: Any, *y: Any) -> Any:
+    return graph.relu_backward(loss=dy, input=y[0]) if y else dy
+
+
+def _sum(cudnn: Any, graph: Any, x: Any) -> Any:
+    return graph.reduction(x, mode=cudnn.reduction_mode.ADD)
+
+
 def _layer_norm(cudnn: Any, graph: Any, x: Any, weight: Any, bias: Any, eps: Any) -> Any:  # noqa: PLR0917
     return graph.layernorm(
         norm_forward_phase=cudnn.norm_forward_phase.TRAINING,
@@ -298,8 +366,13 @@ def _layer_norm_gradients(  # noqa: PLR0917 - cuDNN's tensors
     return graph.layernorm_backward(grad=dy, input=x, scale=weight, mean=mean, inv_variance=inverse)
 
 
-def _attention(_: Any, graph: Any, q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> Any:
-    return graph.sdpa(q=q, k=k, v=v, attn_scale=scale, use_causal_mask=causal, generate_stats=True)
+def _attention(
+    _: Any, graph: Any, q: Any, k: Any, v: Any, *dropout: Any, causal: bool, scale: float
+) -> Any:
+    options = {"dropout": dropout} if dropout else {}
+    return graph.sdpa(
+        q=q, k=k, v=v, attn_scale=scale, use_causal_mask=causal, generate_stats=True, **options
+    )
 
 
 def _attention_gradients(  # noqa: PLR0917 - cuDNN's tensors
@@ -311,7 +384,7 @@ def _attention_gradients(  # noqa: PLR0917 - cuDNN's tensors
     o: Any,
     do: Any,
     log_sums: Any,
-    *,
+    *dropout: Any,
     causal: bool,
     scale: float,
     deterministic: bool,
@@ -326,6 +399,7 @@ def _attention_gradients(  # noqa: PLR0917 - cuDNN's tensors
         attn_scale=scale,
         use_causal_mask=causal,
         use_deterministic_algorithm=deterministic,
+        **({"dropout": dropout} if dropout else {}),
     )
 
 

@@ -12,13 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 from payload.device.base import Array, acc_dtype
 from payload.device.fused import Fused
 from payload.errors import UsageError
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Init, Tape
-from payload.nn.random import keep_mask, part_keys, sample_keys
+from payload.nn.random import draw_kept, keep_mask, part_keys, sample_keys
 
 _QUERIES = 128
 _QUERIES_ON_GPU = 1024
@@ -93,8 +94,9 @@ class Attention:
         log_sums = xp.empty((*q.shape[:3], 1), acc_dtype(x.dtype))
         keys = self._keys(tape)
         tape.push(q, k, v, o, log_sums, keys)
-        if fused := self._fused_for(q, keys):
-            fused.attend(q, k, v, o, log_sums, causal=self._causal, scale=self._width**-0.5)
+        if fused := self._fused_for(q):
+            mask = self._whole_mask(q, *keys)
+            fused.attend((q, k, v, *mask), (o, log_sums), **self._fused_options(mask))
         else:
             self._each_head(self._attend, q, k, v, o, log_sums, *keys)
         return self.out.forward(y, tape)
@@ -104,17 +106,34 @@ class Attention:
         q, k, v, o, log_sums, keys = tape.pop()
         dqkv = self._device.xp.empty((*dy.shape[:2], 3 * self._heads * self._width), dy.dtype)
         gradients = self._heads_of(dqkv, 3)
-        if fused := self._fused_for(q, keys):
-            inputs = (q, k, v, o, *do, log_sums)
-            fused.attend_gradients(inputs, gradients, causal=self._causal, scale=self._width**-0.5)
+        if fused := self._fused_for(q):
+            mask = self._whole_mask(q, *keys)
+            inputs = (q, k, v, o, *do, log_sums, *mask)
+            fused.attend_gradients(inputs, gradients, **self._fused_options(mask))
         else:
             self._each_head(self._differentiate, q, k, v, o, log_sums, *do, *gradients, *keys)
         return self.qkv.backward(dqkv, tape)
 
-    def _fused_for(self, q: Array, keys: Sequence[Array]) -> Fused | None:
-        # cuDNN draws dropout's random numbers in another way.
+    def _fused_for(self, q: Array) -> Fused | None:
         fused = self._device.fused_for(q)
-        return fused if fused and not keys and fused.suits_attention(q) else None
+        return fused if fused and fused.suits_attention(q) else None
+
+    def _fused_options(self, mask: Sequence[Array]) -> dict[str, Any]:
+        rate = self._rate if mask else 0.0
+        return {"causal": self._causal, "scale": self._width**-0.5, "rate": rate}
+
+    def _whole_mask(self, q: Array, *keys: Array) -> Sequence[Array]:
+        """Return dropout's choice for all probabilities (B, h, T, T), 0 or 1, in a tuple that is
+        empty if dropout is off. cuDNN's own choice would depend on the layout of ranks.
+        """
+        if not keys:
+            return ()
+        length = q.shape[-2]
+        mask: Array = self._device.xp.empty((*q.shape[:2], length, length), q.dtype)
+        places = self._places(slice(0, length), slice(0, length)).ravel()
+        flat = mask.reshape(-1, places.size)
+        draw_kept(self._device, keys[0].reshape(-1, 2), places, self._rate, flat)
+        return (mask,)
 
     def _attend(
         self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array
@@ -197,14 +216,18 @@ class Attention:
         """Return dropout's factors for ``probs``: 0 or 1 / (1 - rate), by position in the (T, T)
         matrix.
         """
+        mask: Array = keep_mask(key, self._places(rows, columns), self._rate).astype(probs.dtype)
+        mask *= 1 / (1 - self._rate)
+        return mask
+
+    def _places(self, rows: slice, columns: slice) -> Array:
+        """Return a number for each place in these rows and columns of the (T, T) matrix."""
         arange = self._device.xp.arange
         row_places = arange(rows.start, rows.stop, dtype="uint32")[:, None]
         # Sequences are shorter than 2¹⁶, so each place in (T, T) has its own 32-bit number.
         row_places *= 1 << 16
-        places = row_places + arange(columns.stop, dtype="uint32")
-        mask: Array = keep_mask(key, places, self._rate).astype(probs.dtype)
-        mask *= 1 / (1 - self._rate)
-        return mask
+        places: Array = row_places + arange(columns.stop, dtype="uint32")
+        return places
 
     def _blocks(self, length: int) -> list[tuple[slice, slice]]:
         """Return two slices for each block: its queries, and the keys that these queries attend

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from payload.device.base import Array, bits
 from payload.nn.module import Context, Parameter, Tape
-from payload.nn.random import keep_mask, sample_keys
+from payload.nn.random import draw_kept, sample_keys
 
 
 class Dropout:
@@ -37,12 +37,9 @@ class Dropout:
             tape.push(None)
             return x
         mask = self._device.xp.empty(x.shape, bool)
-        index = self._index(x.shape[1:])
-
-        def draw(mask: Array, keys: Array) -> None:
-            mask[...] = keep_mask(keys, index, self._rate)
-
-        self._device.blocked(draw, mask, sample_keys(tape.draw, self._name))
+        index = self._index(x.shape[1:]).ravel()
+        keys = sample_keys(tape.draw, self._name)
+        draw_kept(self._device, keys, index, self._rate, mask.reshape(len(x), index.size))
         tape.push(mask)
         return self._scaled(x, mask)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from payload.device.base import Array, acc_dtype, bits
 from payload.device.fused import Fused
 from payload.nn.module import Context, Init, Parameter, Tape, ones, zeros
@@ -124,13 +126,12 @@ class BatchNorm:
         }
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        if fused := self._fused_for(x, training=tape.training):
+        fused = self._device.fused_for(x)
+        if fused and tape.training and self._is_one_operation(fused, x):
             return self._forward_fused(fused, x, tape)
         xp = self._device.xp
-        rows = x.reshape(-1, x.shape[-1])
-        y: Array = xp.empty(rows.shape, x.dtype)
         if tape.training:
-            count, mean, variance = self._moments(rows)
+            count, mean, variance = self._moments(x)
             if not tape.recompute:
                 self._track(count, mean, variance)
         else:
@@ -142,6 +143,17 @@ class BatchNorm:
         weight, bias = self._float64_parameters()
         slope = (weight * inverse).astype(dtype)
         offset = (bias - mean * weight * inverse).astype(dtype)
+        if fused:
+            y = fused.scale_and_shift(x, slope, offset, relu=self._relu)
+        else:
+            y = self._scale_and_shift(x, slope, offset)
+        tape.push(x, y if self._relu else None, count, mean, inverse)
+        return y
+
+    def _scale_and_shift(self, x: Array, slope: Array, offset: Array) -> Array:
+        xp = self._device.xp
+        dtype = slope.dtype
+        y: Array = xp.empty(x.shape, x.dtype)
 
         def normalise(x: Array, y: Array) -> None:
             z = xp.multiply(x.astype(dtype, copy=False), slope, out=y if y.dtype == dtype else None)
@@ -152,33 +164,20 @@ class BatchNorm:
             if z is not y:
                 y[...] = z
 
-        self._device.blocked(normalise, rows, y)
-        tape.push(rows, y if self._relu else None, count, mean, inverse)
-        return y.reshape(x.shape)
+        self._device.blocked(normalise, _rows(x), _rows(y))
+        return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        if fused := self._fused_for(dy, training=True):
+        fused = self._device.fused_for(dy)
+        if fused and self._is_one_operation(fused, dy):
             return self._backward_fused(fused, dy, tape)
-        rows, y, count, mean, inverse = tape.pop()
-        xp = self._device.xp
-        dy_rows = dy.reshape(rows.shape)
-        # First holds the gradient with respect to ReLU's input.
-        dx: Array = xp.empty(rows.shape, dy.dtype)
-        dtype = acc_dtype(dy.dtype)
-        centre = mean.astype(dtype)
-        # Σ dz, and Σ dz · (x - mean) of each channel.
-        totals: Array = xp.zeros((2, len(mean)))
-
-        def add_up(x: Array, dy: Array, dx: Array, *y: Array) -> None:
-            if y:
-                xp.multiply(bits(dy), y[0] != 0, out=bits(dx))
-            dz = (dx if y else dy).astype(dtype, copy=False)
-            totals[0] += _sum(dz)
-            centred = x - centre
-            centred *= dz
-            totals[1] += _sum(centred)
-
-        self._device.blocked(add_up, rows, dy_rows, dx, *([] if y is None else [y]))
+        x, y, count, mean, inverse = tape.pop()
+        # Σ dz, and Σ dz · (x - mean) of each channel, with dz the gradient before ReLU.
+        totals: Array = self._device.xp.empty((2, len(mean)))
+        if fused:
+            totals[0], totals[1] = fused.normalised_sums(dy, x, y, mean)
+        else:
+            dy = self._write_sums(dy, x, y, mean, totals)
         totals[1] *= inverse
         self.bias.add(totals[0])
         self.weight.add(totals[1])
@@ -186,9 +185,43 @@ class BatchNorm:
         weight, _ = self._float64_parameters()
         by_dz = weight * inverse
         by_x = -by_dz * inverse * totals[1] / count
-        offset = (-by_dz * totals[0] / count - mean * by_x).astype(dtype)
-        by_dz = by_dz.astype(dtype)
-        by_x = by_x.astype(dtype)
+        offset = -by_dz * totals[0] / count - mean * by_x
+        dtype = acc_dtype(dy.dtype)
+        vectors = [vector.astype(dtype) for vector in (by_dz, by_x, offset)]
+        if fused:
+            return fused.normalised_gradient(dy, x, y, *vectors)
+        # dz is this layer's own array after ReLU, and otherwise its caller's.
+        dx = self._device.xp.empty(x.shape, dy.dtype) if y is None else dy
+        self._combine(dy, x, dx, vectors)
+        return dx
+
+    def _write_sums(
+        self, dy: Array, x: Array, y: Array | None, mean: Array, totals: Array
+    ) -> Array:
+        """Write Σ dz and Σ dz · (x - mean) of each channel to ``totals``. Return dz."""
+        xp = self._device.xp
+        dtype = acc_dtype(dy.dtype)
+        centre = mean.astype(dtype)
+        dz: Array = dy if y is None else xp.empty(dy.shape, dy.dtype)
+        totals[...] = 0
+
+        def add_up(x: Array, dy: Array, dz: Array, *y: Array) -> None:
+            if y:
+                xp.multiply(bits(dy), y[0] != 0, out=bits(dz))
+            dz = dz.astype(dtype, copy=False)
+            totals[0] += _sum(dz)
+            centred = x - centre
+            centred *= dz
+            totals[1] += _sum(centred)
+
+        self._device.blocked(add_up, *map(_rows, (x, dy, dz, *([] if y is None else [y]))))
+        return dz
+
+    def _combine(self, dz: Array, x: Array, dx: Array, vectors: Sequence[Array]) -> None:
+        """Write dz · by_dz + x · by_x + offset to dx, which may be dz. vectors: these three."""
+        by_dz, by_x, offset = vectors
+        xp = self._device.xp
+        dtype = by_dz.dtype
 
         def combine(x: Array, dz: Array, dx: Array) -> None:
             shift = x.astype(dtype, copy=False) * by_x
@@ -200,14 +233,11 @@ class BatchNorm:
                 shift += dz.astype(dtype) * by_dz
                 dx[...] = shift
 
-        self._device.blocked(combine, rows, dy_rows if y is None else dx, dx)
-        return dx.reshape(dy.shape)
+        self._device.blocked(combine, _rows(x), _rows(dz), _rows(dx))
 
-    def _fused_for(self, x: Array, *, training: bool) -> Fused | None:
-        # cuDNN does not sum statistics over ranks.
-        fused = self._device.fused_for(x)
-        suits = fused and training and self._comm.size == 1 and fused.suits_batch_norm(x)
-        return fused if suits else None
+    def _is_one_operation(self, fused: Fused, x: Array) -> bool:
+        # cuDNN's own batch norm does not sum statistics over ranks.
+        return self._comm.size == 1 and fused.suits_batch_norm(x)
 
     def _forward_fused(self, fused: Fused, x: Array, tape: Tape) -> Array:
         running = (self._running_mean, self._running_variance)
@@ -237,14 +267,14 @@ class BatchNorm:
     def _float64_parameters(self) -> tuple[Array, Array]:
         return self.weight.value.astype("float64"), self.bias.value.astype("float64")
 
-    def _moments(self, rows: Array) -> tuple[Array, Array, Array]:
+    def _moments(self, x: Array) -> tuple[Array, Array, Array]:
         """Return (number of rows, means, variances) over all ranks: three arrays (channels,) in
         float64.
         """
         xp = self._device.xp
-        channels = rows.shape[1]
+        rows = _rows(x)
         # Σ 1, Σ x and Σ x² of each channel.
-        totals: Array = xp.zeros((3, channels))
+        totals: Array = xp.zeros((3, rows.shape[1]))
         dtype = acc_dtype(rows.dtype)
 
         def add_up(x: Array) -> None:
@@ -256,7 +286,10 @@ class BatchNorm:
 
         if count := len(rows):
             origin = rows[0].astype(dtype)
-            self._device.blocked(add_up, rows)
+            if fused := self._device.fused_for(x):
+                totals[1], totals[2] = fused.channel_sums(x, origin)
+            else:
+                self._device.blocked(add_up, rows)
             shift = origin.astype("float64")
             totals[2] += shift * (2 * totals[1] + count * shift)
             totals[1] += count * shift
@@ -271,6 +304,10 @@ class BatchNorm:
         self._running_mean += _MOMENTUM * (mean - self._running_mean)
         unbiased = variance * (count / self._device.xp.maximum(count - 1, 1))
         self._running_variance += _MOMENTUM * (unbiased - self._running_variance)
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
 
 
 _LANES = 32

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 
-from payload.device.base import Array, Device
+import numpy as np
+
+from payload.device.base import Array, Device, Kernel
 from payload.nn.module import Draw
 
 
@@ -47,6 +49,15 @@ def keep_mask(keys: Array, index: Array, rate: float) -> Array:
     return random_bits(keys, index) >= round(rate * 2**32)
 
 
+def draw_kept(device: Device, keys: Array, index: Array, rate: float, out: Array) -> None:
+    """Write ``keep_mask`` to ``out`` in a single pass: 1 or 0 of any dtype. out: (N, M), in C order.
+
+    keys: (N, 2). index: (M,).
+    """
+    limit = {"limit": round(rate * 2**32)}
+    device.apply(_KEPT, limit, keys[:, :1], keys[:, 1:], index[None], out)
+
+
 def random_bits(keys: Array, index: Array) -> Array:
     """Return 32 random bits for each position: keys (..., 2) and index → (..., *index.shape), all
     uint32.
@@ -69,3 +80,29 @@ def _mix(bits: Array) -> Array:
     bits *= 0xC2B2AE35
     bits ^= bits >> 16
     return bits
+
+
+def _keep(low: Array, high: Array, place: Array, kept: Array, *, limit: int) -> None:
+    kept[...] = random_bits(np.concatenate([low, high], axis=1), place[0]) >= limit
+
+
+_KEPT = Kernel(
+    "kept",
+    ("limit",),
+    reads=("low", "high", "place"),
+    writes=("kept",),
+    host=_keep,
+    code="""
+    unsigned int bits = place * 0x9E3779B9u + low;
+    bits ^= bits >> 15;
+    bits *= 0x2C1B3C6Du;
+    bits ^= high;
+    bits ^= bits >> 16;
+    bits *= 0x85EBCA6Bu;
+    bits ^= bits >> 13;
+    bits *= 0xC2B2AE35u;
+    bits ^= bits >> 16;
+    kept = T(bits >= limit);
+    """,
+    types={"limit": "uint32", "low": "uint32", "high": "uint32", "place": "uint32"},
+)

@@ -157,7 +157,35 @@ def _add_rows(rng: np.random.Generator, kind: Any) -> list[Array]:
     return [places, index, rng.permutation(_N), rows, rng.normal(0, 1, (11, 5)).astype(kind)]
 
 
+def _kept(rng: np.random.Generator, kind: Any) -> list[Array]:
+    keys = rng.integers(0, 1 << 32, (2, _ROWS, 1), "uint32")
+    places = np.arange(_COLUMNS, dtype="uint32")[None]
+    return [*keys, places, np.zeros((_ROWS, _COLUMNS), kind)]
+
+
+def _windows(size: int) -> Callable[[np.random.Generator, Any], list[Array]]:
+    """Whole numbers, of which many are equal, and some that are infinite or undefined."""
+
+    def inputs(rng: np.random.Generator, kind: Any) -> list[Array]:
+        odd = [np.inf, -np.inf, np.nan]
+        chances = [0.0475] * 20 + [0.02, 0.02, 0.01]
+        arrays = rng.choice([*range(20), *odd], (size, _N, 1), p=chances).astype(kind)
+        return [*arrays, np.zeros((_N, 1), kind), np.zeros((_N, 1), "uint8")]
+
+    return inputs
+
+
+def _chosen(rng: np.random.Generator, kind: Any) -> list[Array]:
+    dy, gradient = rng.normal(0, 1, (2, _N, 1)).astype(kind)
+    return [dy, rng.integers(0, 4, (_N, 1), "uint8"), gradient]
+
+
+_SCALARS = {"kept": {"limit": 3 << 30}, "chosen": {"place": 2}}
 _INPUTS: dict[str, Callable[[np.random.Generator, Any], list[Array]]] = {
+    "kept": _kept,
+    "maximum_4": _windows(4),
+    "maximum_9": _windows(9),
+    "chosen": _chosen,
     "softmax_sums": _softmax_sums,
     "cross_entropy_gradient": _cross_entropy_gradient,
     "add_rows": _add_rows,
@@ -176,12 +204,12 @@ def test_cuda_c_is_numpy(name: str, real: str, bound: float, compiled: ctypes.CD
         arrays = _INPUTS[name](rng, kind)
     else:
         arrays = [rng.uniform(0.1, 2, (_N, 1)).astype(kind) for _ in names]
-    scalars = {scalar: rng.uniform(0.1, 0.9) for scalar in kernel.scalars}
+    scalars = {scalar: rng.uniform(0.1, 0.9) for scalar in kernel.scalars} | _SCALARS.get(name, {})
     expected = [array.copy() for array in arrays]
     kernel.host(*expected, **scalars)
     actual = [array.copy() for array in arrays]
     function: Callable[..., None] = getattr(compiled, f"{name}_{real}")
-    numbers = [np.array(value, kind) for value in scalars.values()]
+    numbers = [np.array(value, kernel.types.get(key, kind)) for key, value in scalars.items()]
     given: list[Any] = [number.ctypes.data_as(ctypes.c_void_p) for number in numbers]
     for array in actual:
         rows, columns = array.shape if array.ndim > 1 else (array.size, 1)

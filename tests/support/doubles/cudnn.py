@@ -37,6 +37,7 @@ data_type = Names("FLOAT", "HALF", "BFLOAT16")
 heur_mode = Names("A", "B", "FALLBACK")
 numerical_note = Names("NONDETERMINISTIC", "TENSOR_CORE")
 norm_forward_phase = Names("INFERENCE", "TRAINING")
+reduction_mode = Names("ADD", "MAX")
 _DTYPES: dict[str, Any] = {
     "FLOAT": np.float32,
     "HALF": np.float16,
@@ -319,15 +320,18 @@ class pygraph:  # noqa: N801 - cuDNN's name
         attn_scale: float,
         use_causal_mask: bool,
         generate_stats: bool,
+        dropout: Sequence[Tensor] = (),
     ) -> list[Tensor]:
+        """dropout: a mask, and by what to multiply the probabilities that it keeps."""
         _expect_heads(q, k, v)
+        _expect_dropout(q, dropout, scalars=1)
         assert generate_stats
 
-        def compute(q: Array, k: Array, v: Array) -> list[Array]:
+        def compute(q: Array, k: Array, v: Array, *dropout: Array) -> list[Array]:
             probs, log_sums = _probabilities(q, k, attn_scale, causal=use_causal_mask)
-            return [probs @ v, log_sums]
+            return [math.prod(dropout, start=probs) @ v, log_sums]
 
-        return self._add(compute, (q, k, v), [q.dim, (*q.dim[:3], 1)], _in_float32)
+        return self._add(compute, (q, k, v, *dropout), [q.dim, (*q.dim[:3], 1)], _in_float32)
 
     def sdpa_backward(
         self,
@@ -340,21 +344,49 @@ class pygraph:  # noqa: N801 - cuDNN's name
         attn_scale: float,
         use_causal_mask: bool,
         use_deterministic_algorithm: bool,
+        dropout: Sequence[Tensor] = (),
     ) -> list[Tensor]:
+        """dropout: as of `sdpa`, then the inverse of its factor, by which cuDNN multiplies Σ o · dO
+        and then the gradient of the scores by the factor (`SDPABackwardNodeBase` of
+        `scaled_dot_product_flash_attention.h`).
+        """
         _expect_heads(q, k, v, o, dO)
+        _expect_dropout(q, dropout, scalars=2)
         assert (stats.data_type, stats.dim) == ("FLOAT", (*q.dim[:3], 1))
         _refuse(q.dim[2] > 1, "s_q = s_kv = 1 is not supported.")
         assert use_deterministic_algorithm in (True, False)
 
-        def compute(q: Array, k: Array, v: Array, o: Array, do: Array, stats: Array) -> list[Array]:
+        def compute(*arrays: Array) -> list[Array]:
+            q, k, v, o, do, stats, *dropout = arrays
+            mask, factor, inverse = dropout or (1.0, 1.0, 1.0)
             probs, log_sums = _probabilities(q, k, attn_scale, causal=use_causal_mask)
             np.testing.assert_allclose(stats, log_sums, rtol=1e-4, atol=1e-4)
-            dprobs = do @ v.swapaxes(-1, -2)
-            dscores = probs * (dprobs - (o * do).sum(axis=-1, keepdims=True)) * attn_scale
+            dprobs = do @ v.swapaxes(-1, -2) * mask
+            sums = (o * do).sum(axis=-1, keepdims=True) * inverse
+            dscores = probs * (dprobs - sums) * (factor * attn_scale)
             turned = dscores.swapaxes(-1, -2)
-            return [dscores @ k, turned @ q, probs.swapaxes(-1, -2) @ do]
+            dropped = probs * mask * factor
+            return [dscores @ k, turned @ q, dropped.swapaxes(-1, -2) @ do]
 
-        return self._add(compute, (q, k, v, o, dO, stats), [q.dim] * 3)
+        return self._add(compute, (q, k, v, o, dO, stats, *dropout), [q.dim] * 3)
+
+    def reduction(self, input: Tensor, mode: str) -> Tensor:
+        """A sum over the axes that are 1 in the output's shape, which the caller sets."""
+        assert mode == "ADD"
+        (made,) = self._add(lambda x: [total(x)], (input,), [(0,)])
+
+        def total(x: Array) -> Array:
+            axes = tuple(i for i, n in enumerate(made.dim) if n == 1)
+            summed: Array = x.sum(axis=axes, keepdims=True)
+            return summed
+
+        def described() -> None:
+            pairs = zip(made.dim, input.dim, strict=True)
+            assert all(n in (1, whole) for n, whole in pairs)
+            assert made.data_type == "FLOAT"
+
+        self._checks[-1] = described
+        return made
 
     def relu(self, input: Tensor) -> Tensor:
         return self._pointwise(lambda x: np.maximum(x, 0), input)
@@ -364,6 +396,12 @@ class pygraph:  # noqa: N801 - cuDNN's name
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return self._pointwise(np.add, a, b)
+
+    def sub(self, a: Tensor, b: Tensor) -> Tensor:
+        return self._pointwise(np.subtract, a, b)
+
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        return self._pointwise(np.multiply, a, b)
 
     def gelu(self, input: Tensor) -> Tensor:
         return self._pointwise(lambda x: x * _cdf(x), input)
@@ -385,8 +423,10 @@ class pygraph:  # noqa: N801 - cuDNN's name
         return self._pointwise(lambda dy, x: dy * slope(x), loss, input)
 
     def _pointwise(self, compute: Callable[..., Any], *inputs: Tensor) -> Tensor:
-        assert len({one.dim for one in inputs}) == 1
-        return self._add(lambda *arrays: [compute(*arrays)], inputs, [inputs[0].dim])[0]
+        # Tensors are repeated along axes of length 1.
+        shape = np.broadcast_shapes(*(one.dim for one in inputs))
+        assert shape == inputs[0].dim
+        return self._add(lambda *arrays: [compute(*arrays)], inputs, [shape])[0]
 
     def validate(self) -> None:
         self._advance(0)
@@ -488,6 +528,13 @@ def _expect_heads(*tensors: Tensor) -> None:
         assert one.data_type in ("HALF", "BFLOAT16")
         _refuse(one.dim[3] % 8 == 0, "hidden_dim should be multiple of 8")
         _refuse(one.dim[3] <= 256, "hidden_dim should be at most 256")
+
+
+def _expect_dropout(q: Tensor, dropout: Sequence[Tensor], *, scalars: int) -> None:
+    if dropout:
+        mask, *numbers = dropout
+        assert mask.dim == (*q.dim[:3], q.dim[2])
+        assert [one.by_value for one in numbers] == [True] * scalars
 
 
 def _in_float32(_: Tensor, *statistics: Tensor) -> None:

@@ -11,6 +11,7 @@ import payload.device
 import payload.nn
 import payload.optim
 from payload.device.base import Kernel
+from payload.nn.pool import maximum
 
 
 def _kernels(*packages: ModuleType) -> dict[str, Kernel]:
@@ -25,4 +26,5 @@ def _kernels(*packages: ModuleType) -> dict[str, Kernel]:
 
 
 OF_OPTIMIZERS = _kernels(payload.optim)
-KERNELS = _kernels(payload.device, payload.nn) | OF_OPTIMIZERS
+_POOLS = {kernel.name: kernel for kernel in map(maximum, (4, 9))}
+KERNELS = _kernels(payload.device, payload.nn) | OF_OPTIMIZERS | _POOLS

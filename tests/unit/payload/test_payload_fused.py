@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -76,15 +76,30 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int, **options: Any) -
     )
 
 
-def _attention(*, causal: bool, width: int = 16, length: int = 6) -> Case:
+def _attention(*, causal: bool, width: int = 16, length: int = 6, dropout: float = 0) -> Case:
     return Case(
-        lambda c: Attention(c, "a", width, 2, causal=causal, init=normal(0.3)),
+        lambda c: Attention(c, "a", width, 2, causal=causal, init=normal(0.3), dropout=dropout),
         (3, length, width),
         {"attention", "attention_gradients"},
     )
 
 
+class _Two(Solo):
+    """The first of two ranks with the same samples."""
+
+    size = 2
+
+    def allreduce(self, array: Array) -> None:
+        array *= 2
+
+
 _BATCH_NORM = {"batch_norm", "batch_norm_gradients"}
+_BATCH_NORM_IN_PARTS = {
+    "channel_sums",
+    "scale_and_shift",
+    "normalised_sums",
+    "normalised_gradient",
+}
 CASES = {
     "linear": Case(lambda c: Linear(c, "l", 24, 16), (5, 3, 24), set()),
     "linear of odd sizes": Case(lambda c: Linear(c, "l", 7, 5), (9, 7), set()),
@@ -105,9 +120,18 @@ CASES = {
     "batch norm with relu": Case(
         lambda c: BatchNorm(c, "n", 16, relu=True), (4, 3, 3, 16), {*_BATCH_NORM, "relu_gradient"}
     ),
-    "batch norm of 6 channels": Case(lambda c: BatchNorm(c, "n", 6), (4, 3, 3, 6), set()),
+    "batch norm of 6 channels": Case(
+        lambda c: BatchNorm(c, "n", 6), (4, 3, 3, 6), _BATCH_NORM_IN_PARTS
+    ),
+    "batch norm with relu over ranks": Case(
+        lambda c: BatchNorm(replace(c, dp=_Two()), "n", 8, relu=True),
+        (4, 3, 5, 8),
+        _BATCH_NORM_IN_PARTS,
+    ),
     "attention": _attention(causal=False),
     "causal attention": _attention(causal=True, width=64, length=17),
+    "attention with dropout": _attention(causal=False, dropout=0.3),
+    "causal attention with dropout": _attention(causal=True, length=9, dropout=0.5),
     "attention of 4 numbers per head": Case(
         lambda c: Attention(c, "a", 8, 2, causal=True, init=normal(0.3)), (3, 6, 8), set()
     ),
@@ -289,33 +313,19 @@ def test_gradients_of_micro_batches_add_up(fused: Any) -> None:
     np.testing.assert_allclose(*norms, rtol=1e-2)
 
 
-class _Two(Solo):
-    """The first of two ranks with the same samples."""
-
-    size = 2
-
-    def allreduce(self, array: Array) -> None:
-        array *= 2
-
-
-def test_batch_norm_over_ranks_is_not_fused() -> None:
-    """cuDNN takes the statistics of one rank."""
-    device = Strict.fused()
-    norm = BatchNorm(Context(device, dp=_Two()), "n", 8)
-    stored([Unit("u", norm)], device, "float32")
-    norm.forward(device.xp.ones((2, 3, 3, 8), np.float16), Tape())
-    assert _operations(device) == set()
-
-
-def test_attention_with_dropout_is_not_fused() -> None:
-    """Its random numbers would depend on the layout of ranks."""
-    device = Strict.fused()
-    layer = Attention(Context(device), "a", 16, 2, causal=True, init=normal(0.3), dropout=0.5)
-    engine_storage(layer, device, PRECISIONS["fp16"], np.float16)
-    tape = Tape(draw=draw(3, device))
-    y = layer.forward(device.xp.ones((3, 6, 16), np.float16), tape)
-    layer.backward(y, tape)
-    assert _operations(device) == set()
+def test_evaluated_batch_norm_is_numpys(fused: Any) -> None:
+    """By running averages."""
+    x = np.random.default_rng(1).standard_normal((4, 3, 3, 8)).astype(np.float16)
+    results = []
+    for device, kind in ((fused, np.float16), (Cpu(), np.float32)):
+        norm = BatchNorm(Context(device), "n", 8, relu=True)
+        engine_storage(norm, device, Precision(np.dtype(kind), np.dtype("float32")), np.float16)
+        for array in norm.state.values():
+            array[...] = device.asarray(np.linspace(0.5, 2, 8))
+        y = norm.forward(device.asarray(x.astype(kind)), Tape(training=False))
+        results.append(np.array(device.to_host(y)).astype("float32"))
+    _assert_near(results[0], results[1], 3e-3)
+    assert _operations(fused) == {"scale_and_shift"}
 
 
 def test_layers_in_32_bits_are_not_fused() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import cudnn
 import numpy as np
 
+from payload.comm.base import Solo
 from payload.device import graphs
 from payload.models import bert, gpt, resnet, vit
 from payload.nn.module import Context
@@ -71,9 +72,16 @@ CASES: list[tuple[Any, dict[str, Any], tuple[Any, Any]]] = [
     (vit, {"classes": 8, "layers": 1}, _images(224)),
     (gpt, {"length": 1024, **_TEXT}, _text(1024)),
     (gpt, {"length": 17, **_TEXT, "heads": 25, "width": 1600}, _text(17)),
-    (bert, {"length": 128, "dropout": 0.0, **_TEXT}, _text(128)),
+    (gpt, {"length": 64, "dropout": 0.1, **_TEXT}, _text(64)),
+    (bert, {"length": 128, "dropout": 0.1, **_TEXT}, _text(128)),
     (bert, {"length": 512, "dropout": 0.0, **_TEXT}, _text(512)),
 ]
+
+
+class _Two(Solo):
+    """The first of two data-parallel ranks: batch norm then sums statistics over both."""
+
+    size = 2
 
 
 class Untouched(graphs.Graphs):
@@ -90,22 +98,26 @@ class Untouched(graphs.Graphs):
 
 
 def asked(precision: str, *, deterministic: bool) -> list[graphs.Key]:
-    """Return the graphs of a training step of all models."""
+    """Return the graphs of a training step of all models, and of an evaluation; and of a training
+    step whose batch norm sums over two ranks.
+    """
     keys: dict[graphs.Key, None] = {}
-    for module, sizes, (x, targets) in CASES:
+    cases = [(*case, Solo()) for case in CASES]
+    for module, sizes, (x, targets), dp in [*cases, (*CASES[1], _Two())]:
         device = Strict.fused(deterministic=deterministic)
         fused: Any = device.fused_for(device.xp.ones(1, "float16"))
         fused.graphs.__class__ = Untouched
         engine = engine_of(
             device,
             alone(),
-            module.build(Context(device), **sizes),
+            module.build(Context(device, dp=dp), **sizes),
             precision=PRECISIONS[precision],
             loss_scale=loss_scale(precision, 1.0),
         )
         images = None if x.dtype.kind == "i" else x.astype(PRECISIONS[precision].compute)
         batch = batch_of(device, x if images is None else images, targets)
         engine.step([batch], targets=targets.size, iteration=1, lr=0.1)
+        engine.evaluate([batch])
         keys |= dict.fromkeys(fused.graphs.plans)
     return list(keys)
 
