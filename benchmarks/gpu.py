@@ -8,9 +8,10 @@ iterations, whose losses are compared.
 Usage: python benchmarks/gpu.py [--out DIR] [--rounds N] [--turn S] [--budget S] [--sides A,B]
                                 [--precision bf16] [--deterministic] [WHAT...]
 WHAT: products, resnet50, gpt, bert-128, vit, bert-512, checkpoint. Default: all. --turn: seconds of
-a side's turn. --budget: parts that would begin after so many seconds are left out, and named. A side
-that fails is named, and the others go on. DIR gets gpu.json, rewritten after each part. Needs
-PyTorch and CuPy in the same Python, and payload/requirements-fused.in.
+a side's turn (1.2; what the GPU did is measured in turns of 1 s or more). --budget: parts that would
+begin after so many seconds are left out, and named. A side that fails is named, and the others go
+on. DIR gets gpu.json, rewritten after each part. Needs PyTorch and CuPy in the same Python, and
+payload/requirements-fused.in.
 
 On a machine without a GPU it tests itself on CPUs, with tiny models and in float32: its figures mean
 nothing there, and are labelled so.
@@ -46,13 +47,14 @@ from payload.models import bert, gpt, resnet, vit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
 from payload.node.host import keep_freed_memory
-from payload.node.sensors import Gpus
+from payload.node.nvml import Card, open_card
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS, loss_scale
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import MicroBatch
+from payload.training.gpu_use import Meter, figures_of
 from payload.training.peak import find_peak
 
 LR = 1e-4
@@ -61,6 +63,13 @@ ITERATIONS = 50
 MASKED = 0.15
 """Share of BERT's tokens that it predicts."""
 SIDES = ("payload plain", "payload fused", "PyTorch eager", "PyTorch compile")
+GPU_FIGURES: Mapping[str, Callable[[float], str]] = {
+    "gpu_idle_percent": lambda value: f"{value:.1f} % idle",
+    "gpu_tensor_percent": lambda value: f"tensor cores {value:.1f} %",
+    "gpu_bandwidth_percent": lambda value: f"memory {value:.1f} %",
+    "samples_per_joule": lambda value: f"{value:.3g} per J",
+}
+"""What is shown of the GPU's work, of samples or tokens."""
 FALL = 0.05
 """Losses may differ by this share of the first loss: bfloat16 rounds in other places on each side."""
 
@@ -135,7 +144,7 @@ MODELS: dict[str, Model] = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What all parts need. tiny: there is no GPU."""
+    """What all parts need. tiny: there is no GPU. card: None: NVML does not know the GPU."""
 
     options: argparse.Namespace
     tiny: bool
@@ -143,16 +152,12 @@ class Bench:
     devices: Mapping[str, Device]
     where: torch.device
     precision: str
+    card: Card | None
 
     def wait(self) -> None:
         if not self.tiny:
             torch.cuda.synchronize()
             self.devices["payload plain"].synchronize()
-
-    def energy_j(self) -> float | None:
-        """Joules that the GPU has used since its driver was loaded."""
-        gpu = self.devices["payload plain"].gpu
-        return Gpus().energy_j(str(gpu["uuid"])) if gpu else None
 
 
 # Trains, and gives the loss: a number, or a tensor that is not waited for.
@@ -164,12 +169,31 @@ class Side:
     """One side's training."""
 
     step: Step
+    meter: Meter | None
     memory_bytes: int = 0
     # In one turn.
     steps: int = 1
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    joules: list[float | None] = field(default_factory=list)
+
+    def turn(self, bench: Bench, samples: int, *, counts: bool) -> None:
+        """Train for a turn, with so many samples in an iteration. counts: whether it is measured."""
+        meter = self.meter if counts else None
+        bench.wait()
+        if meter:
+            meter.begin()
+        start = time.perf_counter()
+        for _ in range(self.steps):
+            self.step()
+        bench.wait()
+        if counts:
+            self.seconds.append(time.perf_counter() - start)
+        if meter:
+            meter.end(samples * self.steps)
+
+    def gpu_figures(self) -> dict[str, float]:
+        """Return what the GPU did in all turns. CuPy and PyTorch are one process."""
+        return figures_of([(self.meter.use(), 1)]) if self.meter else {}
 
 
 def batch_of(model: Model, sizes: Mapping[str, int], count: int) -> tuple[Array, Array]:
@@ -315,14 +339,14 @@ def build_sides(bench: Bench, model: Model) -> Match:
 
 def warmed_up(bench: Bench, name: str, step: Step) -> Side:
     """Train for the iterations whose losses are compared, and choose the length of a turn."""
-    side = Side(step)
+    side = Side(step, Meter(bench.card) if bench.card else None)
     started = time.perf_counter()
     side.losses.append(float(step()))
     compiled = time.perf_counter()
     side.losses += [float(step()) for _ in range(4 if bench.tiny else ITERATIONS - 1)]
     ended = time.perf_counter()
     each = (ended - compiled) / (len(side.losses) - 1)
-    side.steps = 1 if bench.tiny else min(max(round(bench.options.turn / each), 2), 100)
+    side.steps = 1 if bench.tiny else min(max(math.ceil(bench.options.turn / each), 2), 100)
     print(
         f"  {name}: first iteration {compiled - started:.1f} s, the next {len(side.losses) - 1} "
         f"{ended - compiled:.1f} s"
@@ -356,19 +380,9 @@ def play(bench: Bench, model: Model, peaks: Mapping[str, float]) -> dict[str, An
     sides = match.sides
     rounds = 1 if bench.tiny else bench.options.rounds
     for number in range(rounds + 1):
+        # The first round is not counted.
         for side in sides.values():
-            bench.wait()
-            energy = bench.energy_j()
-            start = time.perf_counter()
-            for _ in range(side.steps):
-                side.step()
-            bench.wait()
-            seconds = time.perf_counter() - start
-            # The first round is not counted.
-            if number:
-                used = bench.energy_j()
-                side.seconds.append(seconds)
-                side.joules.append(used - energy if energy and used else None)
+            side.turn(bench, match.samples, counts=number > 0)
     figures: dict[str, Any] = {
         "title": model.title,
         "floor": model.floor,
@@ -378,8 +392,6 @@ def play(bench: Bench, model: Model, peaks: Mapping[str, float]) -> dict[str, An
     for name, side in sides.items():
         each = statistics.median(side.seconds) / side.steps
         tflops = match.flops / each / 1e12
-        joules = [one for one in side.joules if one is not None]
-        per_joule = side.steps * match.samples
         figures["sides"][name] = {
             "per_s": match.samples / each,
             "steps": side.steps,
@@ -388,7 +400,7 @@ def play(bench: Bench, model: Model, peaks: Mapping[str, float]) -> dict[str, An
             "tflops": tflops,
             "mfu": {what: tflops / peak for what, peak in peaks.items()},
             "memory_bytes": side.memory_bytes,
-            "joules_per_sample": statistics.median(joules) / per_joule if joules else None,
+            **side.gpu_figures(),
             "losses": side.losses,
         }
     figures["largest_loss_difference"] = largest_difference(sides)
@@ -410,11 +422,10 @@ def show(figures: Mapping[str, Any]) -> None:
     for name, one in sides.items():
         rounds = " ".join(f"{seconds:.3f}" for seconds in one["rounds_s"])
         shares = ", ".join(f"{share:.1%} of {what}" for what, share in one["mfu"].items())
-        energy = one["joules_per_sample"]
-        joules = "" if energy is None else f", {energy:.3g} J each"
+        did = "".join(f", {shown(one[key])}" for key, shown in GPU_FIGURES.items() if key in one)
         print(
             f"  {name:16} {one['per_s']:12,.1f}/s  {one['iteration_ms']:8.2f} ms  "
-            f"{one['memory_bytes'] / 2**30:6.1f} GiB{joules}  MFU {shares}  rounds, s: {rounds}"
+            f"{one['memory_bytes'] / 2**30:6.1f} GiB{did}  MFU {shares}  rounds, s: {rounds}"
         )
     for ours in (name for name in sides if name.startswith("payload")):
         for theirs in (name for name in sides if name.startswith("PyTorch")):
@@ -521,7 +532,9 @@ def prepare(options: argparse.Namespace) -> Bench:
             sides.remove("payload fused")
             print("payload fused is left out")
     where = torch.device("cpu" if tiny else "cuda")
-    return Bench(options, tiny, sides, devices, where, "fp32" if tiny else options.precision)
+    card = open_card(plain.gpu["uuid"]) if plain.gpu else None
+    precision = "fp32" if tiny else options.precision
+    return Bench(options, tiny, sides, devices, where, precision, card)
 
 
 def main() -> int:
@@ -532,7 +545,7 @@ def main() -> int:
     parser.add_argument("what", nargs="*", choices=[*parts, []], default=[], metavar="WHAT")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turn", type=float, default=1.0)
+    parser.add_argument("--turn", type=float, default=1.2)
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--budget", type=float, default=math.inf)
     parser.add_argument("--sides", default="")

@@ -9,8 +9,10 @@ that this saves is the cost of communication that does not overlap with computat
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,10 +27,13 @@ from payload.data.base import Dataset
 from payload.data.datasets import open_dataset
 from payload.data.loader import Feed
 from payload.device.base import Array, Device
+from payload.node.host import hostname
+from payload.node.nvml import open_card
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
 from payload.training.build import build_engine, build_loader, build_mesh, build_units
 from payload.training.fit import compared_ranks
+from payload.training.gpu_use import SHORTEST_TURN_S, Meter, figures_of
 from payload.training.metrics import FLOPS_FORMULA, Work
 from payload.training.peak import find_peak
 from payload.training.timing import CommTime, CommTimes, timed_mesh
@@ -64,6 +69,29 @@ class Side:
     silent: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class GpuColumn:
+    """A figure of the GPUs in the table. form: its format. unit: that in which it is shown."""
+
+    key: str
+    name: str
+    form: str = ".1f"
+    unit: float = 1.0
+
+    def shown(self, record: Record) -> str:
+        return format(record[self.key] / self.unit, self.form) if self.key in record else ""
+
+
+_GPU_COLUMNS = (
+    GpuColumn("gpu_idle_percent", "idle, %"),
+    GpuColumn("gpu_sm_percent", "SMs, %"),
+    GpuColumn("gpu_tensor_percent", "tensor, %"),
+    GpuColumn("gpu_bandwidth_percent", "memory, %"),
+    GpuColumn("gpu_bandwidth_bytes_per_s", "memory, GB/s", ".0f", 1e9),
+    GpuColumn("samples_per_joule", "samples/J", ".4g"),
+)
+
+
 @dataclass(slots=True)
 class Team:
     """This rank's engine, data and measurements for a configuration (side)."""
@@ -72,6 +100,8 @@ class Team:
     feed: Feed
     times: CommTimes
     work: Work
+    # None: NVML does not know this rank's GPU.
+    meter: Meter | None
     iterations: int = 0
     # An entry for each measured iteration.
     seconds: list[float] = field(default_factory=list)
@@ -89,6 +119,14 @@ class Team:
             self.seconds.append(time.perf_counter() - began)
             self.comm.append(self.times.take())
 
+    def train_measured(self, iterations: int, batch: int) -> None:
+        """Train on the same batch of so many samples, and measure what this rank's GPU does."""
+        if self.meter:
+            self.meter.begin()
+        self.train(iterations)
+        if self.meter:
+            self.meter.end(iterations * batch)
+
 
 def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
     """Measure all configurations. Return a result for each, on all ranks. Rank 0 also prints the
@@ -102,8 +140,10 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
         for side in sides:
             world.barrier()
             team = teams.get(side)
-            if team:
-                team.train(config.bench.turn if round_number else config.bench.warmup)
+            if team and round_number:
+                team.train_measured(config.bench.turn, side.batch)
+            elif team:
+                team.train(config.bench.warmup)
         # Discard the times of the warm-up round.
         if not round_number:
             for team in teams.values():
@@ -116,10 +156,14 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
     # Rank 0 takes part in every side.
     own_records = [_record(side, teams[side], peaks) for side in sides] if world.rank == 0 else []
     records = world.allgather(own_records)[0]
+    for record, side in zip(records, sides, strict=True):
+        record.update(_gpu_figures(device, world, teams.get(side)))
     _compare(records)
     for record in records:
         report.write("bench", **record)
     report.print_line(_table(records))
+    for line in _gpu_lines(records, config.bench.turn, has_gpu=device.gpu is not None):
+        report.print_line(line)
     about = {"world_size": world.size, "model": config.model.model, "peak_source": peak.source}
     report.answer(**about, flops_formula=FLOPS_FORMULA, sides=records)
     return records
@@ -149,6 +193,7 @@ def _teams(
     """Yield (side, team) for each side with this rank. Sides that differ only in batch share an
     engine.
     """
+    card = open_card(device.gpu["uuid"]) if device.gpu else None
     for (ranks, silent), group in itertools.groupby(
         sides, key=lambda side: (side.ranks, side.silent)
     ):
@@ -164,7 +209,7 @@ def _teams(
         for side in group:
             resized = replace(config, batch=replace(config.batch, global_batch_size=side.batch))
             feed = next(build_loader(resized, dataset, device, mesh).training(1, 1))
-            yield side, Team(engine, feed, times, work)
+            yield side, Team(engine, feed, times, work, Meter(card) if card else None)
 
 
 def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
@@ -189,6 +234,18 @@ def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
         "comm_sent_bytes": team.comm[-1].bytes_sent,
         "memory_bytes": team.engine.device.memory_bytes(),
     }
+
+
+def _gpu_figures(device: Device, world: Communicator, team: Team | None) -> Record:
+    """Return what the GPUs of a side's ranks did, on all ranks. Ranks may share a GPU, which counts
+    once. team: this rank's, if it takes part in the side.
+    """
+    gpu = f"{hostname()} {device.gpu and device.gpu['uuid']}"
+    use = team.meter.use() if team and team.meter else None
+    gathered = world.allgather((gpu, team is not None, use))
+    ranks = Counter(gpu for gpu, *_ in gathered)
+    uses = {gpu: (use, ranks[gpu]) for gpu, is_member, use in gathered if is_member}
+    return figures_of([*uses.values()])
 
 
 def _compare(records: Sequence[Record]) -> None:
@@ -228,6 +285,25 @@ def _table(records: Sequence[Record]) -> str:
             "ms shorter"
         )
     return "\n".join(lines)
+
+
+def _gpu_lines(records: Sequence[Record], turn: int, *, has_gpu: bool) -> list[str]:
+    """Return a table of what the GPUs did, and what it needs. turn: iterations in a turn."""
+    lines = []
+    measured = [any(column.key in record for column in _GPU_COLUMNS) for record in records]
+    if any(measured):
+        columns = [column for column in _GPU_COLUMNS if any(column.key in r for r in records)]
+        lines.append(f"{'GPUs':<14}{''.join(f'{column.name:>14}' for column in columns)}")
+        for record in records:
+            cells = "".join(f"{column.shown(record):>14}" for column in columns)
+            lines.append(f"{record['side']:<14}{cells}")
+    turn_s = turn * min(record["iteration_ms"] for record in records) / 1e3
+    if has_gpu and not all(measured) and turn_s < SHORTEST_TURN_S:
+        enough = math.ceil(1.1 * SHORTEST_TURN_S / turn_s * turn)
+        lines.append(
+            f"turns of {SHORTEST_TURN_S:g} s or more tell what the GPUs do: --turn {enough}"
+        )
+    return lines
 
 
 def _percent(share: float | None) -> str:

@@ -16,8 +16,9 @@ from typing import Any
 from payload.cli.config import TelemetryConfig
 from payload.cli.jsonl import JsonLines
 from payload.node import host
+from payload.node.nvml import Gpus
 from payload.node.rank_use import Places, Ranks
-from payload.node.sensors import Cpu, Disk, Gpus, Memory, Network, Sensor, SensorError, own_group
+from payload.node.sensors import Cpu, Disk, Memory, Network, Sensor, SensorError, own_group
 
 
 def run(config: TelemetryConfig) -> int:

@@ -1,29 +1,18 @@
-"""Readings of a node from the kernel and NVIDIA's library, with a class per source."""
+"""Readings of a node from the kernel, with a class per source. Those of GPUs are in nvml.py."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 MIB = 1 << 20
 # Version 1 of control groups has a number like this if there is no limit.
 NO_LIMIT = 1 << 60
 TMP = "/tmp"  # noqa: S108
-# Variable with the number of GPUs that Slurm has given to the job on each node.
-JOB_GPUS = "CLUSTERCTL_JOB_GPUS"
-# nvml.h: NVML_CLOCK_SM, and nvmlClocksEventReason*.
-SM_CLOCK = 1
-SLOWED_BY = (
-    (0x08, "a hardware protection"),
-    (0x20, "its temperature"),
-    (0x40, "its temperature (hardware)"),
-    (0x80, "the power supply"),
-)
 
 
 class SensorError(Exception):
@@ -210,120 +199,6 @@ def room(folder: str) -> dict[str, int]:
         "free_inodes": status.f_favail,
         "inodes": status.f_files,
     }
-
-
-class Gpus:
-    """All GPUs of the node, if pynvml is installed. A value that a GPU does not report is null.
-
-    users: process id -> indices of the GPUs on which the process computes, at the last reading, as far
-        as GPUs report it. A container may not see the ids of its processes.
-    """
-
-    def __init__(self) -> None:
-        self._nvml, self._handles = _open_nvml()
-        self.users: Mapping[int, Sequence[int]] = {}
-
-    def describe(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "index": index,
-                "name": self._ask("nvmlDeviceGetName", handle),
-                "uuid": self._ask("nvmlDeviceGetUUID", handle),
-                "memory_total_mib": (memory := self._ask("nvmlDeviceGetMemoryInfo", handle))
-                and memory.total // MIB,
-            }
-            for index, handle in self._handles
-        ]
-
-    def read(self) -> dict[str, Any]:
-        users: dict[int, list[int]] = {}
-        self.users = users
-        fields: dict[str, Any] = {
-            "gpus": [self._state(index, handle, users) for index, handle in self._handles]
-        }
-        # The number of GPUs that Slurm has given to the job here.
-        if (given := os.environ.get(JOB_GPUS, "")).isdecimal():
-            fields["job_gpus"] = int(given)
-        return fields
-
-    def memory_use(self) -> int | None:
-        """Return the percentage of time in which a GPU's memory was used lately, for the most used
-        memory.
-
-        Return None if there is no GPU, or if a GPU does not report this.
-        """
-        rates = [self._ask("nvmlDeviceGetUtilizationRates", handle) for _, handle in self._handles]
-        return max(rate.memory for rate in rates) if rates and None not in rates else None
-
-    def energy_j(self, uuid: str | None) -> float | None:
-        """Return the joules that a GPU has used since its driver was loaded; None if it is
-        unknown.
-        """
-        for _, handle in self._handles:
-            if self._ask("nvmlDeviceGetUUID", handle) == uuid:
-                millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
-                return None if millijoules is None else millijoules / 1000
-        return None
-
-    def _state(self, index: int, handle: Any, users: dict[int, list[int]]) -> dict[str, Any]:
-        """Return a GPU's readings. users: gets the GPU under the id of each of its processes."""
-        use = self._ask("nvmlDeviceGetUtilizationRates", handle)
-        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
-        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
-        for process in processes or ():
-            users.setdefault(process.pid, []).append(index)
-        return {
-            "index": index,
-            "util": use and use.gpu,  # percent of time
-            "mem_util": use and use.memory,  # percent of time
-            "mem_used_mib": memory and memory.used // MIB,
-            "mem_total_mib": memory and memory.total // MIB,
-            "processes": None if processes is None else len(processes),
-            "clock_mhz": self._ask("nvmlDeviceGetClockInfo", handle, SM_CLOCK),
-            "max_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, SM_CLOCK),
-            "slowed_by": self._slowed_by(handle),
-            "power_w": milliwatts and milliwatts / 1000,
-            "temperature": self._ask("nvmlDeviceGetTemperature", handle, 0),  # °C
-            # The counter has millijoules since the driver was loaded.
-            "energy_mj": self._ask("nvmlDeviceGetTotalEnergyConsumption", handle),
-        }
-
-    def _slowed_by(self, handle: Any) -> list[str] | None:
-        """Return why the driver slows the GPU down. None: unknown.
-
-        Its power limit is no reason: busy GPUs are usually at it.
-        """
-        bits: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
-        if bits is None:
-            return None
-        return [reason for bit, reason in SLOWED_BY if bits & bit]
-
-    def _ask(self, function: str, *arguments: Any) -> Any:
-        assert self._nvml  # noqa: S101
-        try:
-            return getattr(self._nvml, function)(*arguments)
-        # Older libraries lack some functions.
-        except (self._nvml.NVMLError, AttributeError):
-            return None
-
-
-def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
-    """Return NVIDIA's library pynvml, if installed, and the (index, handle) of each GPU that
-    answers.
-    """
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return None, []
-    handles = []
-    with suppress(nvml.NVMLError):
-        nvml.nvmlInit()
-        for index in range(nvml.nvmlDeviceGetCount()):
-            # A GPU that fell off the bus does not answer.
-            with suppress(nvml.NVMLError):
-                handles.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
-    return nvml, handles
 
 
 def _job_use(group: Path) -> dict[str, int]:

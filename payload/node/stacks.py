@@ -32,9 +32,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from payload.node import task
 from payload.node.native import innermost_function
+from payload.node.nvml import Gpus
 from payload.node.processes import WATCHER
 from payload.node.python_stacks import Frame, place_of, python_stacks
-from payload.node.sensors import Gpus
 
 WINDOW_S = 2.0
 ROUNDS = 50

@@ -18,11 +18,12 @@ from payload.comm.base import Communicator, on_all_ranks
 from payload.device.base import Device
 from payload.errors import PayloadError
 from payload.node.host import host_memory_bytes, hostname, own_cores, versions
-from payload.node.sensors import Gpus
+from payload.node.nvml import Card, open_card
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Evaluation, StepResult
 from payload.parallel.mesh import Mesh
 from payload.parallel.zero import Storage
+from payload.training.gpu_use import total_joules
 from payload.training.peak import find_peak
 from payload.training.tensorboard import EventFile
 from payload.training.timing import CommTimes
@@ -119,7 +120,7 @@ class Metrics(Report):
         self._computed: list[float] = []
         # How long the model was saved since the last evaluation.
         self._save_s = 0.0
-        self._gpus = Gpus()
+        self._card: Card | None = open_card(device.gpu["uuid"]) if device.gpu else None
         # Sum over all ranks. None: unknown.
         self._peak_tflops: float | None = None
         board = comm.rank == 0 and config.measuring.tensorboard
@@ -301,16 +302,14 @@ class Metrics(Report):
             self._board.close()
 
     def _joules(self) -> float | None:
-        return self._gpus.energy_j(str(self._device.gpu["uuid"])) if self._device.gpu else None
+        return self._card.energy_j() if self._card else None
 
     def _energy_j(self) -> float | None:
-        """Return the joules used by all GPUs since ``introduce``. None: a GPU does not report its
-        energy.
-        """
+        """Return the joules used by all GPUs since ``introduce``; None if they are not known."""
         start = self._joules_before
         end = self._joules()
+        processes = self._card.processes() if self._card else None
         own_joules = None if start is None or end is None else end - start
-        gpu = (hostname(), self._device.gpu and self._device.gpu["uuid"])
-        joules_of_gpus = dict(self._comm.allgather((gpu, own_joules)))
-        known_joules = [joules for joules in joules_of_gpus.values() if joules is not None]
-        return round(sum(known_joules), 3) if len(known_joules) == len(joules_of_gpus) else None
+        gpu = f"{hostname()} {self._device.gpu and self._device.gpu['uuid']}"
+        joules = total_joules(self._comm.allgather((gpu, own_joules, len(processes or ()))))
+        return None if joules is None else round(joules, 3)

@@ -99,3 +99,49 @@ def test_silent_communicator_moves_nothing_between_ranks() -> None:
     assert out.tolist() == [2, 3]
     comm.iallgather_into(np.array([7.0, 8.0]), array).wait()
     assert array.tolist() == [0, 1, 7, 8, 4, 5]
+
+
+def gpu_sides(program: Runner, out: Path, *words: str) -> tuple[list[dict[str, Any]], str]:
+    answer = program(3, "bench_gpus.py", str(out), *words)
+    *table, _ = answer.stdout.splitlines()
+    return records(out, file="bench.jsonl"), "\n".join(table)
+
+
+def test_bench_tells_what_the_gpus_of_each_side_did(program: Runner, tmp_path: Path) -> None:
+    """A GPU that two ranks share counts once: 24 samples in 0.6 s, at 200 W on all ranks."""
+    sides, table = gpu_sides(program, tmp_path, "2")
+    figures = {
+        side["side"]: (
+            side["gpu_idle_percent"],
+            side["gpu_bandwidth_percent"],
+            side["samples_per_joule"],
+        )
+        for side in sides
+    }
+    on_all = (30, 50, 0.2)
+    on_one = (20, 50, 0.4)
+    assert figures == {
+        "all": pytest.approx(on_all),
+        "all, silent": pytest.approx(on_all),
+        "strong 1": pytest.approx(on_one),
+        "weak 1": pytest.approx((20, 50, 8 / 60)),
+    }
+    assert all("gpu_tensor_percent" not in side for side in sides)
+    assert "tensor" not in table
+    # Half of 4,917 GB/s.
+    assert "2458" in table.splitlines()[-1]
+
+
+def test_energy_of_a_gpu_with_other_programs_is_left_out(program: Runner, tmp_path: Path) -> None:
+    sides, table = gpu_sides(program, tmp_path, "2", "77")
+    assert [side["gpu_idle_percent"] for side in sides] == pytest.approx([30, 30, 20, 20])
+    assert not any("samples_per_joule" in side for side in sides)
+    assert "samples/J" not in table
+
+
+def test_bench_with_turns_too_short_for_the_gpus_tells_the_length(
+    program: Runner, tmp_path: Path
+) -> None:
+    sides, table = gpu_sides(program, tmp_path, "1")
+    assert not any(name.startswith("gpu_") for side in sides for name in side)
+    assert "--turn" in table.splitlines()[-1]

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from payload.commands.telemetry import _host
-from payload.node.sensors import Gpus, Memory
+from payload.node.nvml import Gpus
+from payload.node.sensors import Memory
 from tests.integration.payload.conftest import Runner
 from tests.support.payload import assert_one_error
 from tests.support.processes import eventually, suspend
