@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from clusterctl.runs.find import Row
 from clusterctl.runs.folder import ACCOUNTING
-from clusterctl.runs.series import gpus_of, samples_with_cores
+from clusterctl.runs.series import GPU_AT_WORK, gpu_busy, gpus_of, samples_with_cores
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.limits import GPU, amounts_of
 from clusterctl.spec.units import GIB_MIB, format_duration, format_size, shown_memory
@@ -278,7 +278,9 @@ def _use_of(run: RunRecord, task: TaskRecord, accounting: Mapping[str, Mapping[s
         if own_gpus and all(
             len(node.gpus) == own_gpus and not node.is_gpu_unknown for node in nodes
         ):
-            use.gpus = max(sum(max(each) > 0 for each in node.gpus.values()) for node in nodes)
+            use.gpus = max(
+                sum(max(each) >= GPU_AT_WORK for each in node.gpus.values()) for node in nodes
+            )
             use.gpu_mean = sum(
                 sum(each) / len(each) / 100 for node in nodes for each in node.gpus.values()
             )
@@ -307,11 +309,11 @@ def _add_sample(found: _NodeUse, line: Mapping[str, Any], seconds: float) -> Non
         found.busy.append(busy)
         found.busy_s += busy * seconds
     for gpu in gpus_of(line):
-        util = finite(gpu.get("util"))
-        if util is None:
+        use = gpu_busy(gpu)
+        if use is None:
             found.is_gpu_unknown = True
         else:
-            found.gpus[str(gpu.get("index"))].append(util)
+            found.gpus[str(gpu.get("index"))].append(use)
 
 
 def _accounting(run: RunRecord) -> Mapping[str, Mapping[str, Any]]:

@@ -51,6 +51,15 @@ _TIME_SPEED_UP: Final = "time_speed_up"
 _TARGET: Final = "target_s"
 _GPU: Final = "gpu_percent"
 _GPU_IDLE: Final = "gpu_idle_percent"
+_PER_JOULE: Final = "samples_per_joule"
+# What `bench` measures on all of its ranks. Telemetry has only the mean over all that it compares.
+_OF_BENCH: Final = {
+    _GPU: "gpu_active_percent",
+    _GPU_IDLE: _GPU_IDLE,
+    "gpu_tensor_percent": "gpu_tensor_percent",
+    "gpu_bandwidth_percent": "gpu_bandwidth_percent",
+    _PER_JOULE: _PER_JOULE,
+}
 # The titles of figures in the table. Other figures are metrics, with names of their own.
 _TITLES: Final = {
     _TIME: "time, s",
@@ -62,7 +71,7 @@ _TITLES: Final = {
     **{figure.key: f"{figure.heading}, {figure.key_unit}" for figure in FIGURES if figure.key},
     _GPU_IDLE: "GPU idle (mean), %",
     "energy_kj": "GPU energy, kJ",
-    "samples_per_joule": "samples per joule of the GPUs",
+    _PER_JOULE: "samples per joule of the GPUs",
     "node_hours": "node hours",
     "cost_usd": "cost, USD",
 }
@@ -695,6 +704,12 @@ def _figures(
     figures |= node_use(row.folder, row.record.nodes, span)
     if (percent := figures.get(_GPU)) is not None:
         figures[_GPU_IDLE] = 100 - percent
+    if "iteration_ms" in row.metrics:
+        figures |= {
+            key: value
+            for key, name in _OF_BENCH.items()
+            if (value := finite(row.value(f"metric.{name}"))) is not None
+        }
     record = row.record
     run = row.run
     joules = record.gpu_energy_j
@@ -702,7 +717,7 @@ def _figures(
     # The energy is that of all attempts; after a restart, some samples were computed twice.
     is_whole = sum(len(task.known_attempts) for task in row.task_records) <= 1
     if is_whole and not metrics.left_out and joules and (samples := finite(metrics.samples_done)):
-        figures["samples_per_joule"] = samples / joules
+        figures[_PER_JOULE] = samples / joules
     figures["node_hours"] = record.node_hours or None
     figures["cost_usd"] = run.cost_usd if row.task is None else None
     if row.task is not None and run.price_per_hour is not None:

@@ -61,6 +61,8 @@ _RESULTS: Final = ("bench.jsonl", "find.jsonl", "gemm.jsonl", "allreduce.jsonl")
 # The side of a benchmark that uses all ranks of the job.
 _ALL_RANKS: Final = "all"
 _LATEST: Final = 1 << 37  # Unix seconds
+GPU_AT_WORK: Final = 1.0
+"""Percentage of time. The counters of a GPU without work need not be exactly 0."""
 _MAX_RESULTS: Final = 1 << 16
 
 
@@ -126,9 +128,26 @@ def gpus_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
 
 
+def gpu_busy(gpu: Mapping[str, Any]) -> float | None:
+    """Return the percentage of time in which any kernel ran on a GPU; None: unknown.
+
+    By the GPU's counters it is that since the sample before, otherwise that of at most a second.
+    """
+    active = finite(gpu.get("active_percent"))
+    return finite(gpu.get("util")) if active is None else active
+
+
+def has_other_gpus(sample: Mapping[str, Any]) -> bool:
+    """Return whether a node shows more or fewer GPUs than Slurm has given to the job, so that some may
+    be those of other jobs.
+    """
+    given = finite(sample.get("job_gpus"))
+    return given is not None and given != len(gpus_of(sample))
+
+
 def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | None:
     """Return the joules that the GPUs used in these attempts, by their counters. None: no
-    counter.
+    counter, or a node shows GPUs that may be those of other jobs.
     """
     joules: list[float] = []
     for node in dict.fromkeys(node for attempt in attempts for node in attempt.nodes):
@@ -140,6 +159,8 @@ def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | Non
                 for number, attempt in enumerate(attempts)
                 if attempt.start_time <= sample["time"] <= (attempt.end_time or math.inf)
             ]
+            if inside and has_other_gpus(sample):
+                return None
             for gpu in gpus_of(sample) if inside else ():
                 if (millijoules := finite(gpu.get("energy_mj"))) is not None:
                     for number in inside:

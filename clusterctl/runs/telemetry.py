@@ -15,7 +15,7 @@ from clusterctl.runs.charts import CLOCK_S, ProgramMetrics, line_chart, loss_lin
 from clusterctl.runs.curve import Column, Curve
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Section, Series, rounded
-from clusterctl.runs.series import gpus_of, samples_of
+from clusterctl.runs.series import gpu_busy, gpus_of, has_other_gpus, samples_of
 from clusterctl.util.numbers import counted, finite
 
 _MOST_NODES: Final = 16
@@ -28,9 +28,10 @@ _GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of the nodes, with a chart. For GPUs, a percentage is the mean of the node's GPUs.
+    """A figure of the nodes, with a chart.
 
-    unit: of its samples.
+    unit: of its samples. of_gpus: whether it is the mean of the node's GPUs; otherwise the node's own,
+    or the sum of its parts. in_charts: whether it has a chart.
     key: its name in comparisons and in the table of a scaling; "": it is only in charts. key_unit:
     the unit there, with ``size`` of ``unit``. is_highest: whether it is the highest sample there,
     not the mean.
@@ -42,6 +43,8 @@ class Figure:
     key_unit: str = ""
     size: int = 1
     is_highest: bool = False
+    of_gpus: bool = False
+    in_charts: bool = True
 
     @property
     def heading(self) -> str:
@@ -51,7 +54,19 @@ class Figure:
 FIGURES: Final = (
     Figure("CPU", "%", "cpu_percent", "%"),
     Figure("Memory", "B", "memory_max_gib", "GiB", _GIB, is_highest=True),
-    Figure("GPU", "%", "gpu_percent", "%"),
+    Figure("GPU", "%", "gpu_percent", "%", of_gpus=True),
+    Figure("GPU tensor cores", "%", "gpu_tensor_percent", "%", of_gpus=True),
+    Figure("GPU memory bandwidth", "%", "gpu_bandwidth_percent", "%", of_gpus=True),
+    # The same as a speed, if the peak is known.
+    Figure(
+        "GPU memory traffic",
+        "B/s",
+        "gpu_bandwidth_gb_per_s",
+        "GB/s",
+        10**9,
+        of_gpus=True,
+        in_charts=False,
+    ),
     Figure("GPU memory", "B", "gpu_memory_max_gib", "GiB", _GIB, is_highest=True),
     Figure("Network received", "B/s"),
     Figure("Network sent", "B/s", "sent_mib_per_s", "MiB/s", _MIB),
@@ -90,7 +105,7 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
         missing.append(f"in the charts, {counted(len(record.nodes) - len(nodes), 'more node')}")
     charts = []
     texts = []
-    for figure in FIGURES:
+    for figure in (each for each in FIGURES if each.in_charts):
         lines = [
             Series(node, each.curves[figure.title].points(), at)
             for at, (node, each) in enumerate(samples.items())
@@ -132,20 +147,28 @@ def _time_chart(
 def node_use(
     folder: Path, nodes: Sequence[str], span: tuple[float, float] | None = None
 ) -> dict[str, float]:
-    """Return figures of the nodes: means over time and nodes, and the most memory of a node.
+    """Return figures of the nodes: means over all samples of nodes, or of their GPUs, and the most
+    memory of a node. Time without samples does not count. Figures of GPUs are left out if some may be
+    those of other jobs.
 
     span: the first and the last moment, in Unix seconds. None: the whole job.
     """
     start, end = span or (-math.inf, math.inf)
     samples = [_NodeSamples.of(folder, node, start, end) for node in nodes]
+    has_others = any(each.has_other_gpus for each in samples)
     use = {}
-    for figure in (each for each in FIGURES if each.key):
+    for figure in (each for each in FIGURES if each.key and not (each.of_gpus and has_others)):
         wholes = [
-            each.curves[figure.title].whole for each in samples if figure.title in each.curves
+            (each.curves[figure.title].whole, each.gpus if figure.of_gpus else 1)
+            for each in samples
+            if figure.title in each.curves
         ]
-        if found := [whole for whole in wholes if whole is not None and whole.high is not None]:
-            mean = sum(whole.total for whole in found) / sum(whole.finite for whole in found)
-            highest = max(whole.high.y for whole in found if whole.high is not None)
+        found = [(whole, count) for whole, count in wholes if whole is not None and whole.finite]
+        is_partial = figure.of_gpus and len(found) < sum(each.gpus > 0 for each in samples)
+        if found and not is_partial:
+            total = sum(whole.total * count for whole, count in found)
+            mean = total / sum(whole.finite * count for whole, count in found)
+            highest = max(whole.high.y for whole, _ in found if whole.high is not None)
             use[figure.key] = (highest if figure.is_highest else mean) / figure.size
     return use
 
@@ -157,12 +180,15 @@ class _NodeSamples:
     curves: chart title -> values by Unix time. ends: the earliest and the latest time, [] if there
         are none.
     count: the number of samples at any time. left_out: sentences on samples that were not read.
+    gpus: the most GPUs in a sample. has_other_gpus: whether some may be those of other jobs.
     """
 
     curves: dict[str, Curve] = field(default_factory=dict)
     ends: Sequence[float] = ()
     count: int = 0
     left_out: list[str] = field(default_factory=list)
+    gpus: int = 0
+    has_other_gpus: bool = False
 
     @classmethod
     def of(cls, folder: Path, node: str, start: float, end: float) -> _NodeSamples:
@@ -177,6 +203,8 @@ class _NodeSamples:
             )
             points: dict[str, list[tuple[float, float]]] = defaultdict(list)
             for sample in inside:
+                found.gpus = max(found.gpus, len(gpus_of(sample)))
+                found.has_other_gpus = found.has_other_gpus or has_other_gpus(sample)
                 for title, value in _figures(sample).items():
                     points[title].append((sample["time"], value))
             for title, placed in points.items():
@@ -201,13 +229,20 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
         links = line.get(key)
         for value in links.values() if isinstance(links, dict) else ():
             add(title, value)
-    for gpu in gpus_of(line):
-        add("GPU", gpu.get("util"))
+    gpus = gpus_of(line)
+    for gpu in gpus:
+        add("GPU", gpu_busy(gpu))
+        add("GPU tensor cores", gpu.get("tensor_percent"))
+        add("GPU memory bandwidth", gpu.get("bandwidth_percent"))
+        add("GPU memory traffic", gpu.get("bandwidth_bytes_per_s"))
         add("GPU memory", gpu.get("mem_used_mib"), _MIB)
         add("Power of GPUs", gpu.get("power_w"))
-    means = {"CPU", "GPU"}
+    means = {figure.title for figure in FIGURES if figure.of_gpus}
+    # A mean of some GPUs alone would be a figure from a part.
     return {
-        title: sum(parts) / (len(parts) if title in means else 1) for title, parts in values.items()
+        title: sum(parts) / (len(parts) if title in means else 1)
+        for title, parts in values.items()
+        if title not in means or len(parts) == len(gpus)
     }
 
 

@@ -20,7 +20,14 @@ from typing import Any, Final, NamedTuple
 from clusterctl.runs.curve import EPOCH, STEP
 from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles
-from clusterctl.runs.series import events_in, gpus_of, sample_times, samples_with_cores
+from clusterctl.runs.series import (
+    GPU_AT_WORK,
+    events_in,
+    gpu_busy,
+    gpus_of,
+    sample_times,
+    samples_with_cores,
+)
 from clusterctl.scheduler.attempts import SKEW_S, Hang, Trace, hangs_of, traces_of
 from clusterctl.scheduler.limits import GPU, amounts_of
 from clusterctl.state.run_record import AttemptRecord, RunRecord, TaskRecord
@@ -474,14 +481,14 @@ def _is_idle(sample: Mapping[str, Any], cores: int, own_gpus: float) -> bool:
     if percent is None or not isinstance(received, dict) or not isinstance(sent, dict):
         return False
     rates = [finite(rate) for rate in (*received.values(), *sent.values())]
-    gpus = [finite(gpu.get("util")) for gpu in gpus_of(sample)]
+    gpus = [gpu_busy(gpu) for gpu in gpus_of(sample)]
     return (
         percent / 100 * cores < _IDLE_CORES
         and all(rate is not None for rate in rates)
         and sum(rate or 0.0 for rate in rates) < _IDLE_BYTES_PER_S
         and isinstance(sample.get("gpus"), list)
         and len(gpus) >= own_gpus
-        and all(util == 0 for util in gpus)
+        and all(busy is not None and busy < GPU_AT_WORK for busy in gpus)
     )
 
 

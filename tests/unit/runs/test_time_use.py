@@ -305,6 +305,12 @@ QUIET = {
         pytest.param([{**QUIET, "cpu_percent": 6.0}] * 15, 0, id="a processor"),
         pytest.param([{**QUIET, "gpus": [{"util": 1}]}] * 15, 0, id="a GPU"),
         pytest.param([{**QUIET, "gpus": [{"util": None}]}] * 15, 0, id="a GPU that does not tell"),
+        pytest.param(
+            [{**QUIET, "gpus": [{"util": 0, "active_percent": 5.0}]}] * 15, 0, id="between looks"
+        ),
+        pytest.param(
+            [{**QUIET, "gpus": [{"util": 0, "active_percent": 0.02}]}] * 15, 150, id="its counters"
+        ),
         pytest.param([{**QUIET, "gpus": None}] * 15, 0, id="GPUs unknown"),
         pytest.param([{**QUIET, "net_rx_bytes_per_s": {"a": 1e6}}] * 15, 0, id="a download"),
         pytest.param([{**QUIET, "net_rx_bytes_per_s": {"a": "0"}}] * 15, 0, id="damaged"),
