@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -320,8 +321,27 @@ class Screen:
                 fix="to confirm, pass --yes",
             )
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        if _typed_line().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", code="declined", why="you did not answer yes")
+
+
+def _typed_line() -> str:
+    """Read a line from the terminal.
+
+    Python would see a signal that arrives just before a blocking read only after it, so the read
+    waits until there is a line. A signal ends the wait whenever it arrives, because it makes the
+    wakeup pipe readable.
+    """
+    woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    previous = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    try:
+        while sys.stdin not in select.select([sys.stdin, woken], [], [])[0]:
+            os.read(woken, select.PIPE_BUF)
+        return sys.stdin.readline()
+    finally:
+        signal.set_wakeup_fd(previous)
+        os.close(woken)
+        os.close(wakes)
 
 
 def can_draw() -> bool:

@@ -19,7 +19,6 @@ from clusterctl import errors
 from clusterctl.cli.options import COMMON, verb
 from clusterctl.cli.output import Screen
 from tests.support.messages import shows
-from tests.support.processes import until_it_sleeps
 from tests.support.terminal import on_terminal, terminal
 from tests.support.verbs import SCRIPT, Clusterctl
 
@@ -119,12 +118,12 @@ def test_plain_text_is_plain(cli: Clusterctl, argv: list[str], no_color: str) ->
 def test_question_ends_with_the_code_of_its_answer_or_signal(
     cli: Clusterctl, ending: str | signal.Signals, code: int, shown: str
 ) -> None:
+    (cli.home / "local").mkdir(parents=True)
     with terminal(cli, "down") as screen:
         screen.read_until("[y/N]")
         if isinstance(ending, str):
             screen.type(ending)
         else:
-            until_it_sleeps(screen.process.pid)
             screen.process.send_signal(ending)
         assert screen.end() == code
         assert shown in screen.shown
@@ -134,11 +133,11 @@ def test_question_ends_with_the_code_of_its_answer_or_signal(
 
 def test_background_run_is_ended_by_sigterm_only(cli: Clusterctl) -> None:
     """A script has Ctrl-C ignored there, and nohup that a terminal is closed."""
+    (cli.home / "local").mkdir(parents=True)
     env = {**os.environ, "TERM": "xterm", "CLUSTERCTL_HOME": str(cli.home)}
     argv = ["env", "--ignore-signal=INT,HUP", cli.script, "down"]
     with on_terminal(argv, env, cli.cwd) as screen:
         screen.read_until("[y/N]")
-        until_it_sleeps(screen.process.pid)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             screen.process.send_signal(number)
         assert screen.end() == 128 + signal.SIGTERM
