@@ -219,8 +219,16 @@ def submit(
     model = ChosenModel(run, weights) if run is not None else None
     two_steps = TwoSteps.of(dry_run=dry_run, if_digest=if_digest)
     if first is not None:
-        flags = {"--partition": "partition" in given, "--local": local}
-        _reject_beside_first(jobs, {**flags, two_steps.flag: two_steps.flag != ""})
+        _reject_beside_first(jobs, {"--partition": "partition" in given, "--local": local})
+        if two_steps.flag:
+            raise UsageError(
+                f"{two_steps.flag} can't tell which job of --first will run",
+                code="first-not-foreseen",
+                why="each place gets its own job, and the one that starts first runs",
+                fix="look at each place by itself: `clusterctl submit JOB --dry-run`, with "
+                "--cluster, --partition and --account of the place; `clusterctl where JOB` shows the places "
+                "and when the job would start there",
+            )
     if local and two_steps.flag:
         raise excluded("--local", two_steps.flag)
     if local:

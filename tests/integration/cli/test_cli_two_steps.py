@@ -127,7 +127,6 @@ def test_two_steps_exclude_each_other(cli: Clusterctl) -> None:
     for words in (
         ("submit", "train", "--dry-run"),
         ("submit", "train", "--local", "--run", "1"),
-        ("submit", "train", "--first", "best:2"),
         ("up", "--dry-run"),
         ("down", "--dry-run"),
         ("cancel", "1", "--dry-run"),
@@ -135,6 +134,9 @@ def test_two_steps_exclude_each_other(cli: Clusterctl) -> None:
     ):
         found = cli("-o", "json", *words, "--if-digest", "0", rc=2).json
         assert code(found) == "options-exclusive", words
+    for step in (["--dry-run"], ["--if-digest", "0"]):
+        found = cli("-o", "json", "submit", "train", "--first", "best:2", *step, rc=2).json
+        assert code(found) == "first-not-foreseen"
     assert code(cli("-o", "json", "submit", "eval", "--local", "--dry-run", rc=2).json) == (
         "options-exclusive"
     )
