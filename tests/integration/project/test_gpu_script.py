@@ -58,8 +58,8 @@ def stage(tmp_path: Path) -> Stage:
 
 
 _PARTS = [
-    *("device", "fused kernels", "plain kernels", "benchmarks", "sums", "all unit tests"),
-    "integration tests",
+    *("device", "fused kernels", "plain kernels", "benchmarks", "sums", "ranks on one card"),
+    *("all unit tests", "integration tests"),
 ]
 
 

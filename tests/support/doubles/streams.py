@@ -108,6 +108,7 @@ class Event:
 
 
 _CURRENT = SimpleNamespace(
+    ptr=99,
     record=lambda: Event(None),
     wait_event=lambda event: event.synchronize(),
     synchronize=lambda: None,

@@ -3,6 +3,8 @@ object.
 
 mpirun -n 4 python layouts.py core 3           3 iterations; or the name of a model, for all of its layouts
 mpirun -n 4 python layouts.py core 3 double    the same over the double of CuPy
+mpirun -n 2 python layouts.py nccl 3 double    sums by NCCL or its double; each rank needs its own GPU
+mpirun -n 2 python layouts.py fused 3 double   in bf16, by cuDNN and cuBLASLt or their doubles
 """
 
 from __future__ import annotations
@@ -19,20 +21,24 @@ import numpy as np
 
 from payload.comm import mpi
 from payload.comm.hierarchical import Hierarchical
+from payload.comm.nccl import Nccl
 from payload.comm.ring import Ring
 from payload.comm.transport import Transport
 from payload.comm.world import local_rank
-from payload.device import choose
+from payload.device import choose, fuse
 from payload.device.base import Array, Device
 from payload.models import bert, gpt, lstm, mlp, resnet, vit
 from payload.nn.activation import ReLU
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Sequential, Unit
+from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.pipeline import MicroBatch
+from tests.support.doubles import cublaslt, cudnn
 from tests.support.doubles.layers import cut, engine_of
 from tests.support.doubles.streams import Streamed
+from tests.support.doubles.strict import Strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class Case:
     recompute: bool = False
     bucket_bytes: int = 25 << 20
     transport: str = "mpi"
+    precision: str = "fp32"
 
     def __str__(self) -> str:
         other = {
@@ -62,6 +69,7 @@ TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "mpi": mpi.MpiCommunicator,
     "ring": Ring,
     "hierarchical": Hierarchical,
+    "nccl": Nccl,
 }
 
 SMALL = 512  # a few buckets in every model
@@ -103,6 +111,26 @@ CORE: dict[int, list[Case]] = {
         Case("resnet", pp=2, bucket_bytes=SMALL),
     ],
 }
+
+FUSED: list[Case] = [
+    Case("gpt", tp=2, precision="bf16"),
+    Case("gpt", pp=2, micro_batches=2, precision="bf16"),
+    Case("gpt", zero=3, bucket_bytes=SMALL, precision="bf16"),
+    Case("bert", tp=2, recompute=True, precision="bf16"),
+    Case("bert", zero=1, micro_batches=2, precision="bf16"),
+    Case("vit", zero=2, precision="bf16"),
+    Case("resnet", precision="bf16"),
+    Case("resnet", pp=2, precision="bf16"),
+]
+
+NCCL: list[Case] = [
+    Case("mlp", pp=2, micro_batches=5, transport="nccl"),
+    Case("gpt", tp=2, micro_batches=2, transport="nccl"),
+    Case("bert", zero=3, micro_batches=3, bucket_bytes=SMALL, transport="nccl"),
+    Case("lstm", zero=1, bucket_bytes=SMALL, offload=True, transport="nccl"),
+    Case("resnet", bucket_bytes=SMALL, transport="nccl"),
+]
+"""Every rank needs its own GPU."""
 
 
 def every(model: str, ranks: int) -> Iterator[Case]:
@@ -215,6 +243,7 @@ def make_engine(case: Case, mesh: Mesh, device: Device) -> tuple[Engine, list[Un
     units = model.build(mesh.context(device))
     names = ("recompute", "zero", "offload", "bucket_bytes")
     options = {"seed": 5, "clip": model.clip, **{name: getattr(case, name) for name in names}}
+    options["precision"] = PRECISIONS[case.precision]
     return engine_of(device, mesh, units, split=model.split_logits, **options), units
 
 
@@ -223,6 +252,8 @@ def steps(case: Case, engine: Engine, iterations: int) -> dict[str, Any]:
     device = engine.device
     mesh = engine.mesh
     inputs, targets = (device.asarray(array) for array in model.data())
+    if not model.tokens:
+        inputs = inputs.astype(PRECISIONS[case.precision].compute)
 
     def share(indices: Array) -> Sequence[MicroBatch]:
         bounds = [len(indices) * rank // mesh.dp.size for rank in range(mesh.dp.size + 1)]
@@ -271,11 +302,21 @@ def _check_copies(engine: Engine) -> None:
     assert all(other_copies == copies for other_copies in engine.mesh.tp.allgather(copies))
 
 
+def fuse_all(device: Device) -> None:
+    """Compute 16-bit layers by cuDNN and cuBLASLt, or by their doubles on the double of CuPy."""
+    if isinstance(device, Strict):
+        device.fuse(cudnn, cublaslt, deterministic=True)  # type: ignore[arg-type]
+    else:
+        fuse(device, deterministic=True)
+
+
 def main() -> None:
     ranks = mpi.start().size
     iterations = int(sys.argv[2])
     double = sys.argv[3:] == ["double"]
     device = Streamed(local_rank()) if double else choose("auto", local_rank())
+    if sys.argv[1] == "fused":
+        fuse_all(device)
 
     @cache
     def world(transport: str) -> Transport:
@@ -285,7 +326,8 @@ def main() -> None:
     def mesh(transport: str, tp: int, pp: int) -> Mesh:
         return make_mesh(world(transport), tp=tp, pp=pp)
 
-    cases = CORE[ranks] if sys.argv[1] == "core" else every(sys.argv[1], ranks)
+    named = {"core": CORE[ranks], "fused": FUSED, "nccl": NCCL}
+    cases = named.get(sys.argv[1]) or every(sys.argv[1], ranks)
     answers = {
         str(case): train(case, mesh(case.transport, case.tp, case.pp), device, iterations)
         for case in cases
