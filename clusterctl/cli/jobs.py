@@ -24,6 +24,7 @@ from clusterctl.jobs.kept_files import summary
 from clusterctl.jobs.messages import Telling, chosen_receivers
 from clusterctl.jobs.queue import Listing, find_or_list
 from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
+from clusterctl.runs.folder import GOING_ON
 from clusterctl.scheduler.base import (
     JOB_FIELDS,
     Column,
@@ -42,6 +43,7 @@ from clusterctl.util.numbers import counted
 if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
     from clusterctl.scheduler.diagnosis import Diagnosis
+    from clusterctl.state.ledger import JobEntry
 
 _NONE: Final = "-"
 # Reasons are shown for at most this many pending jobs. JSON has the reasons of all pending jobs.
@@ -414,10 +416,7 @@ def _show_in_full(
         ("script", script),
         ("files", _shown_files(files) if script else ""),
     ]
-    lacks = (
-        f"{'no longer on disk' if run_dir else 'not yet'}; run `clusterctl collect {job.whole_id}`"
-    )
-    rows += [("collected", run_dir if is_here else lacks)] if script else []
+    rows += [("collected", _collected(entry, job, is_here=is_here))] if script else []
     lines = [] if len(tasks) == 1 else [*_task_table(screen, tasks, most), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
     lines += ["", *map(str, restarts)] if restarts else []
@@ -428,6 +427,19 @@ def _show_in_full(
     screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)
 
 
+def _collected(entry: JobEntry | None, job: JobInfo, *, is_here: bool) -> str:
+    """Return where the job's run is, and whether it must be collected. is_here: the run exists."""
+    if entry is None or entry.run_dir is None:
+        state = "not yet"
+    elif not is_here:
+        state = "no longer on disk"
+    elif entry.run_state in GOING_ON and job.ended:
+        state = f"{entry.run_dir}, but only until the job was {entry.run_state}"
+    else:
+        return entry.run_dir
+    return f"{state}; run `clusterctl collect {job.whole_id}`"
+
+
 def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> list[str]:
     """Return a line for each task or, of a long array, a line for the array and its tasks by
     state.
@@ -436,8 +448,9 @@ def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> l
         return job_table(screen, tasks, tasks=True)
     by_state: dict[str, list[str]] = {}
     for task in tasks:
-        by_state.setdefault(task.state.value, []).append(task.id)
-    by_state.pop(JobState.COMPLETED.value, None)
+        if task.state is not JobState.COMPLETED:
+            end = f" (exit {task.exit})" if task.exit else ""
+            by_state.setdefault(task.state.value + end, []).append(task.id)
     lines = [
         f"{state}: {', '.join(ids[:most])}"
         + (f" and {len(ids) - most} more" if len(ids) > most else "")

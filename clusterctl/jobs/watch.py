@@ -10,10 +10,11 @@ import binascii
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -60,6 +61,8 @@ _APPEAR_S = 30.0
 _RECONNECT_S = 60.0
 # Slurm may report such a reason for a moment, for example while `up` changes a partition.
 _STUCK_S = 10.0
+# The kinds of ends that an error counts, if several jobs have failed.
+_MOST_ENDS: Final = 4
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(
@@ -377,17 +380,28 @@ def raise_failures(
     if not failures:
         return
     head = failures[0]
-    more = len(failures) - 1
     kind = _ERRORS[worst_job(jobs).outcome]
     quoted = () if log_is_shown else (f"| {line}" for line in head.lines)
     error = kind(
-        f"{head.summary} (and {more} more)" if more else head.summary,
+        head.summary + _others(failures),
         why="\n".join([head.details, *quoted]),
         fix=_fix_of(head),
         failures=tuple(_failure(failure, kind) for failure in failures),
     )
     error.answer = {"diagnosis": head.as_dict()}
     raise error
+
+
+def _others(failures: Sequence[Diagnosis]) -> str:
+    """Return how many jobs failed beside the first, and how, if not all ended like the first."""
+    head, *others = (
+        failure.signal or (f"exit code {failure.exit_code}" if failure.exit_code else failure.state)
+        for failure in failures
+    )
+    counts = Counter(others)
+    ends = ", ".join(f"{count} with {end}" for end, count in counts.most_common(_MOST_ENDS))
+    told = f": {ends}" if counts.keys() - {head} else ""
+    return f" (and {len(others)} more{told})" if others else ""
 
 
 def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:

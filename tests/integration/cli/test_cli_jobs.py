@@ -152,6 +152,27 @@ def test_jobs_with_one_id_shows_the_whole_job(played_session, cluster, tmp_path,
     assert {"path": "stdout.log", "bytes": 5, "host": played_session.transport.host} in one["files"]
 
 
+def test_jobs_tells_a_run_that_was_collected_before_the_end(
+    played_session, cluster, tmp_path, capsys
+) -> None:
+    job_id = ended(played_session, cluster, tmp_path, "true")
+    line = _collected_line(played_session, capsys, job_id, tmp_path, "RUNNING")
+    assert f"`clusterctl collect {job_id}`" in line
+    assert "RUNNING" in line
+    line = _collected_line(played_session, capsys, job_id, tmp_path, "COMPLETED")
+    assert line.split() == ["collected", str(tmp_path)]
+
+
+def _collected_line(session, capsys, job_id: str, folder: Path, state: str) -> str:
+    """The line about a run that was collected in a state of the job."""
+    entry = session.ledger.find(job_id)
+    assert entry is not None
+    session.ledger.update(entry, run_dir=str(folder), run_state=state)
+    jobs.jobs(TEXT, [job_id])
+    lines = capsys.readouterr().out.splitlines()
+    return next(line for line in lines if line.startswith("collected"))
+
+
 def test_jobs_shows_restarts_of_a_job(played_session, cluster, tmp_path, capsys) -> None:
     """After `submit --wait`, and in the job's full view."""
     start = '{"time": 4e9, "event": "start", "restarts": 1}'
@@ -436,13 +457,15 @@ def array(states: Mapping[JobState, Iterable[int]], **more: Any) -> tuple[JobInf
 def test_jobs_long_array_is_shown_by_state(played_session, capsys, monkeypatch) -> None:
     failed = range(7, 3000, 100)
     tasks = array({JobState.COMPLETED: {*range(3000)} - {*failed}, JobState.FAILED: failed})
+    tasks = tuple(replace(task, exit_code=3) if task.task == 107 else task for task in tasks)
     monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: tasks)
     jobs.jobs(TEXT, ["7"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 20
     (line,) = (line for line in lines if line.startswith("FAILED: "))
-    assert line.startswith("FAILED: 7_7, 7_107, 7_207, ")
-    assert line.endswith(" and 10 more")
+    assert line.startswith("FAILED: 7_7, 7_207, ")
+    assert line.endswith(" and 9 more")
+    assert "FAILED (exit 3): 7_107" in lines
     assert "2970 COMPLETED, 30 FAILED" in lines[1]
     jobs.jobs(TEXT, ["7"], everything=True)
     assert sum(line.startswith("7_") for line in capsys.readouterr().out.splitlines()) == 3000
