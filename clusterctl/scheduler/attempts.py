@@ -167,6 +167,7 @@ class LastAttempt:
     hang: the hang that lasts, or lasted until the end. None: there is no such hang.
     alarms: likewise, at most one of each kind.
     port: MASTER_PORT of the attempt; 0 if it is unknown.
+    how: how the program ended: "exit", or the name of a signal. "": unknown, or a launcher's.
     is_open: whether job.py has recorded the start, but neither the end nor SIGTERM, by which Slurm
         ends jobs.
     """
@@ -177,6 +178,7 @@ class LastAttempt:
     hang: Hang | None = None
     alarms: tuple[Alarm, ...] = ()
     port: int = 0
+    how: str = ""
     is_open: bool = False
 
 
@@ -265,6 +267,7 @@ def last_attempt(events: Sequence[Event]) -> LastAttempt:
         alarms=tuple(alarm for alarm, has_ended in _alarms(later) if not has_ended),
         is_open=bool(start) and not (_last(later, "end", "requeue", "stop") or _last_term(later)),
         port=int(_number(start, "port") or 0),
+        how=_text(_last(later, "end"), "how"),
     )
 
 
@@ -474,7 +477,8 @@ def _unrecorded_starts(events: Sequence[Event], attempts: Mapping[int, Attempt])
         pairwise([*sorted(attempts), math.inf]) if len(recorded) < len(attempts) else ()
     ):
         if not any(start - SKEW_S <= time < following - SKEW_S for time in recorded):
-            yield {"event": "start", "time": float(start), "nodes": [*attempts[int(start)].nodes]}
+            nodes = [*attempts[int(start)].nodes]
+            yield {"event": "start", "time": float(start), "nodes": nodes, "unrecorded": True}
 
 
 def _state_of(start: Event, attempts: Mapping[int, Attempt]) -> str:
@@ -549,10 +553,14 @@ def _cause(start: Event, later: Sequence[Event], following: Event, state: str) -
         return f"exit status {int(status)}"
     if status == 0:
         return "the job had completed, and was requeued"
-    if state in _TOLD:
-        return _TOLD[state]
     nodes = _nodes(start)
     on = f" on {', '.join(nodes[:_MOST_NODES])}" if nodes else ""
+    if state == "REQUEUED":
+        # Slurm also requeues a job by itself, such as after a failed Prolog.
+        before = " before its program started" if "unrecorded" in start else ""
+        return f"requeued by Slurm, its user or an administrator{on}{before}"
+    if state in _TOLD:
+        return _TOLD[state]
     return f"no end was recorded{on}: {_UNSEEN}"
 
 

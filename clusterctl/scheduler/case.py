@@ -24,6 +24,7 @@ from clusterctl.scheduler.failed_rank import (
     first_failed,
     host_of,
     nodes_lost_by,
+    with_reported_signal,
 )
 from clusterctl.scheduler.program_error import (
     End,
@@ -116,6 +117,7 @@ class Evidence:
     excluded: patterns of files that were not sent (--exclude).
     script: text of the job's script, if this machine still has it as it was sent. "": unknown.
     was_read: whether the job's logs were read, so that an empty log is known to be empty.
+    is_full: whether the file system of the job's folder has no room, so that it may lack lines.
     advice: what users can do about the cluster itself.
     nodes: all nodes of the cluster, for a waiting job; empty if they are unknown.
     required: the nodes that a waiting job asks for by name.
@@ -138,6 +140,7 @@ class Evidence:
     excluded: tuple[str, ...] = ()
     script: str = ""
     was_read: bool = False
+    is_full: bool = False
     advice: Advice = OWN
     nodes: Sequence[NodeInfo] = ()
     required: Sequence[str] = ()
@@ -210,10 +213,12 @@ class Case:
         if lost and not is_explained:
             failed = Failed(host=next(iter(lost)))
         failed = _largest(failed, raw, evidence.steps)
-        sent = evidence.attempt.signal if _STOPPED.search(raw) else ""
+        attempt = evidence.attempt
+        failed = with_reported_signal(failed, raw, (attempt.how, attempt.signal))
+        sent = attempt.signal if _STOPPED.search(raw) else ""
         if sent:
             # The payload stops with the exit code of SIGTERM at each signal.
-            failed = replace(failed, signal=sent)
+            failed = replace(failed, signal=sent, exit_code=None)
         return cls(
             evidence=evidence,
             failed=failed,

@@ -11,7 +11,7 @@ from typing import Final
 
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.case import Case, Explanation
-from clusterctl.scheduler.failed_rank import Failed
+from clusterctl.scheduler.failed_rank import Failed, signal_name
 from clusterctl.scheduler.program_error import compiled, search
 
 # --- Input ---------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def notice_not_handled(case: Case) -> Explanation | None:
     Evidence: the script asks for this signal, and the time limit was near.
     """
     job = case.job
-    signal = case.failed.signal
+    signal = case.failed.signal or signal_name(case.failed.exit_code or 0)
     if not job.time_limit_s or job.last_start is None or job.end_time is None:
         return None
     left_s = job.time_limit_s - (job.end_time - job.last_start)

@@ -27,6 +27,7 @@ from clusterctl.scheduler.cause_functions import (
     step_without_path,
     unanswered_read,
 )
+from clusterctl.scheduler.failed_rank import signal_name
 from clusterctl.scheduler.missing_files import (
     NO_MODULE,
     data_stayed_at_home,
@@ -117,8 +118,15 @@ def not_quoted(case: Case) -> bool:
     return not case.error.is_own
 
 
-def _not_executable(case: Case) -> str:
-    return f"not executable{case.at}: {case['file']}"
+def _in_a_shell(case: Case) -> str:
+    """Return what an exit code means if it is a shell's: any program may return it."""
+    code = case.failed.exit_code or 0
+    if name := signal_name(code):
+        is_near = name == "SIGKILL" and case.nearly
+        memory = f"; {case.nearly} of memory were in use" if is_near else ""
+        return f", which a shell returns for a program that {name} has ended{memory}"
+    means = {126: "can't execute a program", 127: "does not find a command"}
+    return f", which a shell returns if it {means[code]}" if code in means else ""
 
 
 # The last messages of a bundled job that a signal has stopped.
@@ -1076,14 +1084,6 @@ ENDED: Final[Sequence[CauseFunction]] = (
             "(`software.packages` of the spec)"
         ),
     ),
-    Cause(
-        "command-not-found",
-        exit_code=127,
-        why=lambda case: f"command not found{case.at}",
-        fix=lambda case: (
-            _NO_LOG if case.wrote_nothing else "read the log, which names the missing command"
-        ),
-    ),
     missing_file,
     Cause(
         "noexec",
@@ -1104,7 +1104,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
             r"^\S+: (?:line \d+|\d+): (?P<file>\.{0,2}/?(?:[\w+-][\w.+-]*/)*[\w.+-]+): "
             r"Permission denied$"
         ),
-        why=_not_executable,
+        why=lambda case: f"not executable{case.at}: {case['file']}",
         fix=_MAKE_EXECUTABLE,
     ),
     Cause(
@@ -1113,14 +1113,8 @@ ENDED: Final[Sequence[CauseFunction]] = (
             r"could not access\s+or execute an executable(?:.*\n)*?Executable: (?P<file>.+)",
             r"execve\(\): (?P<file>[^:\n]+): Permission denied",
         ),
-        why=_not_executable,
+        why=lambda case: f"not executable{case.at}: {case['file']}",
         fix=_MAKE_EXECUTABLE,
-    ),
-    Cause(
-        "not-executable",
-        exit_code=126,
-        why=lambda case: f"not executable{case.at}",
-        fix="run `chmod +x` on your machine and submit again",
     ),
     Cause(
         "read-only-file-system",
@@ -1801,9 +1795,18 @@ ENDED: Final[Sequence[CauseFunction]] = (
         ),
     ),
     Cause(
+        "disk-full",
+        when=lambda case: case.failed.exit_code and case.wrote_nothing and case.evidence.is_full,
+        why=lambda case: (
+            f"exit code {case.failed.exit_code}{case.at}; its log is empty, and the file system of "
+            "the job's folder is full"
+        ),
+        fix="remove or collect files there, then submit again; `df -h` and `quota` show the room",
+    ),
+    Cause(
         "exit-code",
         when=lambda case: case.failed.exit_code,
-        why=lambda case: f"exit code {case.failed.exit_code}{case.at}",
+        why=lambda case: f"exit code {case.failed.exit_code}{case.at}{_in_a_shell(case)}",
         fix=lambda case: _NO_LOG if case.wrote_nothing else f"read the end of the log: {SHOW_LOG}",
     ),
     Cause(

@@ -16,8 +16,10 @@ from clusterctl.scheduler.case import Case, Evidence
 from clusterctl.scheduler.causes import first_cause
 from clusterctl.scheduler.failed_rank import Failed
 
-# A line ends with this text instead of showing an empty log.
+# A line has one of these texts instead of showing an empty log.
 WROTE_NOTHING: Final = "wrote nothing to its log"
+EMPTY_LOG: Final = "the job's log is empty"
+_EMPTY: Final = (WROTE_NOTHING, EMPTY_LOG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class Diagnosis:
     @property
     def has_log(self) -> bool:
         """Whether the job may have written a log. A pending job has none."""
-        is_empty = any(WROTE_NOTHING in line for line in self.lines[:1])
+        is_empty = any(text in line for line in self.lines[:1] for text in _EMPTY)
         return self.state != JobState.PENDING and not is_empty
 
     @property

@@ -16,6 +16,7 @@ from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
 from clusterctl.scheduler.case import NO_LOG_SIGNAL, Evidence
 from clusterctl.scheduler.diagnosis import (
+    EMPTY_LOG,
     WROTE_NOTHING,
     Diagnosis,
     diagnose,
@@ -51,10 +52,14 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     diagnosis = diagnose(evidence_of(session, job, logs))
     if diagnosis.lines:
         return diagnosis
+    if not logs:
+        return diagnosis.with_lines("(clusterctl reads only logs of jobs that it has submitted)")
     if logs.get("unread"):
         return diagnosis.with_lines(f"(the job's log can't be read: {logs['unread']})")
     if logs.get("gone"):
         return diagnosis.with_lines("(the job's folder no longer exists)")
+    if logs.get("full"):
+        return diagnosis.with_lines(f"({EMPTY_LOG}, and the file system of its folder is full)")
     writer = "the job" if diagnosis.rank is None else f"rank {diagnosis.rank}"
     return diagnosis.with_lines(f"({writer} {WROTE_NOTHING})")
 
@@ -116,7 +121,9 @@ def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:
     """Return the diagnosis of a job from ``tree``, the local folder with the job's collected
     files.
     """
-    return diagnose(evidence_of(session, job, remote_logs.ends(str(tree), _task(job))))
+    # The file system of this machine tells nothing about the job's.
+    logs = {**remote_logs.ends(str(tree), _task(job)), "full": False}
+    return diagnose(evidence_of(session, job, logs))
 
 
 def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
@@ -154,6 +161,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         excluded=tuple(request.get("exclude") or ()),
         script=local_files.script_text(source),
         was_read=bool(logs) and not logs.get("gone") and not logs.get("unread"),
+        is_full=bool(logs.get("full")),
         advice=session.site.advice,
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -27,12 +27,17 @@ _SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The first rank that failed, and its exit code or signal. Unknown fields are None or ""."""
+    """The first rank that failed, and its exit code or signal. Unknown fields are None or "".
+
+    status: the exit status from which the signal was concluded: 128 + N, which a shell returns if
+        signal N has ended a program, and any program may return. 0: the signal was reported.
+    """
 
     rank: int | None = None
     host: str = ""
     exit_code: int | None = None
     signal: str = ""
+    status: int = 0
 
     def __str__(self) -> str:
         """Return ``rank 1 on demo-train-2``; "" if rank and host are unknown."""
@@ -68,6 +73,12 @@ _TORCHRUN: Final = re.compile(
 _PEER_GONE: Final = re.compile(
     r"MPI communication peer process has unexpectedly disconnected|An error occurred in Socket "
     r"closed"
+)
+# As bash, other shells, srun, Open MPI, Python's faulthandler, torchrun and Python write it.
+_REPORTED: Final = (
+    r"line \d+: +\d+ {said}\b|^{said}(?: \(core dumped\))?$|: tasks? [\d,-]+: {said}\b"
+    r"|Caught signal \d+ \({said}|Signal: {said} \(|Fatal Python error: {said}\b|<Signals\.{name}:"
+    r"|\b[Ss]ignal[ :(]+\d* ?\(?(?:{said}|{name})\b|\({name}\)"
 )
 _CAUGHT: Final = re.compile(
     r"^\[(?P<host>[^\s:\]]+):\d[^\]]*\] (?:Caught signal |Signal: [A-Za-z ]+\()(?P<signal>\d+)",
@@ -164,9 +175,11 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str)
             when, code, host = record.split()
             if not _PEER_GONE.search(ranks.get(rank, "")):
                 order = 2 if int(code) in _BY_ANOTHER else 0
-                candidates.append(
-                    (order, float(when), rank, _ended(int(code), rank=rank, host=host))
-                )
+                end = _ended(int(code), rank=rank, host=host)
+                # task.py ends as its program did, so that srun reports a signal as such.
+                told = {(one.rank, one.status) for one in _ends_by_srun(log)}
+                end = end if (rank, end.status) in told else replace(end, status=0)
+                candidates.append((order, float(when), rank, end))
     return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
 
 
@@ -181,8 +194,27 @@ def _signalled_rank(ranks: Mapping[int, str]) -> Failed | None:
 def _ended(code: int, **fields: Any) -> Failed:
     """Return a failure with this exit code."""
     if number := signal_of(code):
-        return Failed(signal=_NAMES[number], **fields)
+        return Failed(signal=_NAMES[number], status=max(0, code), **fields)
     return Failed(exit_code=code, **fields)
+
+
+def with_reported_signal(failed: Failed, log: str, reported: Collection[str]) -> Failed:
+    """Return the failure with its exit code in place of a signal that nothing but this code shows.
+
+    log: the job's own log, with the launcher's messages. reported: signals that job.py has
+        recorded.
+    """
+    if not failed.status or failed.signal in reported:
+        return failed
+    said = re.escape(signal.strsignal(signal.Signals[failed.signal]) or "")
+    if re.search(_REPORTED.format(said=said, name=failed.signal), log, re.MULTILINE):
+        return failed
+    return replace(failed, signal="", exit_code=failed.status, status=0)
+
+
+def signal_name(code: int) -> str:
+    """Return the name of the signal that an exit code means: see ``signal_of``. "": none."""
+    return _NAMES.get(signal_of(code), "")
 
 
 def signal_of(code: int) -> int:

@@ -18,7 +18,7 @@ read. TASK is the number of an array task, or "". The answer is a JSON object. `
 log. ``ends``: rank -> when and how it failed, as recorded by payload/node/task.py, or "" if the
     rank was killed before it could write the record.
 ``events``: end of job.events, of all attempts of the job. The rest is about the job's last attempt.
-``gone``: whether the folder is missing.
+``gone``: whether the folder is missing. ``full``: whether its file system has no room left.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ STARTED_TASK = re.compile(r"(?:stdout|stderr)(?:-([0-9]{1,10}))?\.log")
 RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
 RANK_END = re.compile(r"([0-9]{1,6})\.end")
 RECORD = 300  # bytes
+ROOM = 1 << 12  # bytes; a log with less is cut
 MOST_TASKS = 20000
 
 
@@ -117,7 +118,17 @@ def ends(folder: str, task: str) -> dict[str, Any]:
         },
         "events": events,
         "gone": not os.path.isdir(folder),
+        "full": is_full(folder),
     }
+
+
+def is_full(folder: str) -> bool:
+    """Return whether a folder's file system has no room for a file. False if that is unknown."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize < ROOM or bool(room.f_files and not room.f_favail)
 
 
 def records(folder: str, most: int = MOST_TASKS) -> dict[str, dict[str, Any]] | None:

@@ -215,14 +215,14 @@ class Program:
         self.is_told = False
 
     def wait(self) -> int:
-        """Wait for the end of the program, and return its exit status. Kill it if it can't end by
-        itself.
+        """Wait for the end of the program, and return its exit code, or -N if signal N ended it.
+        Kill it if it can't end by itself.
         """
         task.wake_regularly()
         is_killed = False
         aborted_since = math.inf
         kills = 0
-        while (status := task.supervise(self._pid, self._pass_on)) is None:
+        while (code := task.supervise(self._pid, self._pass_on)) is None:
             now = time.monotonic()
             if self.launcher == "srun" and not self.is_told and is_step_aborted():
                 aborted_since = min(now, aborted_since)
@@ -232,7 +232,7 @@ class Program:
             elif not (is_killed or self.is_told) and now - aborted_since > (kills + 1) * ABORTED_S:
                 kills += 1
                 is_killed = self._end_step(is_last=kills > 1)
-        return status
+        return code
 
     def _end_step(self, *, is_last: bool) -> bool:
         """Kill the ranks of a step that srun has aborted, and srun if it can't end by itself.
@@ -371,8 +371,11 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     # A launcher passes on the option, so that the ranks read their secrets themselves.
     is_passed_on = f"--secrets={options.get('secrets')}" in program
     running = Program(program, restart, telemetry, {} if is_passed_on else secrets)
-    status = status_of_program(running, program, nodes)
-    events.add("end", status=status)
+    code = running.wait()
+    status = status_of_program(code, running, program, nodes)
+    # Of ranks, the launcher's messages tell it.
+    how = {} if running.launcher else {"how": ending_of(code)}
+    events.add("end", status=status, **how)
     is_failure = "requeue" in options and status not in (0, restarts.SAVED)
     telemetry.end(TELEMETRY_FAILED_S if is_failure else TELEMETRY_END_S)
     if status and "requeue" in options:
@@ -385,9 +388,22 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     return status
 
 
-def status_of_program(running: Program, program: Sequence[str], nodes: Sequence[str]) -> int:
-    """Wait for the program, and return its exit status: the same with each launcher."""
-    status = running.wait()
+def ending_of(code: int) -> str:
+    """Return how a process has ended: exit, or the name of a signal. code: see ``Program.wait``."""
+    try:
+        return signal.Signals(-code).name if code < 0 else "exit"
+    except ValueError:  # a signal without a name
+        return f"signal {-code}"
+
+
+def status_of_program(
+    code: int, running: Program, program: Sequence[str], nodes: Sequence[str]
+) -> int:
+    """Return the exit status of a program that has ended: the same with each launcher.
+
+    code: of the process, or -N if signal N ended it.
+    """
+    status = task.as_in_shell(code)
     if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
         return restarts.LOST_PEER
     if status and running.launcher:
@@ -827,7 +843,7 @@ def end_telemetry(pid: int) -> int:
             os.kill(pid, signal.SIGTERM)
             break
         time.sleep(0.05)
-    return task.exit_status(os.waitpid(pid, 0)[1])
+    return task.as_in_shell(task.exit_code(os.waitpid(pid, 0)[1]))
 
 
 def start_watcher(program: str, *words: str) -> list[int]:

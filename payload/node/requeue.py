@@ -475,7 +475,8 @@ def wait_for(command: list[str], stderr: int = 2) -> int:
     job's log.
     """
     try:
-        return task.exit_status(os.waitpid(task.start(command, stderr=stderr), 0)[1])
+        code = task.exit_code(os.waitpid(task.start(command, stderr=stderr), 0)[1])
+        return task.as_in_shell(code)
     except OSError as exc:
         return task.not_started(command, exc)
 

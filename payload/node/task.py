@@ -157,8 +157,8 @@ def wake_regularly() -> None:
 
 
 def supervise(pid: int, on_signal: Callable[[int], None]) -> int | None:
-    """Wait for a signal. If program ``pid`` has then ended, return its exit status as in a shell,
-    else None.
+    """Wait for a signal. If program ``pid`` has then ended, return its exit code, or -N if signal N
+    ended it, else None.
 
     on_signal: called with each signal but SIGCHLD. ``hold_signals`` blocks signals and this
         function fetches them, so that no signal is passed on to a program that has ended.
@@ -168,12 +168,17 @@ def supervise(pid: int, on_signal: Callable[[int], None]) -> int | None:
         on_signal(number)
         return None
     ended, status = os.waitpid(pid, os.WNOHANG)
-    return exit_status(status) if ended else None
+    return exit_code(status) if ended else None
 
 
-def exit_status(status: int) -> int:
-    """Convert a status from waitpid to an exit status as in a shell."""
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+def exit_code(status: int) -> int:
+    """Convert a status from waitpid to an exit code, or -N if signal N ended the program."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def as_in_shell(code: int) -> int:
+    """Return the exit status that a shell has for an exit code, or for signal N (-N)."""
+    return code if code >= 0 else 128 - code
 
 
 def open_for_writing(path: str, how: int) -> int:
@@ -277,20 +282,20 @@ def rank(words: Sequence[str]) -> int:
     for stream in streams:
         os.close(stream)
     has_reached_it = is_signalled_with_its_program(launcher)
-    status = None
-    while status is None:
-        status = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
-    if status:
+    code = None
+    while code is None:
+        code = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
+    if code:
         # Record when this rank failed: other ranks, which lose their connection to it, may end
         # first.
-        end = f"{time.time():.6f} {status} {host_name()}\n"
+        end = f"{time.time():.6f} {as_in_shell(code)} {host_name()}\n"
         write_all(open_for_writing(f"rank-logs/{os.environ['RANK']}.end", os.O_TRUNC), end.encode())
     # Wait for the output, because slurmstepd kills remaining processes of the task when this
     # process ends.
-    deadline = time.monotonic() + (DRAIN_FAILED_S if status else DRAIN_S)
+    deadline = time.monotonic() + (DRAIN_FAILED_S if code else DRAIN_S)
     for lock in drained:
         lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    return end_alike(status)
+    return end_alike(code)
 
 
 def describe_rank(launcher: str, per_node: int) -> None:
@@ -450,11 +455,11 @@ def is_readable(file: int, wait_s: float) -> bool:
     return wait_s > 0 and bool(select([file], [], [], wait_s)[0])
 
 
-def end_alike(status: int) -> int:
-    """If a signal ended the program, end this process with the same signal. Otherwise return
-    ``status``.
+def end_alike(code: int) -> int:
+    """If a signal ended the program (-N), end this process with the same signal. Otherwise return
+    the program's exit code.
     """
-    number = status - 128
+    number = -code
     if number in FATAL:
         import resource
 
@@ -463,7 +468,7 @@ def end_alike(status: int) -> int:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         os.kill(os.getpid(), number)
-    return status
+    return as_in_shell(code)
 
 
 if __name__ == "__main__":

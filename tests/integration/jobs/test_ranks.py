@@ -264,6 +264,19 @@ def test_rank_output_is_recorded_and_passed_on(batch, body, status, last):
     assert ends == ([[str(status), "node-1"]] if status else [])
 
 
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("exit 137", 137), ("exit 139", 139), ("kill -KILL $$", -9), ("kill -SEGV $$", -11)],
+)
+def test_rank_ends_as_its_program_by_a_signal_or_an_exit_code(
+    body: str, code: int, tmp_path: Path
+) -> None:
+    """So the launcher reports a signal only if a signal has ended the program."""
+    env = {"PATH": "/usr/bin:/bin", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}
+    argv = task("--of=srun", "/bin/sh", "-c", body)
+    assert subprocess.run(argv, env=env, cwd=tmp_path, check=False, timeout=60).returncode == code
+
+
 @pytest.fixture
 def copied(
     monkeypatch: pytest.MonkeyPatch,
@@ -410,7 +423,7 @@ def test_supervise_of_a_process_that_was_suspended_reports_only_signals_that_wer
         process.send_signal(signal.SIGTERM)
         assert (
             process.communicate(timeout=60)[0]
-            == f"137 {signal.SIGUSR1.value} {signal.SIGTERM.value}\n"
+            == f"-9 {signal.SIGUSR1.value} {signal.SIGTERM.value}\n"
         )
 
 

@@ -209,6 +209,21 @@ def test_programs_exit_status_is_the_jobs(batch, status):
     assert run(batch, f"pwd; exit {status}")[:2] == (status, f"{batch.folder}\n")
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "how"),
+    [
+        ("exit 139", 139, "exit"),
+        ("kill -SEGV $$", 139, "SIGSEGV"),
+        ("kill -35 $$", 163, "signal 35"),
+    ],
+)
+def test_end_tells_a_signal_from_an_exit_code(batch, body, status, how):
+    assert run(batch, body)[0] == status
+    assert [
+        (event["status"], event["how"]) for event in events(batch) if event["event"] == "end"
+    ] == [(status, how)]
+
+
 def test_task_of_an_array_has_a_folder_of_its_own(batch):
     """It finds what only looks like the folders of tasks."""
     batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
@@ -404,7 +419,7 @@ def test_job_notes_its_start_its_signals_and_its_end(batch):
             "partition": "train",
         },
         {"time": True, "event": "signal", "signal": "SIGUSR1"},
-        {"time": True, "event": "end", "status": 9},
+        {"time": True, "event": "end", "status": 9, "how": "exit"},
     ]
 
 

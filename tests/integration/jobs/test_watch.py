@@ -26,9 +26,21 @@ from clusterctl.errors import (
 from clusterctl.jobs.log_text import KeptLogs
 from clusterctl.jobs.remote_follow import select_logs
 from clusterctl.jobs.stacks import stacks_of
-from clusterctl.jobs.watch import LogChunk, LogReader, follow, logs, raise_unless_completed, wait
+from clusterctl.jobs.watch import (
+    LogChunk,
+    LogReader,
+    follow,
+    logs,
+    raise_failures,
+    raise_unless_completed,
+    wait,
+)
+from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.attempts import events_of, last_attempt
-from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.case import Evidence
+from clusterctl.scheduler.diagnosis import diagnose
+from clusterctl.scheduler.evidence import diagnose_job
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -448,6 +460,39 @@ def test_wait_raises_the_error_of_the_final_state(session, cluster, tmp_path, st
         raise_unless_completed(session, wait(session, [job_id]))
     assert f"{state}, reason SomeReason" in caught.value.why
     assert "wrote nothing" in caught.value.why
+
+
+def test_log_of_a_job_of_another_program_is_not_called_empty(session) -> None:
+    other = JobInfo(number=99, name="x", user="ada", state=JobState.FAILED, reason="", exit_code=1)
+    (line,) = diagnose_job(session, other).lines
+    assert "wrote nothing" not in line
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ((1, 1, 1), "(and 2 more)"),
+        ((1, 2, 2, 1), "(and 3 more: 2 with exit code 2, 1 with exit code 1)"),
+        ((1, -53), "(and 1 more: 1 with exit code -53)"),
+    ],
+)
+def test_error_counts_other_ends_than_the_first(codes: tuple[int, ...], said: str) -> None:
+    tasks = [
+        JobInfo(
+            number=7, task=at, name="x", user="ada", state=JobState.FAILED, reason="",
+            exit_code=max(code, 0), signal=max(-code, 0),
+        )
+        for at, code in enumerate(codes)
+    ]  # fmt: skip
+    with pytest.raises(JobFailedError) as caught:
+        raise_failures(tasks, [diagnose(Evidence(job=task)) for task in tasks])
+    assert caught.value.what.endswith(said)
+
+
+def test_file_system_without_room_is_full(tmp_path: Path) -> None:
+    assert remote_logs.is_full("/proc")
+    assert not remote_logs.is_full(str(tmp_path))
+    assert not remote_logs.is_full(str(tmp_path / "gone"))
 
 
 def test_follow_prints_each_log_byte_once(session, tmp_path):

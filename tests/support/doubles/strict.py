@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Protocol
-from weakref import WeakSet, ref
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -32,8 +31,6 @@ NAMES = {line.partition(" ")[0]: line.partition(" ")[2] for line in _FILE.read_t
 
 _WAITING = {"nonzero", "flatnonzero", "argwhere", "unique", "compress", "extract"}
 """Functions whose result has a shape that depends on values."""
-_CUBLAS = {"dot", "vdot", "inner", "outer", "tensordot", "einsum", "ndarray.dot"}
-_IN_PLACE = {"ndarray.fill", "ndarray.sort", "ndarray.partition", "ndarray.put"}
 
 
 class Waits:
@@ -43,41 +40,7 @@ class Waits:
 
 
 def _wait() -> None:
-    refuse_in_capture(RuntimeError("the current stream is capturing"))
     Waits.count += 1
-
-
-class Recording(Protocol):
-    """A stream that is being captured, see tests/support/doubles/capture.py."""
-
-    def run(self, work: Callable[[], Any], written: Sequence[Array]) -> Any:
-        """Do work as often as the graph is launched. written: existing arrays that it changes."""
-
-    def own(self, array: StrictArray) -> None:
-        """Note an array whose memory was allocated during the capture."""
-
-
-class Capture:
-    """The capture of the current stream."""
-
-    current: Recording | None = None
-
-
-def run(work: Callable[[], Any], *written: Array) -> Any:
-    """Do work of the GPU on the current stream, which may be recording it."""
-    return Capture.current.run(work, written) if Capture.current else work()
-
-
-def refuse_in_capture(error: Exception) -> None:
-    if Capture.current:
-        raise error
-
-
-def _no_cublas() -> None:
-    # `setStream` in cupy_backends/cuda/libs/cublas.pyx.
-    refuse_in_capture(
-        NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
-    )
 
 
 class StrictArray:
@@ -89,8 +52,6 @@ class StrictArray:
     def __init__(self, inner: Array, base: StrictArray | None = None) -> None:
         self._inner = inner
         self.base = base
-        if Capture.current and base is None:
-            Capture.current.own(self)
 
     def __array__(self, *_: object, **__: object) -> Array:
         raise TypeError("implicit conversion of a device array to a NumPy array")
@@ -123,25 +84,10 @@ class StrictArray:
         out[...] = self._inner
         return out
 
-    def set(self, array: Array, stream: Any = None) -> None:
+    def set(self, array: Array) -> None:
         assert type(array) is np.ndarray
         assert (array.dtype, array.shape) == (self.dtype, self.shape)
-        # `copy_from_host_async` in cupy/cuda/memory.pyx.
-        refuse_in_capture(RuntimeError("the current stream is capturing"))
-        if stream is None:
-            self._inner[...] = array
-            return
-        target = ref(self)
-        source = ref(array)
-
-        def copy() -> None:
-            to = target()
-            host = source()
-            assert to is not None, "the array's memory was given to others before the copy"
-            assert host is not None, "the host's memory was given to others before the copy"
-            to._inner[...] = host
-
-        stream.put(copy)
+        self._inner[...] = array
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -156,8 +102,6 @@ class StrictArray:
         found = self._inner[inner]
         if not isinstance(found, np.ndarray):  # CuPy has no scalars
             found = self._inner[(*_parts(inner), ...)]
-        elif Capture.current and not np.may_share_memory(found, self._inner):
-            found = run(lambda: self._inner[inner])
         return StrictArray(found, _owner(found, self))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -173,8 +117,7 @@ class StrictArray:
                 raise ValueError(
                     "the same place is assigned to twice: which value it gets is undefined"
                 )
-        plain = _plain(value)
-        run(lambda: self._inner.__setitem__(inner, plain), self._inner)
+        self._inner[inner] = _plain(value)
 
     def __float__(self) -> float:
         _wait()
@@ -204,21 +147,20 @@ class StrictArray:
         return f"device {self._inner!r}"
 
     def __neg__(self) -> StrictArray:
-        return StrictArray(run(lambda: -self._inner))
+        return StrictArray(-self._inner)
 
     def __invert__(self) -> StrictArray:
-        return StrictArray(run(lambda: ~self._inner))
+        return StrictArray(~self._inner)
 
     def __matmul__(self, other: StrictArray) -> Any:
         return _wrap(_matmul(self._inner, _plain(other)))
 
     def __abs__(self) -> StrictArray:
-        return StrictArray(run(lambda: abs(self._inner)))
+        return StrictArray(abs(self._inner))
 
 
 def _matmul(left: Array, right: Array) -> Array:
     """cuBLAS sums half precision in float32, and gives half precision."""
-    _no_cublas()
     if left.dtype != right.dtype:
         raise TypeError(f"a product of {left.dtype} and {right.dtype}: cuBLAS has none")
     if (
@@ -248,25 +190,16 @@ def _operators() -> None:
 
 
 def _forward(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], Any]:
-    def apply(self: StrictArray, other: Any) -> Any:
-        plain = _operand(self, other)
-        return _wrap(run(lambda: act(self._inner, plain)))
-
-    return apply
+    return lambda self, other: _wrap(act(self._inner, _operand(self, other)))
 
 
 def _backward(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], Any]:
-    def apply(self: StrictArray, other: Any) -> Any:
-        plain = _operand(self, other)
-        return _wrap(run(lambda: act(plain, self._inner)))
-
-    return apply
+    return lambda self, other: _wrap(act(_operand(self, other), self._inner))
 
 
 def _in_place(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], Any]:
     def apply(self: StrictArray, other: Any) -> StrictArray:
-        plain = _plain(other)
-        run(lambda: act(self._inner, plain), self._inner)
+        act(self._inner, _plain(other))
         return self
 
     return apply
@@ -332,15 +265,8 @@ def _checked(
             _wait()
         out = named.get("out")
         first = next((each for each in arguments if isinstance(each, StrictArray)), None)
-        if name in _CUBLAS:
-            _no_cublas()
         plain = {key: _plain(value) for key, value in named.items() if value is not None}
-        positional = [_plain(each) for each in arguments]
-        written = [_plain(out)] if out is not None else []
-        if name in _IN_PLACE:
-            assert parent is not None
-            written = [parent._inner]
-        found = run(lambda: function(*positional, **plain), *written)
+        found = function(*map(_plain, arguments), **plain)
         return out if out is not None else _wrap(found, first if parent is None else parent)
 
     return call
@@ -378,11 +304,6 @@ class _Ufunc:
             for each in arguments:
                 _operand(array, each)
         return _checked(self._name, self._inner, None)(*arguments, **named)
-
-
-def _cublas_handle() -> int:
-    _no_cublas()
-    return PlayedCublas.handle
 
 
 class Ranges:
@@ -427,8 +348,6 @@ class _Cupy(_Module):
         if isinstance(a, StrictArray):
             wrapped: StrictArray = a if dtype is None else a.astype(dtype, copy=False)
             return wrapped
-        # Copies from the host: `copy_from_host_async` in cupy/cuda/memory.pyx.
-        refuse_in_capture(RuntimeError("the current stream is capturing"))
         return StrictArray(np.array(a, dtype=dtype))
 
     array = asarray
@@ -474,9 +393,8 @@ class Strict(Gpu):
         self.note = "a double of CuPy"
         self.gpu = {"index": 0, "name": self.note, "uuid": None}
         self._empty_pinned = np.empty
-        self._products = Products(PlayedCublas(), _cublas_handle)
+        self._products = Products(PlayedCublas(), lambda: PlayedCublas.handle)
         self._fused = None
-        self._recorders = WeakSet()
         self._staging = {}
         self._kernels = {}
 
@@ -488,17 +406,16 @@ class Strict(Gpu):
             for name, array in zip(kernel.reads + kernel.writes, plain, strict=True)
             if not kernel.types.get(name, "").startswith("raw ")
         ]
-        shape = whole[-1].shape
-        assert np.broadcast_shapes(*(array.shape for array in whole)) == shape
+        written = whole[-1].shape
+        assert np.broadcast_shapes(*(array.shape for array in whole)) == written
         assert all(math.isfinite(value) for value in scalars.values())
-        written = plain[len(kernel.reads) :]
-        run(lambda: kernel.host(*plain, **scalars), *written)
+        kernel.host(*plain, **scalars)
 
     def reduce(self, kernel: Reduction, *arrays: Array) -> None:
         matrix, *results = plain = [_plain(array) for array in arrays]
         _check_types(kernel, kernel.reads + kernel.writes, plain)
         assert {array.shape for array in results} == {matrix.shape[:1]}
-        run(lambda: kernel.host(*plain), *results)
+        kernel.host(*plain)
 
     @classmethod
     def fused(cls, *, deterministic: bool = False) -> Strict:

@@ -167,7 +167,7 @@ def test_restarts_of_gives_the_cause_of_each_end(
     ("events", "state", "cause"),
     [
         ([], "PREEMPTED", "preempted by a job of higher priority"),
-        ([], "REQUEUED", "requeued by its user or an administrator"),
+        ([], "REQUEUED", "requeued by Slurm, its user or an administrator on n1, n2"),
         ([], "NODE_FAIL", "a node of the job failed"),
         ([], "FAILED", "no end was recorded on n1, n2"),
         ([], "", "no end was recorded on n1, n2"),
@@ -486,6 +486,8 @@ def test_attempt_that_recorded_no_start_is_a_restart() -> None:
     unseen, last = restarts_of(events, attempts=starts)
     assert (unseen.number, unseen.started, unseen.ended, unseen.status) == (1, 130, 110, 1)
     assert (last.number, last.started, last.ended, last.nodes) == (2, 161, None, ("n3",))
+    requeued = [replace(each, state="REQUEUED") for each in starts]
+    assert "before its program started" in restarts_of(events, attempts=requeued)[1].cause
     behind = [
         replace(each, start_time=each.start_time + 30) for each in starts if each.start_time != 130
     ]

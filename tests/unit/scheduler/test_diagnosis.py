@@ -747,7 +747,7 @@ def test_cancelled_job_names_the_user_and_timeout_the_limit() -> None:
             "n2",
             "exit code 1",
         ),
-        ("srun: error: n2: tasks 2-3: Exited with exit code 139\n", 2, "n2", "SIGSEGV"),
+        ("srun: error: n2: tasks 2-3: Exited with exit code 139\n", 2, "n2", "exit code 139"),
         (MPIRUN + ("mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 9 "
             "(Killed).\n"), 1, "n2", "SIGKILL"),
         (MPIRUN + "  Process name: [[17184,1],1]\n  Exit code:    7\n", 1, "n2", "exit code 7"),
@@ -769,12 +769,46 @@ def test_diagnosis_names_the_rank_that_failed_first(
     assert f"rank {rank} on {host}" in found.cause
 
 
-def test_exit_code_above_128_is_a_signal() -> None:
-    assert diagnosis_of("", exit_code=139).code == "segmentation-fault"
-    assert diagnosis_of("", exit_code=143).signal == "SIGTERM"
-    assert diagnosis_of("", exit_code=127).code == "command-not-found"
+@pytest.mark.parametrize(
+    ("log", "how", "code"),
+    [
+        ("", "", "exit-code"),
+        ("139 tests failed\n", "exit", "exit-code"),
+        ("Segmentation faults: 139\n", "", "exit-code"),
+        ("srun: error: n1: task 0: Exited with exit code 139\n", "", "exit-code"),
+        ("", "SIGSEGV", "segmentation-fault"),
+        ("", "SIGBUS", "exit-code"),
+        ("run.sh: line 4:  1457 Segmentation fault      ./a.out\n", "exit", "segmentation-fault"),
+        ("Segmentation fault (core dumped)\n", "exit", "segmentation-fault"),
+        ("srun: error: n1: task 0: Segmentation fault\n", "", "segmentation-fault"),
+    ],
+)
+def test_exit_code_is_a_signal_only_if_a_signal_was_reported(log: str, how: str, code: str) -> None:
+    """A shell returns 139 for a program that SIGSEGV has ended, and any program may exit with it."""
+    job = replace(JOB, exit_code=139, nodes=("n1",))
+    found = diagnose(Evidence(job=job, log=log, attempt=LastAttempt(how=how)))
+    signal = "SIGSEGV" if code == "segmentation-fault" else ""
+    assert (found.code, found.signal, found.exit_code) == (code, signal, None if signal else 139)
+
+
+@pytest.mark.parametrize(
+    ("log", "is_full", "code"),
+    [("", True, "disk-full"), ("", False, "exit-code"), ("step 3\n", True, "exit-code")],
+)
+def test_empty_log_on_a_full_disk_is_not_a_silent_program(
+    log: str, is_full: bool, code: str
+) -> None:
+    job = replace(JOB, exit_code=1, nodes=("n1",))
+    assert diagnose(Evidence(job=job, log=log, was_read=True, is_full=is_full)).code == code
+
+
+def test_exit_code_of_a_shell_needs_its_message() -> None:
     denied = "job.sh: line 2: ./run: Permission denied\n"
     assert diagnosis_of(denied, exit_code=126).code == "not-executable"
+    missing = "job.sh: line 2: run: command not found\n"
+    assert diagnosis_of(missing, exit_code=127).code == "command-not-found"
+    assert diagnosis_of("126 mismatches\n", exit_code=126).code == "exit-code"
+    assert diagnosis_of("127 mismatches\n", exit_code=127).code == "exit-code"
 
 
 CAPTURES = Path(__file__).parents[1] / "jobs" / "captures"
@@ -1160,11 +1194,11 @@ NOTICE = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1 --time=1 --signal=USR1@50\ns
         (NOTICE.replace("USR1", "TERM"), 15, 17, "notice-not-handled"),
         # Near misses: another signal, long before the limit, no such line, or the line of a
         # comment.
-        (NOTICE, 12, 17, "signal"),
-        (NOTICE, 15, 17, "terminated"),
-        (NOTICE, 10, 100, "signal"),
-        ("#!/bin/bash\n", 10, 17, "signal"),
-        (NOTICE.replace("#SBATCH", "##SBATCH"), 10, 17, "signal"),
+        (NOTICE, 12, 17, "exit-code"),
+        (NOTICE, 15, 17, "exit-code"),
+        (NOTICE, 10, 100, "exit-code"),
+        ("#!/bin/bash\n", 10, 17, "exit-code"),
+        (NOTICE.replace("#SBATCH", "##SBATCH"), 10, 17, "exit-code"),
     ],
 )
 def test_signal_that_announces_the_time_limit_is_named(
@@ -1570,9 +1604,11 @@ def test_signal_that_stopped_a_bundled_job_is_the_sent_signal() -> None:
     assert (stopped.code, stopped.signal, stopped.exit_code) == ("stopped", "SIGUSR1", None)
     assert "SIGUSR1" in stopped.cause
     unsent = diagnose(Evidence(job=job, log=SAVED))
-    assert (unsent.code, unsent.signal) == ("terminated", "SIGTERM")
+    assert (unsent.code, unsent.exit_code) == ("exit-code", 143)
     own = diagnose(Evidence(job=job, log="", attempt=LastAttempt(signal="SIGUSR1")))
-    assert (own.code, own.signal) == ("terminated", "SIGTERM")
+    assert (own.code, own.signal) == ("exit-code", "")
+    told = diagnose(Evidence(job=job, log="", attempt=LastAttempt(signal="SIGTERM")))
+    assert (told.code, told.signal) == ("terminated", "SIGTERM")
 
 
 # A job whose log slurmstepd could not open, as Slurm 24.11 reports it.
