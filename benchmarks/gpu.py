@@ -1,9 +1,9 @@
 """The bundled training program against PyTorch on one GPU: ResNet-50, BERT-base, GPT-2 and ViT-B/16.
 
-Sides of each model: the payload with plain and with fused kernels, PyTorch with AMP (bfloat16,
-channels last) and with torch.compile. All live in this process, start from the same weights, train
-on the same batch in bfloat16 with float32 masters, and take turns. First each trains for 50
-iterations, whose losses are compared.
+Sides of each model: the payload with plain kernels, with fused kernels, and with these as CUDA
+graphs, PyTorch with AMP (bfloat16, channels last) and with torch.compile. All live in this process,
+start from the same weights, train on the same batch in bfloat16 with float32 masters, and take
+turns. First each trains for 50 iterations, whose losses are compared.
 
 Usage: python benchmarks/gpu.py [--out DIR] [--rounds N] [--turn S] [--budget S] [--sides A,B]
                                 [--precision bf16] [--deterministic] [WHAT...]
@@ -62,7 +62,7 @@ ITERATIONS = 50
 """Before the rounds, to compare losses."""
 MASKED = 0.15
 """Share of BERT's tokens that it predicts."""
-SIDES = ("payload plain", "payload fused", "PyTorch eager", "PyTorch compile")
+SIDES = ("payload plain", "payload fused", "payload captured", "PyTorch eager", "PyTorch compile")
 GPU_FIGURES: Mapping[str, Callable[[float], str]] = {
     "gpu_idle_percent": lambda value: f"{value:.1f} % idle",
     "gpu_tensor_percent": lambda value: f"tensor cores {value:.1f} %",
@@ -211,7 +211,8 @@ def batch_of(model: Model, sizes: Mapping[str, int], count: int) -> tuple[Array,
     return tokens[:, :-1].copy(), targets
 
 
-def our_engine(bench: Bench, model: Model, device: Device, sizes: Mapping[str, int]) -> Engine:
+def our_engine(bench: Bench, model: Model, side: str, sizes: Mapping[str, int]) -> Engine:
+    device = bench.devices[side]
     context = Context(device)
     return Engine(
         device,
@@ -221,7 +222,9 @@ def our_engine(bench: Bench, model: Model, device: Device, sizes: Mapping[str, i
         lambda storage: (AdamW if model.adam else SGD)(
             device, storage.master_weights, storage.segments, weight_decay=0.0
         ),
-        options=Options(seed=1, precision=PRECISIONS[bench.precision]),
+        options=Options(
+            seed=1, precision=PRECISIONS[bench.precision], capture=side == "payload captured"
+        ),
         loss_scale=loss_scale(bench.precision, None),
     )
 
@@ -237,7 +240,10 @@ def our_step(bench: Bench, engine: Engine, x: Array, targets: Array) -> Step:
     def step() -> float:
         nonlocal iteration
         iteration += 1
-        return engine.step([batch], targets=counted, iteration=iteration, lr=LR).loss
+        loss = engine.step([batch], targets=counted, iteration=iteration, lr=LR).loss
+        if failure := engine.take_capture_failure():
+            raise RuntimeError(f"not captured: {failure}")
+        return loss
 
     return step
 
@@ -311,7 +317,7 @@ def build_sides(bench: Bench, model: Model) -> Match:
     sizes = model.tiny if bench.tiny else model.sizes
     count = 4 if bench.tiny else (bench.options.batch or model.batch)
     data = batch_of(model, sizes, count)
-    first = our_engine(bench, model, bench.devices["payload plain"], sizes)
+    first = our_engine(bench, model, "payload plain", sizes)
     weights = weights_of(first)
     flops = 3 * count * sum(unit.flops for unit in first.units)
     del first
@@ -322,7 +328,7 @@ def build_sides(bench: Bench, model: Model) -> Match:
         before = memory_bytes(bench, name, begin=True)
         try:
             if name.startswith("payload"):
-                engine = our_engine(bench, model, bench.devices[name], sizes)
+                engine = our_engine(bench, model, name, sizes)
                 step = our_step(bench, engine, *data)
             else:
                 compiled = name.endswith("compile")
@@ -444,7 +450,9 @@ def products(bench: Bench) -> dict[str, Any]:
     host = np.random.default_rng(1).standard_normal((2, size, size), dtype=np.float32)
     left, right = (torch.from_numpy(one).to(bench.where, kind) for one in host)
     runs: dict[str, Callable[[], Any]] = {"PyTorch": lambda: left @ right}
-    for name, device in bench.devices.items():
+    # Both devices with fused kernels multiply alike.
+    for name in bench.devices.keys() - {"payload captured"}:
+        device = bench.devices[name]
         a, b = (device.asarray(one.astype(PRECISIONS[bench.precision].compute)) for one in host)
         runs[name] = lambda device=device, a=a, b=b: device.matmul(a, b)
     numbers = 1024 if bench.tiny else 1 << 30
@@ -522,15 +530,15 @@ def prepare(options: argparse.Namespace) -> Bench:
     if tiny:
         sides = [one for one in sides if one in ("payload plain", "PyTorch eager")]
         print("NO GPU: tiny models on CPUs. These figures mean nothing.")
-    elif "payload fused" in sides:
-        try:
-            fused = choose("gpu", 0)
-            fuse(fused, deterministic=options.deterministic)
-            devices["payload fused"] = fused
-        except Exception:
-            traceback.print_exc()
-            sides.remove("payload fused")
-            print("payload fused is left out")
+    for name in ("payload fused", "payload captured") if not tiny else ():
+        if name in sides:
+            try:
+                devices[name] = choose("gpu", 0)
+                fuse(devices[name], deterministic=options.deterministic)
+            except Exception:
+                traceback.print_exc()
+                sides.remove(name)
+                print(f"{name} is left out")
     where = torch.device("cpu" if tiny else "cuda")
     card = open_card(plain.gpu["uuid"]) if plain.gpu else None
     precision = "fp32" if tiny else options.precision

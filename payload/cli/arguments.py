@@ -164,6 +164,13 @@ def _refuse_contradictions(config: TrainConfig) -> None:
             "because delayed gradients cannot be rescaled; pass --loss-scale, or use "
             "--precision bf16"
         )
+    elif precision.capture and (layout.tp > 1 or layout.pp > 1 or layout.zero > 1):
+        complaint = (
+            "--capture: ranks with --tp, --pp or --zero 2 or 3 exchange numbers during a "
+            "micro-batch, which a CUDA graph can't; omit --capture"
+        )
+    elif precision.capture and config.measuring.profile:
+        complaint = "--capture: a CUDA graph has no times of layers for --profile; omit either"
     if complaint:
         raise UsageError(complaint, code="bad-settings")
 
@@ -185,7 +192,7 @@ def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | No
         names = "prefetch find checkpoints resume"
         refuse_without_effect(config, names, "in training and with --find", in_files=False)
     elif find:
-        names = "compress compress_ratio compress_rank peak_tflops"
+        names = "compress compress_ratio compress_rank peak_tflops capture"
         refuse_without_effect(config, names, "in training and bench", in_files=False)
     if several is False:
         names = "zero bucket_mib overlap compress scale_lr"
@@ -211,7 +218,7 @@ def _refuse_useless(config: TrainConfig) -> None:
         (layout.zero in (0, 1), "overlap", "with --zero 0 or 1"),
         (layout.comm == "mpi", "cuda_aware", "with --comm mpi"),
         (precision.precision in ("bf16", "fp16"), "kernels", "with --precision bf16 or fp16"),
-        (precision.kernels == "fused", "deterministic", "with --kernels fused"),
+        (precision.kernels == "fused", "deterministic capture", "with --kernels fused"),
         (layout.compress == "topk", "compress_ratio", "with --compress topk"),
         (layout.compress == "powersgd", "compress_rank", "with --compress powersgd"),
         (optimizer.optimizer == "sgd", "momentum nesterov", "with --optimizer sgd"),

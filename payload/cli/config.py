@@ -195,6 +195,9 @@ class Precision:
     deterministic: bool = switch(
         False, "with --kernels fused: only algorithms with bit-identical results"
     )
+    capture: bool = switch(
+        False, "with --kernels fused: micro-batches as CUDA graphs (not yet tried on a GPU)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The loader of training samples: a rank's share of each global batch, as micro-batches on the
 device.
 
-A thread prepares the samples in advance. The order of samples depends only on the seed and the
-iteration, so all ranks use the same order, and a resumed run needs only its iteration to find the
-next samples.
+A thread prepares the samples in advance, and copies them to the device beside the computation. The
+order of samples depends only on the seed and the iteration, so all ranks use the same order, and a
+resumed run needs only its iteration to find the next samples.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from payload.data.base import Dataset, Pair
-from payload.device.base import Array, Device
+from payload.data.base import Dataset
+from payload.device.base import Array, Device, Upload
 from payload.nn.module import Draw
 from payload.parallel.mesh import Mesh
 from payload.parallel.pipeline import MicroBatch
@@ -70,6 +70,10 @@ def local_slice(count: int, rank: int, size: int) -> slice:
 
 
 T = TypeVar("T")
+
+
+# Inputs, targets and positions of the samples of a micro-batch.
+_Uploads = tuple[Upload, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +135,13 @@ class Loader:
         from 1.
         """
 
-        def make() -> Iterator[tuple[Slot, list[tuple[Pair, Array]]]]:
+        def make() -> Iterator[tuple[Slot, list[_Uploads]]]:
             for iteration in range(first, last + 1):
                 slot = self.order.at(iteration)
                 yield slot, [self._sample(slot, part) for part in self._parts(len(slot.indices))]
 
         for slot, parts in prefetched(make(), self._prefetch, self._device.use):
-            batches = [self._on_device(pair, sample_ids) for pair, sample_ids in parts]
+            batches = [self._received(part) for part in parts]
             yield Feed(slot, batches, max(1, round(len(slot.indices) * self._dataset.targets)))
 
     def held_out(self) -> Iterator[MicroBatch]:
@@ -146,7 +150,8 @@ class Loader:
         """
         for part in self._parts(self._held_out):
             indices = np.arange(part.start, part.stop) * self._dataset.held_out // self._held_out
-            yield self._on_device(self._dataset.held_out_batch(indices), indices.astype("uint32"))
+            pair = self._dataset.held_out_batch(indices)
+            yield self._received(self._upload(*pair, indices.astype("uint32")))
 
     def _parts(self, count: int) -> list[slice]:
         """Return this rank's micro-batches of ``count`` samples, as slices. All ranks have equally
@@ -161,17 +166,20 @@ class Loader:
     def _number(self, count: int) -> int:
         return math.ceil(math.ceil(count / self._dp.size) / self._micro_batch)
 
-    def _sample(self, slot: Slot, part: slice) -> tuple[Pair, Array]:
+    def _sample(self, slot: Slot, part: slice) -> _Uploads:
         sample_ids = np.arange(part.start, part.stop, dtype="uint32")
         draw = Draw(self._seed, slot.iteration, sample_ids)
         inputs, targets = self._dataset.training_batch(slot.indices[part], slot.epoch, draw)
-        return (self._device.pinned_copy(inputs), self._device.pinned_copy(targets)), sample_ids
+        return self._upload(inputs, targets, sample_ids)
 
-    def _on_device(self, pair: Pair, sample_ids: Array) -> MicroBatch:
-        inputs, targets = (self._device.upload(array) for array in pair)
+    def _upload(self, *arrays: Array) -> _Uploads:
+        return tuple(self._device.upload(self._device.pinned_copy(array)) for array in arrays)
+
+    def _received(self, uploads: _Uploads) -> MicroBatch:
+        inputs, targets, samples = map(self._device.receive, uploads)
         if inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
-        return MicroBatch(inputs, targets, self._device.asarray(sample_ids))
+        return MicroBatch(inputs, targets, samples)
 
 
 def prefetched(

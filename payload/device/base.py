@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from payload.node.host import host_memory_bytes
 
 if TYPE_CHECKING:
+    from payload.device.capture import Recorder
     from payload.device.fused import Fused
 
 Array = NDArray[Any]
@@ -118,6 +119,15 @@ ADD_ROWS = Kernel(
 place: 0, 1, ... (N, 1)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An array that is being copied to the device. Only ``Device.receive`` may look at it."""
+
+    array: Array
+    # When the copy will have ended. None: it has.
+    arrived: Mark = None
+
+
 class Device:
     """A device that holds arrays and computes with them: the CPU, unless a subclass overrides
     methods.
@@ -190,6 +200,10 @@ class Device:
         """
         return None
 
+    def recorder(self) -> Recorder:
+        """Return a new recorder of CUDA graphs, with memory of its own."""
+        raise NotImplementedError("only a GPU records graphs")
+
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
         """Call ``function`` with the same rows of all arrays, in blocks of rows that suit the
         device.
@@ -232,11 +246,15 @@ class Device:
         """Copy a host array to pinned memory. ``upload`` of pinned memory does not block."""
         return host
 
-    def upload(self, host: Array) -> Array:
-        """Start copying a host array to the device. Don't modify ``host`` until the copy is
-        done.
+    def upload(self, host: Array) -> Upload:
+        """Start copying a host array to the device, beside the computation. Any thread may call
+        this. Don't modify ``host`` until the copy is done.
         """
-        return host
+        return Upload(host)
+
+    def receive(self, upload: Upload) -> Array:
+        """Return an uploaded array. Later work on the current stream runs after the copy."""
+        return upload.array
 
     def synchronize(self) -> None:
         """Wait until all queued work of the device is done."""

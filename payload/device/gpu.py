@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from payload.device.base import ADD_ROWS, FLOAT32, Array, Device, Kernel, Mark, Reduction
+from payload.device.base import ADD_ROWS, FLOAT32, Array, Device, Kernel, Mark, Reduction, Upload
+from payload.device.capture import Recorder
 from payload.device.cublas import Products
 from payload.device.cublaslt import LtProducts
 from payload.device.fused import Fused
@@ -17,6 +20,31 @@ from payload.device.graphs import Graphs, aligned, pointer
 
 _GPU_MATRIX_BYTES = 1 << 28
 """Bytes of a temporary matrix on a GPU. Large enough for products at full speed."""
+
+
+class Uploads:
+    """Copies of host arrays to a GPU, on a stream of their own. xp: cupy."""
+
+    def __init__(self, xp: ModuleType) -> None:
+        self._xp = xp
+        self._stream = xp.cuda.Stream(non_blocking=True)
+        self._lock = threading.Lock()
+        self._under_way: list[tuple[Upload, Array]] = []
+
+    def start(self, host: Array) -> Upload:
+        host = np.ascontiguousarray(host)
+        computing = self._xp.cuda.get_current_stream()
+        # The pool gives memory of the computing stream, whose earlier work may still use it.
+        array: Any = self._xp.empty(host.shape, host.dtype)
+        self._stream.wait_event(computing.record())
+        array.set(host, stream=self._stream)
+        upload = Upload(array, self._stream.record())
+        with self._lock:
+            # Memory without a reference is reused at once, on the host and, if nobody waits for
+            # the upload, on the device. So keep references until the copy is done.
+            self._under_way = [one for one in self._under_way if not one[0].arrived.done]
+            self._under_way.append((upload, host))
+        return upload
 
 
 class Gpu(Device):
@@ -38,8 +66,9 @@ class Gpu(Device):
         self._empty_pinned = empty_pinned
         self._products: Products | LtProducts = Products(cublas, cupy.cuda.device.get_cublas_handle)
         self._fused: Fused | None = None
+        self._recorders = weakref.WeakSet[Recorder]()
         self._staging: dict[tuple[int, str], Array] = {}
-        self._uploads: list[tuple[Any, Array]] = []
+        self._uploads = Uploads(cupy)
         self._kernels: dict[str, Callable[..., Any]] = {}
 
     def fuse(self, cudnn: ModuleType, cublaslt: ModuleType, *, deterministic: bool) -> None:
@@ -55,6 +84,11 @@ class Gpu(Device):
 
     def fused_for(self, x: Array) -> Fused | None:
         return self._fused if x.dtype.itemsize == 2 and x.size else None  # noqa: PLR2004
+
+    def recorder(self) -> Recorder:
+        recorder = Recorder(self.xp)
+        self._recorders.add(recorder)
+        return recorder
 
     def linear(self, x: Array, weight: Array, bias: Array | None) -> Array:
         fused = self.fused_for(x)
@@ -173,18 +207,12 @@ class Gpu(Device):
         pinned[...] = host
         return pinned
 
-    def upload(self, host: Array) -> Array:
-        host = np.ascontiguousarray(host)
-        array: Array = self.xp.empty(host.shape, host.dtype)
-        device_array: Any = array
-        device_array.set(host, stream=self.xp.cuda.get_current_stream())
-        arrived = self.xp.cuda.Event(disable_timing=True)
-        arrived.record()
-        # Pinned memory without a reference is reused at once, so keep a reference until the copy is
-        # done.
-        self._uploads = [(event, source) for event, source in self._uploads if not event.done]
-        self._uploads.append((arrived, host))
-        return array
+    def upload(self, host: Array) -> Upload:
+        return self._uploads.start(host)
+
+    def receive(self, upload: Upload) -> Array:
+        self.xp.cuda.get_current_stream().wait_event(upload.arrived)
+        return upload.array
 
     def synchronize(self) -> None:
         self.xp.cuda.get_current_stream().synchronize()
@@ -217,7 +245,8 @@ class Gpu(Device):
             array.get(out=host, blocking=False)
 
     def memory_bytes(self) -> int:
-        return int(self.xp.get_default_memory_pool().total_bytes())
+        of_graphs = sum(recorder.nbytes for recorder in self._recorders)
+        return int(self.xp.get_default_memory_pool().total_bytes()) + of_graphs
 
 
 def _uuid(raw: bytes) -> str | None:

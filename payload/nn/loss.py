@@ -70,7 +70,7 @@ class SoftmaxCrossEntropy:
         loss = xp.where(counts, log_sum - target_logits.sum(axis=0), 0).sum(dtype="float64")
         return LossSums(loss, (best == labels).sum(), counts.sum())
 
-    def backward(self, scale: float, tape: Tape) -> Array:
+    def backward(self, scale: float | Array, tape: Tape) -> Array:
         """Return the gradient of ``scale`` times the summed loss, in the memory of the logits."""
         logits, labels, places, log_sum = tape.pop()
         rows = logits.reshape(-1, logits.shape[-1])

@@ -9,6 +9,7 @@ about a micro-batch, so several micro-batches can be in flight, and forward pass
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,15 @@ class Draw:
     iteration: int
     # Positions of the samples in the global batch: (B,) uint32.
     samples: Array
+
+    def words(self, stream: str) -> tuple[int | Array, int | Array]:
+        """Return two random numbers of 32 bits that a purpose has for all samples. stream: its
+        name, usually that of a layer.
+        """
+        words = hashlib.blake2b(
+            f"{self.seed} {self.iteration} {stream}".encode(), digest_size=8
+        ).digest()
+        return int.from_bytes(words[:4], "little"), int.from_bytes(words[4:], "little")
 
 
 @dataclass(slots=True)
@@ -271,6 +281,7 @@ class Sequential:
         self.layers = layers
         self.parameters: Sequence[Parameter] = [p for layer in layers for p in layer.parameters]
         self.state = state_of(layers)
+        self.communicates = any(getattr(layer, "communicates", False) for layer in layers)
 
     def forward(self, x: Array, tape: Tape) -> Array:
         for layer in self.layers:

@@ -115,6 +115,8 @@ class BatchNorm:
         self._device = context.device
         self._relu = relu
         self._comm = context.dp
+        # Whether ranks exchange statistics during a pass.
+        self.communicates = context.dp.size > 1
         self.weight = Parameter(context, f"{name}.weight", (channels,), weight)
         self.bias = Parameter(context, f"{name}.bias", (channels,), zeros)
         self.parameters = [self.weight, self.bias]

@@ -7,8 +7,6 @@ layout of ranks nor on the order of computation, and is the same in NumPy and Cu
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from payload.device.base import Array, Device, Kernel
@@ -19,11 +17,7 @@ def sample_keys(draw: Draw, stream: str) -> Array:
     """Return a random key for each sample: (B, 2) uint32. stream: name of the layer that uses the
     key.
     """
-    words = hashlib.blake2b(
-        f"{draw.seed} {draw.iteration} {stream}".encode(), digest_size=8
-    ).digest()
-    low = int.from_bytes(words[:4], "little")
-    high = int.from_bytes(words[4:], "little")
+    low, high = draw.words(stream)
     keys = draw.samples[:, None].repeat(2, axis=1)
     keys[:, 0] += low
     keys[:, 1] ^= high

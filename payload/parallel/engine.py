@@ -17,6 +17,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Parameter, Unit, recomputed
 from payload.optim.base import Optimizer
 from payload.optim.precision import LossScale
+from payload.parallel.captured import CapturedPasses
 from payload.parallel.mesh import Mesh, Options
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage, Ties, split
 from payload.parallel.zero import Storage
@@ -70,10 +71,18 @@ class Evaluation:
         return self.loss / math.log(2) / bytes_per_target
 
 
-def stages_of(units: Sequence[Unit], *, tp: int, pp: int, recompute: bool) -> list[Sequence[Unit]]:
-    """Split a model's units into pipeline stages. Raise UsageError if the model does not suit tp or
-    pp.
+def stages_of(
+    units: Sequence[Unit], *, tp: int, pp: int, recompute: bool, capture: bool = False
+) -> list[Sequence[Unit]]:
+    """Split a model's units into pipeline stages. Raise UsageError if the model does not suit tp,
+    pp or capture.
     """
+    if capture and any(getattr(unit.layer, "communicates", False) for unit in units):
+        raise UsageError(
+            "--capture: this model's batch norm sums its statistics over the data-parallel ranks, "
+            "which a CUDA graph can't; omit --capture, or use a single rank",
+            code="bad-settings",
+        )
     if tp > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
         raise UsageError(
             f"--tp {tp}: this model has no tensor-parallel layers; omit --tp",
@@ -107,7 +116,13 @@ class Engine:
             compressor: compresses the gradients. Must be ``mesh.dp`` itself, or the communicator
                 that ``mesh.dp`` wraps.
         """
-        stages = stages_of(units, tp=mesh.tp.size, pp=mesh.pp.size, recompute=options.recompute)
+        stages = stages_of(
+            units,
+            tp=mesh.tp.size,
+            pp=mesh.pp.size,
+            recompute=options.recompute,
+            capture=options.capture,
+        )
         self.device = device
         self.mesh = mesh
         self._options = options
@@ -125,8 +140,16 @@ class Engine:
             slices = [ParamSlice(s.start, s.parameter.shape) for s in self.storage.segments]
             compressor.attach(self.storage.grad_buffer, slices)
             self.own_state = compressor.state
-        self._pipeline = Pipeline(Stage(self.units, self.storage, self.ties.unit), loss, mesh.pp)
+        self.captured = CapturedPasses(device, self.units, loss) if options.capture else None
+        """The CUDA graphs of micro-batches."""
+        self._pipeline = Pipeline(
+            Stage(self.units, self.storage, self.ties.unit), loss, mesh.pp, self.captured
+        )
         self.optimizer = make_optimizer(self.storage)
+
+    def take_capture_failure(self) -> str:
+        """Return once why micro-batches could not be captured, otherwise an empty text."""
+        return self.captured.take_failure() if self.captured else ""
 
     # Overflow shows in the result.
     @np.errstate(over="ignore", invalid="ignore")

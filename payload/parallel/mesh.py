@@ -101,3 +101,5 @@ class Options:
     bucket_bytes: int = 25 << 20
     # Whether stages 0 and 1 sum gradients during the backward pass, not after it.
     overlap: bool = True
+    # Whether a GPU runs micro-batches as CUDA graphs, see ``captured``.
+    capture: bool = False

@@ -21,6 +21,7 @@ from payload.errors import UsageError
 from payload.nn.form import Shape
 from payload.nn.loss import LossSums, SoftmaxCrossEntropy
 from payload.nn.module import Draw, Parameter, Segment, Sequential, Tape, Unit
+from payload.parallel.captured import CapturedPasses
 from payload.parallel.zero import Storage
 
 _BLOCK = 1 << 20
@@ -247,6 +248,17 @@ class Stage:
             self.storage.backward_done(self._tied, last=last)
         return dy
 
+    def begin_passes(self) -> None:
+        """Prepare the weights of all units at once, for passes that don't use ``forward``."""
+        for unit in self.units:
+            self.storage.gather(unit)
+            self.storage.release()
+
+    def passes_done(self, *, last: bool) -> None:
+        """Start summing the gradients after passes that don't use ``backward``."""
+        for unit in reversed(self.units):
+            self.storage.backward_done(unit, last=last)
+
 
 def one_forward_one_backward(micro_batches: int, later_stages: int) -> Iterator[bool]:
     """Yield a stage's schedule: True for the next forward pass, False for the next backward
@@ -281,12 +293,18 @@ class Pipeline:
     """
 
     def __init__(
-        self, stage: Stage, loss: SoftmaxCrossEntropy, pp: Communicator | None = None
+        self,
+        stage: Stage,
+        loss: SoftmaxCrossEntropy,
+        pp: Communicator | None = None,
+        captured: CapturedPasses | None = None,
     ) -> None:
+        """Create the pipeline. captured: runs micro-batches as graphs, if there is one stage."""
         pp = pp or Solo()
         device = stage.storage.device
         self._stage = stage
         self._loss = loss
+        self._captured = captured
         self._later = pp.size - 1 - pp.rank
         self._previous_link = Link(device, pp, pp.rank - 1) if pp.rank else None
         self._next_link = Link(device, pp, pp.rank + 1) if self._later else None
@@ -297,6 +315,8 @@ class Pipeline:
         """Add the gradients of ``scale`` times the summed loss. Return the sums over all
         micro-batches.
         """
+        if self._captured:
+            return self._train_captured(self._captured, batches, scale, seed, iteration)
         sums = _NOTHING
         remaining = deque(batches)
         in_flight = deque[tuple[MicroBatch, Tape]]()
@@ -310,6 +330,28 @@ class Pipeline:
                 batch, tape = in_flight.popleft()
                 self._backward(batch, tape, scale=scale, last=not (remaining or in_flight))
         self._drain()
+        return sums
+
+    def _train_captured(
+        self,
+        captured: CapturedPasses,
+        batches: Sequence[MicroBatch],
+        scale: float,
+        seed: int,
+        iteration: int,
+    ) -> LossSums:
+        sums = _NOTHING
+        for number, batch in enumerate(batches, 1):
+            last = number == len(batches)
+            draw = Draw(seed, iteration, batch.samples)
+            self._stage.begin_passes()
+            if launched := captured.run(batch, draw, scale):
+                self._stage.passes_done(last=last)
+                sums += launched
+                continue
+            tape = Tape(draw=draw)
+            sums += self._forward(batch, tape)
+            self._backward(batch, tape, scale=scale, last=last)
         return sums
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> LossSums:

@@ -185,6 +185,7 @@ def build_engine(
         offload=layout.offload_optimizer,
         bucket_bytes=layout.bucket_mib << 20,
         overlap=layout.overlap,
+        capture=precision.capture,
     )
     return Engine(
         device,

@@ -250,6 +250,8 @@ class Trainer:
             feed.batches, targets=feed.targets, iteration=iteration, lr=lr, flags=flags
         )
         _check_finite(iteration, result)
+        if failure := self.engine.take_capture_failure():
+            self.metrics.print_line(f"--capture has no effect: {failure}")
         self.metrics.iteration(
             iteration, feed.slot.epoch, result, lr=lr, samples=len(feed.slot.indices)
         )

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
+from weakref import WeakSet, ref
 
 import ml_dtypes
 import numpy as np
@@ -31,6 +32,8 @@ NAMES = {line.partition(" ")[0]: line.partition(" ")[2] for line in _FILE.read_t
 
 _WAITING = {"nonzero", "flatnonzero", "argwhere", "unique", "compress", "extract"}
 """Functions whose result has a shape that depends on values."""
+_CUBLAS = {"dot", "vdot", "inner", "outer", "tensordot", "einsum", "ndarray.dot"}
+_IN_PLACE = {"ndarray.fill", "ndarray.sort", "ndarray.partition", "ndarray.put"}
 
 
 class Waits:
@@ -40,7 +43,41 @@ class Waits:
 
 
 def _wait() -> None:
+    refuse_in_capture(RuntimeError("the current stream is capturing"))
     Waits.count += 1
+
+
+class Recording(Protocol):
+    """A stream that is being captured, see tests/support/doubles/capture.py."""
+
+    def run(self, work: Callable[[], Any], written: Sequence[Array]) -> Any:
+        """Do work as often as the graph is launched. written: existing arrays that it changes."""
+
+    def own(self, array: StrictArray) -> None:
+        """Note an array whose memory was allocated during the capture."""
+
+
+class Capture:
+    """The capture of the current stream."""
+
+    current: Recording | None = None
+
+
+def run(work: Callable[[], Any], *written: Array) -> Any:
+    """Do work of the GPU on the current stream, which may be recording it."""
+    return Capture.current.run(work, written) if Capture.current else work()
+
+
+def refuse_in_capture(error: Exception) -> None:
+    if Capture.current:
+        raise error
+
+
+def _no_cublas() -> None:
+    # `setStream` in cupy_backends/cuda/libs/cublas.pyx.
+    refuse_in_capture(
+        NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+    )
 
 
 class StrictArray:
@@ -52,6 +89,8 @@ class StrictArray:
     def __init__(self, inner: Array, base: StrictArray | None = None) -> None:
         self._inner = inner
         self.base = base
+        if Capture.current and base is None:
+            Capture.current.own(self)
 
     def __array__(self, *_: object, **__: object) -> Array:
         raise TypeError("implicit conversion of a device array to a NumPy array")
@@ -84,10 +123,25 @@ class StrictArray:
         out[...] = self._inner
         return out
 
-    def set(self, array: Array) -> None:
+    def set(self, array: Array, stream: Any = None) -> None:
         assert type(array) is np.ndarray
         assert (array.dtype, array.shape) == (self.dtype, self.shape)
-        self._inner[...] = array
+        # `copy_from_host_async` in cupy/cuda/memory.pyx.
+        refuse_in_capture(RuntimeError("the current stream is capturing"))
+        if stream is None:
+            self._inner[...] = array
+            return
+        target = ref(self)
+        source = ref(array)
+
+        def copy() -> None:
+            to = target()
+            host = source()
+            assert to is not None, "the array's memory was given to others before the copy"
+            assert host is not None, "the host's memory was given to others before the copy"
+            to._inner[...] = host
+
+        stream.put(copy)
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -102,6 +156,8 @@ class StrictArray:
         found = self._inner[inner]
         if not isinstance(found, np.ndarray):  # CuPy has no scalars
             found = self._inner[(*_parts(inner), ...)]
+        elif Capture.current and not np.may_share_memory(found, self._inner):
+            found = run(lambda: self._inner[inner])
         return StrictArray(found, _owner(found, self))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -117,7 +173,8 @@ class StrictArray:
                 raise ValueError(
                     "the same place is assigned to twice: which value it gets is undefined"
                 )
-        self._inner[inner] = _plain(value)
+        plain = _plain(value)
+        run(lambda: self._inner.__setitem__(inner, plain), self._inner)
 
     def __float__(self) -> float:
         _wait()
@@ -147,20 +204,21 @@ class StrictArray:
         return f"device {self._inner!r}"
 
     def __neg__(self) -> StrictArray:
-        return StrictArray(-self._inner)
+        return StrictArray(run(lambda: -self._inner))
 
     def __invert__(self) -> StrictArray:
-        return StrictArray(~self._inner)
+        return StrictArray(run(lambda: ~self._inner))
 
     def __matmul__(self, other: StrictArray) -> Any:
         return _wrap(_matmul(self._inner, _plain(other)))
 
     def __abs__(self) -> StrictArray:
-        return StrictArray(abs(self._inner))
+        return StrictArray(run(lambda: abs(self._inner)))
 
 
 def _matmul(left: Array, right: Array) -> Array:
     """cuBLAS sums half precision in float32, and gives half precision."""
+    _no_cublas()
     if left.dtype != right.dtype:
         raise TypeError(f"a product of {left.dtype} and {right.dtype}: cuBLAS has none")
     if (
@@ -190,16 +248,25 @@ def _operators() -> None:
 
 
 def _forward(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], Any]:
-    return lambda self, other: _wrap(act(self._inner, _operand(self, other)))
+    def apply(self: StrictArray, other: Any) -> Any:
+        plain = _operand(self, other)
+        return _wrap(run(lambda: act(self._inner, plain)))
+
+    return apply
 
 
 def _backward(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], Any]:
-    return lambda self, other: _wrap(act(_operand(self, other), self._inner))
+    def apply(self: StrictArray, other: Any) -> Any:
+        plain = _operand(self, other)
+        return _wrap(run(lambda: act(plain, self._inner)))
+
+    return apply
 
 
 def _in_place(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], Any]:
     def apply(self: StrictArray, other: Any) -> StrictArray:
-        act(self._inner, _plain(other))
+        plain = _plain(other)
+        run(lambda: act(self._inner, plain), self._inner)
         return self
 
     return apply
@@ -265,8 +332,15 @@ def _checked(
             _wait()
         out = named.get("out")
         first = next((each for each in arguments if isinstance(each, StrictArray)), None)
+        if name in _CUBLAS:
+            _no_cublas()
         plain = {key: _plain(value) for key, value in named.items() if value is not None}
-        found = function(*map(_plain, arguments), **plain)
+        positional = [_plain(each) for each in arguments]
+        written = [_plain(out)] if out is not None else []
+        if name in _IN_PLACE:
+            assert parent is not None
+            written = [parent._inner]
+        found = run(lambda: function(*positional, **plain), *written)
         return out if out is not None else _wrap(found, first if parent is None else parent)
 
     return call
@@ -304,6 +378,11 @@ class _Ufunc:
             for each in arguments:
                 _operand(array, each)
         return _checked(self._name, self._inner, None)(*arguments, **named)
+
+
+def _cublas_handle() -> int:
+    _no_cublas()
+    return PlayedCublas.handle
 
 
 class Ranges:
@@ -348,6 +427,8 @@ class _Cupy(_Module):
         if isinstance(a, StrictArray):
             wrapped: StrictArray = a if dtype is None else a.astype(dtype, copy=False)
             return wrapped
+        # Copies from the host: `copy_from_host_async` in cupy/cuda/memory.pyx.
+        refuse_in_capture(RuntimeError("the current stream is capturing"))
         return StrictArray(np.array(a, dtype=dtype))
 
     array = asarray
@@ -393,8 +474,9 @@ class Strict(Gpu):
         self.note = "a double of CuPy"
         self.gpu = {"index": 0, "name": self.note, "uuid": None}
         self._empty_pinned = np.empty
-        self._products = Products(PlayedCublas(), lambda: PlayedCublas.handle)
+        self._products = Products(PlayedCublas(), _cublas_handle)
         self._fused = None
+        self._recorders = WeakSet()
         self._staging = {}
         self._kernels = {}
 
@@ -406,16 +488,17 @@ class Strict(Gpu):
             for name, array in zip(kernel.reads + kernel.writes, plain, strict=True)
             if not kernel.types.get(name, "").startswith("raw ")
         ]
-        written = whole[-1].shape
-        assert np.broadcast_shapes(*(array.shape for array in whole)) == written
+        shape = whole[-1].shape
+        assert np.broadcast_shapes(*(array.shape for array in whole)) == shape
         assert all(math.isfinite(value) for value in scalars.values())
-        kernel.host(*plain, **scalars)
+        written = plain[len(kernel.reads) :]
+        run(lambda: kernel.host(*plain, **scalars), *written)
 
     def reduce(self, kernel: Reduction, *arrays: Array) -> None:
         matrix, *results = plain = [_plain(array) for array in arrays]
         _check_types(kernel, kernel.reads + kernel.writes, plain)
         assert {array.shape for array in results} == {matrix.shape[:1]}
-        kernel.host(*plain)
+        run(lambda: kernel.host(*plain), *results)
 
     @classmethod
     def fused(cls, *, deterministic: bool = False) -> Strict:

@@ -97,6 +97,26 @@ def test_wrong_arguments_are_refused_in_one_line(line: str) -> None:
             "no-gpu",
             "--kernels fused needs GPUs",
         ),
+        (
+            "train --precision bf16 --kernels fused --capture --tp 2",
+            "bad-settings",
+            "--capture: ranks with --tp",
+        ),
+        (
+            "train --precision bf16 --kernels fused --capture --pp 2",
+            "bad-settings",
+            "--capture: ranks with --tp",
+        ),
+        (
+            "train --precision bf16 --kernels fused --capture --zero 2",
+            "bad-settings",
+            "--capture: ranks with --tp",
+        ),
+        (
+            "train --precision bf16 --kernels fused --capture --profile",
+            "bad-settings",
+            "--capture: a CUDA graph has no times",
+        ),
         ("train --compress topk --zero 1", "bad-settings", "--compress topk and --zero 1 cannot "),
         (
             "train --compress topk --precision fp16",
@@ -199,6 +219,7 @@ TRAIN = {
     "loss_scale": Row("--loss-scale 8"),
     "kernels": Row("--kernels fused", "--precision bf16", ("", "--precision fp64")),
     "deterministic": Row("--deterministic", "--precision fp16 --kernels fused", ("",)),
+    "capture": Row("--capture", "--precision fp16 --kernels fused", ("",), "train bench"),
     "save_interval": Row("--save-interval 3", does="train"),
     "save": Row("--save sync", "--save-interval 3", ("", "--resume auto"), "train"),
     "keep": Row("--keep 3", "--save-interval 3", ("", "--resume auto"), "train"),
