@@ -86,25 +86,23 @@ def sample_times(folder: Path, events: Sequence[Event]) -> list[float]:
     return [sample["time"] for node in nodes_of(events) for sample in samples_of(folder, node)]
 
 
-def samples_of(
+def samples_of(folder: Path, node: str) -> Iterator[dict[str, Any]]:
+    """Yield a node's valid samples of telemetry. ``time`` is in Unix seconds."""
+    for sample, _, _ in samples_with_cores(folder, node):
+        yield sample
+
+
+def samples_with_cores(
     folder: Path, node: str, left_out: list[str] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield a node's valid samples of telemetry. ``time`` is in Unix seconds.
+) -> Iterator[tuple[dict[str, Any], int, float]]:
+    """Yield each sample, the number of the node's cores (0: unknown), and the time of the line
+    before the sample, infinite without one. Telemetry begins anew with each attempt.
 
     left_out: gets sentences on samples that were not read.
     """
-    for line in _telemetry(folder, node, [] if left_out is None else left_out):
-        if line.get("kind") == "sample":
-            yield line
-
-
-def samples_with_cores(folder: Path, node: str) -> Iterator[tuple[dict[str, Any], int, float]]:
-    """Yield each sample, the number of the node's cores (0: unknown), and the time of the line
-    before the sample, infinite without one. Telemetry begins anew with each attempt.
-    """
     cores = 0
     before = math.inf
-    for line in _telemetry(folder, node, []):
+    for line in _telemetry(folder, node, [] if left_out is None else left_out):
         if line.get("kind") == "host":
             cpus = line.get("cpus")
             cores = len(cpus) if isinstance(cpus, list) else 0
@@ -133,8 +131,12 @@ def gpu_busy(gpu: Mapping[str, Any]) -> float | None:
 
     By the GPU's counters it is that since the sample before, otherwise that of at most a second.
     """
-    active = finite(gpu.get("active_percent"))
-    return finite(gpu.get("util")) if active is None else active
+    return finite(gpu.get("active_percent" if has_counters(gpu) else "util"))
+
+
+def has_counters(gpu: Mapping[str, Any]) -> bool:
+    """Return whether a sample has the share of time in which a GPU worked by the GPU's counters."""
+    return finite(gpu.get("active_percent")) is not None
 
 
 def has_other_gpus(sample: Mapping[str, Any]) -> bool:

@@ -15,7 +15,13 @@ from clusterctl.runs.charts import CLOCK_S, ProgramMetrics, line_chart, loss_lin
 from clusterctl.runs.curve import Column, Curve
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Section, Series, rounded
-from clusterctl.runs.series import gpu_busy, gpus_of, has_other_gpus, samples_of
+from clusterctl.runs.series import (
+    gpu_busy,
+    gpus_of,
+    has_counters,
+    has_other_gpus,
+    samples_with_cores,
+)
 from clusterctl.util.numbers import counted, finite
 
 _MOST_NODES: Final = 16
@@ -148,13 +154,13 @@ def node_use(
     folder: Path, nodes: Sequence[str], span: tuple[float, float] | None = None
 ) -> dict[str, float]:
     """Return figures of the nodes: means over all samples of nodes, or of their GPUs, and the most
-    memory of a node. Time without samples does not count. Figures of GPUs are left out if some may be
-    those of other jobs.
+    memory of a node. Time without samples does not count, nor does a mean over time that is partly
+    outside the span. Figures of GPUs are left out if some may be those of other jobs.
 
     span: the first and the last moment, in Unix seconds. None: the whole job.
     """
     start, end = span or (-math.inf, math.inf)
-    samples = [_NodeSamples.of(folder, node, start, end) for node in nodes]
+    samples = [_NodeSamples.of(folder, node, start, end, only_whole=True) for node in nodes]
     has_others = any(each.has_other_gpus for each in samples)
     use = {}
     for figure in (each for each in FIGURES if each.key and not (each.of_gpus and has_others)):
@@ -191,21 +197,28 @@ class _NodeSamples:
     has_other_gpus: bool = False
 
     @classmethod
-    def of(cls, folder: Path, node: str, start: float, end: float) -> _NodeSamples:
+    def of(
+        cls, folder: Path, node: str, start: float, end: float, *, only_whole: bool = False
+    ) -> _NodeSamples:
+        """Read the samples of a node. only_whole: leave out means over time that began earlier."""
         found = cls()
-        samples = samples_of(folder, node, found.left_out)
+        samples = samples_with_cores(folder, node, found.left_out)
         while listed := [*islice(samples, _MANY)]:
             found.count += len(listed)
-            inside = [sample for sample in listed if start <= sample["time"] <= end]
-            times = [sample["time"] for sample in inside]
+            inside = [
+                (sample, before >= start or not only_whole)
+                for sample, _, before in listed
+                if start <= sample["time"] <= end
+            ]
+            times = [sample["time"] for sample, _ in inside]
             found.ends = (
                 [min([*found.ends, *times]), max([*found.ends, *times])] if times else found.ends
             )
             points: dict[str, list[tuple[float, float]]] = defaultdict(list)
-            for sample in inside:
+            for sample, is_whole in inside:
                 found.gpus = max(found.gpus, len(gpus_of(sample)))
                 found.has_other_gpus = found.has_other_gpus or has_other_gpus(sample)
-                for title, value in _figures(sample).items():
+                for title, value in _figures(sample, is_whole=is_whole).items():
                     points[title].append((sample["time"], value))
             for title, placed in points.items():
                 xs, ys = zip(*placed, strict=True)
@@ -213,30 +226,37 @@ class _NodeSamples:
         return found
 
 
-def _figures(line: Mapping[str, Any]) -> dict[str, float]:
+def _figures(line: Mapping[str, Any], *, is_whole: bool) -> dict[str, float]:
+    """Return the figures of a sample by title.
+
+    is_whole: whether means over the time since the line before count, such as those of GPUs' counters.
+    """
     values: dict[str, list[float]] = defaultdict(list)
 
     def add(title: str, value: Any, unit: float = 1.0) -> None:
         if (number := finite(value)) is not None:
             values[title].append(number * unit)
 
-    add("CPU", line.get("cpu_percent"))
-    add("Memory", line.get("memory_used_mib"), _MIB)
-    for title, key in (
-        ("Network received", "net_rx_bytes_per_s"),
-        ("Network sent", "net_tx_bytes_per_s"),
-    ):
-        links = line.get(key)
-        for value in links.values() if isinstance(links, dict) else ():
-            add(title, value)
     gpus = gpus_of(line)
+    add("Memory", line.get("memory_used_mib"), _MIB)
     for gpu in gpus:
-        add("GPU", gpu_busy(gpu))
-        add("GPU tensor cores", gpu.get("tensor_percent"))
-        add("GPU memory bandwidth", gpu.get("bandwidth_percent"))
-        add("GPU memory traffic", gpu.get("bandwidth_bytes_per_s"))
         add("GPU memory", gpu.get("mem_used_mib"), _MIB)
         add("Power of GPUs", gpu.get("power_w"))
+        if is_whole or not has_counters(gpu):
+            add("GPU", gpu_busy(gpu))
+        if is_whole:
+            add("GPU tensor cores", gpu.get("tensor_percent"))
+            add("GPU memory bandwidth", gpu.get("bandwidth_percent"))
+            add("GPU memory traffic", gpu.get("bandwidth_bytes_per_s"))
+    if is_whole:
+        add("CPU", line.get("cpu_percent"))
+        for title, key in (
+            ("Network received", "net_rx_bytes_per_s"),
+            ("Network sent", "net_tx_bytes_per_s"),
+        ):
+            links = line.get(key)
+            for value in links.values() if isinstance(links, dict) else ():
+                add(title, value)
     means = {figure.title for figure in FIGURES if figure.of_gpus}
     # A mean of some GPUs alone would be a figure from a part.
     return {

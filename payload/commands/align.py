@@ -18,6 +18,7 @@ from typing import Any
 from payload.cli.config import AlignConfig
 from payload.cli.jsonl import JsonLines, answer
 from payload.errors import UsageError
+from payload.node.nvml import ACTIVE
 
 Record = dict[str, Any]
 
@@ -111,7 +112,8 @@ def _figures(line: Record) -> Iterator[tuple[str, float]]:
         if line.get(name):
             yield name, sum(line[name].values())
     gpus = line.get("gpus") or []
-    used = [gpu["util"] for gpu in gpus if gpu["util"] is not None]
+    # The counters tell of all the time since the sample before, NVML's rate of a second at most.
+    used = [use for gpu in gpus if (use := gpu.get(ACTIVE, gpu["util"])) is not None]
     power = [gpu["power_w"] for gpu in gpus if gpu["power_w"] is not None]
     if used:
         yield "gpu_util", sum(used) / len(used)

@@ -75,6 +75,15 @@ def test_iteration_gets_the_samples_of_its_time(alone: Runner, run: Path) -> Non
     assert whole["power_w"] == pytest.approx((300 * 1 + 300 * 0.5 + 100 * 0.6) / 2.1, abs=1e-3)
 
 
+def test_gpus_counters_are_preferred_to_nvmls_snapshots(alone: Runner, run: Path) -> None:
+    readings = [{**gpu, "active_percent": 25.0} for gpu in gpus((90, 1), (100, 1))]
+    lines = [{"kind": "host", "time": 5.0}, sample(15.0, 20.0, gpus=readings)]
+    write(run / "telemetry" / "a.jsonl", *lines)
+    alone("align", "--folder", str(run))
+    aligned = [json.loads(line) for line in (run / "aligned.jsonl").read_text().splitlines()]
+    assert [each["gpu_util"] for each in aligned] == [25, 25]
+
+
 def test_align_skips_a_truncated_last_line(alone: Runner, run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "itera')

@@ -62,6 +62,21 @@ def test_use_is_the_mean_of_all_gpus_of_all_nodes(tmp_path: Path) -> None:
     }
 
 
+def test_means_over_time_before_the_span_do_not_count(tmp_path: Path) -> None:
+    """A counter's value at 2 s is that of the time since 1 s, a snapshot that of the moment."""
+    shown = [{"active_percent": 10 * second, "util": second} for second in (1, 2, 3, 4, 5)]
+    write_samples(
+        tmp_path,
+        "n1",
+        *({"gpus": [gpu], "cpu_percent": 10 * at} for at, gpu in enumerate(shown, 1)),
+    )
+    span = TIME + 1.5, TIME + 4.0
+    assert node_use(tmp_path, ["n1"], span) == {"gpu_percent": 35, "cpu_percent": 35}
+    snapshots = [{"util": gpu["util"]} for gpu in shown]
+    write_samples(tmp_path, "n1", *({"gpus": [gpu]} for gpu in snapshots))
+    assert node_use(tmp_path, ["n1"], span) == {"gpu_percent": 3}
+
+
 def test_use_without_counters_is_that_of_nvmls_snapshots(tmp_path: Path) -> None:
     use = use_of(tmp_path, n1=[[{"util": 40}], [{"util": 60}]])
     assert use == {"cpu_percent": 10, "gpu_percent": 50}
