@@ -17,6 +17,7 @@ from tests.support.doubles.nvml import (
     Nvml,
 )
 
+pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 ACTIVE = 1
 
 
