@@ -9,6 +9,7 @@ of GPUs, for needs of nodes, and for refusals of Google, ssh and sudo are in dat
 from __future__ import annotations
 
 import ast
+import gc
 import itertools
 import re
 import sys
@@ -16,6 +17,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -243,9 +245,17 @@ def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, tuple[str, str]
     return found
 
 
+@cache
 def messages() -> tuple[list[Message], list[str]]:
     """Return all messages with a code, and the places that report something without a code."""
-    return messages_of(modules(ROOT), _from_data())
+    # All syntax trees are kept. Looking through them for garbage would take half of the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return messages_of(modules(ROOT), _from_data())
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def messages_of(
