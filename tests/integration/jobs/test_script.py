@@ -768,7 +768,7 @@ def test_notice_before_the_time_limit_reaches_only_programs_that_handle_it(batch
 def test_signal_other_than_the_warning_reaches_the_program(batch):
     """A person has sent them, at any time."""
     batch.environment["SLURM_JOB_END_TIME"] = str(int(time.time()) + 9000)
-    rc, err, event = notified(batch, "kill -USR1 $PPID; sleep 20")
+    rc, err, event = notified(batch, "kill -USR1 $PPID; exec sleep 20")
     assert (rc, event.get("notice")) == (128 + signal.SIGUSR1, None)
     assert "does not handle" not in err
 
