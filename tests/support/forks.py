@@ -126,9 +126,11 @@ def _prepare_ansible() -> Callable[[], object]:
     for kind in ("become", "callback", "filter", "inventory", "test", "vars"):
         list(getattr(loader, f"{kind}_loader").all(class_only=True))
     actions = ("assert", "command", "copy", "normal", "package", "set_fact", "template")
-    more = (("connection", "local"), ("shell", "sh"), ("strategy", "linear"))
+    more = (("connection", "local"), ("shell", "sh"))
     for kind, name in (*(("action", action) for action in actions), *more):
         getattr(loader, f"{kind}_loader").get(f"ansible.builtin.{name}", class_only=True)
+    # The strategy of playbooks of clusterctl. It imports mitogen.
+    loader.strategy_loader.get("clusterctl_linear", class_only=True)
     commands = {
         "ansible": adhoc.AdHocCLI,
         "ansible-inventory": inventory.InventoryCLI,

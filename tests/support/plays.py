@@ -55,7 +55,7 @@ def run_play(
     ``known`` are the inventory's variables; ``extra`` ones go before those of roles.
     """
     playbook = tmp_path / "play.yml"
-    playbook.write_text(yaml.safe_dump([play]))
+    playbook.write_text(yaml.safe_dump([{"strategy": "clusterctl_linear", **play}]))
     controller, *compute = hosts
     groups = {
         "controller": {"hosts": {controller: {}}},
