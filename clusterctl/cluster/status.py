@@ -12,11 +12,11 @@ from clusterctl.hosts.needs import Lack, text_of
 from clusterctl.jobs.events import with_hangs
 from clusterctl.jobs.kept_files import Kept, kept_files
 from clusterctl.scheduler.advice import OWN, Advice
+from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, connections_of, session_of, site_of
 from clusterctl.scheduler.slurm_parse import PartitionInfo
-from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import applied_spec, job_inventory

@@ -12,19 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import ClusterctlError, UsageError, printable
 from clusterctl.jobs.events import requeue_grace_s
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, worst_job
-from clusterctl.scheduler.diagnosis import Diagnosis
-from clusterctl.scheduler.evidence import diagnose_jobs
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.units import format_duration
 from clusterctl.state.workspace import state_home
 from clusterctl.util.receivers import Message, Post, Receiver, receivers_of
 from clusterctl.util.redact import redactor
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.diagnosis import Diagnosis
 
 # Instead of a receiver: no messages.
 NO_MESSAGES: Final = "none"
@@ -248,6 +249,9 @@ def _shown(text: str) -> str:
 
 def _diagnosis(session: Session, job: JobInfo) -> Diagnosis | None:
     """Return why a job failed or was cancelled. None: the cluster does not answer."""
+    # This import is slow, and most jobs need no diagnosis.
+    from clusterctl.scheduler.evidence import diagnose_jobs  # noqa: PLC0415
+
     try:
         return next(iter(diagnose_jobs(session, [job])), None)
     except ClusterctlError:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -43,15 +43,15 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
     worst_job,
 )
-from clusterctl.scheduler.case import fix_with_log
-from clusterctl.scheduler.diagnosis import Diagnosis
-from clusterctl.scheduler.evidence import diagnose_jobs, error_of_completed
 from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.diagnosis import Diagnosis
 
 # Called with the jobs that changed and with all jobs.
 OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]
@@ -346,6 +346,9 @@ def diagnose(
         job.outcome in states or (waiting and job.state is JobState.PENDING) for job in jobs
     ):
         return ()
+    # This import is slow, and most jobs need no diagnosis.
+    from clusterctl.scheduler.evidence import diagnose_jobs  # noqa: PLC0415
+
     return diagnose_jobs(session, jobs, waiting=waiting)
 
 
@@ -412,6 +415,8 @@ def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
 def _fix_of(diagnosis: Diagnosis) -> str:
     if not diagnosis.has_log:
         return diagnosis.fix
+    from clusterctl.scheduler.case import fix_with_log  # noqa: PLC0415 - as above
+
     return fix_with_log(diagnosis.fix, f"clusterctl logs {diagnosis.job_id}")
 
 
@@ -617,6 +622,8 @@ def notices_of_completed(session: Session, job: JobInfo) -> Iterator[Notice]:
     """Yield messages about a completed job whose results may be wrong all the same."""
     if (notice := nonfinite_notice(session, job.id)) is not None:
         yield notice
+    from clusterctl.scheduler.evidence import error_of_completed  # noqa: PLC0415 - as above
+
     error, is_shell = error_of_completed(session, job)
     if error is not None:
         hint = "the program has handled it, or ignores it"

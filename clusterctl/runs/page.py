@@ -14,15 +14,17 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import jinja2
 from markupsafe import Markup, escape
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.ledger import is_own_report
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import data_folder
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 REPORT_FILE: Final = "report.html"
 _MODE: Final = 0o666
@@ -177,12 +179,14 @@ class Report:
 
 
 @cache
-def _template() -> jinja2.Template:
+def _template() -> Template:
     """Return the page's template with its scripts and their hashes for the Content-Security-Policy.
 
     https://www.w3.org/TR/CSP3/#match-element-to-source-list
     """
     folder = data_folder("templates") / "report"
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,

@@ -4,11 +4,12 @@ Slurm.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.base import JobInfo, NodeInfo
 
 # First words of the reason that the health check of a node sets.
 HEALTH_REASON: Final = "clusterctl health:"
@@ -29,6 +30,8 @@ _SLURMDS_WORDS = (
     "Node unexpectedly rebooted",
     "Duplicate jobid",
 )
+# Slurm's reasons for which jobs wait if nodes are not available.
+NO_NODES: Final = r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown"
 
 
 class Availability(Enum):
@@ -92,3 +95,8 @@ def drain_reason(node: NodeInfo) -> str:
     if is_reserved(node):
         return "reserved"
     return f"drained by {node.reason_by or 'an unknown user'}: {node.reason or 'no reason given'}"
+
+
+def waits_for_nodes(job: JobInfo) -> bool:
+    """Return whether Slurm's reason is that nodes are not available."""
+    return re.search(NO_NODES, job.reason) is not None

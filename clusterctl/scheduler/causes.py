@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
+from clusterctl.scheduler.availability import NO_NODES
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.case import NO_LOG_SIGNAL, SHOW_LOG, Case, Explanation
 from clusterctl.scheduler.cause_functions import (
@@ -44,7 +45,7 @@ from clusterctl.scheduler.missing_packages import (
     missing_tool_of_build,
 )
 from clusterctl.scheduler.program_error import search
-from clusterctl.scheduler.waiting import NO_NODES, beyond_group_limit, unavailable_nodes
+from clusterctl.scheduler.waiting import beyond_group_limit, unavailable_nodes
 from clusterctl.transport.tree import format_size
 
 # A text, or a function that writes it from the case.

@@ -13,6 +13,7 @@ from typing import Any
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.attempts import events_of, last_attempt
+from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
 from clusterctl.scheduler.case import NO_LOG_SIGNAL, Evidence
 from clusterctl.scheduler.diagnosis import (
@@ -27,7 +28,6 @@ from clusterctl.scheduler.local_files import LocalFiles
 from clusterctl.scheduler.program_error import LastError, error_at_end, is_shell
 from clusterctl.scheduler.records import with_recorded_exit
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.waiting import waits_for_nodes
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import call_on_hosts

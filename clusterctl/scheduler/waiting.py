@@ -12,20 +12,14 @@ from clusterctl.scheduler.availability import (
     Availability,
     availability_of,
     is_reserved,
+    waits_for_nodes,
 )
-from clusterctl.scheduler.base import JobInfo, NodeInfo
+from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.case import Case, Explanation
 from clusterctl.scheduler.slurm_values import expand_nodes
 
-# Slurm's reasons if nodes are not available.
-NO_NODES: Final = r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN|NodeDown"
 _UNAVAILABLE: Final = re.compile(r"UnavailableNodes:(\S+)")
 _MOST_SHOWN: Final = 3  # nodes
-
-
-def waits_for_nodes(job: JobInfo) -> bool:
-    """Return whether Slurm's reason is that nodes are not available."""
-    return re.search(NO_NODES, job.reason) is not None
 
 
 def unavailable_nodes(case: Case) -> Explanation | None:

@@ -15,6 +15,7 @@ import pytest
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.jobs import messages
 from clusterctl.jobs.messages import Happening, Telling, chosen_receivers, happenings
+from clusterctl.scheduler import evidence
 from clusterctl.scheduler.attempts import Alarm, Hang
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.util.receivers import Message
@@ -51,7 +52,7 @@ def outbox() -> Outbox:
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a cluster there are no causes."""
-    monkeypatch.setattr(messages, "diagnose_jobs", lambda *_: ())
+    monkeypatch.setattr(evidence, "diagnose_jobs", lambda *_: ())
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_message_hides_secrets_and_control_characters(
     """A log may contain a token, and a service shows messages to others."""
     token = "hf_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8x"
     diagnosis = SimpleNamespace(cause="it \x1b[31m failed", fix="-", lines=[f"token={token}"] * 99)
-    monkeypatch.setattr(messages, "diagnose_jobs", lambda *_: (diagnosis,))
+    monkeypatch.setattr(evidence, "diagnose_jobs", lambda *_: (diagnosis,))
     failed = replace(RUNNING, state=JobState.FAILED, name="a\nb")
     Telling(cast(Any, outbox), submitted=True).look(SESSION, [failed])
     (message,) = outbox.sent
