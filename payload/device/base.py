@@ -301,6 +301,11 @@ class Cpu(Device):
         self.note = note
 
 
+def pointer(array: Any) -> int:
+    """Return the address of a GPU's array."""
+    return int(array.data.ptr)
+
+
 def bits(x: Array) -> Array:
     """View floating-point numbers as integers, so that multiplication by a 0/1 mask turns even NaN
     into 0.

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from payload.device.base import Array, pointer
 
 # cudaDataType_t, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT, CUBLAS_OP_N and CUBLAS_OP_T.
-_KINDS = {"float16": 2, "bfloat16": 14, "float32": 0}
-_SUM_IN_FLOAT32 = 68
+KINDS = {"float16": 2, "bfloat16": 14, "float32": 0}
+SUM_IN_FLOAT32 = 68
 _DEFAULT = -1
 _PLAIN = 0
 _TRANSPOSED = 1
@@ -48,22 +47,22 @@ class Products:
         columns = right.shape[-1]
         left, left_op, left_step, left_jump = laid_out(left)
         right, right_op, right_step, right_jump = laid_out(right)
-        kind = _KINDS[left.dtype.name]
+        kind = KINDS[left.dtype.name]
         # cuBLAS reads memory column by column, so compute the transpose of the result: rightᵀ @
         # leftᵀ.
         head = (self._handle(), right_op, left_op, columns, rows, inner, _ONE.ctypes.data)
-        tail = (_SUM_IN_FLOAT32, _DEFAULT)
-        to = (_ZERO.ctypes.data, _pointer(out), _KINDS[out.dtype.name], columns)
+        tail = (SUM_IN_FLOAT32, _DEFAULT)
+        to = (_ZERO.ctypes.data, pointer(out), KINDS[out.dtype.name], columns)
         if out.ndim == 2:  # noqa: PLR2004
-            matrices = (_pointer(right), kind, right_step, _pointer(left), kind, left_step)
+            matrices = (pointer(right), kind, right_step, pointer(left), kind, left_step)
             self._library.gemmEx(*head, *matrices, *to, *tail)
             return True
         batches = (
-            _pointer(right),
+            pointer(right),
             kind,
             right_step,
             right_jump,
-            _pointer(left),
+            pointer(left),
             kind,
             left_step,
             left_jump,
@@ -78,7 +77,7 @@ def suits(left: Array, right: Array) -> bool:
     return (
         left.dtype == right.dtype
         and left.dtype.itemsize == 2  # noqa: PLR2004 - bytes
-        and left.dtype.name in _KINDS
+        and left.dtype.name in KINDS
         and left.ndim == right.ndim >= 2  # noqa: PLR2004
         and left.shape[:-2] == right.shape[:-2]
         and left.shape[-1] == right.shape[-2]
@@ -121,7 +120,3 @@ def _layout(array: Array) -> tuple[int, int, int] | None:
         if jump != count * inner:
             return None
     return op, step, outer[-1][1] if outer else 0
-
-
-def _pointer(array: Any) -> int:
-    return int(array.data.ptr)

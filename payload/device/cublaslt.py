@@ -14,15 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from payload.device.cublas import laid_out, suits
+from payload.device.base import Array, pointer
+from payload.device.cublas import KINDS, SUM_IN_FLOAT32, laid_out, suits
 
-Array = NDArray[Any]
-
-# cudaDataType_t, and CUBLAS_COMPUTE_32F.
-_KINDS = {"float16": 2, "bfloat16": 14, "float32": 0}
-_SUM_IN_FLOAT32 = 68
 _WORKSPACE_BYTES = 32 << 20
 """NVIDIA recommends 32 MiB for Hopper."""
 _LARGEST_ALIGNMENT = 256
@@ -53,15 +48,12 @@ class _Plan:
 class LtProducts:
     """Products, with a plan for each combination of shapes, layouts and epilogue.
 
-    library: the module nvmath.bindings.cublasLt. xp: cupy. address: returns an array's address.
+    library: the module nvmath.bindings.cublasLt. xp: cupy.
     """
 
-    def __init__(
-        self, library: ModuleType, xp: ModuleType, address: Callable[[Array], int]
-    ) -> None:
+    def __init__(self, library: ModuleType, xp: ModuleType) -> None:
         self._library = library
         self._xp = xp
-        self._address = address
         self._handle = library.create()
         # None: cuBLASLt has no algorithm.
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
@@ -113,8 +105,8 @@ class LtProducts:
         if plan is None:
             return False
         if vector is not None:
-            self._set_descriptor(plan.descriptor, "BIAS_POINTER", self._address(vector))
-        factor_b, factor_a, result = (self._address(one) for one in (left, right, out))
+            self._set_descriptor(plan.descriptor, "BIAS_POINTER", pointer(vector))
+        factor_b, factor_a, result = (pointer(one) for one in (left, right, out))
         a, b, d = plan.layouts
         workspace = self._xp.empty(max(plan.workspace_bytes, 1), "uint8")
         self._library.matmul(
@@ -131,7 +123,7 @@ class LtProducts:
             result,
             d,
             plan.heuristic.ctypes.data,
-            self._address(workspace),
+            pointer(workspace),
             plan.workspace_bytes,
             self._xp.cuda.get_current_stream().ptr,
         )
@@ -142,8 +134,8 @@ class LtProducts:
     ) -> _Matrices:
         """Describe an array to cuBLASLt. shape: (rows, columns) in its order, before ``op``."""
         rows, columns = shape[::-1] if op else shape
-        alignment = math.gcd(self._address(array), _LARGEST_ALIGNMENT) or _LARGEST_ALIGNMENT
-        return _Matrices(_KINDS[array.dtype.name], rows, columns, step, jump, alignment)
+        alignment = math.gcd(pointer(array), _LARGEST_ALIGNMENT) or _LARGEST_ALIGNMENT
+        return _Matrices(KINDS[array.dtype.name], rows, columns, step, jump, alignment)
 
     def _plan(
         self,
@@ -155,7 +147,7 @@ class LtProducts:
     ) -> _Plan | None:
         """Ask cuBLASLt for its best algorithm. None: it has none."""
         library = self._library
-        descriptor = library.matmul_desc_create(_SUM_IN_FLOAT32, _KINDS["float32"])
+        descriptor = library.matmul_desc_create(SUM_IN_FLOAT32, KINDS["float32"])
         self._set_descriptor(descriptor, "TRANSA", right_op)
         self._set_descriptor(descriptor, "TRANSB", left_op)
         self._set_descriptor(descriptor, "EPILOGUE", epilogue)

@@ -16,7 +16,7 @@ from payload.device.capture import Recorder
 from payload.device.cublas import Products
 from payload.device.cublaslt import LtProducts
 from payload.device.fused import Fused
-from payload.device.graphs import Graphs, aligned, pointer
+from payload.device.graphs import Graphs, aligned
 
 _GPU_MATRIX_BYTES = 1 << 28
 """Bytes of a temporary matrix on a GPU. Large enough for products at full speed."""
@@ -78,7 +78,7 @@ class Gpu(Device):
         deterministic: whether to use only algorithms whose results are bit-identical in each run.
         """
         graphs = Graphs(cudnn, self.xp, deterministic=deterministic)
-        products = LtProducts(cublaslt, self.xp, pointer)
+        products = LtProducts(cublaslt, self.xp)
         self._fused = Fused(graphs, products, self.xp)
         self._products = products
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from payload.device.base import FLOAT32, Array
+from payload.device.base import FLOAT32, Array, pointer
 from payload.errors import RankError
 
 _WORKSPACE_BYTES = 1 << 30
@@ -167,11 +167,6 @@ class Graphs:
         workspace = self._xp.empty(max(planned.workspace_bytes, 1), "uint8")
         self._cudnn.set_stream(self._handle, self._xp.cuda.get_current_stream().ptr)
         planned.graph.execute(addresses, pointer(workspace), handle=self._handle)
-
-
-def pointer(array: Any) -> int:
-    """Return the device address of an array."""
-    return int(array.data.ptr)
 
 
 def aligned(array: Array) -> Array:
