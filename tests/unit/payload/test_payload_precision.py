@@ -15,6 +15,7 @@ from payload.models import mlp
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Draw, Tape, Unit
+from payload.nn.pool import GlobalAveragePool
 from payload.optim.precision import PRECISIONS, LossScale, loss_scale
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
@@ -64,6 +65,13 @@ def test_layers_keep_to_the_format(
 
 def _assert_near(actual: Array, expected: Array, bound: float) -> None:
     assert 0 < np.linalg.norm(actual - expected) < bound * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mean_of_an_image_is_summed_in_float32(precision: str, device: Device) -> None:
+    x = device.asarray(np.ones((1, 60, 50, 1)), PRECISIONS[precision].compute)
+    y = GlobalAveragePool(Context(device)).forward(x, Tape())
+    assert device.to_host(y).astype("float32").tolist() == [[1]]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
