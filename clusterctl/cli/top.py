@@ -35,6 +35,7 @@ from clusterctl.util.numbers import counted
 
 _CURVE: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 40
+_INTERVAL_S: Final = 2.0
 # Without a terminal there is no height, so nothing is left out.
 _ANY_HEIGHT: Final = 1 << 30
 _MIB: Final = 1 << 20
@@ -129,19 +130,21 @@ def top(
     ids: Annotated[Words, argument("Show only these jobs.", metavar="[ID...]", tab=job_ids)] = None,
     once: Annotated[bool, option("Print the state once, and end.")] = False,
     interval: Annotated[
-        float, option("Seconds between two looks.", metavar="S", min=0.5, max=3600)
-    ] = 2.0,
+        float | None,
+        option("Seconds between two looks. Default: 2.", metavar="S", min=0.5, max=3600),
+    ] = None,
     notify: Notify = None,
 ) -> None:
     """Show live what nodes, jobs and their ranks do. It ends with q or Ctrl-C.
 
     Telemetry, metrics and logs of your running jobs are read from their folders by one connection.
-    Slurm itself is asked at most as often as the screen tells. Without a terminal, prints a line
-    for each running job and look.
+    Slurm itself is asked at most as often as the screen tells. Without a terminal, prints the state
+    once; with IDs, --interval or --notify, a line for each running job and look.
 
     `--cluster all` shows all your clusters that are up.
     """
-    is_once = screen.json or once
+    is_live = sys.stdout.isatty()
+    is_once = screen.json or once or not (is_live or ids or interval is not None or notify)
     if notify and is_once:
         raise excluded("--notify", "--once" if once else "-o json")
     with ExitStack() as stack:
@@ -157,10 +160,8 @@ def top(
             return
         # The user ends the command by Ctrl-C or a signal.
         with suppress(*ENDINGS):
-            if sys.stdout.isatty():
-                _show(screen, watches, interval, told)
-            else:
-                _print(screen, watches, interval, told)
+            look = _show if is_live else _print
+            look(screen, watches, interval or _INTERVAL_S, told)
 
 
 def _watches(

@@ -34,8 +34,10 @@ def test_job_is_shown_in_text_and_json(played_session, cluster, tmp_path, capsys
         "log",
         "alarms",
     }
-    top.top(Screen(json=False, color=False), [job_id], once=True)
-    assert f"job {job_id} " in capsys.readouterr().out
+    # A pipe without IDs gets the state once, as with --once.
+    for words in ({"ids": [job_id], "once": True}, {}):
+        top.top(Screen(json=False, color=False), **words)
+        assert f"job {job_id} " in capsys.readouterr().out
 
 
 def test_attached_site_is_asked_at_its_pace_and_the_screen_tells_it(
