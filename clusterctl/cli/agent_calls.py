@@ -21,7 +21,7 @@ from clusterctl.cli.agent_arguments import (
     require_folders,
     words_of,
 )
-from clusterctl.cli.agent_files import require_files
+from clusterctl.cli.agent_files import require_files, require_files_of_spec
 from clusterctl.cli.agent_program import (
     Answer,
     Program,
@@ -243,6 +243,7 @@ class _Call:
         folders = self._calls.folders(limits)
         folders.require(SPEC_NAME)
         require_folders(self.verb, self._given, folders, limits)
+        require_files_of_spec(self.verb, self._given, folders, limits)
         if self.verb in {"submit", "where"} and ("target" in self._given or "m" in self._given):
             count = len(self.verb.split())
             require_files(self.verb, self._command[count:], folders, limits)

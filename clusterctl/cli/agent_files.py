@@ -1,9 +1,12 @@
-"""The files of this machine that a `submit` of an agent would read or send."""
+"""The files of this machine that a call of an agent would read or send, beside those that its
+arguments name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 from clusterctl.cli.agent_arguments import (
     Folders,
@@ -11,8 +14,32 @@ from clusterctl.cli.agent_arguments import (
     require_variable,
 )
 from clusterctl.cli.agent_tools import read_words
+from clusterctl.errors import UsageError
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.load import read_spec
+from clusterctl.spec.names import SPEC_NAME
+
+# The commands that read the list of packages that a spec file names.
+_READ_PACKAGES: Final = frozenset({"validate", "plan", "up", "submit", "replay", "where"})
+
+
+def require_files_of_spec(
+    verb: str, arguments: Mapping[str, Any], folders: Folders, limits: AgentLimits
+) -> None:
+    """Raise LimitError if the spec file of a call names a list of packages outside of the folders,
+    or the list such files.
+    """
+    if verb not in _READ_PACKAGES or "cluster" in arguments:
+        return
+    try:
+        spec = read_spec(folders.project / arguments.get("file", SPEC_NAME))
+    except UsageError:
+        # The command itself reports it.
+        return
+    if (packages := spec.software.python.requirements) is not None:
+        folders.require(str(packages))
+        require_packages(packages, folders, limits)
 
 
 def require_files(verb: str, words: Sequence[str], folders: Folders, limits: AgentLimits) -> None:

@@ -27,6 +27,7 @@ from tests.support.inventories import inventory_of
 from tests.support.messages import refused
 
 JOB = {"target": "train.py", "nodes": 1}
+SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
 
 
 @pytest.fixture
@@ -683,6 +684,18 @@ def test_list_of_packages_that_names_files_outside_is_refused(
     )
     given = {"requirements": name} if name == "own.txt" else {}
     assert code(calls.call("submit", {"target": "train.py", **given})) == refusal
+    assert played.ran == []
+
+
+@pytest.mark.parametrize("verb", ["validate", "plan", "up", "submit"])
+@pytest.mark.parametrize("packages", ["../outside/secret", "inside.txt"])
+def test_spec_whose_list_of_packages_is_outside_is_refused(
+    calls: Calls, place: Place, played: PlayedProgram, verb: str, packages: str
+) -> None:
+    text = f"{SPEC}software: {{python: {{requirements: {packages}}}}}\n"
+    in_project(place, cluster__yaml=text, other__yaml=text, inside__txt="-r ../outside/secret\n")
+    given = JOB if verb == "submit" else {"file": "other.yaml"}
+    assert code(calls.call(verb, given)) == "agent-path"
     assert played.ran == []
 
 
