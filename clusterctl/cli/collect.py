@@ -136,6 +136,14 @@ def collect(
             folders = bring_all(workspace, out or RUNS, progress=progress)
     lines = []
     for run in runs:
+        if out is not None and run.directory.parent != out.absolute():
+            screen.note(
+                Notice(
+                    "run-stays",
+                    f"note: job {run.job_id} was collected before, and its run stays in "
+                    f"{_nearby(run.directory)}; copy that folder to have it in {out}, too",
+                )
+            )
         # With --all, ``bring_all`` has also copied the skipped files of runs.
         if (ids or not everything) and (uncollected := not_brought_home(run)):
             screen.note(f"note: {uncollected}; {_what_becomes(workspace)}")

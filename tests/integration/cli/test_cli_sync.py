@@ -21,8 +21,10 @@ from clusterctl.cli import collect as verb
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CollectError, MachineError, UsageError
 from clusterctl.runs.collect import uncollected
+from clusterctl.scheduler.session import Session
 from tests.support.disks import small_disk
-from tests.support.played.cluster import finished, submitted
+from tests.support.messages import shows
+from tests.support.played.cluster import PlayedCluster, finished, submitted
 
 JSON = Screen(json=True, color=False)
 RUN = "wandb/offline-run-20261128_162731-gh55nr35"
@@ -95,6 +97,17 @@ def database(program: Path, space: str = "") -> str:
 def calls(tools: Path) -> list[str]:
     path = tools / "calls"
     return path.read_text().splitlines() if path.exists() else []
+
+
+def test_collect_tells_that_an_earlier_copy_stays_where_it_is(
+    played_session: Session, cluster: PlayedCluster, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    job_id = finished(played_session, cluster, tmp_path, "true")
+    out = tmp_path / "elsewhere"
+    for chosen, is_told in ((None, False), (out, True), (Path("runs"), False)):
+        verb.collect(Screen(json=False, color=False), [job_id], out=chosen)
+        assert shows(capsys.readouterr().err, "run-stays") is is_told
+    assert not out.exists()
 
 
 def the_run(tmp_path: Path) -> Path:
