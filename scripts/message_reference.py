@@ -93,13 +93,14 @@ class Message:
 class _Module:
     """A parsed module, which resolves names to the literals that they may stand for.
 
-    path: relative to the root of the source.
+    path: relative to the root of the source. fixes: name -> function that returns a fix.
     """
 
     path: Path
     tree: ast.Module
     nodes: list[ast.AST] = field(default_factory=list)
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+    fixes: dict[str, ast.FunctionDef] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.nodes.append(self.tree)
@@ -108,6 +109,12 @@ class _Module:
             for child in ast.iter_child_nodes(node):
                 self.parents[child] = node
                 self.nodes.append(child)
+        # Other functions return parts of a message, which mean nothing by themselves.
+        self.fixes = {
+            node.name: node
+            for node in self.nodes
+            if isinstance(node, ast.FunctionDef) and "fix" in node.name
+        }
 
     def place(self, node: ast.expr) -> str:
         return f"{self.path}:{node.lineno}"
@@ -132,6 +139,13 @@ class _Module:
                 found = self.texts(body, depth)
             case ast.IfExp(body=first, orelse=second) | ast.BoolOp(values=[first, *_, second]):
                 found = [*self.texts(first, depth), *self.texts(second, depth)]
+            case ast.Call(func=ast.Name(id=name)) if depth < _DEEPEST and name in self.fixes:
+                found = (
+                    text
+                    for each in ast.walk(self.fixes[name])
+                    if isinstance(each, ast.Return) and each.value is not None
+                    for text in self.texts(each.value, depth + 1)
+                )
             case ast.Name(id=name) if depth < _DEEPEST:
                 found = (
                     text

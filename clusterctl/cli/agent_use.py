@@ -95,7 +95,8 @@ def bound_of(verb: str, at_most: Mapping[str, Any]) -> Bound:
     """Return the most that a call can use, by its dry run."""
     kind = TOOLS[verb].kind
     if kind is Kind.SUBMITS:
-        tasks, jobs = at_most.get("tasks"), at_most.get("jobs")
+        tasks = at_most.get("tasks")
+        jobs = at_most.get("jobs")
         count = None if tasks is None or jobs is None else max(tasks, jobs)
         return Bound(count, at_most.get("node_hours"), at_most.get("usd"))
     # The node hours of a cluster are those of its jobs.

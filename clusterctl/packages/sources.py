@@ -114,7 +114,8 @@ def _of_repository(line: SourceLine, unfinished: Path, folder: Path) -> Source:
     parts = urlsplit(line.url.removeprefix("git+"))
     path, at, wanted = parts.path.rpartition("@")
     if not at:
-        path, wanted = parts.path, ""
+        path = parts.path
+        wanted = ""
     url = urlunsplit(parts._replace(path=path))
     tree = unfinished / "tree"
 

@@ -8,6 +8,7 @@ apply. To add a language or a library, add a row to its table.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from clusterctl.scheduler.case import Case, Explanation
@@ -168,31 +169,22 @@ _LIBRARIES: Final = (
 )
 
 
+# {name}: of the library. gcc and nvcc, clang, gfortran, ld
+_LACKS_HEADER: Final = (
+    r"fatal error: {name}: No such file or directory",
+    r"fatal error: '{name}' file not found",
+    r"Fatal Error: Cannot open module file '{name}' for reading",
+    r"\bld: cannot find -l{name}(?:: No such file or directory)?$",
+)
+
+
 def missing_header(case: Case) -> Explanation | None:
     """Explain that a compiler lacks the headers of a library that distributions have."""
-    for library in _LIBRARIES:
-        name = rf"(?P<name>{library.names})"
-        # gcc and nvcc, clang, gfortran, ld
-        patterns = (
-            rf"fatal error: {name}: No such file or directory",
-            rf"fatal error: '{name}' file not found",
-            rf"Fatal Error: Cannot open module file '{name}' for reading",
-            rf"\bld: cannot find -l{name}(?:: No such file or directory)?$",
-        )
-        if (match := search(patterns, case.error.evidence)) is not None:
-            fix = f"load the library with {_module_of(library)}, or use a --container"
-            if case.is_operator:
-                fix = (
-                    f"add the library to the nodes: `software: {{packages: [{library.debian}]}}` in "
-                    f"the spec (Rocky Linux: {library.red_hat}), then `clusterctl up`"
-                )
-            return Explanation(
-                "missing-header",
-                f"the compiler does not find {match['name']}{case.at}",
-                fix,
-                match,
-            )
-    return None
+    if (found := _lacking(case, _LIBRARIES, _LACKS_HEADER)) is None:
+        return None
+    library, match = found
+    what = f"the compiler does not find {match['name']}{case.at}"
+    return Explanation("missing-header", what, _fix_for_library(case, library), match)
 
 
 _TOOLS: Final = (
@@ -208,29 +200,23 @@ _TOOLS: Final = (
 )
 
 
+# {name}: of the tool. bash, sh, make, env, srun
+_LACKS_TOOL: Final = (
+    r"(?:^|[\s:]){name}: command not found$",
+    r"^\S+: (?:line )?\d+: {name}: not found$",
+    r"^\S*make(?:\[\d+\])?: {name}: No such file or directory$",
+    r"^(?:\S*/)?env: ['\u2018]?{name}['\u2019]?: No such file or directory",
+    r"execve\(\): {name}: No such file or directory",
+)
+
+
 def missing_tool(case: Case) -> Explanation | None:
     """Explain that a job lacks a compiler or an interpreter that distributions have."""
-    for tool in _TOOLS:
-        name = rf"(?P<name>{tool.names})"
-        # bash, sh, make, env, srun
-        patterns = (
-            rf"(?:^|[\s:]){name}: command not found$",
-            rf"^\S+: (?:line )?\d+: {name}: not found$",
-            rf"^\S*make(?:\[\d+\])?: {name}: No such file or directory$",
-            rf"^(?:\S*/)?env: ['\u2018]?{name}['\u2019]?: No such file or directory",
-            rf"execve\(\): {name}: No such file or directory",
-        )
-        if (match := search(patterns, case.error.evidence)) is not None:
-            fix = f"load it with {_module_of(tool)}, or use a --container"
-            if case.is_operator:
-                fix = (
-                    f"add it to the nodes: `software: {{packages: [{tool.debian}]}}` in the spec (Rocky "
-                    f"Linux: {tool.red_hat}), then `clusterctl up`; or use a --container"
-                )
-            return Explanation(
-                "command-not-found", f"command not found{case.at}: {match['name']}", fix, match
-            )
-    return None
+    if (found := _lacking(case, _TOOLS, _LACKS_TOOL)) is None:
+        return None
+    tool, match = found
+    what = f"command not found{case.at}: {match['name']}"
+    return Explanation("command-not-found", what, _fix_for_library(case, tool), match)
 
 
 def missing_tool_of_build(case: Case) -> Explanation | None:
@@ -238,5 +224,25 @@ def missing_tool_of_build(case: Case) -> Explanation | None:
     return missing_tool(case) if search([_BUILD_FAILED], case.error.evidence) else None
 
 
-def _module_of(library: Library) -> str:
-    return f"--module {library.module} or another module of the site"
+def _lacking(
+    case: Case, libraries: Iterable[Library], words: Sequence[str]
+) -> tuple[Library, re.Match[str]] | None:
+    """Return the library that a job lacks, and the line that tells it. words: patterns of such
+    lines, with {name} in place of the library's.
+    """
+    for library in libraries:
+        name = rf"(?P<name>{library.names})"
+        patterns = [pattern.replace("{name}", name) for pattern in words]
+        if (match := search(patterns, case.error.evidence)) is not None:
+            return library, match
+    return None
+
+
+def _fix_for_library(case: Case, library: Library) -> str:
+    if case.is_operator:
+        return (
+            f"add it to the nodes: `software: {{packages: [{library.debian}]}}` in the spec (Rocky "
+            f"Linux: {library.red_hat}), then `clusterctl up`; or use a --container"
+        )
+    module = f"--module {library.module} or another module of the site"
+    return f"load it with {module}, or use a --container"

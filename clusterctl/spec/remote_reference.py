@@ -46,9 +46,11 @@ class Reference:
             raise ValueError(f"{text!r} is not the name of an image, such as python:3.12-slim")
         path = found["path"]
         if host and not is_host:
-            host, path = "", f"{host}/{path}"
+            path = f"{host}/{path}"
+            host = ""
         if host in ("", DOCKER_HUB, f"index.{DOCKER_HUB}"):
-            host, path = DOCKER_HUB, path if "/" in path else f"library/{path}"
+            host = DOCKER_HUB
+            path = path if "/" in path else f"library/{path}"
         tag = found["tag"] or ("" if found["digest"] else "latest")
         return cls(host, path, tag, found["digest"] or "")
 
