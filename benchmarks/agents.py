@@ -26,21 +26,10 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from support.clusters import Cluster, raised
 from support.rounds import machine
 
+from tests.support.agents import TRAIN
+
 PROGRAM = Path(sys.executable).with_name("clusterctl")
 SKILL = Path(__file__).resolve().parents[1] / "skills" / "clusterctl" / "SKILL.md"
-TRAIN = """\
-import argparse, json
-from pathlib import Path
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float)
-lr = parser.parse_args().lr
-if lr > 1:
-    raise ValueError(f"the learning rate {lr} diverges")
-lines = [json.dumps({"step": step, "loss": lr / step}) for step in range(1, 200)]
-Path("metrics.jsonl").write_text("\\n".join(lines) + "\\n")
-for step in range(1, 200):
-    print("step", step, "loss", lr / step)
-"""
 LETTERS_PER_TOKEN = 4
 # The steps of the work: tool, arguments, and the words of the command line. JOB is the last job.
 STEPS: list[tuple[str, dict[str, Any], str]] = [

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from tests.support.agents import Agent, converse
+from tests.support.agents import TRAIN, Agent, converse
 from tests.support.cluster import of_this_run
 from tests.support.residue import nothing_left
 from tests.support.verbs import SCRIPT, Clusterctl
@@ -20,18 +20,6 @@ provider: {{type: local}}
 partitions:
   - {{name: train, nodes: 2}}
 monitoring: {{interval: 1s}}
-"""
-# It fails because of the learning rate that the agent chose.
-TRAIN = """\
-import argparse, json
-from pathlib import Path
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float)
-lr = parser.parse_args().lr
-if lr > 1:
-    raise ValueError(f"the learning rate {lr} diverges")
-Path("metrics.jsonl").write_text(json.dumps({"step": 1, "loss": lr * 2}) + "\\n")
-print("loss", lr * 2)
 """
 
 

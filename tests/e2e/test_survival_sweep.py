@@ -1,6 +1,6 @@
 """`up` and `down` ended at every phase and at random moments: the next command converges.
 
-The seed of the random moments is in the names of the tests; SWEEP_SEED=N repeats it.
+A failed case shows the seed of the random moments; SWEEP_SEED=N repeats it.
 test_convergence.py has some of the cases, for `make test`.
 """
 
@@ -51,17 +51,21 @@ CODES = {"int": {130}, "hup": {129, -1}, "kill": {-9}, "kill-all": {-9}, "reboot
 @dataclass(frozen=True)
 class Case:
     """An interruption. when: a phase, or a fraction of the duration of the verb. then: the verb
-    after it.
+    after it. number: of the random moment. seed: shown if the case fails.
     """
 
     verb: str
     when: str | float
     how: str
     then: str
+    number: int = 0
+    seed: int = SEED
 
-    def __str__(self) -> str:
-        when = self.when if isinstance(self.when, str) else f"at {self.when:.0%} (seed {SEED})"
-        return f"{self.verb} {when}: {self.how}, {self.then}"
+    @property
+    def id(self) -> str:
+        """Return a name without what differs from run to run."""
+        when = self.when if isinstance(self.when, str) else f"moment {self.number}"
+        return f"{self.verb} {when}: {self.how}"
 
 
 def cases() -> list[Case]:
@@ -74,8 +78,8 @@ def cases() -> list[Case]:
     found += [Case("down", phase, how, then()) for phase in DOWN for how in HOWS]
     hows = ("kill", "kill-all", "int", "reboot", "hup")
     found += [Case("up", "converge", "reboot", "up")]
-    found += [Case("up", draw.random(), hows[i % len(hows)], then()) for i in range(20)]
-    found += [Case("down", draw.random(), hows[i % len(hows)], then()) for i in range(10)]
+    found += [Case("up", draw.random(), hows[i % len(hows)], then(), i) for i in range(20)]
+    found += [Case("down", draw.random(), hows[i % len(hows)], then(), i) for i in range(10)]
     return found
 
 
@@ -173,6 +177,6 @@ def stage(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Stage]:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.id)
 def test_command_after_any_interruption_converges(stage: Stage, case: Case) -> None:
     stage.play(case)

@@ -19,6 +19,20 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from clusterctl.cli.agent_program import Answer, Program
 
 OK: dict[str, Any] = {"ok": True, "failures": []}
+# A program that fails because of the learning rate that the agent chose.
+TRAIN = """\
+import argparse, json
+from pathlib import Path
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+lr = parser.parse_args().lr
+if lr > 1:
+    raise ValueError(f"the learning rate {lr} diverges")
+lines = [json.dumps({"step": step, "loss": lr / step}) for step in range(1, 200)]
+Path("metrics.jsonl").write_text("\\n".join(lines) + "\\n")
+for step in range(1, 200):
+    print("step", step, "loss", lr / step)
+"""
 
 
 def failure(code: str, rc: int = 1) -> Answer:

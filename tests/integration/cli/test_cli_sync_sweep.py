@@ -195,15 +195,17 @@ def test_wandb_sends_an_offline_run_once(
 @pytest.fixture
 def mlflow_server(tools: Path, tmp_path: Path) -> Iterator[str]:
     """The address of the real server."""
+    # An address of this process's own, on which no other test takes the port meanwhile.
+    host = socket.inet_ntoa((127 << 24 | os.getpid()).to_bytes(4, "big"))
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port = probe.getsockname()[1]
     store = ["--backend-store-uri", f"sqlite:///{tmp_path}/s.db"]
     artifacts = ["--artifacts-destination", str(tmp_path / "artifacts")]
-    options = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    options = ["--host", host, "--port", str(port), "--workers", "1"]
     command = [tools / "mlflow", "server", *options, *store, *artifacts]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://{host}:{port}"
         for _ in range(600):
             try:
                 with get(f"{url}/health"):

@@ -202,9 +202,8 @@ def test_shell_with_a_port_that_another_session_forwards_says_so() -> None:
     """A notebook server would silently use the next port, and the forwarded port lead to the
     other's.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # Between the ports that Linux assigns and those of jobs, so that no other test gets the port.
+    port = 61000 + os.getpid() % (ports.FIRST_PORT - 61000)
     with session(66, CLUSTERCTL_FORWARDED=str(port)) as (_, first):
         with start(67, CLUSTERCTL_FORWARDED=str(port)) as process:
             assert f"port {port} of n1 is already in use" in process.communicate()[1]
