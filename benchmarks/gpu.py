@@ -489,8 +489,8 @@ def timed(bench: Bench, runs: Mapping[str, Callable[[], Any]]) -> dict[str, floa
 
 
 def checkpoint(bench: Bench) -> dict[str, Any]:
-    """Measure for how long a checkpoint stops the payload's training, and what `torch.save` of the
-    same takes.
+    """Measure for how long a checkpoint stops the payload's training, by how much it delays the next
+    iteration, in which the GPU makes the copy, and what `torch.save` of the same takes.
     """
     model = "gpt-tiny" if bench.tiny else "gpt-124m"
     length = "16" if bench.tiny else "1024"
@@ -505,9 +505,14 @@ def checkpoint(bench: Bench) -> dict[str, Any]:
         root = Path(__file__).resolve().parents[1]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=root)
         lines = (Path(out) / "metrics.jsonl").read_text().splitlines()
-        records = [one for one in map(json.loads, lines) if one["kind"] == "checkpoint"]
+        every = list(map(json.loads, lines))
+        records = [one for one in every if one["kind"] == "checkpoint"]
         # The run waits for its last one.
         stalls = [one["stall_s"] for one in records[:-1]]
+        # The first iteration compiles kernels.
+        seconds = {one["step"]: one["seconds"] for one in every if one["kind"] == "iteration"}
+        usual = statistics.median(list(seconds.values())[1:])
+        delays = [seconds[one["step"] + 1] - usual for one in records[:-1]]
         # Weights, and AdamW's two averages.
         numbers = records[0]["bytes"] // 4
         values = torch.zeros(numbers, device=bench.where)
@@ -516,9 +521,15 @@ def checkpoint(bench: Bench) -> dict[str, Any]:
         torch.save(values, Path(out) / "theirs.pt")
         saved = time.perf_counter() - start
     print(
-        f"  {records[0]['bytes'] / 1e6:,.0f} MB: stall {max(stalls):.3f} s; torch.save {saved:.3f} s"
+        f"  {records[0]['bytes'] / 1e6:,.0f} MB: stall {max(stalls):.3f} s; delay of the next "
+        f"iteration {max(delays):.3f} s; torch.save {saved:.3f} s"
     )
-    return {"bytes": records[0]["bytes"], "stalls_s": stalls, "torch_save_s": saved}
+    return {
+        "bytes": records[0]["bytes"],
+        "stalls_s": stalls,
+        "delays_s": delays,
+        "torch_save_s": saved,
+    }
 
 
 def prepare(options: argparse.Namespace) -> Bench:

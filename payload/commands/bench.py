@@ -149,6 +149,8 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
             for team in teams.values():
                 team.seconds.clear()
                 team.comm.clear()
+                if failure := team.engine.take_capture_failure():
+                    report.print_line(f"--capture has no effect: {failure}")
     world.barrier()
     dtype = PRECISIONS[config.precision.precision].compute
     peak = find_peak(device, world, dtype, config.measuring.peak_tflops)

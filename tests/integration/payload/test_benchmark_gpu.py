@@ -37,7 +37,9 @@ def test_gpu_benchmark_tests_itself_without_a_gpu(tmp_path: Path) -> None:
             assert side["per_s"] > 0
             assert side["losses"][-1] < side["losses"][0]
     assert set(result["parts"]["products"]["tflops"]) == {"PyTorch", "payload plain"}
-    assert result["parts"]["checkpoint"]["bytes"] > 0
+    checkpoint = result["parts"]["checkpoint"]
+    assert checkpoint["bytes"] > 0
+    assert len(checkpoint["stalls_s"]) == len(checkpoint["delays_s"]) == 2
 
 
 def test_gpu_benchmark_leaves_out_what_is_too_late(tmp_path: Path) -> None:
