@@ -39,6 +39,7 @@ from clusterctl.util.terminal import plain_line
 # Slurm takes a year for jobs without a time limit, so that a later start is no estimate.
 _LONGEST_S = 60 * 86_400
 _GROUP_COLUMNS = 200
+_GROUP: Final = re.compile(r"ExceptionGroup: .* \((\d+) sub-exceptions\)$", re.MULTILINE)
 # Slurm samples the memory of a rank at intervals. A smaller share of the limit is not the peak.
 _SEEN: Final = 0.8
 # Slurm's signal of a task whose log slurmstepd could not open: `IO setup failed` of _fork_all_tasks
@@ -345,6 +346,12 @@ class Case:
         """The place of the failure in parentheses: `` (rank 1 on demo-train-2)``."""
         place = str(self.failed)
         return f" ({place})" if place else ""
+
+    @property
+    def group(self) -> str:
+        """That the exception is one of several: ``, one of 2 exceptions of an ExceptionGroup``."""
+        sizes = _GROUP.findall(self.raw)
+        return f", one of {sizes[-1]} exceptions of an ExceptionGroup" if sizes else ""
 
     @property
     def place(self) -> str:

@@ -1643,7 +1643,7 @@ ENDED: Final[Sequence[CauseFunction]] = (
             r"^(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)$",
         ),
         when=lambda case: case.error.tracebacks,
-        why=lambda case: f"{case['exception']}{case.where}",
+        why=lambda case: f"{case['exception']}{case.where}{case.group}",
         fix=lambda case: f"correct the program{case.place or ' where the traceback ends'}",
     ),
     Cause(

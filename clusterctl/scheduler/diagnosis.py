@@ -6,19 +6,23 @@ is the diagnosis.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome
-from clusterctl.scheduler.case import Case, Evidence
+from clusterctl.scheduler.case import Case, Evidence, Explanation
 from clusterctl.scheduler.causes import first_cause
-from clusterctl.scheduler.failed_rank import Failed
+from clusterctl.scheduler.failed_rank import Failed, is_survived
+from clusterctl.scheduler.program_error import goes_on_after, is_shell, without_long_lines
 
 # A line has one of these texts instead of showing an empty log.
 WROTE_NOTHING: Final = "wrote nothing to its log"
 EMPTY_LOG: Final = "the job's log is empty"
+# The script ends with the first command that fails.
+_ERREXIT: Final = re.compile(r"^#!.* -\w*e|^\s*set (?:-\w+ )*-(?:\w*e|o errexit)", re.MULTILINE)
 _EMPTY: Final = (WROTE_NOTHING, EMPTY_LOG)
 
 
@@ -95,6 +99,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if (writer := case.writer_of(found.match)) != case.failed:
         case = Case.of(evidence, writer)
         found = first_cause(case)
+    found = _of_script(case, found)
     job = evidence.job
     failed = found.failed or case.failed
     return Diagnosis(
@@ -111,6 +116,29 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         signal=failed.signal,
         lines=case.error.lines_from(found.match) if job.ended else (),
     )
+
+
+def _of_script(case: Case, found: Explanation) -> Explanation:
+    """Return the explanation with what shows that a shell script has gone on after its cause."""
+    evidence = case.evidence
+    job = case.job
+    if job.state is not JobState.FAILED or not is_shell(evidence.script):
+        return found
+    if is_survived(case.failed, case.raw, job.exit_code):
+        own = Failed(host=case.failed.host, exit_code=job.exit_code)
+        cause = (
+            f"exit code {job.exit_code} of the script, after the failure of a step: {found.cause}"
+        )
+        return replace(found, code="exit-code", cause=cause, failed=own)
+    if _ERREXIT.search(evidence.script):
+        return found
+    stderr = evidence.log.removeprefix(evidence.stdout)
+    if any(
+        goes_on_after(without_long_lines(text), case.error) for text in (evidence.stdout, stderr)
+    ):
+        cause = f"{found.cause}; the log goes on after it, so the script may have failed otherwise"
+        return replace(found, cause=cause)
+    return found
 
 
 def diagnose_waiting(

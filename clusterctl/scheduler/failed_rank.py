@@ -39,6 +39,12 @@ class Failed:
     signal: str = ""
     status: int = 0
 
+    @property
+    def in_a_shell(self) -> int | None:
+        """The exit status that a shell has for this end."""
+        number = signal.Signals[self.signal].value if self.signal else 0
+        return _FROM_SHELL + number if number else self.exit_code
+
     def __str__(self) -> str:
         """Return ``rank 1 on demo-train-2``; "" if rank and host are unknown."""
         rank = f"rank {self.rank}" if self.rank is not None else ""
@@ -57,6 +63,7 @@ _SRUN_ENDS: Final = re.compile(
 _SRUN_KILLED: Final = re.compile(
     r"^clusterctl: srun waits for ranks that have no slurmstepd", re.MULTILINE
 )
+_STEP_ENDED: Final = re.compile(r"^srun: Terminating StepId=(?P<step>\S+)", re.MULTILINE)
 _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _MPIRUN: Final = re.compile(
     r"(?:mpirun|prterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"
@@ -104,7 +111,9 @@ def first_failed(
     ranks: rank -> log. ends: failed rank -> "TIME CODE HOST": Unix seconds, exit code of the rank's
         shell, host; "" if the rank was killed while it wrote this record.
     """
-    failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log)
+    failed = (
+        _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log, job.exit_code) or _of_mpirun(log)
+    )
     # Without a message from a launcher, use the job's own exit code or signal.
     failed = failed or _ended(-job.signal if job.signal else job.exit_code or 0)
     rank_log = None if failed.rank is None else ranks.get(failed.rank, "")
@@ -271,16 +280,39 @@ def _ends_by_srun(log: str) -> list[Failed]:
     return ends
 
 
-def _of_srun(log: str) -> Failed | None:
-    """Return the first failed rank in srun's messages, if possible a rank that srun itself did not
-    kill.
+def is_survived(failed: Failed, log: str, exit_code: int | None) -> bool:
+    """Return whether a script has gone on after the failure of a rank that srun reports, because it
+    ended with another exit code than all such ranks.
     """
+    codes = {end.in_a_shell for end in _ends_by_srun(log)}
+    return failed.rank is not None and bool(codes and exit_code) and exit_code not in codes
+
+
+def _of_srun(log: str, exit_code: int | None) -> Failed | None:
+    """Return the first failed rank in srun's messages, if possible a rank that srun itself did not
+    kill. Of a script with several steps, it is a rank of the step that gave the job's exit code.
+    """
+    firsts = _first_of_each_step(log)
+    own = [first for first in firsts if first.in_a_shell == exit_code]
+    if len(firsts) > 1 and own:
+        return own[-1]
     end = _SRUN_ENDS.search(log)
     if end is not None and (ends_before := _ends_by_srun(log[: end.start()])):
         return ends_before[0]
     ends = _ends_by_srun(log)
     by_itself = (failed for failed in ends if failed.signal not in _BY_LAUNCHER)
     return next(by_itself, ends[0] if ends else None)
+
+
+def _first_of_each_step(log: str) -> list[Failed]:
+    """Return the rank with whose failure srun ended the step, for each step."""
+    firsts: dict[str, Failed] = {}
+    start = 0
+    for ended in _STEP_ENDED.finditer(log):
+        if ends := _ends_by_srun(log[start : ended.start()]):
+            firsts.setdefault(ended["step"], ends[-1])
+        start = ended.end()
+    return list(firsts.values())
 
 
 def _of_mpirun(log: str) -> Failed | None:

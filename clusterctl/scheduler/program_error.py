@@ -165,6 +165,10 @@ _TRACED: Final = re.compile(r"^\++(?:\S*:\d+>)? \S.*$", re.MULTILINE)
 _REMARKS = 3
 # Indented lines belong to the line above. wandb writes a summary after an exception.
 _NO_STATEMENT: Final = re.compile(r"\s|$|wandb: |-{20,}$|={20,}$")
+# What launchers, make, `time` and libraries write after an exception has ended a program.
+_ABOUT_END: Final = re.compile(
+    r"(?i)error|fail|exit|abort|warn|terminat|kill|^(?:real|user|sys)\b|^(?:srun|mpirun|clusterctl):"
+)
 _BANNER: Final = re.compile(r"^-{70,}\n(?:.*\n){1,60}?-{70,}$", re.MULTILINE)
 _LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen ")
 
@@ -456,6 +460,18 @@ def _without_printed(lines: Sequence[str], *, is_ordered: bool) -> list[str]:
         " " * len(line) if _PRINTED.search(line) and number != last_word else line
         for number, line in enumerate(lines)
     ]
+
+
+def goes_on_after(log: str, error: ProgramError) -> bool:
+    """Return whether a log has lines after the reported exception that are not about its end."""
+    if not error.tracebacks:
+        return False
+    # A message may have taken the next lines of the log.
+    _, found, rest = log.rpartition(error.tracebacks[0].message.partition("\n")[0])
+    rest = _TRACEBACK.sub("", _without_noise(rest))
+    return bool(found) and not all(
+        _NO_STATEMENT.match(line) or _ABOUT_END.search(line) for line in rest.split("\n")
+    )
 
 
 class LastError(NamedTuple):

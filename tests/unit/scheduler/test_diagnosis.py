@@ -791,6 +791,90 @@ def test_exit_code_is_a_signal_only_if_a_signal_was_reported(log: str, how: str,
     assert (found.code, found.signal, found.exit_code) == (code, signal, None if signal else 139)
 
 
+STEP = "srun: error: n1: task 0: {}\nsrun: Terminating StepId=7.{}\n"
+CRASHED = STEP.format("Segmentation fault", 1)
+EXITED = STEP.format("Exited with exit code 4", 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "log", "exit_code", "code", "shown"),
+    [
+        ("#!/bin/bash\n", CRASHED, 139, "segmentation-fault", None),
+        # The script went on.
+        ("#!/bin/bash\n", CRASHED, 1, "exit-code", 1),
+        ("#!/bin/bash\n", EXITED, 6, "exit-code", 6),
+        ("", CRASHED, 1, "segmentation-fault", None),
+        # The later step ended the script.
+        ("#!/bin/bash\n", CRASHED + EXITED, 4, "exit-code", 4),
+        ("#!/bin/bash\n", EXITED + CRASHED, 139, "segmentation-fault", None),
+        # A rank that srun killed afterwards, and whose status is srun's.
+        (
+            "#!/bin/bash\n",
+            STEP.format("Exited with exit code 3", 1) + "srun: error: n1: task 1: Killed\n",
+            137,
+            "exit-code",
+            3,
+        ),
+    ],
+)
+def test_step_that_its_script_survived_is_not_the_cause(
+    script: str, log: str, exit_code: int, code: str, shown: int | None
+) -> None:
+    job = replace(JOB, exit_code=exit_code, nodes=("n1",))
+    found = diagnose(Evidence(job=job, log=log, script=script))
+    assert (found.code, found.exit_code) == (code, shown)
+
+
+@pytest.mark.parametrize(
+    ("rest", "is_told"),
+    [
+        ("", False),
+        ("make: *** [Makefile:2: run] Error 1\n", False),
+        ("\nreal\t0m1.0s\nuser\t0m0.5s\nsys\t0m0.1s\n", False),
+        ("final: accuracy below the threshold\n", True),
+    ],
+)
+def test_script_that_wrote_more_after_an_exception_may_have_failed_otherwise(
+    rest: str, is_told: bool
+) -> None:
+    error = TRACEBACK + "ModuleNotFoundError: No module named 'apex'\n"
+    job = replace(JOB, exit_code=1, nodes=("n1",))
+    shell, strict, program = (
+        diagnose(Evidence(job=job, log=f"step 1\n{error}{rest}", stdout="step 1\n", script=script))
+        for script in (
+            "#!/bin/bash\npython3 a.py\n",
+            "#!/bin/bash\nset -u -eo pipefail\npython3 a.py\n",
+            "#!/usr/bin/env python3\n",
+        )
+    )
+    assert {shell.code, strict.code, program.code} == {"missing-module"}
+    assert (shell.cause != program.cause) == is_told
+    assert strict.cause == program.cause
+
+
+TASK_GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/job/a.py", line 6, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup ({} sub-exception{})
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/job/a.py", line 2, in a
+    |     raise ValueError("shard 3 is broken")
+    | ValueError: shard 3 is broken
+    +------------------------------------
+"""
+
+
+@pytest.mark.parametrize(("number", "plural", "is_told"), [(1, "", False), (2, "s", True)])
+def test_exception_of_a_group_is_said_to_be_one_of_several(
+    number: int, plural: str, is_told: bool
+) -> None:
+    found = diagnosis_of(TASK_GROUP.format(number, plural), exit_code=1)
+    assert found.code == "python-exception"
+    assert (f"one of {number} exceptions" in found.cause) == is_told
+
+
 @pytest.mark.parametrize(
     ("log", "is_full", "code"),
     [("", True, "disk-full"), ("", False, "exit-code"), ("step 3\n", True, "exit-code")],

@@ -523,7 +523,8 @@ def test_srun_that_finds_no_command_has_no_path_only_with_export(script: str, co
         "slurmstepd-n1: error: execve(): hostname: No such file or directory\n"
         "srun: error: n1: task 0: Exited with exit code 2\n"
     )
-    assert diagnose(Evidence(job=JOB, log=log, script=script)).code == code
+    job = replace(JOB, exit_code=2)
+    assert diagnose(Evidence(job=job, log=log, script=script)).code == code
 
 
 @pytest.mark.parametrize(
