@@ -104,6 +104,8 @@ _STEP = (
 _STEP_S = 120.0
 # scancel has a line for each of many jobs.
 _LONGEST_ERROR = 1 << 16
+# munged does not run on the host of the command, or refuses it.
+_NO_MUNGE = re.compile(r"Munge encode failed: .*")
 _NOTHING = Asked()
 
 
@@ -580,6 +582,14 @@ class SlurmClient(Jobs):
         reason = result.stderr.strip()[-_LONGEST_ERROR:]
         if SlurmAwayError.words.search(result.stderr):
             return self._away_error(command, reason, limit_s)
+        if said := _NO_MUNGE.search(result.stderr):
+            # Slurm advises an option of munged, which is not the cause.
+            return SlurmError(
+                f"{command} can't use munge, by which Slurm knows its users",
+                code="munge-away",
+                why=said[0],
+                fix=f"{self.advice.repair}; running jobs are not affected",
+            )
         error = SlurmError(
             f"{command} failed with exit status {result.rc}",
             code="slurm-command-failed",

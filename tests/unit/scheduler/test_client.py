@@ -211,6 +211,23 @@ def test_accounting_away_names_the_daemon_and_waits_once():
     assert (left - len(transport.left), len(ticks.slept)) == (1, slept)
 
 
+# sinfo of Slurm 24.11 on a controller without munged.
+NO_MUNGE = """\
+sinfo: error: If munged is up, restart with --num-threads=10
+sinfo: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": \
+No such file or directory (Did you start munged?)
+sinfo: error: slurm_buffers_pack_msg: auth_g_create: REQUEST_PARTITION_INFO has authentication error
+slurm_load_partitions: Protocol authentication error
+"""
+
+
+def test_command_without_munge_names_it_and_not_slurms_advice():
+    slurm, _, _ = client(Step(("sinfo", "..."), stderr=NO_MUNGE, rc=1))
+    with rejected("munge-away", SlurmError, "munge.socket.2") as caught:
+        slurm.nodes()
+    assert "num-threads" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "step",
     [
