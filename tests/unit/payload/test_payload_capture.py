@@ -8,12 +8,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from payload.comm.base import Done, Pending, Solo
+from payload.data.loader import Feed, Slot
 from payload.device import choose, fuse
 from payload.device.base import Array, Cpu, Device
 from payload.errors import UsageError
@@ -25,6 +27,7 @@ from payload.optim.precision import PRECISIONS, LossScale
 from payload.parallel.engine import Engine, stages_of
 from payload.parallel.mesh import Mesh, alone
 from payload.parallel.pipeline import MicroBatch
+from payload.training.loop import Trainer
 from tests.support.doubles.capture import Capturing, Graph, MemoryPool, Stream
 from tests.support.doubles.layers import batch_of, cut, engine_of
 from tests.support.sweeps import in_sweep
@@ -230,6 +233,25 @@ def test_model_that_cannot_be_captured_trains_without_graphs(make_device: Any) -
     assert results[0][0] == results[1][0]
     for one, other in zip(results[0][1], results[1][1], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_training_tells_once_why_nothing_is_captured() -> None:
+    device = Capturing()
+    units = [Unit("a", _Looking(Context(device), "a", 12, 4))]
+    engine = Run(device, "mlp", capture=True, units=units).engine
+    lines: list[str] = []
+    unused: Any = None
+    metrics: Any = SimpleNamespace(print_line=lines.append, iteration=lambda *_, **__: None)
+    schedule: Any = SimpleNamespace(at=lambda _: 1e-3)
+    trainer = Trainer(engine, unused, unused, schedule, metrics, unused)
+    x, targets = MODELS["mlp"][2]
+    batch = batch_of(device, x.astype(PRECISIONS["bf16"].compute), targets)
+    for iteration in range(1, 5):
+        slot = Slot(iteration, 1, ends_epoch=False, indices=np.arange(8))
+        trainer.step(iteration, Feed(slot, [batch], 8), ())
+    assert len(lines) == 1
+    assert "--capture" in lines[0]
+    assert "RuntimeError" in lines[0]
 
 
 def test_graph_for_which_memory_is_short_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
