@@ -28,3 +28,8 @@ def _kernels(*packages: ModuleType) -> dict[str, Kernel]:
 OF_OPTIMIZERS = _kernels(payload.optim)
 _POOLS = {kernel.name: kernel for kernel in map(maximum, (4, 9))}
 KERNELS = _kernels(payload.device, payload.nn) | OF_OPTIMIZERS | _POOLS
+
+
+def known(name: str) -> Kernel:
+    """Return the kernel of this name. Those of pooling are made for each size of window."""
+    return KERNELS.get(name) or maximum(int(name.removeprefix("maximum_")))

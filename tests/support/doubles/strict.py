@@ -20,11 +20,12 @@ from weakref import WeakSet, ref
 import ml_dtypes
 import numpy as np
 
-from payload.device.base import Array, Kernel, Reduction
+from payload.device.base import Array, Reduction
 from payload.device.cublas import Products
 from payload.device.gpu import Gpu
 from tests.support.doubles import cublaslt, cudnn
 from tests.support.doubles.blas import PlayedCublas
+from tests.support.doubles.kernels import known
 
 _FILE = Path(__file__).with_name("cupy-14.2.0.txt")
 NAMES = {line.partition(" ")[0]: line.partition(" ")[2] for line in _FILE.read_text().splitlines()}
@@ -422,6 +423,8 @@ class _Cupy(_Module):
             get_elapsed_time=lambda start, end: (end.time - start.time) * 1e3,
             runtime=_Runtime(),
         )
+        self.ElementwiseKernel = _ElementwiseKernel
+        self.ReductionKernel = _ReductionKernel
 
     def asarray(self, a: Any, dtype: Any = None) -> StrictArray:
         if isinstance(a, StrictArray):
@@ -457,13 +460,80 @@ class _Runtime:
         self._registered.remove(ptr)
 
 
-def _check_types(kernel: Kernel, names: Sequence[str], arrays: Sequence[Array]) -> None:
-    """Each letter stands for one dtype, and any other type is a dtype: CuPy refuses a mismatch."""
-    known: dict[str, np.dtype[Any]] = {}
-    for name, array in zip(names, arrays, strict=True):
-        kind = kernel.types.get(name, "T").removeprefix("raw ")
-        expected = known.setdefault(kind, array.dtype) if kind.isupper() else np.dtype(kind)
-        assert array.dtype == expected, f"{name} of {kernel.name} in {array.dtype}"
+class _Kernel:
+    """cupy.ElementwiseKernel's and ReductionKernel's double, which computes the payload's NumPy.
+
+    inputs, outputs: declarations. Each letter stands for one dtype; any other type is a dtype, and
+    CuPy refuses another (`_decide_params_type` in cupy/_core/_kernel.pyx).
+    """
+
+    def __init__(self, inputs: str, outputs: str, code: str, name: str) -> None:
+        self._declared = [tuple(one.rsplit(" ", 1)) for one in f"{inputs}, {outputs}".split(", ")]
+        self._kernel = known(name.removeprefix("payload_"))
+        assert self._kernel.code == code
+
+    def _named(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        """Check the types of arguments. Return them by name as NumPy takes them."""
+        dtypes: dict[str, np.dtype[Any]] = {}
+        given = {}
+        for (declared, name), one in zip(self._declared, map(_plain, arguments), strict=True):
+            kind = declared.removeprefix("raw ")
+            if isinstance(one, np.ndarray):
+                expected = dtypes.setdefault(kind, one.dtype) if kind.isupper() else np.dtype(kind)
+                assert one.dtype == expected, f"{name} of {self._kernel.name} in {one.dtype}"
+            else:
+                assert math.isfinite(one)
+            given[name] = one
+        return given
+
+    def _run(self, given: Mapping[str, Any]) -> None:
+        kernel = self._kernel
+        scalars = {name: given[name] for name in kernel.scalars}
+        written = [given[name] for name in kernel.writes]
+        read = [given[name] for name in kernel.reads]
+        run(lambda: kernel.host(*read, *written, **scalars), *written)
+
+
+class _ElementwiseKernel(_Kernel):
+    def __call__(self, *arguments: Any) -> None:
+        given = self._named(arguments)
+        raw = {name for kind, name in self._declared if kind.startswith("raw ")}
+        whole = [one for name, one in given.items() if name not in raw and np.ndim(one)]
+        shape = np.broadcast_shapes(*(one.shape for one in whole))
+        for name in set(self._kernel.writes) - raw:
+            assert given[name].shape == shape
+        if "column" in given:
+            assert given["column"].tolist() == [list(range(shape[1]))]
+        self._run(given)
+
+
+class _ReductionKernel(_Kernel):
+    def __init__(  # noqa: PLR0917 - CuPy's arguments
+        self,
+        inputs: str,
+        outputs: str,
+        map_expr: str,
+        reduce_expr: str,
+        post_map_expr: str,
+        identity: str,
+        name: str,
+        *,
+        reduce_type: str,
+        preamble: str,
+    ) -> None:
+        super().__init__(inputs, outputs, preamble, name)
+        kernel = self._kernel
+        assert isinstance(kernel, Reduction)
+        assert (map_expr, post_map_expr) == (kernel.element, kernel.result)
+        assert (reduce_expr, identity, reduce_type) == ("merge(a, b)", "State()", "State")
+
+    def __call__(self, *arguments: Any, axis: int) -> None:
+        given = self._named(arguments)
+        rows, columns = given[self._kernel.reads[0]].shape
+        assert axis == 1
+        assert given["column"].tolist() == [list(range(columns))]
+        assert {given[name].shape for name in self._kernel.writes} == {(rows,)}
+        self._run(given)
 
 
 class Strict(Gpu):
@@ -479,26 +549,6 @@ class Strict(Gpu):
         self._recorders = WeakSet()
         self._staging = {}
         self._kernels = {}
-
-    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
-        plain = [_plain(array) for array in arrays]
-        _check_types(kernel, kernel.reads + kernel.writes, plain)
-        whole = [
-            array
-            for name, array in zip(kernel.reads + kernel.writes, plain, strict=True)
-            if not kernel.types.get(name, "").startswith("raw ")
-        ]
-        shape = whole[-1].shape
-        assert np.broadcast_shapes(*(array.shape for array in whole)) == shape
-        assert all(math.isfinite(value) for value in scalars.values())
-        written = plain[len(kernel.reads) :]
-        run(lambda: kernel.host(*plain, **scalars), *written)
-
-    def reduce(self, kernel: Reduction, *arrays: Array) -> None:
-        matrix, *results = plain = [_plain(array) for array in arrays]
-        _check_types(kernel, kernel.reads + kernel.writes, plain)
-        assert {array.shape for array in results} == {matrix.shape[:1]}
-        run(lambda: kernel.host(*plain), *results)
 
     @classmethod
     def fused(cls, *, deterministic: bool = False) -> Strict:
