@@ -14,6 +14,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ class Proof:
         return f"[{self.test.stem.removeprefix('test_')}](../{self.test})"
 
 
+@cache
 def page(root: Path = ROOT) -> str:
     """Return the text of docs/platforms.md. root: folder with the folder tests.
 

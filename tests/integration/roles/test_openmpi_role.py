@@ -54,22 +54,37 @@ def configure(root: Path, package: Package, **variables: object) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("package", "loads"), [(EL, True), (NVIDIA, False)])
-def test_parameters_and_profile_follow_the_package(
-    tmp_path: Path, package: Package, loads: bool
-) -> None:
-    configure(tmp_path, package)
-    params = tmp_path / package.etc / "openmpi-mca-params.conf"
+@pytest.fixture(scope="module")
+def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a host with NVIDIA's package, whose mpirun reaches other hosts by SSH."""
+    root = tmp_path_factory.mktemp("nvidia")
+    configure(root, NVIDIA, openmpi_ssh="ssh -F config")
+    return root
+
+
+def follows_the_package(root: Path, package: Package) -> bool:
+    """Assert where the parameters and the link are. Return whether jobs load the package's
+    module.
+    """
+    params = root / package.etc / "openmpi-mca-params.conf"
     assert "btl_tcp_if_include = 10.0.0.0/24" in params.read_text().splitlines()
-    assert (tmp_path / "link").readlink() == tmp_path / package.prefix
-    assert (f"module load {MODULE}" in (tmp_path / "profile.sh").read_text()) == loads
+    assert (root / "link").readlink() == root / package.prefix
+    return f"module load {MODULE}" in (root / "profile.sh").read_text()
 
 
-def test_profile_puts_the_linked_prefix_before_the_users_paths(tmp_path: Path) -> None:
-    configure(tmp_path, NVIDIA)
+def test_parameters_and_profile_follow_the_package_of_el(tmp_path: Path) -> None:
+    configure(tmp_path, EL)
+    assert follows_the_package(tmp_path, EL)
+
+
+def test_parameters_and_profile_follow_the_package_of_nvidia(nvidia: Path) -> None:
+    assert not follows_the_package(nvidia, NVIDIA)
+
+
+def test_profile_puts_the_linked_prefix_before_the_users_paths(nvidia: Path) -> None:
     lines = [
         line
-        for line in (tmp_path / "profile.sh").read_text().splitlines()
+        for line in (nvidia / "profile.sh").read_text().splitlines()
         if "modules.sh" not in line
     ]
     script = "\n".join([*lines, 'echo "$PATH"', 'echo "$LD_LIBRARY_PATH"'])
@@ -77,32 +92,32 @@ def test_profile_puts_the_linked_prefix_before_the_users_paths(tmp_path: Path) -
     done = subprocess.run(
         ["/bin/bash", "-c", script], env=environment, capture_output=True, text=True, check=True
     )
-    link = tmp_path / "link"
+    link = nvidia / "link"
     assert done.stdout.splitlines() == [
         f"{link}/bin:/mine/bin",
         f"{link}/lib64:{link}/lib:/mine/lib",
     ]
 
 
-def test_parameters_of_prrte_are_beside_those_of_the_package(tmp_path: Path) -> None:
-    configure(tmp_path, NVIDIA, openmpi_ssh="ssh -F config")
-    params = (tmp_path / NVIDIA.etc / "prte-mca-params.conf").read_text()
-    assert f"prte_launch_agent = {tmp_path}/orted" in params.splitlines()
+def test_parameters_of_prrte_are_beside_those_of_the_package(nvidia: Path) -> None:
+    params = (nvidia / NVIDIA.etc / "prte-mca-params.conf").read_text()
+    assert f"prte_launch_agent = {nvidia}/orted" in params.splitlines()
 
 
 @pytest.mark.parametrize(
     ("installed", "started"), [(("orted",), "orted"), (("orted", "prted"), "prted")]
 )
 def test_launch_agent_starts_the_daemon_of_the_installed_open_mpi(
-    tmp_path: Path, installed: tuple[str, ...], started: str
+    nvidia: Path, installed: tuple[str, ...], started: str
 ) -> None:
     """Open MPI 5 calls its daemon prted; older programs may lie beside it."""
-    configure(tmp_path, NVIDIA, openmpi_ssh="ssh -F config")
-    folder = tmp_path / NVIDIA.prefix / "bin"
+    folder = nvidia / NVIDIA.prefix / "bin"
+    for program_of_another_test in folder.iterdir():
+        program_of_another_test.unlink()
     for name in installed:
         (folder / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
         (folder / name).chmod(0o755)
-    argv = [tmp_path / "orted", "--tree", "a b"]
+    argv = [nvidia / "orted", "--tree", "a b"]
     done = subprocess.run(
         argv, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
     )
