@@ -126,10 +126,10 @@ def _prepare_ansible() -> Callable[[], object]:
     for kind in ("become", "callback", "filter", "inventory", "test", "vars"):
         list(getattr(loader, f"{kind}_loader").all(class_only=True))
     actions = ("assert", "command", "copy", "normal", "package", "set_fact", "template")
-    more = (("connection", "local"), ("shell", "sh"))
+    more = (("connection", "local"), ("shell", "sh"), ("strategy", "linear"))
     for kind, name in (*(("action", action) for action in actions), *more):
         getattr(loader, f"{kind}_loader").get(f"ansible.builtin.{name}", class_only=True)
-    # The strategy of playbooks of clusterctl. It imports mitogen.
+    # The strategy of clusterctl. It imports mitogen.
     loader.strategy_loader.get("clusterctl_linear", class_only=True)
     commands = {
         "ansible": adhoc.AdHocCLI,
