@@ -418,15 +418,26 @@ def _read_log(log: str, end: End, *, is_shared: bool) -> _Log:
     text = _without_noise(log)
     searched = _TRACED.sub(lambda line: " " * len(line[0]), text)
     unhandled = searched
-    chains = []
+    chains: list[Sequence[Traceback]] = []
     start = 0
     for stop, chain in _chains(searched):
-        if end.is_caused_by(chain[-1].message, searched[stop:], is_shared=is_shared):
-            chains.append(chain)
-        else:
+        if not end.is_caused_by(chain[-1].message, searched[stop:], is_shared=is_shared):
             unhandled = _without_traceback(unhandled, start, stop)
+        elif not chains or not _tells_of(chains[-1][-1], chain[-1].message, searched[start:stop]):
+            chains.append(chain)
         start = stop
     return _Log(text, unhandled, end.is_ordered, chains)
+
+
+def _tells_of(child: Traceback, message: str, text: str) -> bool:
+    """Return whether an exception only says that a child has failed, which wrote its own before.
+
+    message: of the exception. text: what the log has between the end of the child's and its end.
+    """
+    # Otherwise the child's message may have taken the next lines of the log.
+    is_whole = "\n" not in child.message.strip()
+    is_next = text.lstrip().startswith("Traceback (most recent call last):")
+    return is_whole and is_next and message.startswith("subprocess.CalledProcessError: ")
 
 
 def _end_of_others(job_text: str) -> ProgramError:

@@ -852,6 +852,18 @@ def test_script_that_wrote_more_after_an_exception_may_have_failed_otherwise(
     assert strict.cause == program.cause
 
 
+@pytest.mark.parametrize(
+    ("between", "code"), [("", "missing-module"), ("building again\n", "python-exception")]
+)
+def test_exception_of_a_child_is_the_cause_and_not_the_call(between: str, code: str) -> None:
+    child = TRACEBACK + "ModuleNotFoundError: No module named 'tables'\n"
+    call = TRACEBACK + (
+        "subprocess.CalledProcessError: Command '['python', 'prepare.py']' returned non-zero exit "
+        "status 1.\n"
+    )
+    assert diagnosis_of(child + between + call, exit_code=1).code == code
+
+
 TASK_GROUP = """\
   + Exception Group Traceback (most recent call last):
   |   File "/job/a.py", line 6, in <module>
