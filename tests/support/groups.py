@@ -44,6 +44,7 @@ LONGEST = (
     "life",
     "attach",
     "test_drift.py",
+    "test_needs.py",
     "person",
     "test_onprem.py",
     "test_gcp.py",
