@@ -187,7 +187,7 @@ class _Watched:
         )
         if active and len(waiting) == len(active):
             problem = f"{subject} not started within {self._timeout_s:g} s"
-            fix = f"{waiting[0].fix}; {end} stays in the queue, and starts when it can"
+            fix = f"{waiting[0].fix}; {end} stays in the queue"
         error = WaitTimeoutError(problem, why="; ".join(states), fix=fix)
         error.jobs = tuple(self.seen.values())
         raise error
