@@ -235,7 +235,7 @@ def _chosen(screen: Screen, name: str | None) -> ChosenCluster:
     """Return the cluster with this name, or by default the cluster that -f or --cluster selects."""
     if name is not None and screen.cluster is not None:
         raise excluded("NAME", "--cluster")
-    return ChosenCluster(screen.file, name or screen.cluster, screen.note)
+    return ChosenCluster(screen.file, screen.cluster if name is None else name, screen.note)
 
 
 def orphans_list(

@@ -286,7 +286,9 @@ def verb(function: Verb) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(ctx: typer.Context, **arguments: Any) -> None:
-        common = {name: arguments.pop(name, None) or ctx.obj[name] for name in COMMON}
+        common = {name: arguments.pop(name, None) for name in COMMON}
+        # An empty name is not the same as none: a variable of a script may be empty.
+        common = {n: ctx.obj[n] if v in (None, False) else v for n, v in common.items()}
         output = common.pop("output")
         no_color = common.pop("no_color") or os.environ.get("NO_COLOR")
         screen = Screen(

@@ -150,6 +150,21 @@ def test_spec_missing_or_without_name_is_error_with_fix(cli: Clusterctl) -> None
 @pytest.mark.parametrize("name", ["../demo", "", "Demo", "a" * 21])
 def test_cluster_option_that_is_not_a_name_is_refused(cli: Clusterctl, name: str) -> None:
     assert unknown(cli, name, "status")
+    assert not_up(cli, name, "status", "--cluster", name, code="unknown-cluster")
+
+
+def test_empty_name_does_not_mean_the_cluster_here(cli: Clusterctl) -> None:
+    """A variable of a script may be empty."""
+    (cli.cwd / "cluster.yaml").write_text(SPEC)
+    (cli.home / "demo").mkdir(parents=True)
+    for argv in (
+        ["down", "--yes", "--cluster", ""],
+        ["detach", "--cluster", ""],
+        ["storage", "remove", "", "--yes"],
+        ["orphans", "remove", "", "--yes"],
+    ):
+        assert not_up(cli, "", *argv, code="unknown-cluster"), argv
+    assert (cli.home / "demo").is_dir()
 
 
 @pytest.mark.parametrize(
