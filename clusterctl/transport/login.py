@@ -35,6 +35,7 @@ _NAME: Final = r"[\w.%+][\w.%+-]*"
 _IPV6: Final = r"(?:[0-9a-fA-F]*:){2,}[0-9a-fA-F.]*"
 _PLAIN: Final = re.compile(rf"{_USER}(?P<host>{_NAME}|{_IPV6})", re.ASCII)
 _PORT: Final = r"(?P<port>:[0-9]{1,5})?"
+_LAST_PORT: Final = 65535
 _URI: Final = re.compile(rf"ssh://{_USER}(?P<host>{_NAME}|\[{_IPV6}\]){_PORT}/?", re.ASCII)
 # The size of the count of commands at which lines older than an hour are removed.
 _MOST_COUNTED: Final = 1 << 16  # bytes
@@ -70,7 +71,9 @@ def checked_login(login: str) -> str:
     if login == HERE:
         return HERE
     match = _URI.fullmatch(login) or _PLAIN.fullmatch(login)
-    if match is None:
+    port = match.groupdict().get("port") if match else None
+    is_port = port is None or 0 < int(port[1:]) <= _LAST_PORT
+    if match is None or not is_port:
         raise UsageError(
             f"{login!r} is no destination for ssh",
             code="login-form",
@@ -80,7 +83,7 @@ def checked_login(login: str) -> str:
     name = os.uname().nodename
     is_here = match["host"] in {"localhost", name, name.partition(".")[0]}
     is_me = match["user"] in {None, pwd.getpwuid(os.geteuid()).pw_name}
-    return HERE if is_here and is_me and not match.groupdict().get("port") else login
+    return HERE if is_here and is_me and not port else login
 
 
 def write_login_files(login: str, workspace: Workspace, own_config: str = _OWN_CONFIG) -> None:

@@ -38,6 +38,7 @@ def test_checked_login_keeps_a_destination_of_ssh(login: str) -> None:
     "login",
     [
         *("", "-oProxyCommand=x", "u@-x", "-u@x", "a b", "u@h:22", "ssh://u@h/folder"),
+        *("ssh://u@h:0", "ssh://u@h:65536"),
         *("$(id)@h", "u;id@h", "it's@h", "u\\@h", "h;id", "h\\x"),
     ],
 )
