@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -120,7 +121,13 @@ class Card:
         self.uuid: str | None = self._ask("nvmlDeviceGetUUID")
         # Several jobs may have parts of such a GPU, and its counters are those of all parts.
         self.is_in_parts = (self._ask("nvmlDeviceGetMigMode") or [0])[0] == MIG_ENABLED
-        self._counters = None if self.is_in_parts else Counters(nvml, handle)
+
+    @cached_property
+    def _counters(self) -> Counters | None:
+        """None for a GPU in parts. The first use begins an interval, so those who need no counters
+        have none started.
+        """
+        return None if self.is_in_parts else Counters(self._nvml, self._handle)
 
     def describe(self) -> dict[str, Any]:
         memory = self._ask("nvmlDeviceGetMemoryInfo")
@@ -139,7 +146,7 @@ class Card:
 
         processes: as ``processes`` returned them.
         """
-        use = self._ask("nvmlDeviceGetUtilizationRates")
+        use = self.utilization()
         memory = self._ask("nvmlDeviceGetMemoryInfo")
         milliwatts = self._ask("nvmlDeviceGetPowerUsage")
         return {

@@ -62,7 +62,7 @@ class Meter:
         if ACTIVE not in means and (rates := self.card.utilization()) is not None:
             means = {**means, ACTIVE: float(rates.gpu)}
         before, after = self._joules_before, self.card.energy_j()
-        joules = None if before is None or after is None or after < before else after - before
+        joules = None if before is None or after is None else after - before
         processes = self.card.processes()
         count = None if processes is None else len(processes)
         self._uses.append(Use(seconds, samples, means, joules, count))

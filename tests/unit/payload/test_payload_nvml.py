@@ -33,6 +33,14 @@ def meter(monkeypatch: pytest.MonkeyPatch, library: Nvml) -> Meter:
     return Meter(card)
 
 
+def sampled(monkeypatch: pytest.MonkeyPatch, library: Nvml) -> Gpus:
+    """Return the node's GPUs after a first sample, with which their counters begin."""
+    library.put_into(monkeypatch)
+    gpus = Gpus()
+    gpus.read()
+    return gpus
+
+
 def test_gpu_off_the_bus_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     all_three = [(0, "GPU-0"), (1, "GPU-1"), (2, "GPU-2")]
     assert indices(monkeypatch, Nvml(Gpu(), Gpu(), Gpu())) == all_three
@@ -113,8 +121,7 @@ def test_samples_closer_than_the_driver_refreshes_are_taken_as_one(
 ) -> None:
     card = Gpu(levels={ACTIVE: 100})
     library = Nvml(card)
-    library.put_into(monkeypatch)
-    gpus = Gpus()
+    gpus = sampled(monkeypatch, library)
     library.work(0.06)
     assert "active_percent" not in gpus.read()["gpus"][0]
     card.levels = {ACTIVE: 0}
@@ -157,8 +164,7 @@ def test_pynvml_without_counters_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_refusal_of_a_sample_leaves_out_its_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Gpu(levels={ACTIVE: 100})
     library = Nvml(card)
-    library.put_into(monkeypatch)
-    gpus = Gpus()
+    gpus = sampled(monkeypatch, library)
     library.work(1.0)
     card.refusal = NO_PERMISSION
     assert "active_percent" not in gpus.read()["gpus"][0]
@@ -173,8 +179,7 @@ def test_bandwidth_is_a_share_alone_if_its_peak_is_unknown(
     monkeypatch: pytest.MonkeyPatch, mhz: int | None, bits: int | None
 ) -> None:
     library = Nvml(Gpu(levels={DRAM: 50}, memory_mhz=mhz, bus_bits=bits))
-    library.put_into(monkeypatch)
-    gpus = Gpus()
+    gpus = sampled(monkeypatch, library)
     library.work(1.0)
     (state,) = gpus.read()["gpus"]
     assert (state["bandwidth_percent"], "bandwidth_bytes_per_s" in state) == (50, False)
@@ -327,19 +332,37 @@ def test_gpu_is_found_by_its_id_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_card(None) is None
 
 
-def test_sampling_asks_a_bounded_number_of_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample is to cost the training nothing: one call more for all counters, and one sample."""
-    library = Nvml(Gpu(levels={ACTIVE: 50}))
-    library.put_into(monkeypatch)
-    gpus = Gpus()
+def gpm_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the names of NVML's functions of counters as they are called."""
     asked: list[str] = []
     real = pynvml._nvmlGetFunctionPointer
 
-    def counted(name: str) -> object:
-        asked.append(name)
+    def noted(name: str) -> object:
+        if "Gpm" in name:
+            asked.append(name)
         return real(name)
 
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", counted)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", noted)
+    return asked
+
+
+def test_sampling_asks_a_bounded_number_of_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample is to cost the training nothing: one call more for all counters, and one sample."""
+    library = Nvml(Gpu(levels={ACTIVE: 50}))
+    gpus = sampled(monkeypatch, library)
+    asked = gpm_calls(monkeypatch)
     library.work(1.0)
     gpus.read()
-    assert [name for name in asked if "Gpm" in name] == ["nvmlGpmSampleGet", "nvmlGpmMetricsGet"]
+    assert asked == ["nvmlGpmSampleGet", "nvmlGpmMetricsGet"]
+
+
+def test_training_which_needs_the_energy_alone_opens_no_counters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = Nvml(Gpu(energy_mj=2000), Gpu())
+    library.put_into(monkeypatch)
+    asked = gpm_calls(monkeypatch)
+    card = open_card("GPU-0")
+    assert card is not None
+    assert (card.energy_j(), card.processes()) == (2, [])
+    assert asked == []
