@@ -209,19 +209,46 @@ class _Half(Solo):
 
     size = 2
 
+
+class _Part(Solo):
+    """One of two ranks. sent: rank -> what it has sent, also before."""
+
+    size = 2
+
+    def __init__(self, rank: int, sent: dict[int, Array]) -> None:
+        self.rank = rank
+        self._sent = sent
+
     def allgather_into(self, part: Array, out: Array) -> None:
-        self.gathered = part.size
-        out.reshape(2, -1)[...] = part
+        self._sent[self.rank] = part.copy()
+        for rank, values in self._sent.items():
+            out.reshape(2, -1)[rank] = values
 
 
-def test_loss_with_classes_over_ranks_keeps_logits_local(device: Device) -> None:
-    """Tensor-parallel ranks exchange four numbers a target."""
-    half = _Half()
-    loss = SoftmaxCrossEntropy(Context(device, tp=half), split=True)
-    logits = np.zeros((6, 64), "float32")
-    labels = np.arange(6)
-    assert loss.forward(device.asarray(logits), device.asarray(labels), Tape()).count == 6
-    assert half.gathered == 4 * 6
+def test_loss_with_classes_over_ranks_is_that_of_all_classes(device: Device) -> None:
+    """Tensor-parallel ranks exchange four numbers a target, not logits."""
+    rng = np.random.default_rng(5)
+    logits = rng.standard_normal((60, 16)).astype("float32")
+    labels = np.where(rng.random(60) < 0.5, logits.argmax(axis=1), rng.integers(-1, 16, 60))
+
+    def loss_of(loss: SoftmaxCrossEntropy, part: Array) -> tuple[list[float], Array]:
+        tape = Tape()
+        sums = loss.forward(device.asarray(part.copy()), device.asarray(labels), tape)
+        gradient = device.to_host(loss.backward(0.5, tape)).copy()
+        return [float(each) for each in (sums.loss, sums.correct, sums.count)], gradient
+
+    expected, gradient = loss_of(SoftmaxCrossEntropy(Context(device)), logits)
+    assert 30 <= expected[1] < expected[2] < 60
+    sent: dict[int, Array] = {}
+    # The first rank's first turn lacks what the other sends.
+    for rank in (0, 1, 0):
+        columns = slice(8 * rank, 8 * rank + 8)
+        loss = SoftmaxCrossEntropy(Context(device, tp=_Part(rank, sent)), split=True)
+        found, part = loss_of(loss, logits[:, columns])
+        assert sent[rank].size == 4 * 60
+        if len(sent) == 2:
+            assert found == pytest.approx(expected, rel=1e-6)
+            np.testing.assert_allclose(part, gradient[:, columns], rtol=1e-5, atol=1e-7)
 
 
 def test_embedding_ignores_tokens_of_another_rank(device: Device) -> None:

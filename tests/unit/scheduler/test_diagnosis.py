@@ -1141,6 +1141,24 @@ def test_rank_that_silently_lost_another_is_not_the_first(record: str, how: str)
     assert (found.rank, found.host, found.signal) == (1, "n2", how)
 
 
+@pytest.mark.parametrize(
+    ("said", "ended"),
+    [("Exited with exit code 139", ("", 139)), ("Segmentation fault", ("SIGSEGV", None))],
+)
+def test_recorded_end_is_a_signal_unless_srun_tells_an_exit_code(
+    said: str, ended: tuple[str, int | None]
+) -> None:
+    """The record has the exit status of a shell, which is the same for both."""
+    log = (
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+        "srun: error: n1: task 0: Exited with exit code 14\n"
+        f"srun: error: n2: task 1: {said}\n"
+    )
+    ends = {0: "5.1 14 n1", 1: "5.0 139 n2"}
+    found = diagnose(Evidence(job=JOB, log=log, ranks={0: "", 1: ""}, ends=ends))
+    assert (found.rank, found.signal, found.exit_code) == (1, *ended)
+
+
 @pytest.mark.parametrize(("end", "how"), [(139, "SIGSEGV"), (137, "SIGKILL")])
 @pytest.mark.parametrize("first", [0, 1])
 def test_first_failed_rank_is_found_when_srun_killed_all_ranks(
