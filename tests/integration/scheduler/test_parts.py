@@ -251,8 +251,9 @@ def test_interrupted_array_is_cancelled(cluster, tmp_path, error, away):
     session = foreign(cluster)
     session.scheduler.transport = Breaking(error, away=away)
     session.scheduler.patience_s = 0.0
-    with pytest.raises((KeyboardInterrupt, KeyRefusedError, AnswerLostError)):
+    with pytest.raises((KeyboardInterrupt, KeyRefusedError, AnswerLostError)) as caught:
         submit(session, array_of(tmp_path, "0-24"))
+    assert getattr(caught.value, "had_side_effects", True)
     (entry,) = session.ledger.entries()
     assert (entry.job_id, entry.refused, entry.held) == ("1", False, "incomplete")
     assert Path(entry.remote_dir).is_dir()
