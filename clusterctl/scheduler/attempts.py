@@ -547,7 +547,10 @@ def _cause(start: Event, later: Sequence[Event], following: Event, state: str) -
         subject = f"{place} does" if place else "the program does"
         return f"its time limit was near; {subject} not handle the notice ({notice})"
     if kind:
-        error = _text(failure, "error") or kind.replace(",", ", ")
+        # An exit code like that of a signal may be the program's own.
+        code = _number(failure, "code")
+        how = f"exit code {int(code)}" if code else kind.replace(",", ", ")
+        error = _text(failure, "error") or how
         return " in ".join(filter(None, (error, place)))
     if status:
         return f"exit status {int(status)}"

@@ -109,7 +109,8 @@ def first_failed(
     log.
 
     ranks: rank -> log. ends: failed rank -> "TIME CODE HOST": Unix seconds, exit code of the rank's
-        shell, host; "" if the rank was killed while it wrote this record.
+        program or -N if signal N ended it, host; "" if the rank was killed while it wrote this
+        record.
     """
     failed = (
         _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log, job.exit_code) or _of_mpirun(log)
@@ -183,11 +184,8 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str)
         with suppress(ValueError):  # invalid record
             when, code, host = record.split()
             if not _PEER_GONE.search(ranks.get(rank, "")):
-                order = 2 if int(code) in _BY_ANOTHER else 0
                 end = _ended(int(code), rank=rank, host=host)
-                # task.py ends as its program did, so that srun reports a signal as such.
-                told = {(one.rank, one.status) for one in _ends_by_srun(log)}
-                end = end if (rank, end.status) in told else replace(end, status=0)
+                order = 2 if end.in_a_shell in _BY_ANOTHER else 0
                 candidates.append((order, float(when), rank, end))
     return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
 
@@ -215,6 +213,9 @@ def with_reported_signal(failed: Failed, log: str, reported: Collection[str]) ->
     """
     if not failed.status or failed.signal in reported:
         return failed
+    if failed.rank is not None:
+        # srun reports an exit code of this rank, and signals of others.
+        log = _SRUN.sub("", log)
     said = re.escape(signal.strsignal(signal.Signals[failed.signal]) or "")
     if re.search(_REPORTED.format(said=said, name=failed.signal), log, re.MULTILINE):
         return failed

@@ -226,7 +226,12 @@ class Restart:
         log = restarts.end_of_file(own_log())
         if restarts.launcher_of(self._program) == "srun":
             status = restarts.status_of_start(log) or status
-        failure = restarts.failure_now(status, log, restarts.killed_at(attempt))
+        failure = restarts.failure_now(
+            status,
+            log,
+            restarts.killed_at(attempt),
+            is_signal=not any(event.get("how") == "exit" for event in attempt),
+        )
         if restarts.is_usage(failure):
             # If all nodes have the same files, each restart would end like this attempt.
             bad = nodes_without_files(attempt[0]["nodes"], self._program, self._folders[0])

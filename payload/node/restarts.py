@@ -18,6 +18,8 @@ from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
+from payload.node import task
+
 # EX_TEMPFAIL: the program has saved its work and asks to be requeued.
 SAVED = 75
 # The kind of such an end if nothing shows that the program was asked to save its work.
@@ -113,6 +115,8 @@ class Failure(NamedTuple):
     """The end of an attempt of a job, except success.
 
     kind: the same text for similar ends, such as SIGKILL, exit code 1, hang, saved, or lost node-2.
+    code: the exit code that ``kind`` takes for a signal, as a shell's. Any program may return it.
+        0: none.
     error: the program's exception and its place. "" if unknown.
     place: the first rank that failed, such as rank 1 on node-2. "" if unknown.
     suspects: the nodes that may have caused the failure.
@@ -124,9 +128,11 @@ class Failure(NamedTuple):
     place: str = ""
     suspects: tuple[str, ...] = ()
     progress: tuple[int, ...] = (0, 0, 0)
+    code: int = 0
 
     def __str__(self) -> str:
-        return " in ".join(filter(None, (self.error or self.kind, self.place)))
+        end = f"exit code {self.code}" if self.code else self.kind
+        return " in ".join(filter(None, (self.error or end, self.place)))
 
 
 def events_of_job(text: str) -> list[Event]:
@@ -292,10 +298,13 @@ def kind_of(status: int) -> str:
         return f"exit code {status}"
 
 
-def failure_now(status: int, log: str, killed_at: float = math.inf) -> Failure:
+def failure_now(
+    status: int, log: str, killed_at: float = math.inf, *, is_signal: bool = True
+) -> Failure:
     """Return how the attempt that has just ended failed.
 
     status: of the program. log: the job's own. killed_at: when job.py began to kill ranks.
+    is_signal: whether a status like that of a signal may mean one.
     """
     if os.path.exists(HANG_FILE):
         return Failure("hang", suspects=_nodes_of_hang())
@@ -305,12 +314,14 @@ def failure_now(status: int, log: str, killed_at: float = math.inf) -> Failure:
         return Failure(kind_of(status))
     log = this_attempt(log)
     aborted = _ABORTED.search(log)
-    ended, rank, host = first_failed(killed_at)
+    code, rank, host = first_failed(killed_at)
+    ended = task.as_in_shell(code)
     if ended == SAVED and not aborted:
         return Failure(kind_of(SAVED))
     # MPI_Abort may have killed the rank before its end was recorded.
     if aborted:
         host = host if rank == aborted[1] else ""
+        code = 0
         ended = status
         rank = aborted[1]
     text = this_attempt(end_of_file(f"rank-logs/{rank}.log")) if rank else log
@@ -326,7 +337,15 @@ def failure_now(status: int, log: str, killed_at: float = math.inf) -> Failure:
         return Failure(ABORT)
     place = " on ".join(filter(None, (rank and f"rank {rank}", host)))
     suspects = (host,) if by_signal and host else ()
-    return Failure(kind_of(ended or status), error, place, suspects)
+    is_signal = code < 0 if code else is_signal and not _has_exited(status, log)
+    kind = kind_of(ended or status)
+    exited = 0 if is_signal or not kind.startswith("SIG") else ended or status
+    return Failure(kind, error, place, suspects, code=exited)
+
+
+def _has_exited(status: int, log: str) -> bool:
+    """Return whether srun or mpirun reports this exit code."""
+    return bool(re.search(rf"(?:Exited with exit code|Exit code: +) ?{status}$", log, re.MULTILINE))
 
 
 def left_mpi(log: str) -> str:
@@ -384,7 +403,8 @@ def status_of_ranks(status: int, log: str, *, is_told: bool) -> int:
     # MPI_Abort sets the status of both launchers, and may kill the rank before its end is recorded.
     if _ABORTED.search(this_attempt(log)):
         return status
-    return first_failed()[0] or (FROM_SHELL + signal.SIGTERM if is_told and status == 1 else status)
+    first = task.as_in_shell(first_failed()[0])
+    return first or (FROM_SHELL + signal.SIGTERM if is_told and status == 1 else status)
 
 
 def status_of_start(log: str) -> int:
@@ -420,9 +440,9 @@ def folders_of(program: Sequence[str]) -> list[str]:
 
 
 def first_failed(killed_at: float = math.inf) -> tuple[int, str, str]:
-    """Return exit status, rank and node of the first rank that failed by itself.
+    """Return exit code (-N: signal N), rank and node of the first rank that failed by itself.
 
-    Rank and node are "" if there is no such rank. The status is then 75 if ranks have saved their
+    Rank and node are "" if there is no such rank. The code is then 75 if ranks have saved their
     work, or 0.
     killed_at: when job.py began to kill ranks. Later ends do not count.
     clusterctl/scheduler/failed_rank.py follows the same rule.
@@ -432,16 +452,16 @@ def first_failed(killed_at: float = math.inf) -> tuple[int, str, str]:
         rank, _, suffix = entry.name.partition(".")
         if suffix == "end":
             with suppress(ValueError):
-                when, status, node = end_of_file(entry.path).split()
+                when, code, node = end_of_file(entry.path).split()
                 if float(when) < killed_at:
-                    ends.append((float(when), int(status), rank, node))
-    for _, code, rank, node in sorted(ends):
-        if code not in ENDED_BY_ANOTHER:
+                    ends.append((float(when), int(code), rank, node))
+    for _, ended, rank, node in sorted(ends):
+        if task.as_in_shell(ended) not in ENDED_BY_ANOTHER:
             log = this_attempt(end_of_file(f"rank-logs/{rank}.log"))
             if not _PEER_GONE.search(log):
-                return code, rank, node
+                return ended, rank, node
     # torchrun ends with 1 although its ranks have saved their work.
-    return (SAVED if SAVED in [code for _, code, _, _ in ends] else 0), "", ""
+    return (SAVED if SAVED in [ended for _, ended, _, _ in ends] else 0), "", ""
 
 
 def own_error(log: str) -> str:

@@ -287,8 +287,8 @@ def rank(words: Sequence[str]) -> int:
         code = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
     if code:
         # Record when this rank failed: other ranks, which lose their connection to it, may end
-        # first.
-        end = f"{time.time():.6f} {as_in_shell(code)} {host_name()}\n"
+        # first. A shell's status would not tell a signal from an exit code.
+        end = f"{time.time():.6f} {code} {host_name()}\n"
         write_all(open_for_writing(f"rank-logs/{os.environ['RANK']}.end", os.O_TRUNC), end.encode())
     # Wait for the output, because slurmstepd kills remaining processes of the task when this
     # process ends.

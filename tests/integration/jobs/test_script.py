@@ -550,7 +550,10 @@ def test_program_is_requeued_by_its_exit_code(batch, status, requeue, again):
     assert (calls.read_text() if calls.exists() else "") == (
         "requeue 12\nrequeue 12_3\n" if again else ""
     )
-    assert events(batch)[-1]["event"] == ("requeue" if again else "stop" if status == 2 else "end")
+    last = events(batch)[-1]
+    assert last["event"] == ("requeue" if again else "stop" if status == 2 else "end")
+    # The script's own exit code is no signal.
+    assert last.get("code", 0) == (137 if status == 137 else 0)
 
 
 @pytest.mark.parametrize(
@@ -813,7 +816,7 @@ def test_completed_job_does_not_run_twice(batch, job, restart, status, runs):
 LIST_HOSTS = r"[[ $1 != show ]] && echo $@ >>scontrol-calls || printf '%s\n' node-2 node-3"
 
 
-NODE_2_LOST = "mkdir rank-logs; echo 9 137 node-2 >rank-logs/1.end; exit 14"
+NODE_2_LOST = "mkdir rank-logs; echo 9 -9 node-2 >rank-logs/1.end; exit 14"
 
 
 def write_failure_of_node_2(batch):

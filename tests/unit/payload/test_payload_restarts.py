@@ -188,13 +188,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({}, 14, Failure("exit code 14")),
         ({}, 137, Failure("SIGKILL")),
         (
-            {"1": "20 137 n2", "0": "20.1 14 n1"},
+            {"1": "20 -9 n2", "0": "20.1 14 n1"},
             14,
             Failure("SIGKILL", "", "rank 1 on n2", ("n2",)),
         ),
         # A rank that lost its peer may be the first to end.
-        ({"0": "20 14 n1", "1": "21 139 n2"}, 14, Failure("SIGSEGV", "", "rank 1 on n2", ("n2",))),
+        ({"0": "20 14 n1", "1": "21 -11 n2"}, 14, Failure("SIGSEGV", "", "rank 1 on n2", ("n2",))),
         ({"0": "20 14 n1", "1": "20 143 n2"}, 14, Failure("exit code 14")),
+        ({"0": "20 14 n1", "1": "20 -15 n2"}, 14, Failure("exit code 14")),
+        # The program's own exit code, or that of its shell.
+        ({"1": "20 137 n2"}, 14, Failure("SIGKILL", "", "rank 1 on n2", ("n2",), code=137)),
         # torchrun ends with 1.
         ({"0": "20 75 n1", "1": "20.1 75 n2"}, 1, Failure("saved")),
         ({"1": "20 1 n2", "0": ""}, 143, Failure("exit code 1", AT, "rank 1 on n2")),
@@ -210,6 +213,28 @@ def test_failure_now(folder: Path, ends: dict[str, str], status: int, failure: F
     assert restarts.failure_now(status, old) == failure
     restarts.forget_ends()
     assert [path.name for path in Path("rank-logs").iterdir()] == ["1.log"]
+
+
+EXIT_CODE = "Primary job\n\n  Process name: [[1,1],0]\n  Exit code:    137\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "is_signal", "code"),
+    [
+        ("", True, 0),
+        ("", False, 137),
+        ("srun: error: n1: task 0: Killed\n", True, 0),
+        ("srun: error: n1: task 0: Exited with exit code 137\n", True, 137),
+        (EXIT_CODE, True, 137),
+    ],
+)
+def test_exit_code_like_that_of_a_signal_is_told_from_the_signal(
+    folder: Path, log: str, *, is_signal: bool, code: int
+) -> None:
+    """Restarts are decided as after the signal, because a shell returns it for its command."""
+    failure = restarts.failure_now(137, log, is_signal=is_signal)
+    assert (failure.kind, failure.code) == ("SIGKILL", code)
+    assert str(failure) == (f"exit code {code}" if code else "SIGKILL")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +255,7 @@ def test_ranks_that_did_not_start_are_read_from_sruns_error(line: str, status: i
         # srun and mpirun, after the same end of a rank.
         ({"0": "20.1 143 n1", "1": "20 3 n2"}, 143, False, 3),
         ({"0": "20.1 14 n1", "1": "20 3 n2"}, 14, False, 3),
-        ({"0": "20.1 143 n1", "1": "20 137 n2"}, 14, False, 137),
+        ({"0": "20.1 143 n1", "1": "20 -9 n2"}, 14, False, 137),
         ({"0": "20 2 n1"}, 143, False, 2),
         # mpirun, after SIGTERM.
         ({}, 1, True, 143),
@@ -287,11 +312,11 @@ JOB = JobInfo(
 @pytest.mark.parametrize(
     ("ends", "lost_ranks", "rank"),
     [
-        ({0: "20 1 n1", 1: "21 139 n2"}, [], 0),
-        ({0: "20 14 n1", 1: "21 139 n2"}, [], 1),
+        ({0: "20 1 n1", 1: "21 -11 n2"}, [], 0),
+        ({0: "20 14 n1", 1: "21 -11 n2"}, [], 1),
         ({0: "20 143 n1", 1: "21 195 n2", 2: "22 7 n3"}, [], 2),
         ({0: "20 75 n1", 1: "21 1 n2"}, [], 1),
-        ({0: "20 1 n1", 1: "21 137 n2"}, [0], 1),
+        ({0: "20 1 n1", 1: "21 -9 n2"}, [0], 1),
         ({0: "x", 1: "21 1 n2"}, [], 1),
     ],
 )
@@ -314,7 +339,7 @@ def test_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
     )
     assert (found.error, found.suspects) == ("ValueError at /jobs/train.py:12", ())
     # Another rank, which was killed after that, is no evidence of the first rank's node.
-    (folder / "rank-logs" / "0.end").write_text("9 137 n1")
+    (folder / "rank-logs" / "0.end").write_text("9 -9 n1")
     found = restarts.failure_now(
         137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n"
     )
@@ -322,7 +347,7 @@ def test_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "kind"), [("9 137 n1", "loss of slurmstepd"), ("9 139 n1", "SIGSEGV")]
+    ("end", "kind"), [("9 -9 n1", "loss of slurmstepd"), ("9 -11 n1", "SIGSEGV")]
 )
 def test_ranks_that_job_py_killed_do_not_hide_a_lost_slurmstepd(
     folder: Path, end: str, kind: str
@@ -346,18 +371,18 @@ RESTARTED = "\nclusterctl: restart 1 of this job\n"
     [
         # Rank 1 called os._exit(0).
         (LOST_CLIENT + ABORTED + KILLED.format(0), {}, None, restarts.LEFT_MPI, "rank 1 on n1"),
-        (LOST_CLIENT + ABORTED, {"0": "9 137 n1"}, 8.0, restarts.LEFT_MPI, "rank 1 on n1"),
+        (LOST_CLIENT + ABORTED, {"0": "9 -9 n1"}, 8.0, restarts.LEFT_MPI, "rank 1 on n1"),
         # Rank 1 has failed, and is reported by srun, or has recorded its end.
         (LOST_CLIENT + ABORTED + KILLED.format("0-1"), {}, None, "SIGKILL", ""),
-        (LOST_CLIENT + ABORTED, {"1": "7 137 n1", "0": "9 137 n1"}, 8.0, "SIGKILL", "rank 1 on n1"),
-        (LOST_CLIENT + ABORTED, {"0": "7 139 n1"}, None, "SIGSEGV", "rank 0 on n1"),
+        (LOST_CLIENT + ABORTED, {"1": "7 -9 n1", "0": "9 -9 n1"}, 8.0, "SIGKILL", "rank 1 on n1"),
+        (LOST_CLIENT + ABORTED, {"0": "7 -11 n1"}, None, "SIGSEGV", "rank 0 on n1"),
         # A program may write a line like those of srun.
         (LOST_CLIENT + KILLED.format("1-3-5"), {}, None, restarts.LEFT_MPI, "rank 1 on n1"),
         # In an earlier attempt.
-        (LOST_CLIENT + RESTARTED, {"0": "9 137 n1"}, None, "SIGKILL", "rank 0 on n1"),
+        (LOST_CLIENT + RESTARTED, {"0": "9 -9 n1"}, None, "SIGKILL", "rank 0 on n1"),
         # No rank failed before job.py killed all.
-        (ABORTED, {"0": "9 137 n1"}, 8.0, restarts.ABORT, ""),
-        (ABORTED, {"1": "7 137 n1", "0": "9 137 n1"}, 8.0, "SIGKILL", "rank 1 on n1"),
+        (ABORTED, {"0": "9 -9 n1"}, 8.0, restarts.ABORT, ""),
+        (ABORTED, {"1": "7 -9 n1", "0": "9 -9 n1"}, 8.0, "SIGKILL", "rank 1 on n1"),
     ],
 )  # fmt: skip
 def test_failure_now_of_an_aborted_step(

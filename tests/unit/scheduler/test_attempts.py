@@ -174,6 +174,11 @@ def test_restarts_of_gives_the_cause_of_each_end(
         # What the job has recorded counts.
         ([end(5, 1)], "REQUEUED", "exit status 1"),
         ([end(5, 137), requeue(5, "failed", **KILLED)], "REQUEUED", "SIGKILL in rank 1 on n2"),
+        (
+            [end(5, 137), requeue(5, "failed", **KILLED, code=137)],
+            "REQUEUED",
+            "exit code 137 in rank 1 on n2",
+        ),
         ([end(5, 75), requeue(5, "saved", kind="saved")], "REQUEUED", "the program saved its work"),
     ],
 )
