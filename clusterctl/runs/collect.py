@@ -93,7 +93,7 @@ from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, with_title
-from clusterctl.util.disk import write_error_reason
+from clusterctl.util.disk import write_error_fix, write_error_reason
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import start_in_thread
 
@@ -649,8 +649,7 @@ class _Collection:
                 code="run-unwritable",
                 where=str(final),
                 why=write_error_reason(exc, final),
-                fix="free disk space and check the folder's permissions, or pass another folder "
-                "with --out",
+                fix=f"{write_error_fix(exc, final)}, or pass another folder with --out",
             ) from exc
 
 

@@ -233,7 +233,8 @@ class Case:
     def with_groups(self, *matches: re.Match[str] | None) -> Self:
         """Return the case with the named groups of the matches, shortened to a plain line."""
         groups = {
-            name: plain_line(value)[:_GROUP_COLUMNS]
+            # A carriage return inside a message must not hide the part before it.
+            name: plain_line(value.rstrip("\r").replace("\r", " "))[:_GROUP_COLUMNS]
             for match in matches
             if match is not None
             for name, value in match.groupdict("").items()

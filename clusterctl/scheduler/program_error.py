@@ -208,7 +208,9 @@ class Traceback:
             place = _FRAME.match(lines[start])
             fields = place.groupdict("") if place else {"file": "", "line": "", "function": ""}
             frames.append(Frame(**fields, shown=tuple(lines[start:end])))
-        return cls(tuple(lines[: starts[0]]), tuple(frames), match["message"], is_remote)
+        # A carriage return inside a message would hide the exception's name.
+        message = re.sub(r"\r(?=[^\n])", " ", match["message"])
+        return cls(tuple(lines[: starts[0]]), tuple(frames), message, is_remote)
 
     @property
     def own_frame(self) -> Frame | None:

@@ -30,7 +30,7 @@ from clusterctl.transport.remote_incoming import (
     reject_small_disk,
 )
 from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items
-from clusterctl.util.disk import write_error_reason
+from clusterctl.util.disk import write_error_fix, write_error_reason
 
 _AGAIN = "run the command again; complete files are not downloaded again"
 _MAX_NAME = 255  # bytes
@@ -171,7 +171,7 @@ def writing_into(folder: Path) -> Iterator[None]:
             code="files-unwritable",
             where=printable(os.fsdecode(exc.filename or str(folder))),
             why=write_error_reason(exc, folder),
-            fix="free disk space or change the permissions, then run the command again",
+            fix=f"{write_error_fix(exc, folder)}, then run the command again",
         ) from exc
 
 

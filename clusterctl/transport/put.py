@@ -5,6 +5,7 @@ resumed.
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, cast
+from typing import BinaryIO, Final, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.spec.names import first_few
@@ -338,6 +339,16 @@ def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
     return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, store_paths)
 
 
+# What to do on the host about an error of its file system.
+_WAYS: Final = {
+    errno.ENOSPC: "free disk space on the host",
+    errno.EDQUOT: "remove some of your files on the host",
+    errno.EACCES: "change the permissions on the host",
+    errno.EPERM: "change the permissions on the host",
+}
+_OTHER_WAY: Final = "look at the folder on the host"
+
+
 def _not_understood(answer: bytes, host: str) -> TransportError:
     problem = "clusterctl does not understand the cluster's answer"
     reason = printable(answer[:200].decode(errors="replace"))
@@ -349,10 +360,8 @@ def _not_understood(answer: bytes, host: str) -> TransportError:
 
 def _write_error(host: str, exc: CommandError) -> TransferError:
     problem = "the files can't be written on the cluster"
-    fix = (
-        "free disk space or change permissions on the host (`clusterctl ssh`), then run the "
-        "command again"
-    )
+    way = next((way for number, way in _WAYS.items() if os.strerror(number) in exc.why), _OTHER_WAY)
+    fix = f"{way} (`clusterctl ssh`), then run the command again"
     if exc.rc == HELD:
         problem = "another process holds the lock on the cluster's file store"
         fix = (

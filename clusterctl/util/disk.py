@@ -82,6 +82,15 @@ def write_error_reason(exc: OSError, path: Path) -> str:
     return f"{cause}: {mount_point} has no inodes left" if is_out else f"{cause}: {mount_point}"
 
 
+def write_error_fix(exc: OSError, path: Path) -> str:
+    """Return what to do about a file that could not be written, as an instruction."""
+    if fix := _FIXES.get(exc.errno or 0):
+        return fix.format(place=_mount_point(path))
+    if exc.errno in {errno.EACCES, errno.EPERM}:
+        return f"change the permissions (`namei -l {printable(str(path))}` shows them)"
+    return f"correct the path {printable(str(path))}"
+
+
 def append_line(path: Path, line: str) -> None:
     """Append a line to a file and sync the file. After an error, the line may be incomplete in the
     file.

@@ -17,7 +17,7 @@ from clusterctl.cluster.phases import PhaseResult, PhaseRunner
 from clusterctl.errors import DiskError, LockedError, MachineError
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import ROOM, Workspace, write_atomic
-from clusterctl.util.disk import disk_error
+from clusterctl.util.disk import disk_error, write_error_fix
 from tests.support.disks import FAULTS, SmallDisk, small_disk
 from tests.support.messages import codes, refused, shows
 from tests.support.verbs import Clusterctl
@@ -80,6 +80,23 @@ def test_disk_error_has_the_fix_of_its_errno(number: int, fix: str, tmp_path: Pa
         error = disk_error(OSError(number, os.strerror(number)), path)
         assert os.strerror(number) in error.why
         assert fix in error.fix
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "remove"),
+        (errno.EACCES, "permissions"),
+        (errno.EPERM, "permissions"),
+        (errno.ENOTDIR, "path"),
+    ],
+)
+def test_write_error_has_the_fix_of_its_errno_alone(number: int, fix: str, tmp_path: Path) -> None:
+    said = write_error_fix(OSError(number, os.strerror(number)), tmp_path / "file").partition("(")[
+        0
+    ]
+    words = ["remove", "permissions", "path"]
+    assert [word for word in words if word in said.replace(str(tmp_path), "")] == [fix]
 
 
 def test_write_atomic_in_a_missing_folder_is_no_disk_error(tmp_path: Path) -> None:

@@ -864,6 +864,22 @@ def test_exception_of_a_child_is_the_cause_and_not_the_call(between: str, code: 
     assert diagnosis_of(child + between + call, exit_code=1).code == code
 
 
+@pytest.mark.parametrize(
+    "log",
+    [
+        TRACEBACK + "ValueError: shard 1\rshard 2\n",
+        TRACEBACK + "ValueError: shard 1\rshard 2\r\n",
+        "ValueError: shard 1\rshard 2\n",
+    ],
+)
+def test_carriage_return_in_a_message_hides_no_part_of_it(log: str) -> None:
+    found = diagnosis_of(log, exit_code=1)
+    assert found.code == "python-exception"
+    assert "ValueError: shard 1 shard 2" in found.cause
+    if "Traceback" in log:
+        assert found.lines[-1] == "ValueError: shard 1 shard 2"
+
+
 TASK_GROUP = """\
   + Exception Group Traceback (most recent call last):
   |   File "/job/a.py", line 6, in <module>
