@@ -6,7 +6,6 @@ is the diagnosis.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,12 +16,17 @@ from clusterctl.scheduler.case import Case, Evidence, Explanation
 from clusterctl.scheduler.causes import first_cause
 from clusterctl.scheduler.failed_rank import Failed, is_survived
 from clusterctl.scheduler.program_error import goes_on_after, is_shell, without_long_lines
+from clusterctl.scheduler.script_end import (
+    goes_on_after_errors,
+    is_of_earlier_command,
+    is_of_earlier_file,
+)
+from clusterctl.util.terminal import plain_line
 
 # A line has one of these texts instead of showing an empty log.
 WROTE_NOTHING: Final = "wrote nothing to its log"
 EMPTY_LOG: Final = "the job's log is empty"
-# The script ends with the first command that fails.
-_ERREXIT: Final = re.compile(r"^#!.* -\w*e|^\s*set (?:-\w+ )*-(?:\w*e|o errexit)", re.MULTILINE)
+_COLUMNS: Final = 200
 _EMPTY: Final = (WROTE_NOTHING, EMPTY_LOG)
 
 
@@ -130,7 +134,7 @@ def _of_script(case: Case, found: Explanation) -> Explanation:
             f"exit code {job.exit_code} of the script, after the failure of a step: {found.cause}"
         )
         return replace(found, code="exit-code", cause=cause, failed=own)
-    if _ERREXIT.search(evidence.script):
+    if not goes_on_after_errors(evidence.script):
         return found
     stderr = evidence.log.removeprefix(evidence.stdout)
     if any(
@@ -138,7 +142,38 @@ def _of_script(case: Case, found: Explanation) -> Explanation:
     ):
         cause = f"{found.cause}; the log goes on after it, so the script may have failed otherwise"
         return replace(found, cause=cause)
+    if case.failed.rank is None and job.exit_code:
+        return _of_last_command(case, found, job.exit_code)
     return found
+
+
+def _of_last_command(case: Case, found: Explanation, exit_code: int) -> Explanation:
+    """Return the explanation without what commands before the script's last command wrote."""
+    script = case.evidence.script
+    error = case.error
+    if error.tracebacks:
+        program = error.tracebacks[0].frames[0].file
+        if not is_of_earlier_file(program, script, exit_code):
+            return found
+        cause = (
+            f"{found.cause}; the script goes on after it, so the script may have failed otherwise"
+        )
+        return replace(found, cause=cause)
+    lines = error.evidence.split("\n")
+    earlier = [line for line in lines if is_of_earlier_command(line, script, exit_code)]
+    if not earlier:
+        return found
+    rest = "\n".join(" " * len(line) if line in earlier else line for line in lines)
+    own = first_cause(replace(case, error=replace(error, evidence=rest)))
+    if own.code != "exit-code":
+        return own
+    said = plain_line(earlier[-1])[:_COLUMNS]
+    return replace(
+        own,
+        cause=f"{own.cause}, of the script's last command; a command before it wrote: {said}",
+        fix="look at both commands; `set -ex` in the script shows each command, and ends the "
+        "script at the first that fails",
+    )
 
 
 def diagnose_waiting(
