@@ -121,9 +121,18 @@ def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:
     """Return the diagnosis of a job from ``tree``, the local folder with the job's collected
     files.
     """
+    logs = remote_logs.ends(str(tree), _task(job))
+    is_silent = not (logs["stdout"] or logs["stderr"] or any(logs["ranks"].values()))
     # The file system of this machine tells nothing about the job's.
-    logs = {**remote_logs.ends(str(tree), _task(job)), "full": False}
+    logs["full"] = is_silent and job.outcome is Outcome.FAILED and _is_full_there(session, job)
     return diagnose(evidence_of(session, job, logs))
+
+
+def _is_full_there(session: Session, job: JobInfo) -> bool:
+    """Return whether the file system of the job's folder has no room. False if that is unknown."""
+    with suppress(SchedulerError, TransportError):
+        return bool(_read_logs(session, job).get("full"))
+    return False
 
 
 def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:

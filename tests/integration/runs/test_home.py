@@ -20,6 +20,7 @@ from clusterctl.runs.collect import collect, collect_runs
 from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.runs.find import Row
 from clusterctl.scheduler.base import comment_of
+from clusterctl.scheduler.evidence import diagnose_jobs
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -567,6 +568,33 @@ def test_runs_that_cannot_be_collected_are_named_and_discarded(session, cluster,
     assert caught.value.jobs == ("2",)
     (out / ".demo-2-b.incomplete").unlink()
     assert [run.job_id for run in collect(session, out=out, discard=["1"])] == ["2"]
+
+
+class FullDisk(LocalTransport):
+    """A host on which the file system of a job's folder is full."""
+
+    def run(self, argv, **options):
+        result = super().run(argv, **options)
+        return replace(result, stdout=result.stdout.replace('"full": false', '"full": true'))
+
+
+@pytest.mark.parametrize(
+    ("body", "is_full", "code"),
+    [
+        ("exit 3", True, "disk-full"),
+        ("exit 3", False, "exit-code"),
+        ("echo step 1; exit 3", True, "exit-code"),
+    ],
+)
+def test_run_has_the_cause_of_a_full_disk_that_logs_shows(
+    session, cluster, tmp_path, out, *, body, is_full, code
+):
+    job_id = finished(session, cluster, tmp_path, body)
+    transport = FullDisk() if is_full else LocalTransport()
+    session = replace(session, scheduler=SlurmClient(transport, patience_s=0))
+    (shown,) = diagnose_jobs(session, session.scheduler.jobs([job_id]))
+    (run,) = collect(session, [job_id], out=out)
+    assert (run.diagnosis["code"], shown.code) == (code, code)
 
 
 def test_folder_that_can_not_be_written(session, cluster, tmp_path, out, monkeypatch):
