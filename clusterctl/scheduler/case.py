@@ -292,6 +292,11 @@ class Case:
         return ", ".join(self.job.nodes)
 
     @property
+    def on_node(self) -> str:
+        """The job's first node as an argument of `clusterctl ssh`, if the reader may log in there."""
+        return f" {self.job.nodes[0]}" if self.is_operator and self.job.nodes else ""
+
+    @property
     def asked(self) -> str:
         """The number of nodes that the job asks for: ``4 nodes``."""
         asked = re.search(r"\bnode=(\d+)", self.job.tres)

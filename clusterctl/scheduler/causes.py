@@ -8,6 +8,7 @@ wait.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
@@ -474,7 +475,15 @@ ENDED: Final[Sequence[CauseFunction]] = (
             f"because {case.job.work_dir or 'its folder'} is missing there or the user may not "
             "write to it"
         ),
-        fix=lambda case: f"{_EXAMINE}" if case.is_operator else f"{case.repair}, and name the node",
+        fix=lambda case: (
+            f"`clusterctl ssh{case.on_node} -- namei -l {shlex.quote(case.job.work_dir or '.')}` "
+            "shows which folder is missing or not the user's: correct it, and submit again"
+            + (
+                "; `clusterctl doctor` shows if a file system is not mounted"
+                if case.is_operator
+                else ""
+            )
+        ),
     ),
     Cause(
         "lost-node",

@@ -1162,7 +1162,7 @@ def test_rank_that_silently_lost_another_is_not_the_first(record: str, how: str)
 def test_recorded_end_is_a_signal_only_if_the_record_says_so(
     record: int, ended: tuple[str, int | None], said: str
 ) -> None:
-    """srun may tell how the rank's other processes ended, or that it killed the rank."""
+    """srun may tell another end, for example if it killed the rank afterwards."""
     log = (
         "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
         "srun: error: n1: task 0: Exited with exit code 14\n"
@@ -1804,6 +1804,9 @@ def test_job_without_a_log_on_a_fit_node_names_its_folder() -> None:
     found = diagnose(Evidence(job=NO_LOG, was_read=True, **OPERATOR))
     assert found.code == "log-not-writable"
     assert "/shared/home/ada/x" in found.cause
+    assert "ssh n2 -- namei -l /shared/home/ada/x`" in found.fix
+    guest = diagnose(Evidence(job=NO_LOG, was_read=True, **GUEST))
+    assert "ssh -- namei -l /shared/home/ada/x`" in guest.fix
 
 
 @pytest.mark.parametrize("signal", [0, 9])
