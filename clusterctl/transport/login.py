@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -39,6 +39,11 @@ _LAST_PORT: Final = 65535
 _URI: Final = re.compile(rf"ssh://{_USER}(?P<host>{_NAME}|\[{_IPV6}\]){_PORT}/?", re.ASCII)
 # The size of the count of commands at which lines older than an hour are removed.
 _MOST_COUNTED: Final = 1 << 16  # bytes
+# Time for ssh to connect, unless the user has set another: to a login without proxy, and behind a
+# proxy such as a jump host, which may wait for the user's second factor. The second is no round
+# number, which a user might set.
+_DIRECT_S: Final = 15
+_PROXIED_S: Final = 61
 # The user's settings come first; the last lines apply only to what the user has not set. A command
 # of the user's own would replace every command of clusterctl.
 _CONFIG: Final = """\
@@ -47,7 +52,7 @@ RemoteCommand none
 Include {own_config}
 Include /etc/ssh/ssh_config
 Host *
-    ConnectTimeout 60
+    ConnectTimeout {connect_s}
     ServerAliveInterval 15
     ServerAliveCountMax 4
 """
@@ -94,11 +99,23 @@ def write_login_files(login: str, workspace: Workspace, own_config: str = _OWN_C
     """
     login = checked_login(login)
     write_atomic(workspace.login, f"{login}\n")
-    write_atomic(workspace.ssh_config, _CONFIG.format(login=login, own_config=own_config))
+    config = _CONFIG.format(login=login, own_config=own_config, connect_s=_PROXIED_S)
+    write_atomic(workspace.ssh_config, config)
     write_atomic(
         workspace.background_config,
         _BACKGROUND_CONFIG.format(config=workspace.ssh_config.absolute()),
     )
+
+
+def connect_options(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the options with which ssh waits less for the server of a login without proxy.
+
+    settings: ssh's, as `ssh -G` prints them. A time that the user has set stays.
+    """
+    is_proxied = not {"proxyjump", "proxycommand"}.isdisjoint(settings)
+    if is_proxied or settings.get("connecttimeout") != str(_PROXIED_S):
+        return ()
+    return ("-o", f"ConnectTimeout={_DIRECT_S}")
 
 
 def login_of(config: Path) -> str | None:

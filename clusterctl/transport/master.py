@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from pathlib import Path
 from clusterctl.errors import TransportError
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import openssh
-from clusterctl.transport.login import login_of
+from clusterctl.transport.login import connect_options, login_of
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH
 from clusterctl.transport.refusals import (
     connection_error,
@@ -60,6 +61,10 @@ _ASKING = ("-T", "-o", "BatchMode=no", "-o", "LogLevel=INFO", "-o", "ClearAllFor
 _TALKATIVE = ("-o", "LogLevel=INFO")
 # ssh's name for the host if a ProxyCommand carries the connection.
 _BY_PROXY = "UNKNOWN port"
+# ssh's own words if no server answers, in a line of their own.
+_TIMED_OUT = re.compile(
+    r"^(ssh: connect to host .+: )?Connection( to \S+ port \d+)? timed out", re.MULTILINE
+)
 _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
 
@@ -133,10 +138,11 @@ def open_master(
         with suppress(OSError):
             if time.time() - (folder / name).stat().st_mtime < FRESH_S:
                 return Master(folder, name, _connect(folder, name), stays)
+    settings = _settings(config, host) if is_login else {}
     if (
         is_login
         and not (folder / name).exists()
-        and (master := _users_master(config, host)) is not None
+        and (master := _users_master(settings)) is not None
     ):
         return master
     if not start:
@@ -144,6 +150,7 @@ def open_master(
     idle_s = _idle_s(is_login=is_login, is_jump=bool(socket_name), stays=stays)
     options = ["-S", f"./{name}", "-o", "ControlMaster=auto"]
     options += ["-o", f"ControlPersist={idle_s}", *(() if stays else ("-f", "-N"))]
+    options += connect_options(settings)
     command = "true" if stays else ""
     ssh = OpenSSH(config, user)
     if (error := _start(ssh, host, command, options, folder / name)) is not None:
@@ -200,14 +207,18 @@ def may_ask() -> bool:
     return has_terminal and threading.current_thread() is threading.main_thread()
 
 
-def _users_master(config: Path, host: str) -> Master | None:
-    """Return the connection that the user's own ssh has opened to the login, if it is open."""
+def _settings(config: Path, host: str) -> dict[str, str]:
+    """Return ssh's settings for the login of an attached cluster, by their names in small letters."""
     command = OpenSSH(config).background(host, "", "-G")
     settings = subprocess.run(
         command, capture_output=True, text=True, errors="replace", check=False
     ).stdout
-    rows = dict(line.partition(" ")[::2] for line in settings.splitlines())
-    path = Path(rows.get("controlpath", "none"))
+    return dict(line.partition(" ")[::2] for line in settings.splitlines())
+
+
+def _users_master(settings: Mapping[str, str]) -> Master | None:
+    """Return the connection that the user's own ssh has opened to the login, if it is open."""
+    path = Path(settings.get("controlpath", "none"))
     try:
         return Master(path.parent, path.name, _connect(path.parent, path.name), stays=True)
     except OSError:
@@ -263,13 +274,15 @@ def end_all_connections(config: Path) -> None:
 
 
 def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
-    """Run ssh. Return (exit status, stderr), with status None if ssh ran longer than
-    ``limit_s``.
+    """Run ssh. Return (exit status, stderr), with status None if ssh ran longer than ``limit_s``.
+
+    If no server answers, the last line of stderr tells how long ssh has waited.
     """
     # A file instead of a pipe, because the ssh that stays in the background may keep its stderr
     # open.
     with tempfile.TemporaryFile() as stderr:
         nothing = subprocess.DEVNULL
+        started = time.monotonic()
         # The ProxyCommand of a shared connection stays in this group, so the group must outlive
         # clusterctl.
         process = subprocess.Popen(
@@ -283,8 +296,12 @@ def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        waited_s = time.monotonic() - started
         stderr.seek(0)
-        return rc, stderr.read().decode(errors="replace")
+        text = stderr.read().decode(errors="replace")
+    if _TIMED_OUT.search(text):
+        text = f"{text.rstrip()}\nno answer within {waited_s:.0f} s"
+    return rc, text
 
 
 def _private_folder(config: Path) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import subprocess
 import threading
@@ -220,6 +221,25 @@ def test_stopped_server_is_tried_again(config: Path, sshd: Sshd) -> None:
     with Connections(config) as connections, refused("unreachable", UnreachableError) as caught:
         connections.to(LOGIN_HOST).run(["true"])
     assert caught.value.retryable
+
+
+def test_login_that_drops_packets_tells_what_was_tried_and_for_how_long(
+    config: Path, sshd: Sshd, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        user_config = tmp_path / "own"
+        text = user_config.read_text().replace(str(sshd.port), str(port))
+        user_config.write_text(f"{text}    ConnectTimeout 1\n")
+        # The kernel drops packets of connections that a full queue has no room for.
+        with (
+            socket.create_connection(("127.0.0.1", port)),
+            Connections(config) as connections,
+            refused("unreachable", UnreachableError, "ssh campus") as caught,
+        ):
+            connections.to(LOGIN_HOST).run(["true"])
+    assert f"127.0.0.1 port {port}" in caught.value.why
+    assert re.search(r"no answer within \d+ s$", caught.value.why)
 
 
 @pytest.mark.parametrize("setting", ["MaxAuthTries 6", "MaxAuthTries 1"])
