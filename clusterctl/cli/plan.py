@@ -164,16 +164,18 @@ def _parts(screen: Screen, spec: ClusterSpec, plan: Plan) -> Iterator[list[str]]
         ("notes:", plan.notes),
     ):
         if lines:
-            yield [title, *(f"  {line}" for line in lines)]
+            yield [title, *(line for part in lines for line in _indented(str(part)))]
     if plan.jobs.unknown:
-        yield [
-            (
-                "it is unknown which jobs would be cancelled, so `up` needs --force: "
-                f"{plan.jobs.unknown}"
-            )
-        ]
+        unknown = "it is unknown which jobs would be cancelled, so `up` needs --force:"
+        yield [unknown, *_indented(plan.jobs.unknown)]
     if cost := cost_lines(plan.hosts):
         yield cost
+
+
+def _indented(text: str) -> list[str]:
+    """Return the lines of a text below a title, those after the first further to the right."""
+    first, *rest = text.split("\n")
+    return [f"  {first}", *(f"    {line}" for line in rest)]
 
 
 def hosts_table(screen: Screen, planned: HostPlan, *, kept: bool) -> list[str]:
@@ -409,8 +411,8 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
     for finding in report.findings:
         lines += [
             f"{finding.host}: {finding.level}: {finding.what}",
-            f"  why: {finding.why}",
-            *([f"  fix: {finding.fix}"] if finding.fix else []),
+            *_indented(f"why: {finding.why}"),
+            *(_indented(f"fix: {finding.fix}") if finding.fix else []),
         ]
     return lines
 

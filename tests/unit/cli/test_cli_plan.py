@@ -54,6 +54,18 @@ def test_plan_shows_equal_hosts_in_a_row_and_the_cost_below() -> None:
     ]
 
 
+def test_plan_shows_texts_of_several_lines_in_lines() -> None:
+    """As the output of a host or of ssh; an escaped line end would be read as text."""
+    drift = (Drift("d-ctl", "does not answer: ssh: no route\nthe last line"),)
+    unknown = Impact(unknown="no answer\nwithin 5 s")
+    lines = show(Plan(HostPlan((STAY,)), unknown, drift=drift))
+    assert lines[lines.index("drift:") + 1 :][:2] == [
+        "  d-ctl: does not answer: ssh: no route",
+        "    the last line",
+    ]
+    assert lines[lines.index("  no answer") + 1] == "    within 5 s"
+
+
 def test_plan_shows_settings_drift_jobs_and_notes() -> None:
     job = JobInfo(
         number=7, name="long", user="ada", state=JobState.RUNNING, reason="", nodes=("d-old-1",)
