@@ -102,7 +102,11 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
         "discard": Discard,
         "yes": Yes,
         "no_wait": NoWait,
-        "dry_run": flag(bool, "Show what would change, and change nothing.", "--dry-run"),
+        "dry_run": flag(
+            bool,
+            "Show what would change, or why it would be refused. Change nothing.",
+            "--dry-run",
+        ),
         "if_digest": IfDigest,
     }
 )

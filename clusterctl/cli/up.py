@@ -20,15 +20,15 @@ from clusterctl.cli.phases import (
     phase_table,
     prompts_for,
 )
-from clusterctl.cli.plan import cost_lines, hosts_table, show_plan
+from clusterctl.cli.plan import as_dict, cost_lines, hosts_table, show_plan, text
 from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.bake import bake_image
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.dry_run import digest_of_plan, most_of_up
+from clusterctl.cluster.dry_run import digest_of_plan, most_of_up, reject_up
 from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.cluster.up import UpOptions
-from clusterctl.errors import excluded
+from clusterctl.errors import ClusterctlError, excluded
 from clusterctl.providers.registry import provider_of
 from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
@@ -64,7 +64,11 @@ _UP_FLAGS: Final = {
     "yes": Yes,
     "ask_become_pass": AskBecomePass,
     "accept_host_key": AcceptHostKey,
-    "dry_run": flag(bool, "Show what would change, as `clusterctl plan` does.", "--dry-run"),
+    "dry_run": flag(
+        bool,
+        "Show what would change, as `clusterctl plan` does, or why `up` would refuse it.",
+        "--dry-run",
+    ),
     "if_digest": IfDigest,
 }
 
@@ -111,6 +115,7 @@ def show_changes(
         limited = provider.limited(spec, Workspace.of(spec.name), up_options.limit)
 
     def more(plan: Plan) -> dict[str, Any]:
+        _reject_up(screen, ClusterContext.of(limited, prompts=prompts), plan, up_options)
         digest = digest_of_plan(spec, plan, up_options)
         screen.note(f"digest, for --if-digest: {digest}")
         return {
@@ -120,6 +125,17 @@ def show_changes(
         }
 
     return show_plan(screen, limited, prompts, more=more)
+
+
+def _reject_up(screen: Screen, cluster: ClusterContext, plan: Plan, options: UpOptions) -> None:
+    """Raise the error with which `up` would stop, after showing the plan. There is no digest then."""
+    try:
+        reject_up(cluster, plan, options)
+    except ClusterctlError:
+        screen.partial_answer = {**as_dict(cluster.spec, plan), "dry_run": True}
+        if not screen.json:
+            screen.note(*text(screen, cluster.spec, plan), "")
+        raise
 
 
 def bring_up(

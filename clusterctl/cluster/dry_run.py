@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterctl.cluster.context import ClusterContext
+from clusterctl.cluster.impact import reject, reject_changed_users
+from clusterctl.cluster.losses import LeavingHosts, check_leaving_hosts
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.up import UpOptions
 from clusterctl.jobs.dry_run import AtMost, at_most
 from clusterctl.providers.registry import provider_of
-from clusterctl.scheduler.session import site_of
+from clusterctl.scheduler.session import SHORT_PATIENCE_S, site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
@@ -40,6 +43,27 @@ def most_of_jobs(spec: ClusterSpec, jobs: Sequence[JobSpec]) -> tuple[tuple[str,
         return 0.0 if usd is None and applied.provider.shares_kernel else usd
 
     return identity_of(workspace), at_most(site, jobs, price)
+
+
+def reject_up(cluster: ClusterContext, plan: Plan, options: UpOptions) -> None:
+    """Raise the error with which `up` would stop before it carries out a plan. Change nothing.
+
+    Raises:
+        MachineError, UsageError: the spec, its users or this machine would be rejected, or jobs
+            would be cancelled.
+        OnlyCopyError: data exists only on hosts that leave.
+    """
+    cluster.provider.check(cluster.spec)
+    if not options.force:
+        reject(plan.jobs)
+    before = cluster.inventory
+    if before is None:
+        return
+    with cluster.connections:
+        reject_changed_users(cluster)
+        scheduler = cluster.scheduler(before, patience_s=SHORT_PATIENCE_S)
+        leaving = LeavingHosts(before, plan.hosts, options.replaced)
+        check_leaving_hosts(cluster, leaving, scheduler, discard=options.discard)
 
 
 def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:

@@ -238,6 +238,9 @@ def test_up_does_the_plan_of_its_dry_run_or_nothing(
         def limited(self, spec: Any, *_: object) -> Any:
             return spec
 
+        def check(self, _: object) -> None:
+            pass
+
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
     use_provider(monkeypatch, lambda *_: Limited())
     monkeypatch.setattr(cli_up, "provider_of", lambda *_: Limited())
@@ -264,3 +267,32 @@ def test_up_does_the_plan_of_its_dry_run_or_nothing(
     with refused("goes-on", UsageError):
         cli_up.bring_up(screen, SPEC, yes=True, if_digest=digest, **options)
     assert approved == [plan]
+
+
+def test_dry_run_of_an_up_that_would_cancel_jobs_has_no_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a digest, an agent gets no token for a call that would only fail."""
+
+    class Checked(BareProvider):
+        def check(self, _: object) -> None:
+            pass
+
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    use_provider(monkeypatch, lambda *_: Checked())
+    job = JobInfo(number=7, name="long", user="ada", state=JobState.RUNNING, reason="")
+    plan = Plan(HostPlan((REMOVE,)), Impact(affected=(AffectedJob(job, "its node leaves"),)))
+    monkeypatch.setattr(cli_plan, "preview", lambda _: plan)
+    screen = Screen(json=True, color=False)
+    with refused("jobs-would-end", UsageError) as caught:
+        cli_up.show_changes(screen, SPEC)
+    screen.error(caught.value)
+    answer = loads(capfd.readouterr().out)
+    assert "digest" not in answer
+    assert [change["name"] for change in answer["changes"]] == ["d-old-1"]
+    assert [entry["job_id"] for entry in answer["affected_jobs"]] == ["7"]
+    with refused("jobs-would-end", UsageError):
+        cli_up.show_changes(Screen(json=False, color=False), SPEC)
+    assert "d-old-1" in capfd.readouterr().err
+    assert cli_up.show_changes(Screen(json=True, color=False), SPEC, force=True) == 0
+    assert loads(capfd.readouterr().out)["digest"]

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.cluster.context import ClusterContext
+from clusterctl.cluster.dry_run import reject_up
 from clusterctl.cluster.impact import free_leaving_hosts
 from clusterctl.cluster.losses import (
     DISCARDED,
@@ -25,6 +26,8 @@ from clusterctl.cluster.losses import (
     note_removal,
 )
 from clusterctl.cluster.phases import PhaseRunner
+from clusterctl.cluster.plan import Plan
+from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import OnlyCopyError, SchedulerError, TransportError, UnreachableError
 from clusterctl.providers.base import HostChange, HostPlan, Provider
 from clusterctl.runs.only_copies import OnlyCopies, UncopiedFiles
@@ -433,6 +436,17 @@ def test_check_leaving_hosts_searches_again_after_jobs_ended(
     assert (entry["verb"], entry["phase"]) == ("up", "check_leaving_nodes")
     assert entry["note"].startswith("discarded: 5 B")
     assert "/scratch/shards on d-train-1" in entry["note"]
+
+
+def test_dry_run_of_up_stops_for_what_up_would_lose(stage: Stage) -> None:
+    stage.files = (SCRATCH,)
+    plan = Plan(HostPlan((change("d-train-1", "replace"),)))
+    with rejected("only-copy", OnlyCopyError) as caught:
+        reject_up(context(stage), plan, UpOptions())
+    assert "/scratch/shards on d-train-1" in caught.value.why
+    reject_up(context(stage), plan, UpOptions(discard=True))
+    reject_up(context(stage), Plan(HostPlan((change("d-train-1", "keep"),))), UpOptions())
+    assert not stage.workspace.journal.exists()
 
 
 @pytest.mark.parametrize(
