@@ -31,6 +31,8 @@ from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
     NodeInfo,
+    elapsed_of,
+    reason_in_words,
     state_counts,
     worst_job,
 )
@@ -378,7 +380,7 @@ def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]], told: Telling)
 def _in_a_line(job: JobInfo) -> str:
     where = f" on {','.join(job.nodes)}" if job.nodes else ""
     code = f", exit {job.exit}" if job.exit else ""
-    reason = f" ({job.reason})" if job.reason else ""
+    reason = f" ({words})" if (words := reason_in_words(job.reason)) else ""
     hang = f", {job.hang}" if job.hang else ""
     alarms = "".join(f", {alarm}" for alarm in job.alarms)
     return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{reason}{hang}{alarms}"
@@ -484,7 +486,10 @@ def _elapsed_and_limit(job: JobInfo) -> str:
 
 
 # Values of which the view of a single job shows more than the value.
-_TEXTS: Final[Mapping[str, Callable[[JobInfo], str]]] = {"elapsed_s": _elapsed_and_limit}
+_TEXTS: Final[Mapping[str, Callable[[JobInfo], str]]] = {
+    "elapsed_s": _elapsed_and_limit,
+    "reason": lambda job: reason_in_words(job.reason),
+}
 
 
 def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
@@ -602,11 +607,6 @@ def _nodes(jobs: Sequence[JobInfo]) -> str:
     return fold_nodes(list(dict.fromkeys(node for job in jobs for node in job.nodes)))
 
 
-def _elapsed(jobs: Sequence[JobInfo]) -> str:
-    known = [job.elapsed_s for job in jobs if job.elapsed_s is not None]
-    return shown_elapsed(max(known, default=None))
-
-
 def _reason(jobs: Sequence[JobInfo]) -> str:
     """Return why the jobs wait."""
     job = worst_job(jobs)
@@ -619,7 +619,7 @@ _CELLS: Final[Mapping[str, _Cell]] = {
     "state": _state,
     "nodes": _nodes,
     "submit_time": lambda jobs: _short_time(worst_job(jobs).submit_time),
-    "elapsed_s": _elapsed,
+    "elapsed_s": lambda jobs: shown_elapsed(elapsed_of(jobs)),
     "exit": lambda jobs: worst_job(jobs).exit or _NONE,
     "reason": _reason,
 }

@@ -28,7 +28,14 @@ from clusterctl.errors import SchedulerError, TransportError, UsageError, exclud
 from clusterctl.jobs.messages import Telling, chosen_receivers
 from clusterctl.jobs.readings import Figure, GpuUse, JobUse, NodeUse, RankUse
 from clusterctl.jobs.top import Moment, Watch, watching
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, state_counts, worst_job
+from clusterctl.scheduler.base import (
+    JobInfo,
+    JobState,
+    NodeInfo,
+    elapsed_of,
+    state_counts,
+    worst_job,
+)
 from clusterctl.scheduler.slurm_values import fold_nodes, gpu_count
 from clusterctl.transport.tree import format_size
 from clusterctl.util.numbers import counted
@@ -482,7 +489,7 @@ def _job_table(moment: Moment, chosen: str) -> tuple[list[str], list[list[str]]]
     for jobs in _groups(moment):
         job = worst_job(jobs)
         uses = [moment.uses[each.id] for each in jobs if each.id in moment.uses]
-        elapsed = [each.elapsed_s for each in jobs if each.elapsed_s is not None]
+        elapsed_s = elapsed_of(jobs)
         rows.append(
             [
                 ">" if job.whole_id == chosen else "",
@@ -491,7 +498,7 @@ def _job_table(moment: Moment, chosen: str) -> tuple[list[str], list[list[str]]]
                 job.user if several else "",
                 _state(jobs, uses),
                 fold_nodes([*dict.fromkeys(node for each in jobs for node in each.nodes)]),
-                shown_elapsed(max(elapsed)) if elapsed else "",
+                "" if elapsed_s is None else shown_elapsed(elapsed_s),
                 *(_use(uses[0]) if len(uses) == 1 else [""] * len(_USE)),
                 "" if job.ended else job.reason,
             ]

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import ClusterctlError, UsageError, printable
 from clusterctl.jobs.events import requeue_grace_s
-from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, worst_job
+from clusterctl.scheduler.base import (
+    JobInfo,
+    JobState,
+    Outcome,
+    reason_in_words,
+    state_counts,
+    worst_job,
+)
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.units import format_duration
@@ -270,7 +277,7 @@ def _cause(job: JobInfo, happening: Happening, diagnosis: Diagnosis | None) -> s
 
 def _lines(job: JobInfo, happening: Happening, diagnosis: Diagnosis | None) -> list[str]:
     """Return the text of a message."""
-    reason = f" ({job.reason})" if job.reason not in {"", "None"} else ""
+    reason = f" ({words})" if (words := reason_in_words(job.reason)) else ""
     where = f" on {fold_nodes(job.nodes)}" if job.nodes else ""
     elapsed = f" after {format_duration(job.elapsed_s)}" if job.elapsed_s else ""
     match happening:

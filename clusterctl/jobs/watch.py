@@ -38,6 +38,7 @@ from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
     Outcome,
+    reason_in_words,
     state_counts,
     unknown_or_task,
     unmanaged_job_error,
@@ -244,7 +245,7 @@ class ChangeNotes:
     def _report(self, job: JobInfo, *, array: bool) -> None:
         """Report a job. Tasks of an array are reported only if they failed or were cancelled."""
         location = f" on {','.join(job.nodes)}" if job.nodes else ""
-        reason = f" ({job.reason})" if job.reason not in {"", "None"} else ""
+        reason = f" ({words})" if (words := reason_in_words(job.reason)) else ""
         if not array and job.ended and job.restarts:
             for restart in restarts_of_job(self.session, job):
                 self.note(f"job {job.id}: {restart}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -136,6 +137,25 @@ _OUTCOMES = {
 def _as_state(text: str) -> JobState:
     # The state may be "CANCELLED by 10000".
     return JobState(text.partition(" ")[0])
+
+
+# Slurm's signal of a task whose log slurmstepd could not open: `IO setup failed` of _fork_all_tasks
+# in src/slurmd/slurmstepd/mgr.c. No process gets it.
+NO_LOG_SIGNAL: Final = 53
+# Slurm's reason of a job that a signal has ended, such as ``RaisedSignal:9(Killed)``.
+_RAISED: Final = re.compile(r"RaisedSignal:(\d+)(?:\(.*\))?")
+
+
+def reason_in_words(reason: str) -> str:
+    """Return Slurm's reason of a job's state, with a signal by its name. "": there is none."""
+    if reason == "None":
+        return ""
+    if (raised := _RAISED.fullmatch(reason)) is None:
+        return reason
+    number = int(raised[1])
+    if number == NO_LOG_SIGNAL:
+        return "slurmstepd could not open the job's log"
+    return f"ended by {format_exit(None, number)}"
 
 
 def format_exit(exit_code: int | None, number: int | None) -> str:
@@ -424,6 +444,11 @@ class JobInfo:
         return sum(attempt.seconds for attempt in attempts) if attempts else None
 
     @property
+    def first_start(self) -> int | None:
+        """Start of the first attempt, in Unix seconds."""
+        return self.attempts[0].start_time if self.attempts else self.start_time
+
+    @property
     def last_start(self) -> int | None:
         """Start of the last attempt, in Unix seconds."""
         return self.attempts[-1].start_time if self.attempts else self.start_time
@@ -688,6 +713,24 @@ def worst_job(jobs: Sequence[JobInfo]) -> JobInfo:
     return min(jobs, key=lambda job: order.index(job.outcome))
 
 
+def elapsed_of(tasks: Sequence[JobInfo]) -> int | None:
+    """Return the seconds of a job; of an array, from the first start of a task to the last end.
+
+    While a task waits or runs, until now by the local clock. None: nothing has started.
+    """
+    if len(tasks) == 1:
+        return tasks[0].elapsed_s
+    started = [task for task in tasks if task.first_start is not None]
+    if not started:
+        return None
+    first = min(task.first_start or 0 for task in started)
+    if all(task.ended for task in tasks):
+        last = max(task.end_time or first for task in started)
+    else:
+        last = int(time.time())
+    return max(0, last - first)
+
+
 def state_counts(tasks: Sequence[JobInfo]) -> str:
     """Return the number of tasks in each state as text: ``3 COMPLETED, 1 RUNNING``."""
     return ", ".join(
@@ -802,6 +845,14 @@ class Jobs(Protocol):
         round trip.
         """
         return (), self.own_jobs()
+
+    def overview_for_users(
+        self,
+    ) -> tuple[tuple[PartitionInfo, ...], tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
+        """Return the partitions, the nodes that are out of service, and the result of
+        ``own_jobs``. With Slurm, this takes a single round trip.
+        """
+        return (), (), self.own_jobs()
 
     def accounts(self, user: str) -> tuple[str, ...]:
         """Return the accounts of a user; () if there is no accounting, or it lists none."""

@@ -42,9 +42,6 @@ _GROUP_COLUMNS = 200
 _GROUP: Final = re.compile(r"ExceptionGroup: .* \((\d+) sub-exceptions\)$", re.MULTILINE)
 # Slurm samples the memory of a rank at intervals. A smaller share of the limit is not the peak.
 _SEEN: Final = 0.8
-# Slurm's signal of a task whose log slurmstepd could not open: `IO setup failed` of _fork_all_tasks
-# in src/slurmd/slurmstepd/mgr.c. No process gets it.
-NO_LOG_SIGNAL: Final = 53
 # The end of a fix that is to read the log.
 SHOW_LOG: Final = "`clusterctl logs`"
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

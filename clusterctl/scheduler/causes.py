@@ -14,8 +14,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from clusterctl.scheduler.availability import NO_NODES
-from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.case import NO_LOG_SIGNAL, SHOW_LOG, Case, Explanation
+from clusterctl.scheduler.base import NO_LOG_SIGNAL, JobState
+from clusterctl.scheduler.case import SHOW_LOG, Case, Explanation
 from clusterctl.scheduler.cause_functions import (
     ended_by_alarm,
     ended_by_hang,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clusterctl.scheduler.advice import Advice
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, reason_in_words
 from clusterctl.scheduler.case import Case, Evidence, Explanation
 from clusterctl.scheduler.causes import first_cause
 from clusterctl.scheduler.failed_rank import Failed, is_survived
@@ -83,8 +83,8 @@ class Diagnosis:
         """
         reason = (
             ""
-            if self.reason in {"", "None", "NonZeroExitCode", "JobLaunchFailure"}
-            else self.reason
+            if self.reason in {"NonZeroExitCode", "JobLaunchFailure"}
+            else reason_in_words(self.reason)
         )
         code = f"exit code {self.exit_code}" if self.exit_code else ""
         rank_and_host = str(Failed(rank=self.rank, host=self.host))

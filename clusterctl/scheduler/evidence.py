@@ -14,8 +14,15 @@ from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.availability import waits_for_nodes
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
-from clusterctl.scheduler.case import NO_LOG_SIGNAL, Evidence
+from clusterctl.scheduler.base import (
+    NO_LOG_SIGNAL,
+    JobInfo,
+    JobState,
+    NodeInfo,
+    Outcome,
+    StepInfo,
+)
+from clusterctl.scheduler.case import Evidence
 from clusterctl.scheduler.diagnosis import (
     EMPTY_LOG,
     WROTE_NOTHING,

@@ -20,7 +20,7 @@ from clusterctl.scheduler.attempts import (
     last_attempt,
     restarts_of,
 )
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import JobInfo, JobState, elapsed_of
 from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
 
 
@@ -406,6 +406,27 @@ def attempt(start: int, end: int | None, *nodes: str) -> Attempt:
 def job(*attempts: Attempt, **fields: Any) -> JobInfo:
     facts = {"number": 7, "name": "mine", "user": "ada", "state": JobState.COMPLETED, "reason": ""}
     return JobInfo(**{**facts, "attempts": attempts, **fields})
+
+
+def test_elapsed_of_an_array_is_from_its_first_start_to_its_last_end() -> None:
+    """Not its longest task: tasks of an array may run one after the other."""
+    first = job(task=0, start_time=100, end_time=103)
+    later = job(task=1, start_time=350, end_time=352)
+    waiting = job(task=2, state=JobState.PENDING)
+    assert elapsed_of([first, later]) == 252
+    assert elapsed_of([later, first]) == 252
+    assert elapsed_of([waiting, replace(waiting, task=3)]) is None
+    assert elapsed_of([later]) == 2
+    never_started = job(task=2, state=JobState.CANCELLED, end_time=9999)
+    assert elapsed_of([first, later, never_started]) == 252
+    restarted = job(attempt(50, 60), attempt(200, 210), task=3, start_time=200, end_time=210)
+    assert elapsed_of([restarted, first]) == 160
+    assert elapsed_of([restarted]) == 20
+    now = int(time.time())
+    for active in (waiting, job(task=2, state=JobState.RUNNING, start_time=now)):
+        elapsed_s = elapsed_of([replace(first, start_time=now - 90, end_time=now - 80), active])
+        assert elapsed_s is not None
+        assert elapsed_s >= 90
 
 
 def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:

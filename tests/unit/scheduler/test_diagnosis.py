@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.attempts import Hang, LastAttempt
-from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
+from clusterctl.scheduler.base import JobInfo, JobState, StepInfo, reason_in_words
 from clusterctl.scheduler.case import Evidence, Here, Packages, fix_with_log
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
 from clusterctl.transport.tree import format_size
@@ -1748,6 +1748,29 @@ NO_LOG = replace(
     signal=53,
     work_dir="/shared/home/ada/x",
 )
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("RaisedSignal:9(Killed)", "ended by SIGKILL"),
+        ("RaisedSignal:11(Segmentation_fault)", "ended by SIGSEGV"),
+        ("RaisedSignal:60(Real-time_signal_26)", "ended by signal 60"),
+        ("RaisedSignal:15", "ended by SIGTERM"),
+        (NO_LOG.reason, "slurmstepd could not open the job's log"),
+        ("Resources", "Resources"),
+        ("None", ""),
+        ("", ""),
+    ],
+)
+def test_reason_tells_a_signal_in_words(reason: str, words: str) -> None:
+    assert reason_in_words(reason) == words
+
+
+def test_details_have_the_reason_in_words() -> None:
+    found = diagnose(Evidence(job=replace(NO_LOG, state=JobState.FAILED), log="", was_read=True))
+    assert found.reason == NO_LOG.reason
+    assert "RaisedSignal" not in found.details
 
 
 def test_job_on_a_node_without_its_shared_folder_is_unfit() -> None:
