@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from clusterctl.jobs import watch
 from clusterctl.jobs.messages import TELLS_NOBODY, Telling, chosen_receivers
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
-from clusterctl.scheduler.base import JobInfo, worst_job
+from clusterctl.scheduler.base import JobInfo, JobState, worst_job
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.run_names import job_id_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
 Timeout = Annotated[
-    str | None, option("Stop waiting after this time, such as 10m; the job keeps running.")
+    str | None, option("Stop waiting after this time, such as 10m; the job is not cancelled.")
 ]
 
 
@@ -104,7 +104,10 @@ def wait_for(
     """Wait until jobs have ended or the time is over. ``telling`` sends messages about them."""
     changes = ChangeNotes(session, screen.note, telling)
     try:
-        with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
+        with (
+            screen.working(f"waiting for job {', '.join(ids)}"),
+            _detaching(screen, ids, changes.seen),
+        ):
             ended = watch.wait(session, ids, timeout_s=timeout_s, on_change=changes)
     except WaitTimeoutError as exc:
         return Waited(tuple(ids), exc.jobs, timeout=exc)
@@ -130,7 +133,7 @@ def follow_job(
     """
     # The log of a rank has no alarms.
     changes = ChangeNotes(session, screen.note, telling, log_is_shown=not rank)
-    with _detaching(screen, [job_id]):
+    with _detaching(screen, [job_id], changes.seen):
         ended = watch.follow(
             session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes
         )
@@ -140,17 +143,34 @@ def follow_job(
 
 
 @contextmanager
-def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
-    """If Ctrl-C or a signal ends the ``with`` block, tell the user that the jobs keep running."""
+def _detaching(screen: Screen, ids: Sequence[str], seen: Mapping[str, JobInfo]) -> Iterator[None]:
+    """If Ctrl-C or a signal ends the ``with`` block, tell the user what the jobs do without it.
+
+    seen: job or task -> how it was last seen.
+    """
     try:
         yield
     except ENDINGS:
-        text = (
-            f"detached; job {', '.join(ids)} keeps running; follow it with `clusterctl logs "
-            f"{ids[0]} -f`"
-        )
+        left = _left(ids, [*seen.values()])
+        text = f"detached; {left}; follow it with `clusterctl logs {ids[0]} -f`"
         screen.note(Notice("detached", text))
         raise
+
+
+def _left(ids: Sequence[str], seen: Sequence[JobInfo]) -> str:
+    """Return what jobs do that nobody waits for any more."""
+    by_state: dict[str, list[str]] = {}
+    for job_id in ids:
+        tasks = [job for job in seen if job_id in (job.id, job.whole_id)]
+        active = [job for job in tasks if not job.ended]
+        if any(job.state is not JobState.PENDING for job in active):
+            does = "keeps running"
+        elif active:
+            does = "stays in the queue"
+        else:
+            does = "has ended" if tasks else "is not cancelled"
+        by_state.setdefault(does, []).append(job_id)
+    return "; ".join(f"job {', '.join(names)} {does}" for does, names in by_state.items())
 
 
 def timeout_of(text: str | None, flag: str = "--timeout") -> float | None:

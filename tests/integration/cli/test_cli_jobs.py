@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.cli import cancel, jobs, logs
+from clusterctl.cli import cancel, jobs, logs, waiting
 from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.cluster.status import Status
@@ -422,6 +422,34 @@ def test_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -> 
 
 def test_wait_for_array_shows_counts_and_failures(played_session, capsys, monkeypatch) -> None:
     """Three lines a task would be 600 of a sweep of 200."""
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (JobState.RUNNING, "job 1 keeps running;"),
+        (JobState.PENDING, "job 1 stays in the queue;"),
+        (None, "job 1 is not cancelled;"),
+    ],
+)
+def test_detaching_from_a_wait_says_what_the_job_does(
+    played_session, cluster, capfd, monkeypatch, *, state, says
+) -> None:
+    """None: the first answer had not come yet."""
+    job_id = submitted(played_session, cluster.root, "sleep 60")
+
+    def ends(*_: object, on_change: Callable[..., None], **__: object) -> None:
+        if state is not None:
+            job = JobInfo(number=1, name="mine", user="ada", state=state, reason="")
+            on_change([job], [job])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waiting.watch, "wait", ends)
+    with pytest.raises(KeyboardInterrupt):
+        waiting.wait(Screen(json=False, color=False), [job_id])
+    details = capfd.readouterr().err
+    assert shows(details, "detached")
+    assert says in details
+
+
     looks = iter(["PPP", "CRP", "CFR", "CFR", "CFC"])
     states = {
         one.value[0]: one
