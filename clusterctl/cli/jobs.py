@@ -103,12 +103,9 @@ def _answer_of(cluster_status: Status) -> dict[str, Any]:
         "cluster": cluster_status.cluster,
         "provider": cluster_status.provider,
         "ready": cluster_status.ready,
-        "nodes": [
-            {key: getattr(node, key) for key in ("name", "cpus", "memory_mib", "reason")}
-            | {"state": node.shown}
-            for node in cluster_status.nodes
-        ],
+        "nodes": _node_dicts(cluster_status.nodes),
         "partitions": [asdict(partition) for partition in cluster_status.partitions],
+        "out_of_service": _node_dicts(cluster_status.out_of_service),
         "jobs": [job.as_dict() for job in cluster_status.jobs],
         "counts": counts_of(cluster_status.jobs),
         "accounting_failure": cluster_status.accounting_failure,
@@ -116,6 +113,11 @@ def _answer_of(cluster_status: Status) -> dict[str, Any]:
         "auto_down": cluster_status.auto_down,
         "kept": {name: asdict(kept) for name, kept in cluster_status.kept.items()},
     }
+
+
+def _node_dicts(nodes: Sequence[NodeInfo]) -> list[dict[str, Any]]:
+    keys = ("name", "cpus", "memory_mib", "reason")
+    return [{key: getattr(node, key) for key in keys} | {"state": node.shown} for node in nodes]
 
 
 def counts_of(jobs: Iterable[JobInfo]) -> dict[str, int]:
@@ -173,11 +175,13 @@ def _lines(
         f"{'ready' if cluster_status.ready else 'NOT ready'}",
         "",
     ]
-    if cluster_status.partitions:
-        lines += partition_table(screen, cluster_status.partitions)
-    else:
-        head = ["NODE", "STATE", "CPUS", "MEMORY", "REASON"]
+    head = ["NODE", "STATE", "CPUS", "MEMORY", "REASON"]
+    if not cluster_status.partitions:
         lines += screen.table(head, node_rows(cluster_status.nodes))
+    else:
+        lines += partition_table(screen, cluster_status.partitions)
+        if out := node_rows(cluster_status.out_of_service):
+            lines += ["", *screen.table(head, out)]
     if cluster_status.jobs:
         lines += ["", *job_table(screen, cluster_status.jobs, users=True)]
         lines += ["", *_reasons(waits)[:_MOST_WAITING]] if waits else []

@@ -40,6 +40,7 @@ class Status:
     jobs: the waiting and running jobs.
     partitions: the partitions of a cluster that other people operate. Such a cluster is ready if a
         partition has usable nodes. Its nodes are not listed, and its jobs are only the user's own.
+    out_of_service: the nodes of such a cluster that start no jobs, with Slurm's reasons.
     required_nodes: number of a waiting job -> the nodes that it asks for by name.
     accounting_failure: why Slurm's accounting does not answer; "" if it answers.
     controller_lacks: the needs of jobs that the controller does not meet; see touches.yml.
@@ -59,6 +60,7 @@ class Status:
     controller_lacks: tuple[Lack, ...] = ()
     auto_down: dict[str, Any] | None = None
     partitions: tuple[PartitionInfo, ...] = ()
+    out_of_service: tuple[NodeInfo, ...] = ()
     required_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     kept: Mapping[str, Kept] = field(default_factory=dict)
     advice: Advice = OWN
@@ -80,6 +82,7 @@ def status_of(workspace: Workspace) -> Status:
             lacks = start_in_thread(ask_lacks)
             ask_accounting = partial(site.accounting_failure, session.scheduler, connections.to)
             accounting_failure = start_in_thread(ask_accounting)
+            out_of_service = start_in_thread(partial(site.out_of_service, session.scheduler))
             ask_kept = partial(kept_files, session.transport, site.inventory.folder)
             kept = start_in_thread(ask_kept)
             try:
@@ -108,6 +111,7 @@ def status_of(workspace: Workspace) -> Status:
             failure = accounting_failure()
             controller_lacks = tuple(lacks().get(controller, ()))
             found_kept = kept()
+            out = out_of_service()
     return Status(
         site.inventory.cluster,
         site.inventory.provider,
@@ -118,6 +122,7 @@ def status_of(workspace: Workspace) -> Status:
         controller_lacks,
         timer,
         overview.partitions,
+        out,
         required,
         found_kept,
         site.advice,

@@ -846,13 +846,9 @@ class Jobs(Protocol):
         """
         return (), self.own_jobs()
 
-    def overview_for_users(
-        self,
-    ) -> tuple[tuple[PartitionInfo, ...], tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
-        """Return the partitions, the nodes that are out of service, and the result of
-        ``own_jobs``. With Slurm, this takes a single round trip.
-        """
-        return (), (), self.own_jobs()
+    def nodes_out_of_service(self) -> tuple[NodeInfo, ...]:
+        """Return the nodes that start no jobs, with the scheduler's reasons."""
+        return tuple(node for node in self.nodes() if not node.usable)
 
     def accounts(self, user: str) -> tuple[str, ...]:
         """Return the accounts of a user; () if there is no accounting, or it lists none."""

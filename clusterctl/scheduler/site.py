@@ -174,6 +174,10 @@ class Site(ABC):
         is_ready = usable >= {host.name for host in self.inventory.compute}
         return Overview(jobs, is_ready, nodes=nodes)
 
+    def out_of_service(self, scheduler: Jobs) -> tuple[NodeInfo, ...]:
+        """Return the nodes that start no jobs, if ``overview`` does not list the nodes."""
+        return ()
+
     def accounting_failure(self, scheduler: Jobs, to: Connect) -> str:
         """Return why Slurm's accounting does not answer; "" if it answers. See ``overview``."""
         return self._as_admin(scheduler, to).accounting_failure()

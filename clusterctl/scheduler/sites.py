@@ -8,12 +8,13 @@ Only this package imports this module; ``site_of`` in session.py chooses the sit
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import SchedulerError, UsageError
 from clusterctl.hosts.needs import Lack
 from clusterctl.scheduler import advice
-from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs
+from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
 from clusterctl.scheduler.parts import most_tasks
 from clusterctl.scheduler.records import await_ends
 from clusterctl.scheduler.site import Check, Overview, Pace, Site
@@ -148,6 +149,12 @@ class ForeignSlurm(OwnSlurm):
         partitions, jobs = scheduler.partitions_and_own_jobs()
         is_ready = any(partition.usable for partition in partitions)
         return Overview(jobs, is_ready, partitions=partitions)
+
+    def out_of_service(self, scheduler: Jobs) -> tuple[NodeInfo, ...]:
+        # A site may let users see no nodes (PrivateData).
+        with suppress(SchedulerError):
+            return scheduler.nodes_out_of_service()
+        return ()
 
     def accounting_failure(self, scheduler: Jobs, to: Connect) -> str:
         # The jobs of users don't need it.

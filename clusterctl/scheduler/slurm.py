@@ -217,6 +217,9 @@ class SlurmClient(Jobs):
     def partitions_and_own_jobs(self) -> tuple[tuple[PartitionInfo, ...], tuple[JobInfo, ...]]:
         return self._with_queue(slurm_parse.PARTITIONS, "--me")
 
+    def nodes_out_of_service(self) -> tuple[NodeInfo, ...]:
+        return self._query(slurm_parse.SINFO, slurm_parse.OUT_OF_SERVICE)
+
     def accounts(self, user: str) -> tuple[str, ...]:
         if self.no_accounting:
             return ()

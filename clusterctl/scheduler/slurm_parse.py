@@ -325,6 +325,9 @@ SINFO: Final = Query(
     _nodes,
 )
 
+# Option of sinfo: only the nodes for which Slurm has a reason, as `sinfo --list-reasons`.
+OUT_OF_SERVICE: Final = "--states=down,drain,fail"
+
 
 def _partitions(records: Iterator[_Record]) -> Iterator[PartitionInfo]:
     for record in records:

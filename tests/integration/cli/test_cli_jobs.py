@@ -28,7 +28,7 @@ from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.ledger import JobEntry
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
-from tests.support.played.cluster import PlayedCluster, submitted
+from tests.support.played.cluster import PlayedCluster, node_record, submitted
 from tests.support.processes import eventually
 
 TEXT = Screen(json=False, color=False)
@@ -251,7 +251,9 @@ def test_status_without_slurmctld_names_what_the_controller_lacks(
 def test_status_of_a_foreign_cluster_has_partitions(
     played_session, cluster, tmp_path, capsys
 ) -> None:
-    """It lists the user's own jobs, and no nodes, which may be thousands."""
+    """It lists the user's own jobs, and of the nodes, which may be thousands, those out of
+    service.
+    """
     inventory = played_session.workspace.inventory
     inventory.write_text(json.dumps({**json.loads(inventory.read_text()), "is_foreign": True}))
     job_id = submitted(played_session, tmp_path, "sleep 60")
@@ -259,6 +261,10 @@ def test_status_of_a_foreign_cluster_has_partitions(
         state["partitions"] = [
             ["short*", "up", "30:00", "1/1/0/2"],
             ["gpuq", "down", "1:00:00", "0/0/1/1"],
+        ]
+        state["nodes"] = [
+            node_record("n1", "short"),
+            node_record("n7", "gpuq", "drained", Reason="bad DIMM, ticket 12"),
         ]
     jobs.status(JSON)
     answer = json.loads(capsys.readouterr().out)
@@ -275,8 +281,12 @@ def test_status_of_a_foreign_cluster_has_partitions(
         2,
     )
     assert (gpus["name"], gpus["is_up"], gpus["other"]) == ("gpuq", False, 1)
+    (out,) = answer["out_of_service"]
+    assert (out["name"], out["state"], out["reason"]) == ("n7", "drained", "bad DIMM, ticket 12")
     jobs.status(TEXT)
-    assert "gpuq" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "gpuq" in shown
+    assert "bad DIMM, ticket 12" in shown
 
 
 HUNG = {
@@ -413,16 +423,6 @@ def test_detaching_from_logs_is_no_error(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(None, "-"), (0, "00:00:00"), (5400, "01:30:00"), (2 * 86_400 + 1, "2-00:00:01")],
-)
-def test_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -> None:
-    assert shown_elapsed(seconds) == shown
-
-
-def test_wait_for_array_shows_counts_and_failures(played_session, capsys, monkeypatch) -> None:
-    """Three lines a task would be 600 of a sweep of 200."""
-@pytest.mark.parametrize(
     ("state", "says"),
     [
         (JobState.RUNNING, "job 1 keeps running;"),
@@ -450,6 +450,16 @@ def test_detaching_from_a_wait_says_what_the_job_does(
     assert says in details
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "-"), (0, "00:00:00"), (5400, "01:30:00"), (2 * 86_400 + 1, "2-00:00:01")],
+)
+def test_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -> None:
+    assert shown_elapsed(seconds) == shown
+
+
+def test_wait_for_array_shows_counts_and_failures(played_session, capsys, monkeypatch) -> None:
+    """Three lines a task would be 600 of a sweep of 200."""
     looks = iter(["PPP", "CRP", "CFR", "CFR", "CFC"])
     states = {
         one.value[0]: one

@@ -280,8 +280,11 @@ def sinfo(argv: list[str], state: dict[str, Any]) -> None:
     elif "--format=%R" in argv:
         say("train\nclusterctl-proof\n")
     else:
+        states = option(argv, "states")
         for fields in state.get("nodes", []):
-            say_record(argv, fields)
+            # "drain" means draining and drained nodes (sinfo(1)).
+            if states is None or fields["StateLong"].startswith(tuple(states.split(","))):
+                say_record(argv, fields)
 
 
 def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:
