@@ -133,8 +133,9 @@ class AttachedPlace:
 def not_attached(provider: str) -> UsageError:
     """Return the error for `attach` and `detach` if the provider creates its clusters itself."""
     return UsageError(
-        f"the cluster's provider is {provider}, so there is nothing to attach",
+        f"the cluster's provider is {provider}, so there is nothing to attach or detach",
         code="not-attached",
         where="provider.type",
-        fix="`clusterctl attach LOGIN` uses a cluster of other people, `clusterctl up` creates one",
+        fix="`clusterctl attach LOGIN` uses a cluster of other people, `clusterctl up` creates one; "
+        "`clusterctl down` removes that",
     )

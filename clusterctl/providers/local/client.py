@@ -17,11 +17,11 @@ from typing import Any
 
 from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError
 from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.util.process import run
 from clusterctl.util.progress import SILENT, ProgressReporter, Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
 _NO_RIGHT = "local nodes need root access to this machine"
-_HERE = "this machine"
 _ERRORS = {kind.__name__: kind for kind in (DiskError, LockedError, MachineError)}
 
 # Helpers that wait for a request.
@@ -183,10 +183,25 @@ def elevation(system: str) -> list[str]:
     if shutil.which("sudo") is None:
         reason = "you are not root, and sudo is not installed"
         fix = "run clusterctl as root, or install sudo and allow yourself to use it"
-        raise MachineError(
-            _NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=reason, fix=fix
-        )
+        raise MachineError(_NO_RIGHT, code="no-right-to-start-nodes", why=reason, fix=fix)
     return ["sudo", "-n", "--"]
+
+
+def require_root(system: str) -> None:
+    """Raise a MachineError if this user can't become root without a question, as `up` must.
+
+    system: ``sys.platform``.
+    """
+    if not (words := elevation(system)):
+        return
+    result = run([*words, "true"])
+    if result.rc:
+        raise _no_right(result.reason.splitlines()[-1])
+
+
+def _no_right(reason: str) -> MachineError:
+    fix = "run `sudo -v` first, or run clusterctl as root, or allow sudo without a password"
+    return MachineError(_NO_RIGHT, code="no-right-to-start-nodes", why=reason, fix=fix)
 
 
 def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
@@ -194,10 +209,7 @@ def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
     lines = stderr.splitlines()
     # sudo may print a warning and continue, for example about a host name that does not resolve.
     if lines and all(line.startswith("sudo:") for line in lines):
-        fix = "run `sudo -v` first, or run clusterctl as root, or allow sudo without a password"
-        return MachineError(
-            _NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=lines[-1], fix=fix
-        )
+        return _no_right(lines[-1])
     return ProvisionError(
         "clusterctl's root helper ended without an answer",
         code="ended-without-answer",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import MachineError, UsageError
+from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.providers.base import (
     DEFAULTS,
     NO_PROMPTS,
@@ -40,7 +41,12 @@ from clusterctl.providers.local.capacity import (
     is_oversubscribed,
     shares_here,
 )
-from clusterctl.providers.local.client import Helper, refuse_other_machines, start_ahead
+from clusterctl.providers.local.client import (
+    Helper,
+    refuse_other_machines,
+    require_root,
+    start_ahead,
+)
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.providers.templates import NodeFile
@@ -120,6 +126,14 @@ class LocalProvider(Provider):
 
     def start_ahead(self) -> None:
         start_ahead()
+
+    def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:  # noqa: ARG002
+        try:
+            require_root(sys.platform)
+        except MachineError as exc:
+            finding = Finding("this machine", "error", exc.code, exc.what, exc.why, exc.fix)
+            return DoctorReport((finding,), {})
+        return None
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake) -> None:
         image = _image(self._settings, spec, workspace)

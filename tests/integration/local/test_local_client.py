@@ -11,7 +11,11 @@ import pytest
 from clusterctl.errors import ClusterctlError, DiskError, MachineError, ProvisionError
 from clusterctl.providers.local import client
 from clusterctl.providers.local.client import Exchange, Helper, elevation
+from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.local.system import run
+from clusterctl.spec.load import parse_spec
+from clusterctl.spec.providers.local import LocalSettings
+from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
 
 
@@ -124,6 +128,24 @@ def test_call_reports_why_the_helper_did_not_start(monkeypatch: pytest.MonkeyPat
     client.start_ahead()
     with refused("no-right-to-start-nodes", MachineError):
         Helper().call("look", {})
+
+
+def test_preflight_names_a_user_who_can_not_become_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan --preflight` said that nothing would stop `up`."""
+    provider = LocalProvider(LocalSettings())
+    spec = parse_spec("version: 1\nname: d\npartitions: [{name: t, nodes: 1}]\n", "c.yaml")
+    ends = ["sh", "-c", "echo 'sudo: a password is required' >&2; exit 1", "sudo"]
+    monkeypatch.setattr(client, "elevation", lambda _: ends)
+    report = provider.preflight(spec, Workspace.of(spec.name))
+    assert report is not None
+    (finding,) = report.errors
+    assert (finding.code, finding.why) == (
+        "no-right-to-start-nodes",
+        "sudo: a password is required",
+    )
+    for words in ([], ["env", "--"]):
+        monkeypatch.setattr(client, "elevation", lambda _, words=words: words)
+        assert provider.preflight(spec, Workspace.of(spec.name)) is None
 
 
 def test_elevation_on_linux_is_root_or_sudo() -> None:
