@@ -107,7 +107,7 @@ class Counters:
             name: round(value.value * unit, 3)
             for (name, _, unit), value in values
             # A value that can't be computed is NaN.
-            if value.nvmlReturn == 0 and math.isfinite(value.value) and value.value >= 0
+            if value.nvmlReturn == 0 and math.isfinite(value.value)
         }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pynvml
 import pytest
 
@@ -172,6 +174,16 @@ def test_refusal_of_a_sample_leaves_out_its_figures_alone(monkeypatch: pytest.Mo
     card.levels = {ACTIVE: 0}
     library.work(1.0)
     assert gpus.read()["gpus"][0]["active_percent"] == 50
+
+
+def test_value_that_the_driver_can_not_compute_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = Nvml(Gpu(levels={ACTIVE: math.nan, TENSOR: 20}))
+    gpus = sampled(monkeypatch, library)
+    library.work(1.0)
+    (state,) = gpus.read()["gpus"]
+    assert ("active_percent" in state, state["tensor_percent"]) == (False, 20)
 
 
 @pytest.mark.parametrize(("mhz", "bits"), [(None, 6144), (3201, None)])

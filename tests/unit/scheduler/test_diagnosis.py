@@ -825,6 +825,16 @@ def test_step_that_its_script_survived_is_not_the_cause(
     assert (found.code, found.exit_code) == (code, shown)
 
 
+def test_later_of_two_steps_that_end_alike_ended_the_script() -> None:
+    first, second = (
+        STEP.format("Exited with exit code 4", step).replace("n1: task 0", f"n{step}: task {step}")
+        for step in (1, 2)
+    )
+    job = replace(JOB, exit_code=4)
+    found = diagnose(Evidence(job=job, log=first + second, script="#!/bin/bash\n"))
+    assert (found.rank, found.host) == (2, "n2")
+
+
 @pytest.mark.parametrize(
     ("rest", "is_told"),
     [
