@@ -25,6 +25,7 @@ from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import (
     CollectError,
     LeftoversError,
+    NotUpError,
     OnlyCopyError,
     UnreachableError,
     UsageError,
@@ -248,6 +249,13 @@ def test_dry_run_of_a_down_that_would_stop_fails_in_the_same_way(
     screen = Screen(json=True, color=False, cluster="d")
     cli_down.down(screen, dry_run=True, discard=True)
     assert loads(capfd.readouterr().out)["digest"]
+
+
+def test_down_of_an_unknown_cluster_leaves_no_lock_file(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "d")
+    with refused("unknown-cluster", NotUpError):
+        down.down(PhaseRunner(workspace=workspace), DownOptions())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_down_does_what_its_preview_has_shown_or_nothing(

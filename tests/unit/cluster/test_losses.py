@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.cluster.context import ClusterContext
+from clusterctl.cluster.down import DownOptions, preview
 from clusterctl.cluster.dry_run import reject_up
 from clusterctl.cluster.impact import free_leaving_hosts
 from clusterctl.cluster.losses import (
@@ -286,6 +287,7 @@ def test_killed_down_continues_if_hosts_are_gone(stage: Stage) -> None:
     Ledger(stage.workspace.jobs).add(entry)
     stage.silent = ("d-ctl",)
     assert not stage.look()
+    assert not preview(stage.workspace, DownOptions()).copies
     stage.silent = ("d-train-2",)
     stage.files = (MODEL,)
     with pytest.raises(OnlyCopyError) as caught:
