@@ -629,7 +629,11 @@ def notices_of_completed(session: Session, job: JobInfo) -> Iterator[Notice]:
     from clusterctl.scheduler.evidence import error_of_completed  # noqa: PLC0415 - as above
 
     error, is_shell = error_of_completed(session, job)
-    if error is not None:
+    if error is not None and error.part:
+        text = f"job {job.id} is COMPLETED, but an exception ended a part of its program"
+        hint = "the program went on without it"
+        yield Notice("part-ended-by-exception", f"{text} ({error.part}): {error.line}; {hint}")
+    elif error is not None:
         hint = "the program has handled it, or ignores it"
         if is_shell:
             hint = "a shell script goes on after a failed command, unless it has `set -eo pipefail`"

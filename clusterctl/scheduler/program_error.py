@@ -145,6 +145,14 @@ _ABORTED_AT_EXIT: Final = re.compile(
     r"^terminate called (?:without an active exception|recursively)", re.MULTILINE
 )
 _SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z|c|tc|fi)?sh\b")
+# Python's own lines before the traceback of an exception that ends a part of a program: threading,
+# multiprocessing, atexit, asyncio.
+_PART_ENDED: Final = re.compile(
+    r"^(?:Exception in (thread .+):|(Process \S+):|Exception ignored in (atexit callback)\b.*"
+    r"|Error in (atexit)\._run_exitfuncs:|(Task) exception was never retrieved\nfuture: .*)\n"
+    r"(?=Traceback \(most recent call last\):\n)",
+    re.MULTILINE,
+)
 # Words around an error's name in a sentence about the error.
 _PHRASE_BEFORE: Final = re.compile(
     r"(?i)\b(?:no|without|never|if|whether|in case of|says|said) [\"'`]?$"
@@ -489,11 +497,12 @@ def goes_on_after(log: str, error: ProgramError) -> bool:
 
 class LastError(NamedTuple):
     """The error with which a log ends, as a line. log: "log", or "stderr" or "stdout" if there are
-    both.
+    both. part: the part of the program that ended by it, such as a thread; the program went on.
     """
 
     line: str
     log: str
+    part: str = ""
 
 
 def is_shell(script: str) -> bool:
@@ -502,8 +511,8 @@ def is_shell(script: str) -> bool:
 
 
 def error_at_end(stdout: str, stderr: str, *, is_shell: bool) -> LastError | None:
-    """Return the error with which the log of a COMPLETED job ends: that of a traceback, or of a
-    command.
+    """Return the exception that ended a part of the program of a COMPLETED job, such as a thread;
+    else the error with which the job's log ends: that of a traceback, or of a command.
 
     is_shell: whether the job's program is a shell script, which goes on after a failed command.
         Another program has handled an error that is not the last that it wrote.
@@ -513,12 +522,25 @@ def error_at_end(stdout: str, stderr: str, *, is_shell: bool) -> LastError | Non
         for name, text in (("stderr", stderr), ("stdout", stdout))
     }
     written = [name for name, text in texts.items() if text.strip()]
+    for name in written:
+        if (begin := _PART_ENDED.search(texts[name])) and (
+            chain := _first_chain(texts[name], begin)
+        ):
+            part = next(filter(None, begin.groups()))
+            return LastError(
+                plain_line(chain[-1].message.partition("\n")[0]), name, plain_line(part)
+            )
     if len(written) > 1 and not is_shell:
         return None
     for name in written:
         if line := _last_error(texts[name], remarks=_REMARKS if is_shell else 0):
             return LastError(line, name if len(written) > 1 else "log")
     return None
+
+
+def _first_chain(text: str, begin: re.Match[str]) -> list[Traceback]:
+    """Return the exceptions of the traceback that follows a line of a log; [] if there is none."""
+    return next((chain for _, chain in _chains(text[begin.end() :])), [])
 
 
 def _last_error(text: str, *, remarks: int) -> str:

@@ -139,6 +139,17 @@ def test_submit_wait_notes_a_handled_error_if_it_is_the_last_line(
     assert "set -eo pipefail" not in err
 
 
+def test_submit_wait_notes_a_thread_that_an_exception_has_ended(
+    played_session: Session, run_verb: RunVerb
+) -> None:
+    text = "import threading\nthread = threading.Thread(target=lambda: 1 / 0, name='loader')\n"
+    Path("fit.py").write_text(f"{text}thread.start()\nthread.join()\nprint('done')\n")
+    err = run_verb("submit", "fit.py", "--wait")[1]
+    assert shows(err, "part-ended-by-exception")
+    assert not shows(err, "log-ends-with-error")
+    assert "(thread loader): ZeroDivisionError" in err
+
+
 def test_replay_without_wait_names_the_command_to_compare(run: str, run_verb: RunVerb) -> None:
     out, err = run_verb("replay", "1")
     assert "job 2 (losses)" in out

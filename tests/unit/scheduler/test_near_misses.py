@@ -702,6 +702,33 @@ ENDS = {
 }
 
 
+# What Python 3.11 writes about an exception that ends a part of a program.
+PARTS = {
+    "Exception in thread Thread-1 (load):": "thread Thread-1 (load)",
+    "Process Process-1:": "Process Process-1",
+    "Exception ignored in atexit callback: <function save at 0x7f8137da1bc0>": "atexit callback",
+    "Error in atexit._run_exitfuncs:": "atexit",
+    "Task exception was never retrieved\nfuture: <Task finished name='Task-2'>": "Task",
+    # It ends nothing.
+    "Exception ignored in: <function A.__del__ at 0x7f3601fedbc0>": "",
+    "Exception in thread main": "",
+    "step 3 failed": "",
+}
+
+
+@pytest.mark.parametrize("before", PARTS, ids=lambda line: line.partition(":")[0])
+@pytest.mark.parametrize("script", ["import torch\n", "#!/bin/bash\n"])
+def test_exception_that_ended_a_part_of_a_completed_program_is_noted(
+    before: str, script: str
+) -> None:
+    stderr = f"warming up\n{before}\n{NO_CACHE}saved\nfalling back\n"
+    found = error_at_end(STEPS, stderr, is_shell=is_shell(script))
+    assert (found.part if found else "") == PARTS[before]
+    if found:
+        assert NO_CACHE.endswith(f"\n{found.line}\n")
+        assert found.log == "stderr"
+
+
 @pytest.mark.parametrize("name", ENDS)
 def test_error_at_end_notes_errors_of_completed_jobs(name: str) -> None:
     script, stdout, stderr, is_noted = ENDS[name]
