@@ -15,7 +15,14 @@ from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, reas
 from clusterctl.scheduler.case import Case, Evidence, Explanation
 from clusterctl.scheduler.causes import first_cause
 from clusterctl.scheduler.failed_rank import Failed, is_survived
-from clusterctl.scheduler.program_error import goes_on_after, is_shell, without_long_lines
+from clusterctl.scheduler.program_error import (
+    UNCAUGHT,
+    ProgramError,
+    goes_on_after,
+    is_shell,
+    part_ended,
+    without_long_lines,
+)
 from clusterctl.scheduler.script_end import (
     goes_on_after_errors,
     is_of_earlier_command,
@@ -103,7 +110,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if (writer := case.writer_of(found.match)) != case.failed:
         case = Case.of(evidence, writer)
         found = first_cause(case)
-    found = _of_script(case, found)
+    found = _of_part(case, _of_script(case, found))
     job = evidence.job
     failed = found.failed or case.failed
     return Diagnosis(
@@ -120,6 +127,16 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         signal=failed.signal,
         lines=case.error.lines_from(found.match) if job.ended else (),
     )
+
+
+def _of_part(case: Case, found: Explanation) -> Explanation:
+    """Return the explanation with the part of the program that the exception ended."""
+    ranks = case.evidence.ranks or {}
+    own_log = ranks.get(case.failed.rank, "") if case.failed.rank is not None else ""
+    part = part_ended(without_long_lines(f"{own_log}\n{case.raw}"), case.error)
+    if not part or case.job.state is not JobState.FAILED:
+        return found
+    return replace(found, cause=f"{found.cause}; it ended {part}, and may not have ended the rest")
 
 
 def _of_script(case: Case, found: Explanation) -> Explanation:
@@ -155,6 +172,9 @@ def _of_last_command(case: Case, found: Explanation, exit_code: int) -> Explanat
         program = error.tracebacks[0].frames[0].file
         if not is_of_earlier_file(program, script, exit_code):
             return found
+        if exit_code != UNCAUGHT:
+            bare = replace(case, error=ProgramError("", "", error.shown))
+            return _quoting(first_cause(bare), error.tracebacks[0].message.partition("\n")[0])
         cause = (
             f"{found.cause}; the script goes on after it, so the script may have failed otherwise"
         )
@@ -165,9 +185,16 @@ def _of_last_command(case: Case, found: Explanation, exit_code: int) -> Explanat
         return found
     rest = "\n".join(" " * len(line) if line in earlier else line for line in lines)
     own = first_cause(replace(case, error=replace(error, evidence=rest)))
+    return _quoting(own, earlier[-1])
+
+
+def _quoting(own: Explanation, line: str) -> Explanation:
+    """Return the explanation with the error of an earlier command, if nothing else explains the
+    end.
+    """
     if own.code != "exit-code":
         return own
-    said = plain_line(earlier[-1])[:_COLUMNS]
+    said = plain_line(line)[:_COLUMNS]
     return replace(
         own,
         cause=f"{own.cause}, of the script's last command; a command before it wrote: {said}",

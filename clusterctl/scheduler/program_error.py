@@ -135,11 +135,9 @@ _PRINTED: Final = re.compile(
 )
 # Python ends with this exit code at an uncaught exception. make and xargs end with
 # another, if a command fails.
-_UNCAUGHT = 1
+UNCAUGHT = 1
 _OF_XARGS = 123
-_MAKE_FAILED: Final = re.compile(
-    rf"^\S*make(?:\[\d+\])?: \*\*\* .*Error {_UNCAUGHT}$", re.MULTILINE
-)
+_MAKE_FAILED: Final = re.compile(rf"^\S*make(?:\[\d+\])?: \*\*\* .*Error {UNCAUGHT}$", re.MULTILINE)
 # C++ aborts so while Python, which an exception has ended, stops its threads.
 _ABORTED_AT_EXIT: Final = re.compile(
     r"^terminate called (?:without an active exception|recursively)", re.MULTILINE
@@ -171,8 +169,9 @@ _COMMAND_FAILED: Final = re.compile(
 _TRACED: Final = re.compile(r"^\++(?:\S*:\d+>)? \S.*$", re.MULTILINE)
 # Lines after a traceback with which a log still ends with the traceback.
 _REMARKS = 3
-# Indented lines belong to the line above. wandb writes a summary after an exception.
-_NO_STATEMENT: Final = re.compile(r"\s|$|wandb: |-{20,}$|={20,}$")
+# Indented lines belong to the line above. wandb writes a summary after an exception, and Python
+# ignores exceptions of objects that it removes at the end.
+_NO_STATEMENT: Final = re.compile(r"\s|$|wandb: |Exception ignored |-{20,}$|={20,}$")
 # What launchers, make, `time` and libraries write after an exception has ended a program.
 _ABOUT_END: Final = re.compile(
     r"(?i)error|fail|exit|abort|warn|terminat|kill|^(?:real|user|sys)\b|^(?:srun|mpirun|clusterctl):"
@@ -337,7 +336,7 @@ class End:
     @property
     def is_by_exception(self) -> bool:
         """Whether an uncaught exception can end a program so."""
-        return not self.signal and self.exit_code in {None, 0, _UNCAUGHT}
+        return not self.signal and self.exit_code in {None, 0, UNCAUGHT}
 
     def is_caused_by(self, message: str, rest: str, *, is_shared: bool) -> bool:
         """Return whether an exception is the end of the program.
@@ -428,6 +427,9 @@ def _read_log(log: str, end: End, *, is_shared: bool) -> _Log:
     text = _without_noise(log)
     searched = _TRACED.sub(lambda line: " " * len(line[0]), text)
     unhandled = searched
+    for match in _TRACEBACK.finditer(searched):
+        if _is_ignored(searched, match):
+            unhandled = _without_traceback(unhandled, match.start(), match.end())
     chains: list[Sequence[Traceback]] = []
     start = 0
     for stop, chain in _chains(searched):
@@ -538,6 +540,18 @@ def error_at_end(stdout: str, stderr: str, *, is_shell: bool) -> LastError | Non
     return None
 
 
+def part_ended(text: str, error: ProgramError) -> str:
+    """Return the part of the program that the reported exception ended, such as a thread; "": the
+    whole program, or unknown.
+    """
+    messages = {traceback.message.partition("\n")[0] for traceback in error.tracebacks[:1]}
+    for begin in _PART_ENDED.finditer(text):
+        chain = _first_chain(text, begin)
+        if chain and chain[-1].message.partition("\n")[0] in messages:
+            return plain_line(next(filter(None, begin.groups())))
+    return ""
+
+
 def _first_chain(text: str, begin: re.Match[str]) -> list[Traceback]:
     """Return the exceptions of the traceback that follows a line of a log; [] if there is none."""
     return next((chain for _, chain in _chains(text[begin.end() :])), [])
@@ -622,6 +636,12 @@ def _error_of(chain: Sequence[Traceback], *, is_consequence: bool) -> ProgramErr
     return ProgramError(said, said, shown, tracebacks, is_consequence, is_own)
 
 
+def _is_ignored(text: str, traceback: re.Match[str]) -> bool:
+    """Return whether Python has ignored an exception, such as one in __del__."""
+    begin = max(0, traceback.start() - _LONGEST)
+    return _IGNORED.search(text, begin, traceback.start()) is not None
+
+
 def _chains(text: str) -> Iterator[tuple[int, list[Traceback]]]:
     """Yield (end in the text, list of exceptions).
 
@@ -631,9 +651,7 @@ def _chains(text: str) -> Iterator[tuple[int, list[Traceback]]]:
     end = 0
     for match in _TRACEBACK.finditer(text):
         # No exception, or an exception that did not end the program.
-        if match["message"] is None or _IGNORED.search(
-            text, max(0, match.start() - _LONGEST), match.start()
-        ):
+        if match["message"] is None or _is_ignored(text, match):
             continue
         between = text[end : match.start()]
         is_original = bool(chain) and _ORIGINAL.match(text, end) is not None

@@ -674,6 +674,35 @@ def test_traceback_before_mpi_abort_is_the_cause() -> None:
     )
 
 
+IGNORED = "Exception ignored in: <function Reader.__del__ at 0x7f3601fedbc0>\n" + NO_APEX
+
+
+@pytest.mark.parametrize(
+    ("stderr", "exit_code", "code"),
+    [
+        (NO_CACHE + IGNORED, 1, "missing-file"),
+        (IGNORED + NO_CACHE, 1, "missing-file"),
+        (IGNORED, 1, "exit-code"),
+        (IGNORED, 3, "exit-code"),
+    ],
+)
+def test_exception_that_python_ignores_is_not_the_cause(
+    stderr: str, exit_code: int, code: str
+) -> None:
+    """Objects that are removed at the end of a program raise such exceptions after its own."""
+    assert diagnosis_of_logs("", stderr, exit_code=exit_code).code == code
+
+
+@pytest.mark.parametrize(
+    ("before", "part"),
+    [("Exception in thread Thread-1 (load):\n", "thread Thread-1 (load)"), ("", "")],
+)
+def test_exception_of_a_thread_is_not_said_to_end_the_program(before: str, part: str) -> None:
+    found = diagnosis_of_logs("", before + NO_CACHE, exit_code=1)
+    assert found.code == "missing-file"
+    assert found.cause.partition("; it ended ")[2].partition(",")[0] == part
+
+
 # The script of a COMPLETED job, its logs, and whether a message names an error at their end.
 ENDS = {
     "shell, stderr": ("#!/bin/bash\n", "done\n", NO_APEX, True),

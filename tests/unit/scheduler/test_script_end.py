@@ -83,6 +83,17 @@ def test_error_of_an_earlier_command_is_quoted_and_not_the_cause(
 @pytest.mark.parametrize(
     ("script", "is_told"), [("python x.py\nfalse\n", True), ("python x.py\n", False)]
 )
+def test_exception_of_an_earlier_command_is_not_the_cause_of_another_exit_code(
+    script: str, is_told: bool
+) -> None:
+    found = diagnosis_of(script, TRACEBACK + "KeyError: 'a'\n", 3)
+    assert found.code == ("exit-code" if is_told else "python-exception")
+    assert "KeyError: 'a'" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("script", "is_told"), [("python x.py\nfalse\n", True), ("python x.py\n", False)]
+)
 def test_exception_of_an_earlier_command_may_not_be_the_cause(script: str, is_told: bool) -> None:
     found = diagnosis_of(script, TRACEBACK + "KeyError: 'a'\n", 1)
     assert found.code == "python-exception"
