@@ -13,28 +13,43 @@ from typer.core import TyperGroup
 
 from clusterctl.cli.verbs import VERBS
 from clusterctl.errors import UsageError
-from clusterctl.spec.names import did_you_mean
+from clusterctl.spec.names import did_you_mean, is_near
+from clusterctl.state.workspace import Workspace
 
-# Commands and options of other tools -> the equivalent command line of clusterctl. A key is an
-# unknown command, or a command or group and the argument after it.
+# Commands and options of other tools -> the equivalent command line of clusterctl, or several,
+# separated by " | ". A key is an unknown command, or a command or group and the argument after it.
 HABITS: Final = {
     "apply": "up",
+    "cp": "put | get",
     "create": "up",
     "delete": "down",
+    "destroy": "down",
     "exec": "ssh",
     "kill": "cancel",
+    "log": "logs",
+    "login": "ssh",
     "ls": "list",
+    "nodes": "status",
     "ps": "jobs",
+    "queue": "jobs",
     "rm": "down",
     "run": "submit",
     "sacct": "jobs --all",
     "salloc": "shell",
     "sbatch": "submit",
     "scancel": "cancel",
+    "scp": "put | get",
     "sinfo": "status",
     "squeue": "jobs",
     "srun": "shell --",
+    "start": "up",
+    "stop": "cancel | down",
     "tail": "logs -f",
+    "terminate": "down",
+    "init gcp": "init --provider gcp",
+    "init local": "init --provider local",
+    "init onprem": "init --provider onprem",
+    "node list": "status",
     "runs compare": "runs diff",
     "jobs --follow": "jobs --watch",
     "submit mpirun": "submit SCRIPT -- ARGUMENTS",
@@ -42,6 +57,8 @@ HABITS: Final = {
     "submit torchrun": "submit SCRIPT --launcher torchrun -- ARGUMENTS",
 }
 
+# The argument of a verb that takes none, such as a cluster's name.
+_EXTRA = re.compile(r"unexpected extra argument.*\(([a-z][a-z0-9-]*)\)")
 _SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
 _UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option:? '?([^\s']+)'?)")
 _NEGATION = re.compile("^--(no-?)?")
@@ -75,6 +92,8 @@ def refusal_of(exc: Any) -> UsageError:
         # The option -f of `logs` is --follow.
         option = "--file" if path.endswith(" logs") else "-f"
         fix = f"name a spec file with `{shlex.join([option, match[1]])}`"
+    elif extra := _EXTRA.search(text):
+        fix = _fix_for_extra_word(path.removeprefix("clusterctl").lstrip(), extra[1]) or fix
     elif context is not None and (unknown := _UNKNOWN_WORD.match(text)):
         verb = path.removeprefix("clusterctl").lstrip()
         text, fix = _explain_unknown(unknown, verb, fix)
@@ -91,7 +110,7 @@ def _explain_unknown(unknown: re.Match[str], verb: str, fix: str) -> tuple[str, 
     """
     word = unknown[1] or unknown[2]
     if equivalent := _equivalent(verb, word):
-        return unknown[0], f"`clusterctl {equivalent}`"
+        return unknown[0], _shown(equivalent)
     if verb != "submit":
         return unknown.string, fix
     fix = f"`clusterctl submit JOB -- {word}` passes it to the program"
@@ -100,12 +119,29 @@ def _explain_unknown(unknown: re.Match[str], verb: str, fix: str) -> tuple[str, 
     return unknown.string, fix
 
 
+def _shown(lines: str) -> str:
+    """Return the command lines of an entry of HABITS as the text of a fix."""
+    return " or ".join(f"`clusterctl {line}`" for line in lines.split(" | "))
+
+
+def _fix_for_extra_word(verb: str, word: str) -> str:
+    """Return the fix for an argument of a verb that takes none. "": no fix is known."""
+    if habit := HABITS.get(f"{verb} {word}"):
+        return _shown(habit)
+    if Workspace.of(word).root.is_dir():
+        return f"choose the cluster with an option: `clusterctl {verb} --cluster {word}`"
+    return ""
+
+
 def _equivalent(verb: str, word: str) -> str | None:
-    """Return the command line for a word of another tool, or for a command without its group, such
-    as ``runs diff`` for ``diff``.
+    """Return the command line for a word of another tool, for a command in other letters, or for a
+    command without its group, such as ``runs diff`` for ``diff``.
     """
-    if habit := HABITS.get(f"{verb} {word}".lstrip()):
+    words = f"{verb} {word}".lstrip()
+    if habit := HABITS.get(words):
         return habit
+    if (lower := words.lower()) in VERBS:
+        return lower
     if verb:
         return None
     return next((words for words in VERBS if words.endswith(f" {word}")), None)
@@ -153,7 +189,11 @@ def _safe_guesses(names: Sequence[str], typed: Sequence[str], context: typer.Con
         names = [name for name in names if name not in flags]
     elif len(typed) == 1:
         names = [name for name in names if name in flags]
-    return [name for name in names if _NEGATION.sub("", name) != _NEGATION.sub("", word)]
+    return [
+        name
+        for name in names
+        if _NEGATION.sub("", name) != _NEGATION.sub("", word) and is_near(name, word)
+    ]
 
 
 def reject_words_before_dashes(

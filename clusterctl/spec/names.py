@@ -102,6 +102,14 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"did you mean {by_lower_case[near[0]]}?" if near else ""
 
 
+def is_near(option: str, typed: str) -> bool:
+    """Return whether two options are similar apart from their dashes, which all have, and begin with
+    the same letter.
+    """
+    own, other = option.lstrip("-"), typed.lstrip("-")
+    return own[:1] == other[:1] and bool(difflib.get_close_matches(other, [own]))
+
+
 def reject_unknown(
     names: Iterable[str],
     allowed: Collection[str],

@@ -23,6 +23,7 @@ from clusterctl.state.ledger import (
     runs_folders,
     token_of_run,
 )
+from clusterctl.state.workspace import clusters_up
 
 _JOB: Final = re.compile(
     r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d+)(?:_(?P<task>\d+))?"
@@ -300,15 +301,33 @@ def _unknown(name: str, folders: Iterable[Path]) -> UsageError:
                 why=f"it leads to {link.readlink()}",
                 fix="mount or restore that folder, or remove the link",
             )
-    names = [path.name for folder in folders for path in folder.glob("*")]
-    of_job = sorted(run for run in names if name and run.endswith(f"-{name}"))
+    why = f"searched folders: {', '.join(map(str, folders)) or 'none, as no run was collected yet'}"
+    match = _JOB.fullmatch(name)
+    if match and match["cluster"]:
+        why = f"no cluster {match['cluster']!r} is known on this machine; {why}"
     return UsageError(
-        f"there is no run {name!r}",
+        f"there is no job or run {name!r}",
         code="unknown-run",
-        why="searched folders: "
-        f"{', '.join(map(str, folders)) or 'none, as no run was collected yet'}",
-        fix=(f"runs of jobs with this name: {first_few(of_job, _MOST_CHOICES)}" if of_job else "")
-        or did_you_mean(name, names)
+        why=why,
+        fix=_meant(name, [path.name for folder in folders for path in folder.glob("*")])
         or "`clusterctl runs` lists the runs, and `clusterctl jobs` the jobs; "
         "pass a run's folder, the folder's name or the job id",
     )
+
+
+def _meant(name: str, runs: Iterable[str]) -> str:
+    """Return what an unknown name may mean: jobs with this name, a cluster, or a run. "": unknown."""
+    runs = sorted(runs)
+    if of_job := [run for run in runs if name and run.endswith(f"-{name}")]:
+        return f"runs of jobs with this name: {first_few(of_job, _MOST_CHOICES)}"
+    jobs = [
+        f"{ledger.cluster}/{entry.job_id}"
+        for ledger in ledgers()
+        for entry in ledger.entries()
+        if entry.job_id and entry.name == name
+    ]
+    if jobs:
+        return f"jobs with this name: {first_few([*reversed(jobs)], _MOST_CHOICES)}"
+    if name in clusters_up():
+        return f"it is a cluster: choose it with `--cluster {name}`, and name a job by its id"
+    return did_you_mean(name, runs)

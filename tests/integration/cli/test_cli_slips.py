@@ -12,6 +12,8 @@ import pytest
 from clusterctl.cli.main import LazyVerb, app
 from clusterctl.cli.refusals import HABITS
 from clusterctl.cli.verbs import VERBS
+from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.workspace import Workspace
 from tests.support.messages import codes
 from tests.support.verbs import Clusterctl
 
@@ -24,6 +26,14 @@ SLIPS = {
     "squeue": ("bad-command-line", "'squeue'", "`clusterctl jobs`"),
     "create --name demo": ("bad-command-line", "'create'", "`clusterctl up`"),
     "-f demo.yaml rm --yes": ("bad-command-line", "'rm'", "`clusterctl down`"),
+    "log 12": ("bad-command-line", "'log'", "`clusterctl logs`"),
+    "scp a b": ("bad-command-line", "'scp'", "`clusterctl put` or `clusterctl get`"),
+    "Up": ("bad-command-line", "'Up'", "`clusterctl up`"),
+    "init local": ("bad-command-line", "(local)", "`clusterctl init --provider local`"),
+    "down other": ("bad-command-line", "(other)", "`clusterctl down --cluster other`"),
+    "down nothing": ("bad-command-line", "(nothing)", "`clusterctl down --help`"),
+    "jobs another": ("unknown-run", "'another'", "jobs with this name: other/7"),
+    "cancel other": ("unknown-run", "'other'", "--cluster other"),
     "tail 'a b'": ("bad-command-line", "'tail'", "`clusterctl logs -f`"),
     "drain demo-1": ("bad-command-line", "'drain'", "`clusterctl node drain`"),
     "runs compare 1 2": ("bad-command-line", "'compare'", "`clusterctl runs diff`"),
@@ -64,9 +74,19 @@ def folder(cli: Clusterctl) -> Path:
     return cli.cwd
 
 
+@pytest.fixture
+def other(cli: Clusterctl) -> None:
+    """The cluster `other` is up, and has had a job."""
+    workspace = Workspace(cli.home / "other")
+    workspace.create()
+    workspace.inventory.write_text("{}")
+    entry = JobEntry(token="7" * 8, name="another", user="ada", submitted_at=0.0, job_id="7")
+    Ledger(workspace.jobs).add(entry)
+
+
 @pytest.mark.parametrize("typed", SLIPS)
 def test_slip_is_refused_with_the_near_name_or_the_habit(
-    cli: Clusterctl, folder: Path, typed: str
+    cli: Clusterctl, folder: Path, other: None, typed: str
 ) -> None:
     code, cause, fix = SLIPS[typed]
     result = cli("-o", "json", *shlex.split(typed), rc=2)
@@ -90,6 +110,10 @@ def test_slip_is_refused_with_the_near_name_or_the_habit(
         ("submit x.py --partitio", "", "--partition"),
         ("submit x.py --exclud data/", "--exclude", "--include="),
         ("submit x.py --folow", "--follow", "--no-wait"),
+        # An option that is near only by the dashes.
+        ("up --nodes 4", "", "--yes"),
+        ("jobs --user root", "", "--cluster"),
+        ("submit x.py --image x", "", "--time"),
     ],
 )
 def test_near_name_keeps_the_meaning(
@@ -110,9 +134,10 @@ def test_habit_table_names_foreign_commands_with_existing_answers(typed: str) ->
     first, *rest = typed.split()
     assert typed not in [*VERBS, *app.commands]
     assert first not in VERBS or not options_of(first) & set(rest)
-    words = HABITS[typed].split()
-    (verb,) = {" ".join(words[:count]) for count in (1, 2)} & VERBS.keys()
-    assert options_of(verb) >= {word for word in words if word.startswith("-") and word != "--"}
+    for line in HABITS[typed].split(" | "):
+        words = line.split()
+        (verb,) = {" ".join(words[:count]) for count in (1, 2)} & VERBS.keys()
+        assert options_of(verb) >= {word for word in words if word.startswith("-") and word != "--"}
 
 
 def test_flags_accept_slurms_names(cli: Clusterctl) -> None:

@@ -174,6 +174,7 @@ def test_run_option_with_an_unknown_run_is_refused(session: Session, local_folde
         ("old-1-trian", "unknown-run", "'old-1-trian'", "did you mean old-1-train?"),
         ("nothing", "unknown-run", "'nothing'", "clusterctl jobs"),
         ("", "unknown-run", "''", "clusterctl jobs"),
+        ("nowhere/3", "unknown-run", "no cluster 'nowhere'", "clusterctl jobs"),
         ("a" * 300, "unknown-run", "'aaa", "clusterctl jobs"),
         ("empty", "run-without-model", "empty", "use a run of `train`"),
         ("99", "unknown-job", "99", "clusterctl jobs"),
