@@ -16,7 +16,7 @@ from typing import Any, Final
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 from pydantic import ValidationError
 
-from clusterctl.errors import CommandError, UsageError
+from clusterctl.errors import CommandError, TransportError, UsageError
 from clusterctl.providers.attached import Attached, AttachRequest, SiteFact
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.facts import placed_facts, proof_facts, site_facts
@@ -309,6 +309,11 @@ def _probed_first(
             else:
                 with translating_write_errors(workspace.root):
                     first.root.rename(workspace.root)
+        except TransportError as exc:
+            # The user could not open its ssh_config, which is removed.
+            if exc.where == str(first.ssh_config):
+                exc.where = ""
+            raise
         finally:
             # A connection that the workspace does not have would stay open.
             if first.root.exists():

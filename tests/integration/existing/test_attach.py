@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import TransferError, UsageError
+from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.standalone_python import RELEASE as STANDALONE
 from clusterctl.packages.wheelhouse import new_wheelhouse
@@ -323,6 +323,14 @@ def test_doctor_asks_with_the_choices_and_finds_the_rest(commands: Commands, sta
     assert all("--qos=long" in call for call in calls.read_text().splitlines())
     # The queue was closed.
     assert facts["MPI"].is_problem
+
+
+def test_error_of_a_new_login_names_no_file_that_is_removed(state: Path) -> None:
+    login = "ssh://ada@127.0.0.1:1"
+    with refused("unreachable", UnreachableError, f"`ssh {login}`") as caught:
+        attach(AttachRequest(login))
+    assert not caught.value.where
+    assert not [*state.glob(".attach-*")]
 
 
 def test_new_login_is_accepted_for_the_same_account(commands: Commands, state: Path) -> None:
