@@ -157,11 +157,16 @@ def _of_script(case: Case, found: Explanation) -> Explanation:
     if any(
         goes_on_after(without_long_lines(text), case.error) for text in (evidence.stdout, stderr)
     ):
-        cause = f"{found.cause}; the log goes on after it, so the script may have failed otherwise"
-        return replace(found, cause=cause)
+        return _survived(found, "log")
     if case.failed.rank is None and job.exit_code:
         return _of_last_command(case, found, job.exit_code)
     return found
+
+
+def _survived(found: Explanation, what: str) -> Explanation:
+    """Return the explanation of an error that need not be the end. what: continues after it."""
+    cause = f"{found.cause}; the {what} continues after it, so the script may have failed otherwise"
+    return replace(found, cause=cause)
 
 
 def _of_last_command(case: Case, found: Explanation, exit_code: int) -> Explanation:
@@ -175,10 +180,7 @@ def _of_last_command(case: Case, found: Explanation, exit_code: int) -> Explanat
         if exit_code != UNCAUGHT:
             bare = replace(case, error=ProgramError("", "", error.shown))
             return _quoting(first_cause(bare), error.tracebacks[0].message.partition("\n")[0])
-        cause = (
-            f"{found.cause}; the script goes on after it, so the script may have failed otherwise"
-        )
-        return replace(found, cause=cause)
+        return _survived(found, "script")
     lines = error.evidence.split("\n")
     earlier = [line for line in lines if is_of_earlier_command(line, script, exit_code)]
     if not earlier:
