@@ -631,7 +631,7 @@ def notices_of_completed(session: Session, job: JobInfo) -> Iterator[Notice]:
     error, is_shell = error_of_completed(session, job)
     if error is not None and error.part:
         text = f"job {job.id} is COMPLETED, but an exception ended a part of its program"
-        hint = "the program went on without it"
+        hint = "the program continued without it"
         yield Notice("part-ended-by-exception", f"{text} ({error.part}): {error.line}; {hint}")
     elif error is not None:
         hint = "the program has handled it, or ignores it"

@@ -151,15 +151,13 @@ def _of_script(case: Case, found: Explanation) -> Explanation:
             f"exit code {job.exit_code} of the script, after the failure of a step: {found.cause}"
         )
         return replace(found, code="exit-code", cause=cause, failed=own)
-    if not goes_on_after_errors(evidence.script):
-        return found
     stderr = evidence.log.removeprefix(evidence.stdout)
-    if any(
+    if goes_on_after_errors(evidence.script) and any(
         goes_on_after(without_long_lines(text), case.error) for text in (evidence.stdout, stderr)
     ):
         return _survived(found, "log")
     if case.failed.rank is None and job.exit_code:
-        return _of_last_command(case, found, job.exit_code)
+        return _of_end(case, found, job.exit_code)
     return found
 
 
@@ -169,12 +167,13 @@ def _survived(found: Explanation, what: str) -> Explanation:
     return replace(found, cause=cause)
 
 
-def _of_last_command(case: Case, found: Explanation, exit_code: int) -> Explanation:
-    """Return the explanation without what commands before the script's last command wrote."""
+def _of_end(case: Case, found: Explanation, exit_code: int) -> Explanation:
+    """Return the explanation without what commands wrote that the script went on after."""
     script = case.evidence.script
     error = case.error
     if error.tracebacks:
-        program = error.tracebacks[0].frames[0].file
+        frames = error.tracebacks[0].frames
+        program = next((frame.file for frame in frames if frame.is_own), "")
         if not is_of_earlier_file(program, script, exit_code):
             return found
         if exit_code != UNCAUGHT:
@@ -199,9 +198,9 @@ def _quoting(own: Explanation, line: str) -> Explanation:
     said = plain_line(line)[:_COLUMNS]
     return replace(
         own,
-        cause=f"{own.cause}, of the script's last command; a command before it wrote: {said}",
-        fix="look at both commands; `set -ex` in the script shows each command, and ends the "
-        "script at the first that fails",
+        cause=f"{own.cause}; the script continued after this error in its log: {said}",
+        fix="`set -x` in the script shows each command, and `set -e` ends the script at the first "
+        "that fails",
     )
 
 

@@ -1,8 +1,9 @@
-"""The last command of a shell script, whose exit code is the script's.
+"""The commands of a shell script whose failure did not end it.
 
-A script without `set -e` goes on after a command that fails. An error in the log of such a command
-is not the reason for the script's exit code, even if it is the last line on stderr: the last
-command may have been silent.
+A script without `set -e` goes on after a command that fails, and ends with the exit code of its
+last command. With `set -e`, it goes on after a command before `||` or in a condition. An error of
+such a command is not the reason for the script's exit code, even if it is the last line on stderr:
+a later command may have been silent.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ _ERREXIT: Final = re.compile(
 )
 # These end a script early, run lines elsewhere, or return the status of another command.
 _UNCLEAR: Final = re.compile(r"<<|\b(?:trap|exec|eval|return)\b|\bexit\b(?! +\d)")
+# The end of a script that keeps an exit code: `rc=$?` and `exit $rc`.
+_EXIT_WITH: Final = re.compile(r"""\s*exit(?: +["']?\$\{?(?P<name>\w+|\?)\}?["']?)?\s*""")
+# With `set -e`, the script goes on after these.
+_SURVIVES: Final = re.compile(
+    r"^\s*(?:(?:if|elif|while|until)\s|!\s)|\|\|\s*(?!exit|return|die|fail|abort|\{|\()\S"
+)
 _EXIT: Final = re.compile(r"\bexit +(\d+)\b")
 # Lines that belong to a block that began above.
 _IN_BLOCK: Final = re.compile(r"\s|(?:done|fi|esac|then|do|else|elif)\b|[})]")
@@ -34,36 +41,59 @@ def goes_on_after_errors(script: str) -> bool:
 
 
 def is_of_earlier_command(line: str, script: str, exit_code: int) -> bool:
-    """Return whether a line of a log is the error of a command before the script's last command.
+    """Return whether a line of a log is the error of a command that the script went on after.
 
     False if that is unknown. line: begins with the command's name, or with bash's name of the
-    script, as in ``rm: cannot remove 'x'``. exit_code: of the script, which goes on after errors.
+    script, as in ``rm: cannot remove 'x'``. exit_code: of the script.
     """
     said = _AUTHOR.match(_OF_BASH.sub("", line))
-    return said is not None and _is_only_before_end(said["author"], script, exit_code)
+    return said is not None and _is_survived(re.escape(said["author"]), script, exit_code)
 
 
 def is_of_earlier_file(file: str, script: str, exit_code: int) -> bool:
-    """Return whether a program's file, as a traceback names it, is run only before the last
-    command. False if that is unknown.
+    """Return whether a program's file, as a traceback names it, is run only by commands that the
+    script went on after. False if that is unknown.
     """
     name = file.rpartition("/")[2]
-    return bool(name) and _is_only_before_end(name, script, exit_code)
+    module = re.escape(name.removesuffix(".py"))
+    return bool(name) and _is_survived(
+        rf"{re.escape(name)}|-m +(?:\w+\.)*{module}", script, exit_code
+    )
 
 
-def _is_only_before_end(word: str, script: str, exit_code: int) -> bool:
+def _is_survived(words: str, script: str, exit_code: int) -> bool:
+    """Return whether the script went on after each of its commands that has one of these words.
+    words: a regular expression.
+    """
     lines = [line for line in script.splitlines() if not re.match(r"\s*(?:#|$)", line)]
-    before, last = _split_last_command(lines)
+    before, last = _split_last_command(_without_kept_exit(lines))
     body = "\n".join(before)
-    if not last or _UNCLEAR.search(script) or _LAST_OF_ALL.match(last):
+    if not last or _UNCLEAR.search(f"{body}\n{last}") or _LAST_OF_ALL.match(last):
         return False
     if any(int(code) == exit_code for code in _EXIT.findall(body)):
         return False
     name = re.escape(last.split()[0])
     if re.search(_FUNCTION.format(name=name), body, re.MULTILINE):
         return False
-    named = re.compile(rf"(?:^|[\s/;|&(`\"'=]){re.escape(word)}(?![\w.-])", re.MULTILINE)
-    return bool(named.search(body)) and not named.search(last)
+    named = re.compile(rf"(?:^|[\s/;|&(`\"'=])(?:{words})(?![\w.-])", re.MULTILINE)
+    commands = [line for line in body.split("\n") if named.search(line)]
+    if not goes_on_after_errors(script) and not all(map(_SURVIVES.search, commands)):
+        return False
+    return bool(commands) and not named.search(last)
+
+
+def _without_kept_exit(lines: list[str]) -> list[str]:
+    """Return the lines up to the command whose exit code a last `exit $rc` returns; [] if that is
+    unknown.
+    """
+    found = _EXIT_WITH.fullmatch(lines[-1]) if lines else None
+    if found is None:
+        return lines
+    name = found["name"] or "?"
+    if name == "?":
+        return lines[:-1]
+    kept = [number for number, line in enumerate(lines) if line.strip() == f"{name}=$?"]
+    return lines[: kept[-1]] if kept else []
 
 
 def _split_last_command(lines: list[str]) -> tuple[list[str], str]:

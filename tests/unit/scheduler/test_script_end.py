@@ -1,4 +1,4 @@
-"""Tests of the last command of a shell script: errors of commands before it are not its end."""
+"""Tests of the commands of a shell script that it goes on after: their errors are not its end."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ RM = "rm: cannot remove 'x': No such file or directory"
         ("rm x\nexit 3\n", 3, True),
         ("rm x || exit 1\npython q.py\n", 3, True),
         ("for i in 1; do\n  rm x\ndone\nfalse\n", 1, True),
+        ("rm x\npython q.py\nrc=$?\nrm y\nexit $rc\n", 3, True),
+        ("rm x\npython q.py\nexit $?\n", 3, True),
+        ("set -e\nrm x || true\npython q.py\n", 3, True),
+        ("set -e\nif rm x; then echo y; fi\npython q.py\n", 3, True),
+        ("set -e\nrm x || true\nrm y\npython q.py\n", 3, False),
+        ("set -e\nrm x || exit 3\npython q.py\n", 1, False),
+        ("set -e\nrm x\npython q.py\n", 1, False),
+        ("python q.py\nrm x\nexit\n", 1, False),
+        ("rm x\npython q.py\nexit $rc\n", 3, False),
         ("rm x\n", 1, False),
         ("python a.py\nrm x\n", 1, False),
         ("rm x && python q.py\n", 1, False),
@@ -40,7 +49,7 @@ RM = "rm: cannot remove 'x': No such file or directory"
         ("", 1, False),
     ],
 )
-def test_command_before_the_last_is_found_in_a_script(
+def test_command_that_a_script_went_on_after_is_found(
     script: str, exit_code: int, is_earlier: bool
 ) -> None:
     assert is_of_earlier_command(RM, BASH + script, exit_code) == is_earlier
@@ -81,7 +90,8 @@ def test_error_of_an_earlier_command_is_quoted_and_not_the_cause(
 
 
 @pytest.mark.parametrize(
-    ("script", "is_told"), [("python x.py\nfalse\n", True), ("python x.py\n", False)]
+    ("script", "is_told"),
+    [("python x.py\nfalse\n", True), ("python -m x\nfalse\n", True), ("python x.py\n", False)],
 )
 def test_exception_of_an_earlier_command_is_not_the_cause_of_another_exit_code(
     script: str, is_told: bool
@@ -92,7 +102,8 @@ def test_exception_of_an_earlier_command_is_not_the_cause_of_another_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("script", "is_told"), [("python x.py\nfalse\n", True), ("python x.py\n", False)]
+    ("script", "is_told"),
+    [("python x.py\nfalse\n", True), ("python -m x\nfalse\n", True), ("python x.py\n", False)],
 )
 def test_exception_of_an_earlier_command_may_not_be_the_cause(script: str, is_told: bool) -> None:
     found = diagnosis_of(script, TRACEBACK + "KeyError: 'a'\n", 1)
