@@ -471,7 +471,7 @@ def own_error(log: str) -> str:
     """
     place = message = ""
     log = _LABEL.sub("", log)
-    for line in log.rpartition("Traceback (most recent call last):\n")[2].splitlines():
+    for line in _last_traceback(log).splitlines():
         frame = _FRAME.match(line)
         if frame:
             place = f"{frame[1]}:{frame[2]}"
@@ -482,6 +482,18 @@ def own_error(log: str) -> str:
         # Numbers in a message, such as process IDs, differ between attempts.
         return re.sub(r"\d+", "N", (_OWN_MESSAGE.findall(log) or [""])[-1])[:200]
     return "" if _PEER_LOST.search(message) else f"{message.partition(':')[0]} at {place}"
+
+
+def _last_traceback(log: str) -> str:
+    """Return a log from its last traceback on, but of no exception that Python ignores, such as one
+    in __del__. The whole log without a traceback: its start may be cut.
+    """
+    before, *tracebacks = log.split("Traceback (most recent call last):\n")
+    befores = [before, *tracebacks[:-1]]
+    for text, traceback in zip(reversed(befores), reversed(tracebacks)):
+        if not text.rstrip("\n").rpartition("\n")[2].startswith("Exception ignored "):
+            return traceback
+    return "" if tracebacks else log
 
 
 def progress(folders: Sequence[str], since: float) -> tuple[int, int, int]:

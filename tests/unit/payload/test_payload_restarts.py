@@ -167,6 +167,12 @@ Traceback (most recent call last):
         ),
         (TRACEBACK.format("x") + "OSError: [Errno 5] Input/output error: 'data'\n", ""),
         (TRACEBACK.format("x"), ""),
+        (
+            TRACEBACK.format("x")
+            + f"KeyError\nException ignored in: <A>\n{TRACEBACK}OSError: no\n",
+            "KeyError at /jobs/train.py:12",
+        ),
+        (f"Exception ignored in: <A>\n{TRACEBACK}OSError: no\n", ""),
     ],
 )
 def test_own_error_is_found_in_a_log(log: str, error: str) -> None:
