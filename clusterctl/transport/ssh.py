@@ -8,6 +8,7 @@ configuration is used.
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import threading
 import time
@@ -136,6 +137,7 @@ class SSHTransport(CommandTransport):
     _master: Master | None = field(default=None, init=False)
     _failed: TransportError | None = field(default=None, init=False)
     _refused: tuple[TransportError | None, float] = field(default=(None, 0.0), init=False)
+    _unreachable: tuple[TransportError | None, float] = field(default=(None, 0.0), init=False)
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
     _begun: dict[tuple[str, ...], tuple[ExitStack, Talk]] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -206,8 +208,15 @@ class SSHTransport(CommandTransport):
     def connect(self) -> Master | None:
         """Return the shared connection, opened if necessary; None if each command must connect
         separately.
+
+        Threads that wait for the same connection get the same error: a host that drops packets is
+        tried once, not once for each thread.
         """
+        asked = time.monotonic()
         with self._lock:
+            unreachable, failed_at = self._unreachable
+            if unreachable is not None and asked < failed_at:
+                raise copy.copy(unreachable)
             refused, until = self._refused
             if refused is not None and time.monotonic() < until:
                 raise refused
@@ -223,8 +232,9 @@ class SSHTransport(CommandTransport):
                 stays = self.stays and _may_stay(self.config)
                 try:
                     self._master = open_master(self.config, self.host, self.user, stays=stays)
-                except KeyRefusedError as exc:
+                except TransportError as exc:
                     self._note_refusal(exc)
+                    self._unreachable = (exc, time.monotonic())
                     raise
             return self._master
 

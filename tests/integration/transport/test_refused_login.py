@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import paramiko
@@ -17,7 +18,7 @@ from clusterctl.errors import KeyRefusedError, UnreachableError
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import LOGIN_HOST, write_login_files
-from clusterctl.transport.ssh import Connections
+from clusterctl.transport.ssh import Connections, SSHTransport
 from tests.integration.transport.conftest import SSHD, Reach, Sshd, running_sshd, wait_for
 from tests.support.messages import refused
 from tests.support.processes import eventually
@@ -240,6 +241,40 @@ def test_login_that_drops_packets_tells_what_was_tried_and_for_how_long(
             connections.to(LOGIN_HOST).run(["true"])
     assert f"127.0.0.1 port {port}" in caught.value.why
     assert re.search(r"no answer within \d+ s$", caught.value.why)
+
+
+def test_threads_that_wait_for_a_login_share_its_error(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would wait for its own time limit, one after the other."""
+    waiting = threading.Semaphore(0)
+    tries: list[str] = []
+
+    class Lock:
+        """Tells that a thread is about to wait for it."""
+
+        lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            waiting.release()
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def open_master(*_: object, **__: object) -> None:
+        for _thread in range(3):
+            assert waiting.acquire(timeout=10)
+        tries.append("try")
+        raise UnreachableError("it drops packets")
+
+    monkeypatch.setattr("clusterctl.transport.ssh.open_master", open_master)
+    transport = SSHTransport(LOGIN_HOST, config)
+    monkeypatch.setattr(transport, "_lock", Lock())
+    with ThreadPoolExecutor(3) as pool:
+        errors = [each.exception() for each in [pool.submit(transport.connect) for _ in range(3)]]
+    assert tries == ["try"]
+    assert all(isinstance(error, UnreachableError) for error in errors)
 
 
 @pytest.mark.parametrize("setting", ["MaxAuthTries 6", "MaxAuthTries 1"])
