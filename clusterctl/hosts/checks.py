@@ -4,6 +4,7 @@ cluster.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -640,6 +641,15 @@ def _logins(
                 cause = f"the shell of {name} is {entry['shell']}, and clusterctl logs in as {name}"
                 fix = f"`usermod --shell /bin/bash {name}` on this host"
                 yield Finding(host, "error", "no-shell", "a job user can't log in", cause, fix)
+            if needs_login and (folder := entry.get("closed")):
+                cause = f"{name} may not write in {folder}, where the files of jobs are"
+                fix = (
+                    f"`chown {name}: {shlex.quote(folder)}` and `chmod u+rwx {shlex.quote(folder)}` "
+                    "as root on this host"
+                )
+                yield Finding(
+                    host, "error", "jobs-folder-closed", "jobs can't be submitted", cause, fix
+                )
             if expected[host].own_homes and entry["home"] != entries[first]["home"]:
                 cause = (
                     f"the home of {name} is {entry['home']}, but {entries[first]['home']} on "

@@ -87,6 +87,9 @@ TELL_LIMITS = "echo {}$(ulimit -n) $(ulimit -u) $(ulimit -l) $(ulimit -v) $(umas
     LIMITS_MARK
 )
 LOGIN_S = 5
+# Folders in the home of a job's user in which the user makes folders of jobs.
+FOLDERS_OF_JOBS = ("clusterctl", "clusterctl/jobs")
+TEST_FOLDER = '[ -w "$1" ] && [ -x "$1" ] || echo closed'
 # Mount points of file systems that did not answer.
 SILENT = set()  # type: Set[str]
 # sshd's lists of accounts, in the order in which it applies them.
@@ -495,8 +498,8 @@ def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dic
 
 
 def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
-    """Return name -> home, shell, groups (numbers, the primary group first) and limits of the
-    accounts that exist.
+    """Return name -> home, shell, groups (numbers, the primary group first), limits and closed
+    folder of the accounts that exist.
     """
     found = {}
     for name in names:
@@ -506,14 +509,34 @@ def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
             continue
         groups = [entry.pw_gid, *sorted({*os.getgrouplist(name, entry.pw_gid)} - {entry.pw_gid})]
         text = " ".join(map(str, groups))
+        # A login in a home that does not answer would not end.
+        answers = home_answers(entry.pw_dir)
         found[name] = {
             "home": entry.pw_dir,
             "shell": entry.pw_shell,
             "groups": text,
-            # A login in a home that does not answer would not end.
-            "limits": login_limits(name) if home_answers(entry.pw_dir) else "",
+            "limits": login_limits(name) if answers else "",
+            "closed": closed_folder(entry) if answers else "",
         }
     return found
+
+
+def closed_folder(entry: pwd.struct_passwd) -> str:
+    """Return the first folder for jobs in an account's home in which the account may not write.
+    "": none, or unknown.
+    """
+    for below in FOLDERS_OF_JOBS:
+        path = os.path.join(entry.pw_dir, below)
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        is_own = status.st_uid == entry.pw_uid and status.st_mode & stat.S_IRWXU == stat.S_IRWXU
+        # A group or an access control list may also allow it.
+        ask = ["su", "-s", "/bin/sh", "-c", TEST_FOLDER, entry.pw_name, "sh", path]
+        if not is_own and "closed" in (run(ask, LOGIN_S) or ""):
+            return path
+    return ""
 
 
 def login_limits(name: str) -> str:

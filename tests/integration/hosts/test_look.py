@@ -8,6 +8,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -812,3 +813,23 @@ def test_accounts_of_a_directory_service_are_asked_by_name(
     assert remote_probe.accounts(["nobody-there", "anna"], set()) == {"anna": 10001}
     assert remote_probe.accounts(["root"], {10000, 10001}) == {"root": 0, "anna": 10001}
     assert remote_probe.accounts(["root"], set()) == {"root": 0}
+
+
+@pytest.mark.parametrize(
+    ("uid", "mode", "is_closed"),
+    [("nobody", 0o700, False), (0, 0o700, True), (0, 0o777, False), ("nobody", 0o500, True)],
+)
+def test_folder_of_jobs_that_its_user_may_not_write_is_found(
+    uid: str | int, mode: int, *, is_closed: bool
+) -> None:
+    account = pwd.getpwnam("nobody")
+    with tempfile.TemporaryDirectory() as home:
+        jobs = Path(home, "clusterctl", "jobs")
+        jobs.mkdir(parents=True)
+        for folder in (Path(home), jobs.parent, jobs):
+            folder.chmod(0o700)
+            os.chown(folder, account.pw_uid, -1)
+        shutil.chown(jobs, uid)
+        jobs.chmod(mode)
+        entry = SimpleNamespace(pw_name="nobody", pw_uid=account.pw_uid, pw_dir=home)
+        assert remote_probe.closed_folder(entry) == (str(jobs) if is_closed else "")

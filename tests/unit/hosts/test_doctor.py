@@ -280,10 +280,10 @@ def test_examine_has_one_finding_for_each_fault(
 
 
 def login(
-    home: str = "/home/bob", program: str = "/bin/bash", groups: str = "2002"
+    home: str = "/home/bob", program: str = "/bin/bash", groups: str = "2002", closed: str = ""
 ) -> dict[str, Any]:
     """The account bob as a host reports it."""
-    return {"bob": {"home": home, "shell": program, "groups": groups}}
+    return {"bob": {"home": home, "shell": program, "groups": groups, "closed": closed}}
 
 
 @pytest.mark.parametrize(
@@ -295,6 +295,8 @@ def login(
         (login(), login("/srv/bob"), False, []),
         (login(), login(program="/usr/sbin/nologin"), True, ["no-shell"]),
         (login(), login(program="/bin/false"), False, []),
+        (login(), login(closed="/home/bob/clusterctl/jobs"), True, ["jobs-folder-closed"]),
+        (login(), login(closed="/home/bob/clusterctl/jobs"), False, []),
         (login(), login(groups="2002 27 5000"), False, ["groups-differ"]),
         ({}, login(groups="2002 5000"), True, ["groups-differ"]),
         (login(groups="2002 5000"), login(groups="100 27"), True, []),
