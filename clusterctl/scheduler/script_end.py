@@ -20,11 +20,10 @@ _ERREXIT: Final = re.compile(
 _UNCLEAR: Final = re.compile(r"<<|\b(?:trap|exec|eval|return)\b|\bexit\b(?! +\d)")
 # The end of a script that keeps an exit code: `rc=$?` and `exit $rc`.
 _EXIT_WITH: Final = re.compile(r"""\s*exit(?: +["']?\$\{?(?P<name>\w+|\?)\}?["']?)?\s*""")
-# With `set -e`, the script goes on after these.
-_SURVIVES: Final = re.compile(
-    r"^\s*(?:(?:if|elif|while|until)\s|!\s)|\|\|\s*(?!exit|return|die|fail|abort|\{|\()\S"
-)
-_EXIT: Final = re.compile(r"\bexit +(\d+)\b")
+_CONDITION: Final = re.compile(r"\s*(?:(?:if|elif|while|until)\s|!\s)")
+# What may end the script after `||`.
+_ENDS: Final = re.compile(r"\s*(?:exit|return|die|fail|abort|\{|\(|$)")
+_EXIT: Final = re.compile(r"\bexit +(\d{1,9})\b")
 # Lines that belong to a block that began above.
 _IN_BLOCK: Final = re.compile(r"\s|(?:done|fi|esac|then|do|else|elif)\b|[})]")
 _CONTINUES: Final = re.compile(r"(?:\\|\||&&)$")
@@ -77,9 +76,21 @@ def _is_survived(words: str, script: str, exit_code: int) -> bool:
         return False
     named = re.compile(rf"(?:^|[\s/;|&(`\"'=])(?:{words})(?![\w.-])", re.MULTILINE)
     commands = [line for line in body.split("\n") if named.search(line)]
-    if not goes_on_after_errors(script) and not all(map(_SURVIVES.search, commands)):
+    if not goes_on_after_errors(script) and not all(
+        _is_line_survived(line, named) for line in commands
+    ):
         return False
     return bool(commands) and not named.search(last)
+
+
+def _is_line_survived(line: str, named: re.Pattern[str]) -> bool:
+    """Return whether a script with `set -e` goes on after the named commands of a line: they are in a
+    condition, or before `||`.
+    """
+    if _CONDITION.match(line):
+        return named.search(line.partition(";")[2]) is None
+    _, bars, rest = line.rpartition("||")
+    return bool(bars) and not named.search(rest) and not _ENDS.match(rest)
 
 
 def _without_kept_exit(lines: list[str]) -> list[str]:
