@@ -184,9 +184,10 @@ def _template() -> Template:
 
     https://www.w3.org/TR/CSP3/#match-element-to-source-list
     """
-    folder = data_folder("templates") / "report"
+    # This import is slow, and only reports need it.
     import jinja2
 
+    folder = data_folder("templates") / "report"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,

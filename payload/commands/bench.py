@@ -27,13 +27,12 @@ from payload.data.base import Dataset
 from payload.data.datasets import open_dataset
 from payload.data.loader import Feed
 from payload.device.base import Array, Device
-from payload.node.host import hostname
 from payload.node.nvml import open_card
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
 from payload.training.build import build_engine, build_loader, build_mesh, build_units
 from payload.training.fit import compared_ranks
-from payload.training.gpu_use import SHORTEST_TURN_S, Meter, figures_of
+from payload.training.gpu_use import SHORTEST_TURN_S, Meter, figures_of, gpu_of
 from payload.training.metrics import FLOPS_FORMULA, Work
 from payload.training.peak import find_peak
 from payload.training.timing import CommTime, CommTimes, timed_mesh
@@ -242,7 +241,7 @@ def _gpu_figures(device: Device, world: Communicator, team: Team | None) -> Reco
     """Return what the GPUs of a side's ranks did, on all ranks. Ranks may share a GPU, which counts
     once. team: this rank's, if it takes part in the side.
     """
-    gpu = f"{hostname()} {device.gpu and device.gpu['uuid']}"
+    gpu = gpu_of(device)
     use = team.meter.use() if team and team.meter else None
     gathered = world.allgather((gpu, team is not None, use))
     ranks = Counter(gpu for gpu, *_ in gathered)

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from payload.device.base import Device
+from payload.node.host import hostname
 from payload.node.nvml import ACTIVE, Card
 
 SHORTEST_TURN_S = 1.0
@@ -87,6 +89,11 @@ class Meter:
             sum(joules) if len(joules) == len(self._uses) else None,
             self._uses[-1].processes,
         )
+
+
+def gpu_of(device: Device) -> str:
+    """Return a name of a rank's GPU that no other GPU of the job has; of its node without a GPU."""
+    return f"{hostname()} {device.gpu and device.gpu['uuid']}"
 
 
 def figures_of(gpus: Sequence[tuple[Use | None, int]]) -> dict[str, float]:

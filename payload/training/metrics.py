@@ -23,7 +23,7 @@ from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Evaluation, StepResult
 from payload.parallel.mesh import Mesh
 from payload.parallel.zero import Storage
-from payload.training.gpu_use import total_joules
+from payload.training.gpu_use import gpu_of, total_joules
 from payload.training.peak import find_peak
 from payload.training.tensorboard import EventFile
 from payload.training.timing import CommTimes
@@ -310,6 +310,6 @@ class Metrics(Report):
         end = self._joules()
         processes = self._card.processes() if self._card else None
         own_joules = None if start is None or end is None else end - start
-        gpu = f"{hostname()} {self._device.gpu and self._device.gpu['uuid']}"
-        joules = total_joules(self._comm.allgather((gpu, own_joules, len(processes or ()))))
+        rank = gpu_of(self._device), own_joules, len(processes or ())
+        joules = total_joules(self._comm.allgather(rank))
         return None if joules is None else round(joules, 3)
