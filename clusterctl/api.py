@@ -533,7 +533,7 @@ class Job:
         """Wait until the job has ended, at most ``timeout_s`` seconds if given.
 
         Raise JobFailedError or JobCancelledError, with the cause, if the job does not complete.
-        Raise WaitTimeoutError after ``timeout_s``; the job keeps running.
+        Raise WaitTimeoutError after ``timeout_s``; the job is not cancelled.
         """
         with self.cluster._session() as session:
             notes = watch.ChangeNotes(session, self.cluster._note)

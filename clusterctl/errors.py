@@ -483,7 +483,7 @@ class JobStuckError(JobFailedError, code="job-stuck"):
 
 
 class WaitTimeoutError(ClusterctlError, code="wait-timeout", exit_code=6):
-    """`submit` or `wait` stopped waiting; the job keeps running. Not retryable: `submit` again
+    """`submit` or `wait` stopped waiting; the job is not cancelled. Not retryable: `submit` again
     starts a second job.
 
     ``jobs``: the jobs as they were last seen.

@@ -24,7 +24,7 @@ everything else to stderr.
 
 **Exit codes**: 0 success · 1 failure · 2 the command or the spec is wrong · 3 `plan --check` found changes ·
 with `wait`, `--wait` and `--follow`: 4 the job failed or can never start, 5 it was cancelled or reached its
-time limit, 6 the wait timed out and the job keeps running · 130 interrupted. `shell` and `ssh` return the
+time limit, 6 the wait timed out and the job is not cancelled · 130 interrupted. `shell` and `ssh` return the
 exit code of the remote command. A word that is neither a job's ID nor a run's name is a wrong command (2); an
 ID that the cluster does not know is a failure (1), but as an option of `submit` or `replay` it is wrong (2).
 

@@ -301,10 +301,13 @@ def _unknown(name: str, folders: Iterable[Path]) -> UsageError:
                 why=f"it leads to {link.readlink()}",
                 fix="mount or restore that folder, or remove the link",
             )
-    why = f"searched folders: {', '.join(map(str, folders)) or 'none, as no run was collected yet'}"
+    places = ", ".join(map(str, folders)) or "none, as no run was collected yet"
+    why = f"searched folders: {places}"
     match = _JOB.fullmatch(name)
     if match and match["cluster"]:
-        why = f"no cluster {match['cluster']!r} is known on this machine; {why}"
+        why = (
+            f"no cluster {match['cluster']!r} is known on this machine; searched folders: {places}"
+        )
     return UsageError(
         f"there is no job or run {name!r}",
         code="unknown-run",
