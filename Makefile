@@ -1,6 +1,6 @@
 # Every chore is one target, and each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-changed test-support test-peers test-all test-gpu lint format bench reference lock wheel clean clean-machines
+.PHONY: help demo test test-changed test-all test-rest test-sweeps test-peers test-gpu lint format bench reference lock wheel clean clean-machines
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
@@ -12,23 +12,27 @@ demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take a
 	@scripts/bootstrap --runtime
 	@scripts/demo
 
-test:  ## Every behaviour once: linters, unit and integration tests, and real clusters, side by side
+test:  ## Before a commit: linters, unit and integration tests, a story on real clusters for each provider
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 
-test-changed:  ## A minute or two: unit tests, integration tests that use what you changed, a job on a real cluster
+test-changed:  ## A minute or two: unit tests, the tests that use what you changed, a job on a real cluster
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 
-test-support:  ## The tests of the tests: of tests/support and scripts/run_tests.py
+test-all:  ## Every behaviour once on every platform: test, then test-rest
+	$(DEV)
+	@.venv/bin/python scripts/run_tests.py $@
+
+test-rest:  ## What test-all adds to test
+	$(DEV)
+	@.venv/bin/python scripts/run_tests.py $@
+
+test-sweeps:  ## All tests with repeats, sizes and random inputs; takes hours
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 
 test-peers:  ## Suites and workflows of other programs as jobs on a real cluster; from the package index
-	$(DEV)
-	@.venv/bin/python scripts/run_tests.py $@
-
-test-all:  ## All of it with the long sweeps and repeats
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 

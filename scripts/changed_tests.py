@@ -1,10 +1,10 @@
-"""Choose the tests for a change, about a minute of them: `make test-changed`
-(scripts/run_tests.py).
+"""Choose the tests for a change: `make test-changed` (scripts/run_tests.py).
 
 The change consists of the branch and of uncommitted files. Chosen are all unit tests, the
 integration tests that have the name of a changed file, import it or name it, and an end-to-end test
-on a real cluster. Roles, templates and Terraform are imported by no test: of these, the integration
-tests of the area are chosen.
+on a real cluster, which takes a minute or two. If a provider or a role has changed, the end-to-end
+tests of its platform are chosen instead. Roles, templates and Terraform are imported by no test: of
+these, the integration tests of the area are chosen.
 """
 
 from __future__ import annotations
@@ -28,14 +28,36 @@ FOLDERS = {
 # the cluster.
 STORY = "tests/e2e/test_jobs.py::test_shell_script_runs_in_its_allocation"
 TRAINING = "tests/e2e/test_main_job.py::test_training_on_two_nodes_ends_with_equal_parameters"
+EL = "tests/e2e/test_onprem_el.py"
+STORAGE = "tests/e2e/test_storage.py"
+GCP = "tests/e2e/test_gcp.py"
+# Start of a path -> end-to-end tests. The first match counts.
 STORIES = {
-    "clusterctl/providers/gcp/": "",
-    "clusterctl/providers/onprem/": "",
-    "clusterctl/": STORY,
-    "ansible/": STORY,
-    "templates/": STORY,
-    "tests/e2e/conftest.py": STORY,
-    "payload/": TRAINING,
+    "clusterctl/providers/gcp/": (GCP,),
+    "terraform/": (GCP,),
+    "clusterctl/providers/onprem/": ("tests/e2e/test_onprem.py",),
+    "clusterctl/providers/existing/": ("tests/e2e/test_attach.py",),
+    "clusterctl/providers/local/": (
+        "tests/e2e/test_systemd_host.py",
+        "tests/e2e/test_ordinary_user.py",
+    ),
+    "clusterctl/": (STORY,),
+    "ansible/roles/apptainer/": ("tests/e2e/test_containers.py",),
+    "ansible/roles/auto_down/": (GCP,),
+    "ansible/roles/bucket/": (GCP,),
+    "ansible/roles/cuda/": ("tests/e2e/test_gpus.py",),
+    "ansible/roles/firewall/": (EL,),
+    "ansible/roles/health/": ("tests/e2e/test_needs.py",),
+    "ansible/roles/login/": ("tests/e2e/test_onprem.py",),
+    "ansible/roles/mpi_ssh/": ("tests/e2e/test_no_scheduler.py",),
+    "ansible/roles/repositories/": (EL,),
+    "ansible/roles/selinux/": (EL,),
+    "ansible/roles/shared_storage/": (STORAGE,),
+    "ansible/roles/users/": (STORAGE,),
+    "ansible/": (STORY, EL),
+    "templates/": (STORY,),
+    "tests/e2e/conftest.py": (STORY,),
+    "payload/": (TRAINING,),
 }
 
 
@@ -84,11 +106,10 @@ def choose(changed: Iterable[str], modules: Mapping[str, str]) -> tuple[list[str
         # Deleted test modules are skipped.
         elif not re.fullmatch(r"tests/(\w+/)*test_\w+\.py", path):
             units.update(_tests_of(path, modules))
-            matching = (story for start, story in STORIES.items() if path.startswith(start))
-            stories.add(next(matching, ""))
-    return [UNIT, *sorted(one for one in units if one.startswith(INTEGRATION))], sorted(
-        stories - {""}
-    )
+            matching = (chosen for start, chosen in STORIES.items() if path.startswith(start))
+            stories.update(next(matching, ()))
+    integration = sorted(one for one in units if one.startswith(INTEGRATION))
+    return [UNIT, *integration], sorted(stories)
 
 
 def _tests_of(path: str, modules: Mapping[str, str]) -> set[str]:

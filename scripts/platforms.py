@@ -2,7 +2,7 @@
 files for.
 
 The source are markers of tests, such as ``@pytest.mark.platform("stand-in", "rocky-9")``, and the
-descriptions in scripts/platforms.toml. Tests with ``@pytest.mark.sweep`` run in `make test-all`
+descriptions in scripts/platforms.toml. Tests with ``@pytest.mark.sweep`` run in `make test-sweeps`
 only.
 """
 
@@ -32,8 +32,8 @@ This page lists the platforms that tests ran on for real, on a stand-in, or not 
 program or a machine of the tests that imitates the named platform, as far as its documentation and source
 tell. *Only rendered* means that files or requests were written and compared, but never used.
 
-Each cell lists the tests. They run in every `make test`, several of them with further cases in
-`make test-all`; tests after *sweep* run in `make test-all` only.
+Each cell lists the tests. They run in `make test-all`, several of them with further cases in
+`make test-sweeps`; tests after *sweep* run in `make test-sweeps` only.
 
 **Nothing has run on Google Cloud, or on Rocky Linux or Ubuntu yet. On a GPU, only the training program ran.**
 """
@@ -52,7 +52,7 @@ unconfirmed, because these packages could not be examined. No source was found f
 
 @dataclass(frozen=True)
 class Proof:
-    """A test file with tests of a platform. ``sweep``: they run in `make test-all` only."""
+    """A test file with tests of a platform. ``sweep``: they run in `make test-sweeps` only."""
 
     test: Path
     sweep: bool

@@ -1,37 +1,47 @@
 """Run the tests of a Makefile target, continue after failures, and print the totals.
 
-`make test` runs the linters, the unit and integration tests, and the end-to-end tests side by side.
+There are three levels:
 
-The last line is `N passed, N failed`. A part that fails without a failed test, or reaches its time
-limit, counts as a failure. Ctrl-C, SIGTERM and a closed terminal end all processes that were
-started. The next run removes the leftovers of a killed run.
+- `make test`: the linters, all unit tests, the integration tests, and a story for each provider.
+  Kinds of integration tests whose inputs are unchanged are left out (scripts/unchanged.py).
+- `make test-all`: each behaviour once on each platform: `make test`, then `make test-rest`.
+- `make test-sweeps`: all of it with repeats, sizes and random inputs.
+
+At the end it prints the CPU seconds of each part and of the most expensive modules. The last line is
+`N passed, N failed`. A part that fails without a failed test, or reaches its time limit, counts as a
+failure. Ctrl-C, SIGTERM and a closed terminal end all processes that were started. The next run
+removes the leftovers of a killed run.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from clusterctl.util.process import under_subreaper
-from scripts import changed_tests
+from scripts import changed_tests, unchanged
+from scripts.unchanged import Kind
+from tests.support.cpu_time import PROPERTY
 
 ROOT = Path(__file__).resolve().parent.parent
-UNITS = ("tests/unit", "tests/integration")
+UNIT = "tests/unit"
+INTEGRATION = "tests/integration"
 E2E = "tests/e2e"
-SUPPORT = "tests/integration/support"
+SUPPORT = f"{INTEGRATION}/support"
 PEERS = f"{E2E}/test_peers.py"
 # Real clusters wait about as long as they compute, and the other tests fill the gaps. If both need a
 # core, the clusters get it first, then the other tests, then the linters.
@@ -39,7 +49,7 @@ CORES = len(os.sched_getaffinity(0))
 UNIT_WORKERS = CORES
 E2E_WORKERS = CORES
 NICE = {"unit": 10, "lint": 19}
-# `make test-all` runs these again on nodes with Debian 12, for its versions of Slurm, Open MPI and
+# `make test-sweeps` runs these again on nodes with Debian 12, for its versions of Slurm, Open MPI and
 # Python.
 ON_DEBIAN_12 = tuple(
     f"{E2E}/test_{name}.py"
@@ -55,17 +65,35 @@ LIMIT_S = 3 * 3600
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Time for interrupted tests to remove their clusters.
 GRACE_S = 60
+# Number of modules to print with their CPU time.
+EXPENSIVE = 25
+
+
+@dataclass(frozen=True)
+class Report:
+    """What pytest reports of a part.
+
+    cpu_s: test module -> CPU seconds of its tests. failures: test module -> number of failed tests.
+    """
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a part."""
+    """The result of a part.
+
+    cpu_s: CPU seconds of all its processes. Those of clusters' machines are in no test's report.
+    """
 
     part: str
-    passed: int
-    failed: int
-    skipped: int
+    report: Report
     seconds: float
+    cpu_s: float
 
 
 Outcomes = Generator[Outcome, None, None]
@@ -86,12 +114,12 @@ def beside(
     ):
 
         def outcome() -> Outcome:
-            code = ended(process, LIMIT_S)
+            code, cpu_s = ended(process, LIMIT_S)
             # The part may have ended long ago.
             seconds = os.fstat(said.fileno()).st_mtime - began
             said.seek(0)
             print(said.read(), end="", flush=True)
-            return outcome_of(part, code, report, seconds)
+            return Outcome(part, result_of(code, report), seconds, cpu_s)
 
         yield outcome
 
@@ -101,26 +129,24 @@ def pytest(part: str, *options: str, nodes: str = "") -> Outcome:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as reports:
         report = Path(reports) / "report.xml"
-        code = run(["env", f"TEST_DISTRIBUTION={nodes}", *pytest_argv(report, *options)])
-        return outcome_of(part, code, report, time.monotonic() - began)
+        argv = ["env", f"TEST_DISTRIBUTION={nodes}", *pytest_argv(report, *options)]
+        with started(argv, grace_s=GRACE_S) as process:
+            code, cpu_s = ended(process, LIMIT_S)
+        return Outcome(part, result_of(code, report), time.monotonic() - began, cpu_s)
 
 
 def pytest_argv(report: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
 
 
-def outcome_of(part: str, code: int, report: Path | None, seconds: float) -> Outcome:
-    """Return the outcome of a part from its exit code and its report. Without a report, it is one
+def result_of(code: int, report: Path | None) -> Report:
+    """Return the report of a part that ended with an exit code. Without a file, the part is one
     check.
     """
-    passed, failed, skipped = count(report) if report else (int(code == 0), 0, 0)
-    return Outcome(part, passed, failed or int(code != 0), skipped, seconds)
-
-
-def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) -> int:
-    """Run a program in a new session, and return its exit code. Its child processes end with it."""
-    with started(argv, grace_s=grace_s) as process:
-        return ended(process, limit_s)
+    if report is None:
+        return Report(passed=int(code == 0), failed=int(code != 0))
+    result = read(report)
+    return replace(result, failed=result.failed or int(code != 0))
 
 
 @contextmanager
@@ -144,18 +170,30 @@ def started(
             process.wait()
 
 
-def ended(process: subprocess.Popen[bytes], limit_s: float) -> int:
-    """Return the exit code of a program, or 1 if it has not ended within the limit."""
+def ended(process: subprocess.Popen[bytes], limit_s: float) -> tuple[int, float]:
+    """Wait for a program. Return its exit code and the CPU seconds of all its processes.
+
+    The exit code is 1 if the program has not ended within the limit.
+    """
+
+    def cpu_of_waited() -> float:
+        waited = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return waited.ru_utime + waited.ru_stime
+
+    # It grows when a child is waited for, and only this one is.
+    before = cpu_of_waited()
     try:
-        return process.wait(limit_s)
+        code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
         print(f"not finished within {limit_s:g} s: {process.args!r}", flush=True)
-        return 1
+        code = 1
+    return code, cpu_of_waited() - before
 
 
 def remove_remains() -> None:
     """Remove the leftovers of killed tests."""
-    run([sys.executable, "-m", "tests.support.remains"], grace_s=0, limit_s=600)
+    with started([sys.executable, "-m", "tests.support.remains"]) as process:
+        ended(process, 600)
 
 
 def end_by_signals() -> None:
@@ -174,76 +212,139 @@ def end_by_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def count(report: Path) -> tuple[int, int, int]:
-    """Return the numbers of passed, failed and skipped tests in a JUnit report. 0 if it does not
-    exist.
+def read(path: Path) -> Report:
+    """Read a JUnit report. All is 0 if the file does not exist."""
+    if not path.exists():
+        return Report()
+    root = ET.parse(path).getroot()  # noqa: S314  (pytest wrote it just now)
+    numbers: Counter[str] = Counter()
+    cpu_s: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    for suite in root.iter("testsuite"):
+        for name in ("tests", "failures", "errors", "skipped"):
+            numbers[name] += int(suite.get(name, "0"))
+    for case in root.iter("testcase"):
+        module = case.get("classname", "")
+        failures[module] += len({*case.findall("failure"), *case.findall("error")})
+        for one in case.iter("property"):
+            if one.get("name") == PROPERTY:
+                cpu_s[module] += float(one.get("value", "0"))
+    failed = numbers["failures"] + numbers["errors"]
+    passed = numbers["tests"] - failed - numbers["skipped"]
+    return Report(passed, failed, numbers["skipped"], cpu_s, failures)
+
+
+def together(
+    units: Sequence[str],
+    stories: Sequence[str],
+    *marks: str,
+    lint: bool = False,
+    has_sweeps: bool = False,
+) -> Outcomes:
+    """Run unit and integration tests, end-to-end tests and the linters side by side.
+
+    marks: choose among the end-to-end tests.
     """
-    if not report.exists():
-        return 0, 0, 0
-    suites = list(ET.parse(report).getroot().iter("testsuite"))  # noqa: S314  (pytest wrote it just now)
-
-    def total(*names: str) -> int:
-        return sum(int(suite.get(name, "0")) for suite in suites for name in names)
-
-    failed = total("failures", "errors")
-    skipped = total("skipped")
-    return total("tests") - failed - skipped, failed, skipped
-
-
-def together(units: Sequence[str], stories: Sequence[str], sweeps: str, lint: bool) -> Outcomes:
-    """Run unit and integration tests, end-to-end tests and the linters side by side."""
+    cases = () if has_sweeps else ("not sweep",)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         report = Path(folder) / "report.xml"
         behind = []
         if lint:
             behind.append(stack.enter_context(beside("lint", [str(ROOT / "scripts" / "lint")])))
         if units:
-            argv = pytest_argv(report, *units, *SPREAD_UNITS, "-m", f"not e2e{sweeps}")
+            argv = pytest_argv(report, *units, *SPREAD_UNITS, *marked("not e2e", *cases))
             behind.append(stack.enter_context(beside("unit", argv, report)))
         if stories:
-            words = ("-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}")
-            yield pytest("end to end", *stories, *words)
+            words = ("-v", *SPREAD, "--durations=10")
+            chosen = marked("e2e", "not alone", *marks, *cases)
+            yield pytest("end to end", *stories, *words, *chosen)
         for outcome in behind:
             yield outcome()
 
 
-def everything(has_sweeps: bool = False) -> Outcomes:
-    """Run all tests except the tests of the tests, which only run with the sweeps."""
-    sweeps = "" if has_sweeps else " and not sweep"
-    yield from together([*UNITS, f"--ignore={SUPPORT}"], [E2E], sweeps, lint=True)
+def marked(*marks: str) -> tuple[str, str]:
+    """Return the options of pytest for tests to which all these expressions apply."""
+    return "-m", " and ".join(marks)
+
+
+def test() -> Outcomes:
+    """Run what a change can break anywhere: linters, unit and integration tests, and a story for
+    each provider.
+    """
+    chosen = unchanged.choose(ROOT, changed_files())
+    units = [UNIT, *integration_folders(chosen.left_out | {SUPPORT}), *chosen.samples]
+    parts = together(units, [E2E], "story", lint=True)
+    yield from recording(chosen.whole, parts)
+    print("\nLeft out of the integration tests:", *(chosen.lines() or ["nothing"]), sep="\n  ")
+
+
+def rest() -> Outcomes:
+    """Run what `make test-all` adds: the other stories, whole kinds, and the tests of the tests."""
+    whole = {kind: unchanged.content_of(ROOT, kind) for kind in unchanged.KINDS}
+    units = [SUPPORT, *(folder for kind in whole for folder in kind.tests)]
+    yield from recording(whole, together(units, [E2E], "not story"))
+
+
+def everywhere() -> Outcomes:
+    """Run every behaviour once on every platform."""
+    yield from test()
     remove_remains()
-    if has_sweeps:
-        words = ("-v", *SPREAD, "-m", "e2e and not alone and not sweep")
-        yield pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12")
-        remove_remains()
-        yield pytest("support", SUPPORT, *SPREAD_UNITS)
-        # In a worker, because a hanging test may have to be killed with its process.
-        yield pytest("alone", E2E, "-v", "-n1", "-m", "e2e and alone")
+    yield from rest()
+
+
+def sweeps() -> Outcomes:
+    """Run all tests with all their cases."""
+    yield from together([UNIT, INTEGRATION], [E2E], lint=True, has_sweeps=True)
+    remove_remains()
+    chosen = marked("e2e", "not alone", "not sweep")
+    yield pytest("Debian 12", *ON_DEBIAN_12, "-v", *SPREAD, *chosen, nodes="debian-12")
+    remove_remains()
+    # In a worker, because a hanging test may have to be killed with its process.
+    yield pytest("alone", E2E, "-v", "-n1", *marked("e2e", "alone"))
+
+
+def changed_files() -> list[str] | None:
+    """Return the files that differ from the main branch. None: this is not a checkout."""
+    try:
+        return changed_tests.changed_files(ROOT)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def integration_folders(left_out: set[str]) -> list[str]:
+    """Return the folders of integration tests except some."""
+    folders = sorted(path.parent for path in (ROOT / INTEGRATION).glob("*/test_*.py"))
+    names = dict.fromkeys(str(folder.relative_to(ROOT)) for folder in folders)
+    return [name for name in names if name not in left_out]
+
+
+def recording(whole: Mapping[Kind, str], parts: Outcomes) -> Outcomes:
+    """Record which of the kinds that ran whole have passed."""
+    for outcome in parts:
+        if outcome.part == "unit":
+            unchanged.record(ROOT, whole, outcome.report.failures)
+        yield outcome
 
 
 def changed() -> Outcomes:
-    """Run the tests for the current change, for about a minute."""
+    """Run the tests for the current change: about a minute, and platforms whose files changed."""
     files = changed_tests.changed_files(ROOT)
     units, stories = changed_tests.choose(files, changed_tests.modules_of(ROOT))
     print(f"{len(files)} changed files:", *units, *stories, sep="\n  ", flush=True)
-    yield from together(units, stories, " and not sweep", lint=False)
-
-
-def support() -> Outcomes:
-    """Run the tests of the tests."""
-    yield pytest("support", SUPPORT, *SPREAD_UNITS)
+    yield from together(units, stories)
 
 
 def peers() -> Outcomes:
-    """Run the test suites of other programs on a real cluster. `make test-all` includes them."""
+    """Run the test suites of other programs on a real cluster. `make test-sweeps` includes them."""
     yield pytest("peers", PEERS, "-v", "-n1")
 
 
 TARGETS: dict[str, Callable[[], Outcomes]] = {
-    "test": everything,
-    "test-all": partial(everything, has_sweeps=True),
+    "test": test,
+    "test-rest": rest,
+    "test-all": everywhere,
     "test-changed": changed,
-    "test-support": support,
+    "test-sweeps": sweeps,
     "test-peers": peers,
 }
 
@@ -260,25 +361,38 @@ def main() -> int:
             for outcome in parts:
                 outcomes.append(outcome)
     except SystemExit as exc:
-        outcomes.append(Outcome("interrupted", 0, 1, 0, 0))
+        outcomes.append(Outcome("interrupted", Report(failed=1), 0, 0))
         return int(exc.code or 1)
     finally:
         remove_remains()
         show(outcomes)
-    return 1 if any(one.failed for one in outcomes) else 0
+    return 1 if any(one.report.failed for one in outcomes) else 0
 
 
-def show(outcomes: list[Outcome]) -> None:
-    """Print a line for each part, and the totals."""
+def show(outcomes: Sequence[Outcome]) -> None:
+    """Print CPU seconds by module, a line for each part, and the totals."""
+    reports = [one.report for one in outcomes]
+    cpu_s = Counter[str]()
+    for report in reports:
+        cpu_s.update(report.cpu_s)
+    print("\nCPU seconds of the most expensive modules:")
+    for module, seconds in cpu_s.most_common(EXPENSIVE):
+        print(f"{seconds:8.1f}  {module}")
+    print("\nCPU seconds of tests, by level:")
+    for level in (UNIT, INTEGRATION, E2E):
+        prefix = level.replace("/", ".")
+        seconds = sum(cpu_s[module] for module in cpu_s if module.startswith(prefix))
+        print(f"{seconds:8.1f}  {level}")
     print()
     for one in outcomes:
-        skipped = f", {one.skipped} skipped" if one.skipped else ""
+        result = one.report
+        skipped = f", {result.skipped} skipped" if result.skipped else ""
         print(
-            f"{one.part:<12}{one.passed:5d} passed, {one.failed:3d} failed{skipped}  "
-            f"{one.seconds:7.1f} s"
+            f"{one.part:<12}{result.passed:5d} passed, {result.failed:3d} failed{skipped}  "
+            f"{one.seconds:7.1f} s, with all processes {one.cpu_s:7.1f} CPU s"
         )
-    failed = sum(one.failed for one in outcomes)
-    print(f"{sum(one.passed for one in outcomes)} passed, {failed} failed", flush=True)
+    failed = sum(report.failed for report in reports)
+    print(f"{sum(report.passed for report in reports)} passed, {failed} failed", flush=True)
 
 
 if __name__ == "__main__":

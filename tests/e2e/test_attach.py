@@ -104,6 +104,7 @@ def test_client_needs_nothing_that_only_linux_has(attached: Attached) -> None:
     assert attached.user.runs(sys.executable, "-c", look) == "[] [] False\n"
 
 
+@pytest.mark.story
 def test_attach_finds_account_and_proves_mpi(attached: Attached) -> None:
     answer = attached.answer
     assert (answer["account"], answer["partitions"], answer["proven"]) == ("proj1", ["main"], True)
@@ -114,6 +115,7 @@ def test_attach_finds_account_and_proves_mpi(attached: Attached) -> None:
     assert {"c1", "c2"} <= set(answer["proof"]["nodes"]["names"])  # type: ignore[index]
 
 
+@pytest.mark.story
 def test_mpi_job_runs_over_both_nodes(attached: Attached) -> None:
     result = attached.verb(
         "submit", "ranks.py", "--nodes", "2", "--tasks-per-node", "2", "--follow"
@@ -136,6 +138,7 @@ def test_secret_reaches_the_ranks_and_is_gone_with_its_job(
     assert attached.site.root("login1", left) == ""
 
 
+@pytest.mark.story
 def test_run_of_a_training_is_collected(attached: Attached) -> None:
     job_id = attached.submit(
         "submit", "train", "--nodes", "2", "--time", "5m", "--", "--epochs", "2"

@@ -291,6 +291,7 @@ def test_ranks_find_each_other_by_their_variables(cluster: Cluster) -> None:
     assert "no such rank" in cluster("logs", job, "--rank", "2", rc=2).stderr
 
 
+@pytest.mark.story
 def test_failed_rank_ends_the_job(cluster: Cluster) -> None:
     """test_failures.py has more cases, also with mpirun."""
     path = script(
@@ -349,6 +350,7 @@ def test_exit_code_of_a_job_is_that_of_its_ranks(
     assert cluster.json("jobs", signalled)["jobs"][0]["exit_code"] == code
 
 
+@pytest.mark.story
 def test_job_out_of_memory_names_the_cause(cluster: Cluster) -> None:
     """test_failures.py has more causes."""
     program = (

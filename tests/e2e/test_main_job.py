@@ -39,6 +39,7 @@ def only(metrics: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.story
 def test_up_prints_and_journals_its_phases(cluster: Cluster) -> None:
     up = cluster.raised
     assert up["ok"]
@@ -60,6 +61,7 @@ def test_up_prints_and_journals_its_phases(cluster: Cluster) -> None:
     assert all(entry["ok"] and entry["verb"] == "up" for entry in journal)
 
 
+@pytest.mark.story
 def test_training_on_two_nodes_ends_with_equal_parameters(cluster: Cluster, run: Path) -> None:
     """Both ranks end with the same parameters, and the model is good."""
     start = only(records(run / "metrics.jsonl"), "run")
@@ -92,6 +94,7 @@ def test_two_ranks_end_with_the_loss_of_one(cluster: Cluster, run: Path) -> None
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
+@pytest.mark.story
 def test_collected_run_has_all_files(cluster: Cluster, run: Path, job: dict[str, Any]) -> None:
     assert run.name == f"{cluster.name}-{job['job_id']}-train"
     assert run.parent == cluster.runner.cwd / "runs"
@@ -139,6 +142,7 @@ def test_usage_and_ledger_count_the_job(cluster: Cluster, run: Path) -> None:
     assert {"start-up", "useful", "evaluation"} <= task["time_use"].keys()
 
 
+@pytest.mark.story
 def test_up_again_changes_nothing_and_proves_again(cluster: Cluster) -> None:
     hosts = len(cluster.raised["nodes"]) + 1
     for argv, note in (

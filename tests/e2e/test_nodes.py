@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.e2e.faults import cause
 from tests.support.cluster import Cluster
 from tests.support.messages import codes
@@ -52,6 +54,7 @@ def test_drained_node_ends_its_job_starts_none_and_resumes(cluster: Cluster) -> 
     assert cluster.json("up")["not_probed"] == []
 
 
+@pytest.mark.story
 def test_job_of_a_dead_node_starts_again_on_another(cluster: Cluster) -> None:
     """Slurm alone would need two minutes, and give another reason."""
     script = cluster.runner.cwd / "lost-node.sh"

@@ -169,6 +169,7 @@ def test_packages_came_from_the_bundle_which_is_removed(
     assert machines.ssh("node1", APT).stdout == apt
 
 
+@pytest.mark.story
 def test_training_on_a_node_is_collected(cluster: Cluster) -> None:
     job = cluster.json("submit", "train", "--wait", "--", "--epochs", "1")["job_id"]
     run = cluster.run_of(job)
@@ -197,6 +198,15 @@ def test_up_again_needs_only_the_admin_account(cluster: Cluster, machines: Lab) 
     assert {
         cluster.ssh(node, "id -u clusterctl; id -g clusterctl") for node in ("node1", "node2")
     } == {"64100\n64100\n"}
+
+
+@pytest.mark.story
+def test_up_applies_a_changed_spec(cluster: Cluster) -> None:
+    text = cluster.spec.read_text()
+    cluster.spec.write_text(f"{text}slurm: {{extra: [KillWait=7]}}\n")
+    phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}
+    assert phases["plan_changes"] == "hosts: all 2 stay"
+    assert cluster.ssh("node1", "scontrol show config | grep KillWait").split()[2] == "7"
 
 
 def test_machine_of_one_cluster_is_not_taken_by_another(
@@ -230,6 +240,7 @@ def test_password_is_in_no_file_or_journal(cluster: Cluster) -> None:
         assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.story
 def test_homes_stay_until_storage_remove(cluster: Cluster, machines: Lab) -> None:
     homes = f"ls /shared/home/{cluster.user}"
     cluster.ssh("node1", "echo 0.5 > weights", user=cluster.user)

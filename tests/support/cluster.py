@@ -124,7 +124,7 @@ class Cluster:
 
 def of_this_run(spec: str) -> str:
     """A spec's text, with the distribution that local nodes run in the second run of `make
-    test-all`.
+    test-sweeps`.
     """
     other = os.environ.get("TEST_DISTRIBUTION")  # of scripts/run_tests.py
     return spec.replace("{type: local", f"{{type: local, distribution: {other}") if other else spec

@@ -1,4 +1,4 @@
-"""Mark cases of a test that only `make test-all` runs."""
+"""Mark cases of a test that only `make test-sweeps` runs."""
 
 from __future__ import annotations
 

@@ -27,14 +27,39 @@ def test_the_test_command_adds_up_what_pytest_found(tmp_path: Path) -> None:
     outcome = run_tests.pytest(
         "sample", str(tests), "-q", "-c", os.devnull, "--rootdir", str(tmp_path)
     )
-    assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 2, 1)
+    report = outcome.report
+    assert (report.passed, report.failed, report.skipped) == (1, 2, 1)
+    assert report.failures == {"test_sample": 2}
 
 
 def test_a_part_that_names_no_test_has_failed(tmp_path: Path) -> None:
     nothing = run_tests.pytest(
         "sample", str(tmp_path), "-q", "-c", os.devnull, "--rootdir", str(tmp_path)
     )
-    assert (nothing.passed, nothing.failed) == (0, 1)
+    assert (nothing.report.passed, nothing.report.failed) == (0, 1)
+
+
+def test_cpu_time_counts_the_processes_of_a_test(tmp_path: Path) -> None:
+    """Of a part, also processes that no test waits for."""
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import pytest_runtest_makereport, pytest_runtest_protocol\n"
+    )
+    work = "import time\nwhile time.process_time() < 1: pass"
+    (tmp_path / "test_sample.py").write_text(
+        "import subprocess, sys\n"
+        f"WORK = [sys.executable, '-c', {work!r}]\n"
+        "def test_waited(): subprocess.run(WORK, check=True)\n"
+        "def test_running():\n"
+        f"    work = {work + chr(10) + 'print(flush=True); time.sleep(600)'!r}\n"
+        "    argv = [sys.executable, '-c', work]\n"
+        "    process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)\n"
+        "    process.stdout.readline()\n"
+    )
+    outcome = run_tests.pytest(
+        "sample", str(tmp_path), "-q", "-c", os.devnull, "--rootdir", str(tmp_path)
+    )
+    # The clock of /proc has ticks of 10 ms.
+    assert 1.9 < outcome.report.cpu_s["test_sample"] < outcome.cpu_s
 
 
 MODULE = """\
