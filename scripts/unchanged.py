@@ -71,13 +71,26 @@ KINDS = (
     ),
     Kind(
         "roles",
-        tests=("tests/integration/roles",),
+        tests=("tests/integration/configure", "tests/integration/roles"),
         inputs=("ansible", "clusterctl/configure", "clusterctl/hosts", "tests/support/plays.py"),
         sample=(
             "tests/integration/roles/test_users_role.py::test_users_role_keeps_other_keys_and_a_linked_ssh_folder",
             "tests/integration/roles/test_cuda_role.py::test_cuda_role_installs_only_missing_packages",
             "tests/integration/roles/test_fence.py::test_fence_removes_processes_and_files_of_a_job",
             "tests/integration/roles/test_watcher.py::test_node_that_answers_again_is_fenced_then_resumed",
+            "tests/integration/configure/test_configure_inventory.py::test_host_may_have_every_role",
+        ),
+    ),
+    Kind(
+        "packages",
+        tests=("tests/integration/packages",),
+        inputs=("clusterctl/packages", "clusterctl/spec", "tests/support/wheels.py"),
+        sample=(
+            "tests/integration/packages/test_resolve.py::test_lock_has_dependencies_that_nodes_lack",
+            "tests/integration/packages/test_wheelhouse.py::test_wheelhouse_downloads_each_locked_wheel_once",
+            "tests/integration/packages/test_bundle_apt.py::test_packed_package_has_its_dependencies",
+            "tests/integration/packages/test_source_builds.py::test_source_archive_of_an_index_is_built_once_on_the_cluster",
+            "tests/integration/packages/test_uv_lock.py::test_uv_lock_gives_its_versions_without_the_project_and_its_dev_group",
         ),
     ),
 )
