@@ -11,8 +11,11 @@ import pytest
 
 from clusterctl.scheduler.attempts import (
     Attempt,
+    Ending,
+    Event,
     Hang,
     LastAttempt,
+    Restart,
     alarms_of,
     ending_of,
     events_of,
@@ -26,6 +29,11 @@ from clusterctl.scheduler.records import with_accounted, with_all_attempts, with
 
 def event_lines(*events: dict[str, Any]) -> str:
     return "".join(f"{json.dumps(event)}\n" for event in events)
+
+
+def recorded(*events: dict[str, Any]) -> tuple[Event, ...]:
+    """The events of a job that has recorded these."""
+    return events_of(event_lines(*events))
 
 
 def start(time: float, restarts: int, **fields: Any) -> dict[str, Any]:
@@ -60,32 +68,47 @@ KILLED = {
 }
 
 
+# Of both attempts: (time, step) of what the program has measured. The second repeats 12 steps.
+STEPS = [(120.0, 61), (129.0, 62), (142.5, 51), (143.0, 52)]
+
+
 def test_restart_has_its_cause_times_and_lost_steps() -> None:
-    events = events_of(
-        event_lines(
-            start(100, 0), end(130.5, 137), requeue(130.6, "failed", **KILLED), start(140, 1)
-        )
-    )
-    (restart,) = restarts_of(events, [(120.0, 61), (129.0, 62), (142.5, 51), (143.0, 52)])
-    assert (restart.number, restart.reason, restart.status) == (1, "failed", 137)
-    assert KILLED["place"] in restart.cause
-    assert (restart.ended, restart.started, restart.again_s, restart.steps_lost) == (
-        130.5,
-        140,
-        12.0,
-        12,
+    ended = [end(130.5, 137), requeue(130.6, "failed", **KILLED)]
+    (restart,) = restarts_of(recorded(start(100, 0), *ended, start(140, 1)), STEPS)
+    assert restart == Restart(
+        number=1,
+        cause="SIGKILL in rank 1 on n2",
+        reason="failed",
+        status=137,
+        nodes=("n1", "n2"),
+        ended=130.5,
+        started=140,
+        again_s=12.0,
+        steps_lost=12,
     )
     assert restart.as_dict()["nodes"] == ["n1", "n2"]
     assert "12 steps lost" in str(restart)
-    again = events_of(event_lines(start(1, 0), start(2, 0), start(3, 2)))
-    assert [restart.number for restart in restarts_of(again)] == [1, 2]
-    lost = events_of(
-        event_lines(start(100, 0), start(140, 1, kind="loss of n2", progress=[50, 62, 0]))
-    )
-    (unseen,) = restarts_of(lost, [(120.0, 61), (129.0, 62), (142.5, 51)])
-    assert (unseen.ended, unseen.again_s, unseen.steps_lost) == (None, 13.5, 12)
-    (alone,) = restarts_of(events)
-    assert (alone.again_s, alone.steps_lost) == (None, None)
+
+
+def test_restart_whose_end_was_not_recorded_is_timed_from_the_last_kept_step() -> None:
+    """A node was lost, and nobody could write how the first attempt ended."""
+    lost = start(140, 1, kind="loss of n2", progress=[50, 62, 0])
+    (restart,) = restarts_of(recorded(start(100, 0), lost), STEPS[:3])
+    assert restart.ended is None
+    assert restart.again_s == 13.5
+    assert restart.steps_lost == 12
+
+
+def test_restart_of_a_program_that_measures_no_steps_has_unknown_losses() -> None:
+    ended = [end(130.5, 137), requeue(130.6, "failed", **KILLED)]
+    (restart,) = restarts_of(recorded(start(100, 0), *ended, start(140, 1)))
+    assert restart.again_s is None
+    assert restart.steps_lost is None
+
+
+def test_restarts_have_the_numbers_of_slurm_unless_one_is_repeated() -> None:
+    restarts = restarts_of(recorded(start(1, 0), start(2, 0), start(3, 2)))
+    assert [restart.number for restart in restarts] == [1, 2]
 
 
 HANG = {"time": 94, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3"}
@@ -158,7 +181,7 @@ KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}
 def test_restarts_of_gives_the_cause_of_each_end(
     events: list[dict[str, Any]], following: dict[str, Any], cause: str
 ) -> None:
-    (restart,) = restarts_of(events_of(event_lines(start(1, 0), *events, start(9, 1, **following))))
+    (restart,) = restarts_of(recorded(start(1, 0), *events, start(9, 1, **following)))
     assert cause in restart.cause
     assert restart.noticed_s == (90 if HANG in events else None)
 
@@ -188,13 +211,11 @@ def test_restart_without_a_recorded_end_has_the_cause_of_the_accounting(
 ) -> None:
     later = [{**event, "time": event["time"] + 100} for event in events]
     attempts = (Attempt(start_time=started, end_time=106, nodes=("n1", "n2"), state=state),)
-    (restart,) = restarts_of(
-        events_of(event_lines(start(100, 0), *later, start(110, 1))), attempts=attempts
-    )
+    (restart,) = restarts_of(recorded(start(100, 0), *later, start(110, 1)), attempts=attempts)
     assert cause in restart.cause
     # Other attempts in the accounting tell nothing about this one.
     others = (replace(attempts[0], start_time=80), Attempt(start_time=109))
-    unrecorded = events_of(event_lines(start(100, 0), start(110, 1)))
+    unrecorded = recorded(start(100, 0), start(110, 1))
     assert restarts_of(unrecorded, attempts=others) == restarts_of(unrecorded)
 
 
@@ -204,9 +225,7 @@ def test_restart_time_is_local_on_screen_and_utc_in_documents(
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
-        (restart,) = restarts_of(
-            events_of(event_lines(start(1, 0), end(1795817403, 1), start(1795817410, 1)))
-        )
+        (restart,) = restarts_of(recorded(start(1, 0), end(1795817403, 1), start(1795817410, 1)))
         assert "17:10:03:" in str(restart)
         assert "22:10:03 UTC:" in restart.in_utc
     finally:
@@ -217,9 +236,7 @@ def test_restart_time_is_local_on_screen_and_utc_in_documents(
 def test_last_attempt_ignores_earlier_attempts() -> None:
     hang = {"time": 103, "event": "hang", "seconds": 60, "summary": "rank 0"}
     stopped = [start(109, 1), {"time": 108, "event": "stop", "reason": "same-error"}]
-    events = events_of(
-        event_lines(start(1, 0), {**hang, "action": "end"}, requeue(105, "hang"), *stopped)
-    )
+    events = recorded(start(1, 0), {**hang, "action": "end"}, requeue(105, "hang"), *stopped)
     assert last_attempt(events) == LastAttempt(number=1, stop="same-error")
     ended = Hang(summary="rank 0", since=43, noticed=103, until=103, ended_job=True)
     assert last_attempt(events[:2]) == LastAttempt(hang=ended, is_open=True)
@@ -240,10 +257,8 @@ def test_last_attempt_ignores_earlier_attempts() -> None:
 def test_attempt_without_an_end_or_sigterm_is_open(
     later: list[dict[str, Any]], is_open: bool
 ) -> None:
-    assert (
-        last_attempt(events_of(event_lines(start(1, 0), end(2, 0), start(3, 1), *later))).is_open
-        is is_open
-    )
+    attempt = last_attempt(recorded(start(1, 0), end(2, 0), start(3, 1), *later))
+    assert attempt.is_open is is_open
 
 
 PROGRESS = {"time": 120, "event": "progress"}
@@ -272,13 +287,13 @@ def alarm(at: float, kind: str = "idle", **fields: Any) -> dict[str, Any]:
 def test_alarm_lasts_until_it_is_over(
     events: list[dict[str, Any]], spans: list[tuple[float, float]], lasting: list[str]
 ) -> None:
-    read = events_of(event_lines(start(1, 0), *events))
+    read = recorded(start(1, 0), *events)
     assert [(found.since, found.until) for found in alarms_of(read)] == spans
     assert [found.kind for found in last_attempt(read).alarms] == lasting
 
 
 def test_alarm_that_ends_the_job_says_so() -> None:
-    (found,) = alarms_of(events_of(event_lines(start(1, 0), alarm(100, action="end"))))
+    (found,) = alarms_of(recorded(start(1, 0), alarm(100, action="end")))
     assert found.ended_job
     assert str(found) == "idle, for 1m"
 
@@ -300,21 +315,25 @@ def test_hang_lasts_until_the_next_progress(
     later: list[dict[str, Any]], until: float, lasts: bool
 ) -> None:
     warned = {**HANG, "time": 100, "action": "warn"}
-    events = events_of(event_lines(start(1, 0), warned, *later))
+    events = recorded(start(1, 0), warned, *later)
     (hang,) = hangs_of(events)
-    assert (hang.since, hang.until, hang.ended_job) == (10, until, False)
+    assert hang == Hang(summary=HANG["summary"], since=10, noticed=100, until=until)
     assert last_attempt(events).hang == (hang if lasts else None)
-    two = events_of(event_lines(start(1, 0), warned, PROGRESS, {**warned, "time": 300}))
-    assert [hang.since for hang in hangs_of(two)] == [10, 210]
-    assert (last_attempt(two).hang or hang).since == 210
+
+
+def test_hang_after_a_hang_that_is_over_is_another() -> None:
+    first = {**HANG, "time": 100, "action": "warn"}
+    events = recorded(start(1, 0), first, PROGRESS, {**first, "time": 300})
+    assert [hang.since for hang in hangs_of(events)] == [10, 210]
+    lasting = last_attempt(events).hang
+    assert lasting is not None
+    assert lasting.since == 210
 
 
 def test_hangs_of_joins_a_warning_and_its_end() -> None:
     warned = {**HANG, "time": 100, "action": "warn"}
     ended = {**HANG, "time": 130, "seconds": 120, "action": "end"}
-    events = events_of(
-        event_lines(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended)
-    )
+    events = recorded(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended)
     assert [(hang.since, hang.until, hang.ended_job) for hang in hangs_of(events)] == [
         (10, 131, True),
         (10, 130, True),
@@ -385,18 +404,29 @@ def test_events_of_ignores_malformed_events(key: str, value: object) -> None:
 def test_ending_of_has_state_exit_code_and_time_of_the_last_attempt(
     events: list[dict[str, Any]], state: str, exit_code: int | None, ended: float | None
 ) -> None:
-    ending = ending_of(events_of(event_lines(*events)))
-    assert (ending.state, ending.exit_code, ending.ended) == (state, exit_code, ended)
+    ending = ending_of(recorded(*events))
+    assert ending.state == state
+    assert ending.exit_code == exit_code
+    assert ending.ended == ended
 
 
 def test_ending_has_the_facts_of_the_start() -> None:
-    ending = ending_of(
-        events_of(event_lines(start(1, 0), start(7, 2, partition="short"), end(9, 0)))
+    ending = ending_of(recorded(start(1, 0), start(7, 2, partition="short"), end(9, 0)))
+    assert ending == Ending(
+        state="COMPLETED",
+        exit_code=0,
+        nodes=("n1", "n2"),
+        partition="short",
+        restarts=2,
+        started=7,
+        ended=9,
     )
-    assert (ending.nodes, ending.partition, ending.restarts) == (("n1", "n2"), "short", 2)
-    assert (ending.started, ending.is_recorded) == (7, True)
-    killed = ending_of(events_of(event_lines(start(1, 0))))
-    assert (killed.is_recorded, bool(killed.reason)) == (False, True)
+
+
+def test_ending_that_nobody_recorded_is_known_as_such() -> None:
+    ending = ending_of(recorded(start(1, 0)))
+    assert not ending.is_recorded
+    assert ending.reason
 
 
 def attempt(start: int, end: int | None, *nodes: str) -> Attempt:
@@ -439,7 +469,9 @@ def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
     # The nodes were free from the program's end to the requeue. At the last end, Slurm itself freed
     # them.
     assert known.attempts == (attempt(100, 103), attempt(150, 160, "n1"))
-    assert (known.start_time, known.last_start, known.elapsed_s) == (100, 150, 13)
+    assert known.start_time == 100
+    assert known.last_start == 150
+    assert known.elapsed_s == 13
     assert with_all_attempts(known, recorded) == known
     waiting = replace(
         again, state=JobState.PENDING, attempts=again.attempts[:1], start_time=None, nodes=()
@@ -501,17 +533,23 @@ def test_accounting_of_another_job_with_the_id_is_not_taken() -> None:
     accounted = job(attempt(1, 2), attempt(3, 4), work_dir="/a", submit_time=1)
     assert with_accounted(own, [replace(accounted, work_dir="/b")]) == own
     known = with_accounted(own, [accounted])
-    assert (known.attempts, known.submit_time) == (accounted.attempts, 1)
+    assert known == replace(own, attempts=accounted.attempts, submit_time=1)
 
 
 def test_attempt_that_recorded_no_start_is_a_restart() -> None:
-    events = events_of(event_lines(start(101, 0), end(110, 1), start(161, 2)))
+    events = recorded(start(101, 0), end(110, 1), start(161, 2))
     assert [restart.started for restart in restarts_of(events)] == [161]
     nodes = {100: ("n1", "n2"), 130: ("n3",), 160: ("n1", "n2")}
     starts = [Attempt(start_time=at, nodes=of_start) for at, of_start in nodes.items()]
     unseen, last = restarts_of(events, attempts=starts)
-    assert (unseen.number, unseen.started, unseen.ended, unseen.status) == (1, 130, 110, 1)
-    assert (last.number, last.started, last.ended, last.nodes) == (2, 161, None, ("n3",))
+    assert unseen.number == 1
+    assert unseen.started == 130
+    assert unseen.ended == 110
+    assert unseen.status == 1
+    assert last.number == 2
+    assert last.started == 161
+    assert last.ended is None
+    assert last.nodes == ("n3",)
     requeued = [replace(each, state="REQUEUED") for each in starts]
     assert "before its program started" in restarts_of(events, attempts=requeued)[1].cause
     behind = [
@@ -522,7 +560,5 @@ def test_attempt_that_recorded_no_start_is_a_restart() -> None:
 
 def test_last_attempt_has_the_last_sent_signal() -> None:
     signals = [{"time": 3, "event": "signal", "signal": name} for name in ("SIGTERM", "SIGUSR1")]
-    assert (
-        last_attempt(events_of(event_lines(start(1, 0), *signals, end(5, 143)))).signal == "SIGUSR1"
-    )
-    assert last_attempt(events_of(event_lines(start(1, 0), *signals, start(6, 1)))).signal == ""
+    assert last_attempt(recorded(start(1, 0), *signals, end(5, 143))).signal == "SIGUSR1"
+    assert last_attempt(recorded(start(1, 0), *signals, start(6, 1))).signal == ""
