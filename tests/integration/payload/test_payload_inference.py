@@ -17,8 +17,7 @@ from payload.data.datasets import load_digits, tokenizer_of
 from payload.device.base import Cpu, Device
 from payload.saved_model.folder import load
 from tests.integration.payload.conftest import Runner, python
-from tests.support.payload import assert_one_error, idx_file
-from tests.unit.payload.test_payload_inference import encoded
+from tests.support.payload import GRAY, assert_one_error, idx_file, png_file
 
 SENTENCE = "the cat sat on the mat."
 
@@ -60,7 +59,7 @@ def test_predict_gives_the_same_digits_from_each_file_format(
     packed = tmp_path / "images"
     one = tmp_path / "one.png"
     packed.write_bytes(idx_file(images[..., 0]))
-    one.write_bytes(encoded(images[0, ..., 0], 8, 8, 0))
+    one.write_bytes(png_file(images[0, ..., 0], 8, 8, GRAY))
     argv = ("predict", "--model-folder", str(digits / "model"), str(rows), str(packed), str(one))
     output = alone(*argv)
     assert (output.returncode, output.stderr) == (0, "")

@@ -1,110 +1,100 @@
-"""A trained model in use: sample, predict, and eval by a model folder; and the files that images
-come in.
-"""
+"""The files that `predict` and `eval` read images from: PNG, MNIST's format, and CSV."""
 
 from __future__ import annotations
 
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from payload.data import png
 from payload.data.inputs import read_images
 from payload.errors import UsageError
 from tests.support.messages import refused
-from tests.support.payload import idx_file
+from tests.support.payload import (
+    GRAY,
+    GRAY_ALPHA,
+    PALETTE,
+    RGB,
+    RGB_ALPHA,
+    idx_file,
+    png_file,
+)
 
-
-def encoded(
-    rows: NDArray[np.uint8],
-    width: int,
-    depth: int,
-    color: int,
-    *,
-    kind: int = 0,
-    palette: bytes = b"",
-    interlaced: int = 0,
-) -> bytes:
-    """A PNG of packed rows, each filtered by ``kind``."""
-    step = max(1, {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color] * depth // 8)
-    above = np.zeros(rows.shape[1], int)
-    raw = bytearray()
-    for row in rows.astype(int):
-        left, corner = (np.concatenate([np.zeros(step, int), one[:-step]]) for one in (row, above))
-        guess = left + above - corner
-        nearest = np.where(
-            (abs(guess - left) <= abs(guess - above)) & (abs(guess - left) <= abs(guess - corner)),
-            left,
-            np.where(abs(guess - above) <= abs(guess - corner), above, corner),
-        )
-        predicted = (0 * row, left, above, (left + above) // 2, nearest)[kind]
-        raw += bytes([kind]) + ((row - predicted) % 256).astype(np.uint8).tobytes()
-        above = row
-    header = struct.pack(">IIBBBBB", width, len(rows), depth, color, 0, 0, interlaced)
-    parts = [
-        (b"IHDR", header),
-        (b"PLTE", palette),
-        (b"IDAT", zlib.compress(bytes(raw))),
-        (b"IEND", b""),
-    ]
-    return png.SIGNATURE + b"".join(
-        struct.pack(">I4s", len(content), name)
-        + content
-        + struct.pack(">I", zlib.crc32(name + content))
-        for name, content in parts
-        if content or name == b"IEND"
-    )
-
-
+# Images of 5 rows of 4 pixels, of up to 4 channels.
 NOISE = np.random.default_rng(0).integers(256, size=(5, 4, 4), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("kind", range(5))
-def test_pngs_of_8_bits_by_each_filter(kind: int) -> None:
-    for color, channels in ((0, 1), (2, 3), (4, 2), (6, 4)):
-        pixels = NOISE[..., :channels]
-        data = encoded(pixels.reshape(5, -1), 4, 8, color, kind=kind)
-        seen = pixels[..., : 1 if channels < 3 else 3]
-        assert (png.read(data, (5, 4, seen.shape[2])) == seen).all()
+@pytest.mark.parametrize("kind", range(5), ids=["none", "left", "above", "mean", "paeth"])
+@pytest.mark.parametrize(
+    ("color", "channels"),
+    [(GRAY, 1), (RGB, 3), (GRAY_ALPHA, 2), (RGB_ALPHA, 4)],
+    ids=["gray", "rgb", "gray-alpha", "rgb-alpha"],
+)
+def test_png_of_8_bits_is_read_by_each_filter(kind: int, color: int, channels: int) -> None:
+    """Transparency is ignored."""
+    pixels = NOISE[..., :channels]
+    data = png_file(pixels.reshape(5, -1), 4, 8, color, kind=kind)
+    shown = pixels[..., : 3 if color in (RGB, RGB_ALPHA) else 1]
+    assert_array_equal(png.read(data, (5, 4, shown.shape[2])), shown)
 
 
-def test_pngs_in_gray_and_in_color() -> None:
-    gray = encoded(NOISE[..., 0], 4, 8, 0)
-    assert (png.read(gray, (5, 4, 3)) == NOISE[..., :1]).all()
-    color = encoded(NOISE[..., :3].reshape(5, -1), 4, 8, 2)
-    luma = NOISE[..., :3] @ np.array([0.299, 0.587, 0.114])
-    assert abs(png.read(color, (5, 4, 1))[..., 0] - luma).max() <= 0.5
+def test_gray_png_for_a_model_of_colors_has_three_equal_channels() -> None:
+    gray = NOISE[..., :1]
+    found = png.read(png_file(gray.reshape(5, -1), 4, 8, GRAY), (5, 4, 3))
+    assert_array_equal(found, np.repeat(gray, 3, axis=2))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 16])
-def test_pngs_of_other_depths_and_with_a_palette(depth: int) -> None:
-    if depth == 16:
-        rows = np.stack([NOISE[..., 0], NOISE[..., 1]], axis=2).reshape(5, -1)
-        assert (png.read(encoded(rows, 4, 16, 0, kind=2), (5, 4, 1)) == NOISE[..., :1]).all()
-        return
-    values = NOISE[..., 0] >> (8 - depth)
+def test_color_png_for_a_model_of_gray_is_its_luma() -> None:
+    """By the weights of ITU-R BT.601."""
+    colors = NOISE[..., :3]
+    found = png.read(png_file(colors.reshape(5, -1), 4, 8, RGB), (5, 4, 1))
+    assert_allclose(found[..., 0], colors @ np.array([0.299, 0.587, 0.114]), rtol=0, atol=0.5)
+
+
+def test_png_of_16_bits_is_read_by_its_high_bytes() -> None:
+    high, low = NOISE[..., 0], NOISE[..., 1]
+    rows = np.stack([high, low], axis=2).reshape(5, -1)
+    found = png.read(png_file(rows, 4, 16, GRAY, kind=2), (5, 4, 1))
+    assert_array_equal(found[..., 0], high)
+
+
+def packed(values: NDArray[np.uint8], depth: int) -> NDArray[np.uint8]:
+    """Rows of values of less than 8 bits, the first value in the highest bits of a byte."""
     bits = (values[..., None] >> np.arange(depth)[::-1]) & 1
-    rows = np.packbits(bits.reshape(5, -1), axis=1)
-    gray = png.read(encoded(rows, 4, depth, 0), (5, 4, 1))[..., 0]
-    assert (gray == values.astype(int) * 255 // (2**depth - 1)).all()
+    return np.packbits(bits.reshape(len(values), -1), axis=1)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_gray_png_of_few_bits_is_scaled_to_8(depth: int) -> None:
+    values = NOISE[..., 0] >> (8 - depth)
+    found = png.read(png_file(packed(values, depth), 4, depth, GRAY), (5, 4, 1))
+    assert_array_equal(found[..., 0], values.astype(int) * 255 // (2**depth - 1))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_png_with_a_palette_has_its_colors(depth: int) -> None:
+    values = NOISE[..., 0] >> (8 - depth)
     palette = np.random.default_rng(1).integers(256, size=(2**depth, 3), dtype=np.uint8)
-    found = png.read(encoded(rows, 4, depth, 3, palette=palette.tobytes()), (5, 4, 3))
-    assert (found == palette[values]).all()
+    data = png_file(packed(values, depth), 4, depth, PALETTE, palette=palette.tobytes())
+    assert_array_equal(png.read(data, (5, 4, 3)), palette[values])
+
+
+GRAY_NOISE = NOISE[..., 0]
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (encoded(NOISE[..., 0], 4, 8, 0, interlaced=1), "interlaced"),
-        (encoded(NOISE[:3, :, 0], 4, 8, 0), "4x3 pixels"),
-        (encoded(NOISE[..., 0], 4, 8, 0)[:-30], "truncated"),
+        (png_file(GRAY_NOISE, 4, 8, GRAY, interlaced=1), "interlaced"),
+        (png_file(GRAY_NOISE[:3], 4, 8, GRAY), "4x3 pixels"),
+        (png_file(GRAY_NOISE, 4, 8, GRAY)[:-30], "truncated"),
         (png.SIGNATURE, "damaged"),
         (png.SIGNATURE + struct.pack(">I4sIIBBBBB", 13, b"IHDR", 4, 5, 8, 9, 0, 0, 0), "damaged"),
-        (encoded(NOISE[..., 0], 4, 8, 3, palette=b"abc"), "damaged"),
+        (png_file(GRAY_NOISE, 4, 8, PALETTE, palette=b"abc"), "damaged"),
         (b"1,2,3\n", "line 1 has 3 numbers"),
         (",".join("1" * 21).encode(), "column of labels"),
         (b"a,b\nc,d\n", "line 2 must"),
