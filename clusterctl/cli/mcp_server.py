@@ -78,16 +78,16 @@ def mcp(
     # A mistake in the limits is told now, not at the first call.
     limits_of_user()
     os.chdir(folder)
-    served = _Served(Calls(folder))
+    requests = _Requests(Calls(folder))
 
     def end(number: int, _: Any) -> None:
-        served.stop()
+        requests.stop()
         # The thread that reads stdin can't be ended otherwise.
         os._exit(_SIGNALLED + number)
 
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    anyio.run(_serve, served)
+    anyio.run(_serve, _server(requests))
 
 
 def _reject_wide(folder: Path) -> None:
@@ -105,23 +105,31 @@ def _reject_wide(folder: Path) -> None:
             )
 
 
-async def _serve(served: _Served) -> None:
-    server: Server[Any] = Server(
-        "clusterctl",
-        version=__version__,
-        instructions=_INSTRUCTIONS,
-        on_list_tools=served.list_tools,
-        on_call_tool=served.call_tool,
-        on_list_resources=served.list_resources,
-        on_list_resource_templates=served.list_templates,
-        on_read_resource=served.read_resource,
-    )
+async def _serve(server: Server[Any]) -> None:
     async with stdio_server() as (reads, writes):
         await server.run(reads, writes, server.create_initialization_options())
 
 
-class _Served:
-    """The requests of a client."""
+def server_of(calls: Calls) -> Server[Any]:
+    """Return a server that is not connected yet: `mcp` connects it to stdin and stdout."""
+    return _server(_Requests(calls))
+
+
+def _server(requests: _Requests) -> Server[Any]:
+    return Server(
+        "clusterctl",
+        version=__version__,
+        instructions=_INSTRUCTIONS,
+        on_list_tools=requests.list_tools,
+        on_call_tool=requests.call_tool,
+        on_list_resources=requests.list_resources,
+        on_list_resource_templates=requests.list_templates,
+        on_read_resource=requests.read_resource,
+    )
+
+
+class _Requests:
+    """The requests of a client, answered."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

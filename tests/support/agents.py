@@ -129,7 +129,7 @@ class Place:
 
 @dataclass
 class Agent:
-    """The official client of the protocol, on the stdin and stdout of a real `clusterctl mcp`.
+    """The official client of the protocol, connected to a server.
 
     transcript: (tool, arguments, answer) of each call, for assertions and for its size.
     """

@@ -49,7 +49,8 @@ def ansible(
 def clusterctl(
     argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str], stdin: str, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a verb in a process session of its own; ``environ`` is its whole environment.
+    """Run a verb in a process session of its own; ``environ`` is its whole environment. A
+    `sitecustomize.py` in its PYTHONPATH is run first.
 
     A verb that has not ended in time is interrupted, and has the exit code ``TIMED_OUT``.
     """
@@ -176,6 +177,13 @@ def _end_of(child: int, timeout_s: float | None) -> int:
     return TIMED_OUT if late else os.waitstatus_to_exitcode(status)
 
 
+def _customize(path: str) -> None:
+    """Run the sitecustomize.py of a test, as a new Python would."""
+    for folder in filter(None, path.split(os.pathsep)):
+        if (file := Path(folder, "sitecustomize.py")).exists():
+            runpy.run_path(str(file))
+
+
 def _serve(program: str, folder: Path) -> None:
     prepare = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl, "pip": _prepare_pip}
     main = prepare[program]()
@@ -204,6 +212,7 @@ def _serve(program: str, folder: Path) -> None:
     sys.argv = request["argv"]
     code: object = 1
     try:
+        _customize(os.environ.get("PYTHONPATH", ""))
         main()
     except SystemExit as exc:
         code = exc.code

@@ -94,6 +94,7 @@ def test_at_most_counts_all_tasks_and_attempts(
         (["--time=60", "--nodes=8,2"], (1, *UNKNOWN)),
         (["--time=60", "--nodes=1-16:4"], (1, *UNKNOWN)),
         (["--time=60", "--nodes=1k"], (1, *UNKNOWN)),
+        (["--time=60", "\f--nodes=2"], (1, 2.0, 4.0)),
         (["--time=60", "-N4"], (1, 4.0, 8.0)),
         (["--time=60", "--ntasks=8"], (1, *UNKNOWN)),
         (["--time=60", "--gpus=8"], (1, *UNKNOWN)),
@@ -120,6 +121,11 @@ def test_at_most_does_not_trust_the_limits_of_other_peoples_partitions(
 def test_at_most_rounds_up(script: Callable[..., Path]) -> None:
     (_, hours, _) = uses(script(), time="1m", array="0-6")
     assert 7 / 60 <= hours < 7 / 60 + 1e-4
+
+
+def test_at_most_counts_a_started_minute_as_a_minute(script: Callable[..., Path]) -> None:
+    (_, hours, _) = uses(script(), time="0:01")
+    assert hours >= 1 / 60
 
 
 def prepared(path: Path, **options: Any) -> tuple[PreparedJob, ...]:
