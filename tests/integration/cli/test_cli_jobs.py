@@ -407,16 +407,12 @@ def test_logs_of_the_last_job(played_session, cluster, tmp_path, capfd) -> None:
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
-def test_detaching_from_logs_is_no_error(
-    played_session, cluster, capfd, monkeypatch, ending
-) -> None:
-    job_id = submitted(played_session, cluster.root, "sleep 60")
-
+def test_detaching_from_logs_is_no_error(played_session, capfd, monkeypatch, ending) -> None:
     def ends(*_: object, **__: object) -> None:
         raise ending
 
     monkeypatch.setattr(logs.watch, "follow", ends)
-    logs.logs(Screen(json=False, color=False), job_id, follow=True)
+    logs.logs(TEXT, "1", follow=True)
     details = capfd.readouterr().err
     assert shows(details, "detached")
     assert "logs 1 -f`" in details
@@ -444,7 +440,7 @@ def test_detaching_from_a_wait_says_what_the_job_does(
 
     monkeypatch.setattr(waiting.watch, "wait", ends)
     with pytest.raises(KeyboardInterrupt):
-        waiting.wait(Screen(json=False, color=False), [job_id])
+        waiting.wait(TEXT, [job_id])
     details = capfd.readouterr().err
     assert shows(details, "detached")
     assert says in details

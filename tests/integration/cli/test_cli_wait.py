@@ -1,4 +1,7 @@
-"""`wait`: when it returns, its exit codes, and what it answers; `submit --wait` answers the same."""
+"""The verb `wait`: its exit codes and its answer, which is also that of `submit --wait`.
+
+When a wait ends, and by which error, is decided in jobs/test_watch.
+"""
 
 from __future__ import annotations
 
@@ -61,31 +64,6 @@ def test_wait_returns_when_all_jobs_have_ended(
     }
 
 
-def test_wait_for_a_failed_job_tells_its_cause(
-    answer: Answer, submit: Callable[[str], str]
-) -> None:
-    good, bad = submit("true"), submit("echo no such data >&2; exit 3")
-    found = answer("wait", good, bad, rc=4)
-    assert code(found) == "job-failed"
-    assert [row["state"] for row in found["jobs"]] == ["COMPLETED", "FAILED"]
-    row = found["jobs"][1]
-    assert row["exit_code"] == 3
-    assert row["diagnosis"]["code"] == "exit-code"
-    assert row["diagnosis"]["fix"]
-    assert row["diagnosis"] == found["diagnosis"]
-    assert "| no such data" in "\n".join(f"| {line}" for line in row["diagnosis"]["lines"])
-
-
-def test_wait_for_a_cancelled_job_has_its_own_exit_code(
-    answer: Answer, submit: Callable[[str], str]
-) -> None:
-    job_id = submit("sleep 60")
-    answer("cancel", job_id)
-    found = answer("wait", job_id, rc=5)
-    assert code(found) == "job-cancelled"
-    assert found["jobs"][0]["state"] == "CANCELLED"
-
-
 def test_wait_that_times_out_tells_the_present_states(
     answer: Answer, submit: Callable[[str], str], cluster: PlayedCluster, set_clock: SetClock
 ) -> None:
@@ -97,10 +75,10 @@ def test_wait_that_times_out_tells_the_present_states(
         now[0] += seconds
 
     set_clock(Clock(now=lambda: now[0], sleep=sleep))
-    found = answer("wait", job_id, "--timeout", "10m", rc=6)
+    found = answer("wait", job_id, "--timeout", "1m", rc=6)
     assert code(found) == "wait-timeout"
     assert [(row["job_id"], row["state"]) for row in found["jobs"]] == [(job_id, "RUNNING")]
-    assert now[0] >= 600
+    assert now[0] >= 60
     assert cluster.job(job_id)["state"] == "RUNNING"
     answer("cancel", job_id)
 
@@ -130,11 +108,23 @@ def test_array_is_told_by_its_worst_task() -> None:
     assert (task["states"], task["diagnosis"]) == ({"COMPLETED": 1}, None)
 
 
-def test_submit_that_waits_answers_the_same(answer: Answer, played_session: Session) -> None:
-    Path("a.sh").write_text("#!/bin/bash\nexit 3\n")
-    found = answer("submit", "a.sh", "--wait", rc=4)
-    (row,) = answer("wait", found["job_id"], rc=4)["jobs"]
-    assert {key: found[key] for key in OF_END} == row
+def test_wait_tells_the_cause_of_a_failed_job_and_submit_that_waits_the_same(
+    answer: Answer, submit: Callable[[str], str]
+) -> None:
+    good = submit("true")
+    Path("a.sh").write_text("#!/bin/bash\necho no such data >&2\nexit 3\n")
+    submitted = answer("submit", "a.sh", "--wait", rc=4)
+    found = answer("wait", good, submitted["job_id"], rc=4)
+    assert code(found) == "job-failed"
+    succeeded, failed = found["jobs"]
+    assert succeeded["state"] == "COMPLETED"
+    assert failed["state"] == "FAILED"
+    assert failed["exit_code"] == 3
+    assert failed["diagnosis"]["code"] == "exit-code"
+    assert failed["diagnosis"]["fix"]
+    assert failed["diagnosis"]["lines"] == ["no such data"]
+    assert failed["diagnosis"] == found["diagnosis"]
+    assert failed == {key: submitted[key] for key in OF_END}
 
 
 @pytest.mark.parametrize(

@@ -442,22 +442,25 @@ def test_end_of_a_failed_jobs_log_is_shown(session, tmp_path, body, lines):
 
 
 @pytest.mark.parametrize(
-    ("state", "error"),
+    ("state", "error", "exit_code"),
     [
-        ("CANCELLED", JobCancelledError),
-        ("NODE_FAIL", JobFailedError),
+        ("CANCELLED", JobCancelledError, 5),
+        ("NODE_FAIL", JobFailedError, 4),
         *in_sweep(
-            ("TIMEOUT", JobCancelledError),
-            ("PREEMPTED", JobCancelledError),
-            ("OUT_OF_MEMORY", JobFailedError),
+            ("TIMEOUT", JobCancelledError, 5),
+            ("PREEMPTED", JobCancelledError, 5),
+            ("OUT_OF_MEMORY", JobFailedError, 4),
         ),
     ],
 )
-def test_wait_raises_the_error_of_the_final_state(session, cluster, tmp_path, state, error):
+def test_wait_raises_the_error_of_the_final_state(
+    session, cluster, tmp_path, *, state, error, exit_code
+):
     job_id, _ = held(cluster, session, tmp_path)
     cluster.change(job_id, state=state, reason="SomeReason")
     with pytest.raises(error) as caught:
         raise_unless_completed(session, wait(session, [job_id]))
+    assert caught.value.exit_code == exit_code
     assert f"{state}, reason SomeReason" in caught.value.why
     assert "wrote nothing" in caught.value.why
 
