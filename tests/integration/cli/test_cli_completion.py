@@ -42,24 +42,18 @@ def cluster(cli: Clusterctl) -> Clusterctl:
     return cli
 
 
-def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
-    """What bash is told to offer for the last of the words typed."""
-    env = {
-        **os.environ,
-        "CLUSTERCTL_HOME": str(cli.home),
+def asked_by_bash(*typed: str) -> dict[str, str]:
+    """The variables by which bash asks what to offer for the last of the words typed."""
+    return {
         "_CLUSTERCTL_COMPLETE": "complete_bash",
         "COMP_WORDS": "\n".join(typed),
         "COMP_CWORD": str(len(typed) - 1),
     }
-    done = subprocess.run(
-        ["sh", "-c", f'{before}\nexec "$0"', SCRIPT],
-        cwd=cli.cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+
+
+def words(cli: Clusterctl, *typed: str) -> list[str]:
+    """What bash is told to offer for the last of the words typed."""
+    done = replace(cli, environ=asked_by_bash(*typed))()
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -100,10 +94,21 @@ def test_completion_without_clusters_offers_nothing(cli: Clusterctl) -> None:
 
 
 def test_completion_in_an_unlistable_folder_offers_bundled_jobs(cluster: Clusterctl) -> None:
-    in_removed_folder = (
-        "sleep 60 & cd /proc/$! && kill $!; wait"  # the folder of a process that has ended
+    # The folder of a process that has ended.
+    in_removed_folder = "sleep 60 & cd /proc/$! && kill $!; wait"
+    done = subprocess.run(
+        ["sh", "-c", f'{in_removed_folder}\nexec "$0"', SCRIPT],
+        cwd=cluster.cwd,
+        env={
+            **os.environ,
+            "CLUSTERCTL_HOME": str(cluster.home),
+            **asked_by_bash("clusterctl", "submit", ""),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert words(cluster, "clusterctl", "submit", "", before=in_removed_folder) == BUNDLED
+    assert (done.stdout.split(), done.stderr) == (BUNDLED, "")
 
 
 def test_tab_in_bash(cluster: Clusterctl) -> None:
