@@ -27,7 +27,7 @@ from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.login import HERE, login_of, write_login_files
 from clusterctl.util.assets import job_lock
-from tests.integration.existing.conftest import Commands
+from tests.integration.existing.conftest import Build, Commands
 from tests.support.messages import refused
 from tests.support.standalone import small_python, standalone_list
 from tests.support.wheels import a_wheel
@@ -90,13 +90,21 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: None) -> Path:
     return tmp_path / "state"
 
 
+@pytest.fixture
+def ready(state: Path, build: Build, home: Path) -> Path:
+    """The state of a user whose ~/clusterctl and ~/mine on the cluster have the environment."""
+    for name in ("clusterctl", "mine"):
+        build(home / name)
+    return state
+
+
 def attached(**more: object) -> Attachment:
     return attach(AttachRequest(HERE, python=sys.executable, **more))  # type: ignore[arg-type]
 
 
-def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, state: Path) -> None:
+def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, ready: Path) -> None:
     commands("Short.2", "a/b", accounts=1, accepted="*--account=proj/0*", gres="gpu:1g.5gb:7")
-    sacctmgr = state.parent / "slurm+bin/sacctmgr"
+    sacctmgr = ready.parent / "slurm+bin/sacctmgr"
     sacctmgr.write_text(sacctmgr.read_text().replace("proj0", "proj/0"))
     result = attached()
     spec = applied_spec(result.workspace)
@@ -109,7 +117,7 @@ def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, state:
     assert inventory.slurm_path.endswith("slurm+bin")
 
 
-def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Path) -> None:
+def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, ready: Path) -> None:
     commands("short", "gpuq", proof=PROVEN)
     first = attached()
     assert first.proof is not None
@@ -134,7 +142,7 @@ def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, state: Pat
 
 
 def test_earlier_proof_is_shown_while_the_queue_is_full(
-    commands: Commands, state: Path, tmp_path: Path
+    commands: Commands, ready: Path, tmp_path: Path
 ) -> None:
     """`doctor` reads the launcher from the record of the cluster, not from the spec in the folder."""
     commands("short", proof=PROVEN)
@@ -155,7 +163,7 @@ def test_earlier_proof_is_shown_while_the_queue_is_full(
 
 
 def test_attach_again_keeps_the_module_added_by_the_proof(
-    commands: Commands, state: Path, tmp_path: Path
+    commands: Commands, ready: Path, tmp_path: Path
 ) -> None:
     proven = tmp_path / "proven"
     proven.write_text(
@@ -173,7 +181,7 @@ def test_attach_again_keeps_the_module_added_by_the_proof(
     assert settings_of(attached(modules=["python/3.12"]).spec).modules == ("python/3.12",)
 
 
-def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Path) -> None:
+def test_attach_again_keeps_only_the_users_choices(commands: Commands, ready: Path) -> None:
     commands("short", "gpuq", accounts=2, accepted="*--account=proj0*")
     attached(account="proj0")
     commands("short", "gpuq", accounts=2, accepted="*--partition=gpuq*")
@@ -183,7 +191,7 @@ def test_attach_again_keeps_only_the_users_choices(commands: Commands, state: Pa
     assert load_site(again.workspace).chosen == {"account": "proj0", "python": sys.executable}
 
 
-def test_empty_option_takes_a_choice_back(commands: Commands, state: Path) -> None:
+def test_empty_option_takes_a_choice_back(commands: Commands, ready: Path) -> None:
     """A choice of the user is never recorded as a result of the proof."""
     commands("short", "gpuq", accounts=1)
     chosen = {"account": "proj0", "qos": "long", "partition": "gpuq", "modules": ["mine"]}
@@ -208,7 +216,7 @@ def spec_of(*partitions: str, **settings: object) -> ClusterSpec:
     return ClusterSpec(version=1, name="campus", provider=provider, partitions=named)
 
 
-def test_attach_again_keeps_choices_of_the_spec(commands: Commands, state: Path) -> None:
+def test_attach_again_keeps_choices_of_the_spec(commands: Commands, ready: Path) -> None:
     calls = commands("short", "gpuq", proof=PROVEN)
     first = attached(spec=spec_of("gpuq", "short", folder="~/mine", launcher="mpirun", qos="long"))
     # The job has proven another launcher.
@@ -228,7 +236,7 @@ def test_attach_again_keeps_choices_of_the_spec(commands: Commands, state: Path)
     assert "--qos=long" in calls.read_text()
 
 
-def test_choices_are_lost_with_a_damaged_site(commands: Commands, state: Path) -> None:
+def test_choices_are_lost_with_a_damaged_site(commands: Commands, ready: Path) -> None:
     commands("short", proof=PROVEN)
     first = attached(folder="~/mine", qos="long")
     (first.workspace.root / "site.json").write_text("{")
@@ -313,7 +321,7 @@ def test_login_of_two_clusters_needs_a_name(commands: Commands, state: Path) -> 
     assert attached(name="other").workspace.root.name == "other"
 
 
-def test_doctor_asks_with_the_choices_and_finds_the_rest(commands: Commands, state: Path) -> None:
+def test_doctor_asks_with_the_choices_and_finds_the_rest(commands: Commands, ready: Path) -> None:
     commands("short", accounts=2, accepted="*--account=proj0*")
     first = attached(qos="long")
     calls = commands("short", accounts=2, accepted="*--account=proj1*")
@@ -333,7 +341,7 @@ def test_error_of_a_new_login_names_no_file_that_is_removed(state: Path) -> None
     assert not [*state.glob(".attach-*")]
 
 
-def test_new_login_is_accepted_for_the_same_account(commands: Commands, state: Path) -> None:
+def test_new_login_is_accepted_for_the_same_account(commands: Commands, ready: Path) -> None:
     commands("short")
     first = attached()
     workspace = first.workspace
@@ -352,7 +360,7 @@ def test_new_login_is_accepted_for_the_same_account(commands: Commands, state: P
     again = attached(name="campus")
     assert (again.workspace, again.placed.cluster_id) == (workspace, cluster_id)
     assert login_of(workspace.ssh_config) == settings_of(again.spec).login == HERE
-    assert [path.name for path in state.iterdir() if path.is_dir()] == ["campus"]
+    assert [path.name for path in ready.iterdir() if path.is_dir()] == ["campus"]
 
 
 # The nodes lack the login node's Python.

@@ -36,17 +36,13 @@ from clusterctl.providers.existing.place import (
 )
 from clusterctl.providers.existing.site_description import SiteDescription
 from clusterctl.util.assets import job_lock
+from tests.integration.existing.conftest import SITE, VERSION, Build
 from tests.support.disks import small_disk
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.standalone import small_python, standalone_list
 from tests.support.wheels import a_wheel
 
-VERSION = ".".join(map(str, sys.version_info[:3]))
-SITE = SiteDescription(
-    "24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin", glibc="2.36"
-)
-SITE = replace(SITE, pythons={"/usr/bin/python3": "3.9.2", sys.executable: VERSION})
 Place = Callable[..., Placed]
 
 
@@ -54,7 +50,7 @@ Place = Callable[..., Placed]
 def call(wheel: None) -> Place:
     """Call ``place`` with a wheel of a package `first` in place of the packages of all jobs."""
 
-    def place_here(folder: str = "~/ours", cluster_id: str = "a1b2", **more: object) -> Placed:
+    def place_here(folder: str = "~/ours", cluster_id: str = "a1b2c3", **more: object) -> Placed:
         transport = more.pop("transport", LocalTransport())
         return place(transport, more.pop("site", SITE), folder, cluster_id, **more)  # type: ignore[arg-type]
 
@@ -63,7 +59,7 @@ def call(wheel: None) -> Place:
 
 def test_place_builds_once_and_keeps_the_mark(call: Place, home: Path) -> None:
     placed = call(modules=("openmpi/4.1.4",))
-    assert (placed.folder, placed.cluster_id, placed.built) == (str(home / "ours"), "a1b2", True)
+    assert (placed.folder, placed.cluster_id, placed.built) == (str(home / "ours"), "a1b2c3", True)
     assert (placed.python, placed.version) == (sys.executable, VERSION)
     python = home / "ours/env/bin/python"
     script = "import first, pip, sys; print(first.version, sys.prefix)"
@@ -72,7 +68,7 @@ def test_place_builds_once_and_keeps_the_mark(call: Place, home: Path) -> None:
     ).stdout
     assert shown.split() == ["1.0", str(home / "ours/env")]
     again = call(cluster_id="c3d4")
-    assert (again.cluster_id, again.built) == ("a1b2", False)
+    assert (again.cluster_id, again.built) == ("a1b2c3", False)
     assert sorted(path.name for path in home.iterdir()) == ["ours"]
 
 
@@ -91,7 +87,7 @@ def test_place_ignores_the_sites_settings_of_python(
     assert list((home / "ours/env/lib").glob("python3*/site-packages/first*"))
 
 
-CLAIM = (place_module._CLAIM, "~/a/ours", "a1b2", "campus")
+CLAIM = (place_module._CLAIM, "~/a/ours", "a1b2c3", "campus")
 
 
 def run_program(program: str, *words: str) -> int:
@@ -124,7 +120,7 @@ def test_killed_place_continues_or_is_removed(
             home / "a/ours",
             home / "a/ours/.clusterctl-cluster",
         ]
-    folder = AttachedFolder(LocalTransport(), "~/a/ours", "a1b2")
+    folder = AttachedFolder(LocalTransport(), "~/a/ours", "a1b2c3")
     folder.remove()
     assert (sorted(home.rglob("*")), folder.remove()) == (before, ())
 
@@ -134,7 +130,7 @@ def test_place_refuses_the_folder_of_another_slurm_cluster(call: Place, home: Pa
     assert run_program(*CLAIM) == 0
     with refused("folder-taken", UsageError, "--folder"):
         call("~/a/ours", site=replace(SITE, cluster_name="other"))
-    assert (home / "a/ours/.clusterctl-cluster").read_text() == "a1b2\n2\ncampus\n"
+    assert (home / "a/ours/.clusterctl-cluster").read_text() == "a1b2c3\n2\ncampus\n"
 
 
 class Killing(LocalTransport):
@@ -186,14 +182,15 @@ def test_place_rejects_a_folder_that_is_a_home_or_needs_quotes(
     """No wheels are downloaded before."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with refused("folder-unfit", UsageError):
-        place(LocalTransport(), SITE, folder, "a1b2")
+        place(LocalTransport(), SITE, folder, "a1b2c3")
     assert list(home.iterdir()) == []
 
 
 def test_place_expands_a_variable_of_the_cluster(
-    call: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Place, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    build(tmp_path / "scratch/a/ours")
     assert call("$SCRATCH/a/ours").folder == str(tmp_path / "scratch/a/ours")
     monkeypatch.delenv("SCRATCH")
     with refused("folder-not-made", TransferError, "SCRATCH"):
@@ -261,7 +258,8 @@ def test_platform_of_rejects_what_has_no_wheels() -> None:
         platform_of("3.11.2", "2.17", "x86_64")
 
 
-def test_job_profile_loads_modules_and_keeps_path(call: Place, home: Path) -> None:
+def test_job_profile_loads_modules_and_keeps_path(call: Place, build: Build, home: Path) -> None:
+    build(home / "ours")
     call(modules=("openmpi/4.1.4", "no such"))
     script = f"""
         module() {{ echo "module $*"; [[ $2 != no* ]]; }}
@@ -283,12 +281,12 @@ def test_job_profile_loads_modules_and_keeps_path(call: Place, home: Path) -> No
     assert "no such" in done.stderr
 
 
-def attached(home: Path, cluster_id: str = "a1b2") -> AttachedFolder:
+def attached(home: Path, cluster_id: str = "a1b2c3") -> AttachedFolder:
     return AttachedFolder(LocalTransport(), str(home / "ours"), cluster_id)
 
 
-def test_remove_takes_the_folder_and_nothing_else(call: Place, home: Path) -> None:
-    call()
+def test_remove_takes_the_folder_and_nothing_else(build: Build, home: Path) -> None:
+    build(home / "ours")
     (home / "ours/files").mkdir()
     (home / "ours/files/data").write_bytes(bytes(5000))
     (home / "ours/own notes").write_text("x")
@@ -320,9 +318,9 @@ def test_remove_leaves_a_folder_without_our_mark(home: Path, mark: str | None) -
 def test_remove_continues_after_a_kill(home: Path, command: str) -> None:
     assert run_program(*CLAIM) == 0
     (home / "a/ours/files").mkdir()
-    kill_after(command, detach_module._DETACH, "~/a/ours", "a1b2")
+    kill_after(command, detach_module._DETACH, "~/a/ours", "a1b2c3")
     assert list(home.iterdir())
-    AttachedFolder(LocalTransport(), "~/a/ours", "a1b2").remove()
+    AttachedFolder(LocalTransport(), "~/a/ours", "a1b2c3").remove()
     assert list(home.iterdir()) == []
 
 
@@ -331,14 +329,14 @@ def test_remove_takes_the_folders_that_place_created(home: Path, there: str) -> 
     (home / there).mkdir(parents=True, exist_ok=True)
     before = sorted(home.rglob("*"))
     assert run_program(*CLAIM) == 0
-    AttachedFolder(LocalTransport(), "~/a/ours", "a1b2").remove()
+    AttachedFolder(LocalTransport(), "~/a/ours", "a1b2c3").remove()
     assert sorted(home.rglob("*")) == before
 
 
 def test_remove_keeps_a_created_folder_with_other_files(home: Path) -> None:
     assert run_program(*CLAIM) == 0
     (home / "a/notes").touch()
-    AttachedFolder(LocalTransport(), "~/a/ours", "a1b2").remove()
+    AttachedFolder(LocalTransport(), "~/a/ours", "a1b2c3").remove()
     assert sorted(home.rglob("*")) == [home / "a", home / "a/notes"]
 
 
@@ -369,14 +367,14 @@ def standalone(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def given(site: SiteDescription = OLD, folder: str = "~/ours") -> SiteDescription:
-    return with_standalone_python(LocalTransport(), site, folder, "a1b2")
+    return with_standalone_python(LocalTransport(), site, folder, "a1b2c3")
 
 
 def test_old_site_gets_a_python_once(standalone: None, home: Path, tmp_path: Path) -> None:
     site = given()
     path = choose_python(site.pythons)
     assert path.startswith(f"{home}/ours/pythons/cpython-{RELEASE}.0-")
-    placed = place(LocalTransport(), site, "~/ours", "a1b2")
+    placed = place(LocalTransport(), site, "~/ours", "a1b2c3")
     assert (placed.python, placed.version, placed.has_own_python) == (path, f"{RELEASE}.0", True)
     assert (home / "ours/env/bin/python").exists()
     # Nothing is downloaded or sent again, even from a machine without the download.
@@ -462,9 +460,12 @@ def test_python_does_not_fit_a_small_disk(standalone: None) -> None:
         given(folder=f"{disk.path}/ours")
 
 
-def test_environment_belongs_to_its_python(call: Place, tmp_path: Path) -> None:
+def test_environment_belongs_to_its_python(
+    call: Place, build: Build, home: Path, tmp_path: Path
+) -> None:
     """Nodes may lack the login node's Python, and have another of the same release."""
     other = tmp_path / "python3"
     other.symlink_to(sys.executable)
-    assert call().built
+    build(home / "ours")
+    assert not call().built
     assert call(site=replace(SITE, pythons={str(other): VERSION})).built
