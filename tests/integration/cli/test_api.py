@@ -29,7 +29,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.state.workspace import Workspace
-from tests.support.manual import ROOT, blocks, pages
+from tests.support.manual import ROOT
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
 from tests.unit.runs.made import TIME, made_run
@@ -107,32 +107,6 @@ def test_docstrings_name_all_options() -> None:
             words |= set() if refers else {*kind.__annotations__}
         missing += [(function.__name__, word) for word in words - documented(function)]
     assert missing == []
-
-
-@pytest.mark.parametrize(
-    ("uses_api", "flags"),
-    [
-        (True, []),
-        # Functions of users' programs need no annotations.
-        (False, ["--allow-untyped-defs", "--allow-untyped-calls", "--ignore-missing-imports"]),
-    ],
-)
-def test_documented_programs_have_no_type_errors(
-    tmp_path: Path, flags: list[str], *, uses_api: bool
-) -> None:
-    listed = [block for page in pages() for block in blocks(page) if block.language == "python"]
-    programs = {
-        b.file: b.text for b in listed if b.file and ("import clusterctl" in b.text) == uses_api
-    }
-    for name, text in programs.items():
-        (tmp_path / name).write_text(text)
-    # The package's own modules are checked by `make lint`.
-    options = ["--follow-imports=silent", f"--cache-dir={tmp_path / 'cache'}", *flags]
-    options.append(f"--config-file={ROOT / 'pyproject.toml'}")
-    argv = [sys.executable, "-m", "mypy", *options, *programs]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert len(programs) >= 3
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 def test_api_submits_waits_and_collects_a_job(
