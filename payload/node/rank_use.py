@@ -111,6 +111,7 @@ class Places:
         self._counts: dict[int, Counter[str]] = {}
         self._looks = 0
         self._lock = threading.Lock()
+        self._random = random.Random()  # noqa: S311
         threading.Thread(target=self._run, daemon=True).start()
 
     def read(self) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class Places:
 
     def _run(self) -> None:
         while True:
-            time.sleep(self._pause_s * random.uniform(0.5, 1.5))  # noqa: S311
+            time.sleep(self._pause_s * self._random.uniform(0.5, 1.5))
             waits = self._look()
             if waits is None:
                 return

@@ -32,8 +32,10 @@ def _without_onednn() -> Iterator[None]:
     """PyTorch's own convolutions: oneDNN's, in PyTorch 2.13, corrupt memory on some CPUs, going
     backward.
     """
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
+    # `mkldnn.flags` also sets TF32, and warns on CPUs that it is for GPUs.
+    was_enabled, *_ = torch.backends.mkldnn.set_flags(_enabled=False)
+    yield
+    torch.backends.mkldnn.set_flags(_enabled=was_enabled)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
