@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,12 +116,20 @@ def test_schema_of_job_files(cli: Clusterctl) -> None:
     assert "partitions" in cli("schema").stdout
 
 
-@pytest.fixture
-def run(cli: Clusterctl) -> Path:
-    """A run that has learned the digits, in ./runs."""
-    folder = cli.cwd / "runs" / "demo-2-train"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has learned the digits."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
     train = [sys.executable, "-m", "payload", "train", "--epochs", "2", "--out", folder]
     subprocess.run(train, cwd=ROOT, capture_output=True, check=True)
+    return folder
+
+
+@pytest.fixture
+def run(cli: Clusterctl, trained: Path) -> Path:
+    """A copy of it, in ./runs."""
+    folder = cli.cwd / "runs" / "demo-2-train"
+    shutil.copytree(trained, folder)
     (cli.cwd / "digits.csv").write_text((ROOT / "examples" / "digits.csv").read_text())
     return folder
 
