@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -218,7 +218,7 @@ def read(path: Path) -> Report:
         return Report()
     root = ET.parse(path).getroot()  # noqa: S314  (pytest wrote it just now)
     numbers: Counter[str] = Counter()
-    cpu_s: Counter[str] = Counter()
+    cpu_s: dict[str, float] = defaultdict(float)
     failures: Counter[str] = Counter()
     for suite in root.iter("testsuite"):
         for name in ("tests", "failures", "errors", "skipped"):
@@ -372,12 +372,14 @@ def main() -> int:
 def show(outcomes: Sequence[Outcome]) -> None:
     """Print CPU seconds by module, a line for each part, and the totals."""
     reports = [one.report for one in outcomes]
-    cpu_s = Counter[str]()
+    # A module may have tests in several parts.
+    cpu_s: dict[str, float] = defaultdict(float)
     for report in reports:
-        cpu_s.update(report.cpu_s)
+        for module, seconds in report.cpu_s.items():
+            cpu_s[module] += seconds
     print("\nCPU seconds of the most expensive modules:")
-    for module, seconds in cpu_s.most_common(EXPENSIVE):
-        print(f"{seconds:8.1f}  {module}")
+    for module in sorted(cpu_s, key=lambda module: -cpu_s[module])[:EXPENSIVE]:
+        print(f"{cpu_s[module]:8.1f}  {module}")
     print("\nCPU seconds of tests, by level:")
     for level in (UNIT, INTEGRATION, E2E):
         prefix = level.replace("/", ".")
