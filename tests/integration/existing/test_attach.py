@@ -253,9 +253,16 @@ def test_choices_are_lost_with_a_damaged_site(commands: Commands, ready: Path) -
     [("folder-differs", {"folder": "~/other"}), ("no-python", {"python": "/no/python"})],
 )
 def test_refused_choice_is_not_recorded(
-    commands: Commands, state: Path, home: Path, code: str, choice: dict[str, str]
+    commands: Commands,
+    state: Path,
+    build: Build,
+    home: Path,
+    *,
+    code: str,
+    choice: dict[str, str],
 ) -> None:
     commands("short")
+    build(home / "mine")
     workspace = attached(folder="~/mine").workspace
     files = (workspace.spec, workspace.inventory, workspace.root / "site.json")
     before = [path.read_bytes() for path in files]
@@ -279,8 +286,11 @@ def failed(commands: Commands, state: Path) -> Workspace:
     return Workspace.of("campus")
 
 
-def test_folder_of_a_failed_attach_is_removed_by_the_next(failed: Workspace, home: Path) -> None:
+def test_folder_of_a_failed_attach_is_removed_by_the_next(
+    failed: Workspace, build: Build, home: Path
+) -> None:
     assert [path.name for path in home.iterdir()] == ["clusterctl"]
+    build(home / "deep/other")
     attached(folder="~/deep/other")
     assert [path.name for path in home.iterdir()] == ["deep"]
 
@@ -290,31 +300,39 @@ def test_folder_of_a_failed_attach_is_used_by_the_next(failed: Workspace, home: 
 
 
 def test_attach_keeps_other_files_in_the_folder_of_a_failed_attach(
-    failed: Workspace, home: Path
+    failed: Workspace, build: Build, home: Path
 ) -> None:
     (home / "clusterctl/mine.txt").touch()
+    build(home / "other")
     attached(folder="~/other")
     assert (home / "clusterctl/mine.txt").exists()
 
 
-def test_folder_of_another_cluster_is_not_removed(failed: Workspace, home: Path) -> None:
+def test_folder_of_another_cluster_is_not_removed(
+    failed: Workspace, build: Build, home: Path
+) -> None:
     (home / "clusterctl/.clusterctl-cluster").write_text("b12345\n0\ncampus\n")
+    build(home / "other")
     attached(folder="~/other")
     assert (home / "clusterctl/.clusterctl-cluster").exists()
 
 
 def test_folder_of_an_unset_variable_is_forgotten(
-    commands: Commands, state: Path, home: Path
+    commands: Commands, state: Path, build: Build, home: Path
 ) -> None:
     commands("short")
     with refused("folder-not-made", TransferError):
         attached(folder="$NOWHERE_SET/ours")
+    build(home / "other")
     assert attached(folder="~/other").placed.folder == str(home / "other")
 
 
-def test_login_of_two_clusters_needs_a_name(commands: Commands, state: Path) -> None:
+def test_login_of_two_clusters_needs_a_name(
+    commands: Commands, state: Path, build: Build, home: Path
+) -> None:
     commands("short")
     for name in ("campus", "other"):
+        build(home / name)
         attached(name=name, folder=f"~/{name}")
     with refused("which-cluster", UsageError, "campus, other"):
         attached()
@@ -375,7 +393,13 @@ node c1 version bash: .../env/bin/python: No such file or directory
 
 @pytest.mark.parametrize("found", ["", "node c1 python /usr/bin/python3 3.6.8\n"])
 def test_nodes_without_a_python_for_jobs_get_one(
-    commands: Commands, state: Path, monkeypatch: pytest.MonkeyPatch, found: str
+    commands: Commands,
+    state: Path,
+    build: Build,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    found: str,
 ) -> None:
     lines = [line.split(" ", 3) for line in (OTHER_NODES + found).splitlines()]
     proof = state.parent / "proof"
@@ -389,6 +413,7 @@ def test_nodes_without_a_python_for_jobs_get_one(
     result = attach(AttachRequest(HERE))
     assert (result.placed.has_own_python, result.placed.node.python) == (True, STANDALONE)
     # A Python that the user has chosen is not replaced.
+    build(home / "again")
     if found:
         with refused("no-python", UsageError):
             attached(name="again", folder="~/again")
