@@ -72,7 +72,6 @@ class _Server:
 
     def __init__(self, program: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{program}-"))
-        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
         ours = data_folder("ansible")
         environ = {
             "ANSIBLE_HOME": str(self._folder / "home"),
@@ -93,6 +92,12 @@ class _Server:
             stdout=subprocess.PIPE,
             text=True,
         )
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        with self._process as process:
+            process.terminate()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(
         self,
