@@ -127,7 +127,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(cli: Clusterctl, trained: Path) -> Path:
-    """A copy of it, in ./runs."""
+    """A copy of the trained run, in ./runs."""
     folder = cli.cwd / "runs" / "demo-2-train"
     shutil.copytree(trained, folder)
     (cli.cwd / "digits.csv").write_text((ROOT / "examples" / "digits.csv").read_text())
