@@ -58,9 +58,10 @@ slurmdbd)
 stop)
     kill "$(cat "$mine/slurmdbd.pid")"
     within ended slurmdbd
-    # Between the build and the start of a cluster there is no usage for slurmdbd to sum up.
+    # Between the build and the start of a cluster there is no usage for slurmdbd to sum up, and no one's transactions.
     mariadb --batch --skip-column-names --execute="SELECT CONCAT('DELETE FROM \`', table_name, '\`;')
-        FROM information_schema.tables WHERE table_schema = 'slurm_acct_db' AND table_name LIKE '%last_ran_table'" |
+        FROM information_schema.tables WHERE table_schema = 'slurm_acct_db'
+        AND (table_name LIKE '%last_ran_table' OR table_name = 'txn_table')" |
         mariadb slurm_acct_db
     # The shutdown writes all data to the files.
     mariadb-admin shutdown

@@ -136,7 +136,7 @@ def prepare_templates(
     def bake(image: Inventory) -> None:
         if image.baked:
             cluster.reporter.progress("building the configuration that hosts share")
-            slurm = accounting_files(spec.name, _free_port())
+            slurm = accounting_files(inventory_file.TEMPLATE_CLUSTER, _free_port())
             results = ansible.configure_class(
                 image.hosts, all_variables, slurm, workspace=workspace
             )

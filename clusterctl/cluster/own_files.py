@@ -1,6 +1,6 @@
 """The files specific to a host, which are all that a new host from a template lacks.
 
-A template has the configuration of its group, without addresses, sizes and secrets. Ansible runs
+A template has the configuration of its group, without names, addresses, sizes and secrets. Ansible runs
 only on new hosts on which a probe does not find the expected files.
 """
 

@@ -1,7 +1,7 @@
 """The inputs of node templates, the configuration that all hosts of a group start with.
 
-A template is built once, and found in the provider's cache by a hash of its inputs. Addresses,
-sizes and secrets are in files specific to a host (``own_files``).
+A template is built once, and found in the provider's cache by a hash of its inputs. Names,
+addresses, sizes and secrets are in files specific to a host (``own_files``).
 """
 
 from __future__ import annotations

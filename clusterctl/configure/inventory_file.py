@@ -52,6 +52,9 @@ HEALTH_FILE = "health.json"
 SLURMD_FILE = "slurmd.json"
 # The bundle's repository on an air-gapped host, during the installation.
 BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"
+# The cluster in the accounting database of a controller's template. Before slurmdbd first starts on
+# a controller, ansible/files/name_cluster.sh replaces it. No spec can have this name.
+TEMPLATE_CLUSTER = "any_cluster"
 # Only the distribution's own Python has the bindings of the package manager.
 PYTHON = "/usr/bin/python3"
 
@@ -121,13 +124,13 @@ def class_variables(
     """Return the Ansible variables for the configuration that hosts of a group share, even across
     clusters.
 
-    shared: path of the shared folder. Addresses, secrets and names of nodes are not included,
-    because they are in host-specific files. Variables of both groups (controller, compute) have the
-    same value in both.
+    shared: path of the shared folder. Addresses, secrets and names of the cluster and its nodes are
+    not included, because they are in host-specific files. Variables of both groups (controller,
+    compute) have the same value in both.
     """
     group_variables = {
         COMPUTE: {"slurmd_conf_server": "", "slurmd_config_digest": ""},
-        CONTROLLER: {"slurmctld_cluster": spec.name, **_accounting(spec)},
+        CONTROLLER: {"slurmctld_cluster": TEMPLATE_CLUSTER, **_accounting(spec)},
     }
     return {
         "clusterctl_scheduler": spec.scheduler,

@@ -8,6 +8,7 @@ continues.
 from __future__ import annotations
 
 import functools
+import secrets
 import shlex
 import signal
 from collections.abc import Iterator
@@ -28,13 +29,15 @@ provider: {{type: local}}
 partitions: [{{name: train, nodes: 1}}]
 users: [{{name: ada, uid: {uid}}}]
 """
+# Another user in each run, so that the first `up` builds templates, which clusters of any name share.
+UID = 20_000 + 2 * secrets.randbelow(10_000)
 
 
 @pytest.fixture(scope="module")
 def spec(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Path]:
     """A spec whose cluster is removed at the end."""
     path = clusterctl.cwd / "cluster.yaml"
-    path.write_text(of_this_run(SPEC.format(name=cluster_name, uid=2101)))
+    path.write_text(of_this_run(SPEC.format(name=cluster_name, uid=UID)))
     yield path
     clusterctl("down", "--yes", "--discard", rc=None)
 
@@ -141,22 +144,16 @@ def test_up_after_a_reboot_keeps_data_and_accounting(convergence_cluster: Cluste
 
 
 def test_user_with_a_changed_uid_can_still_submit(convergence_cluster: Cluster) -> None:
-    assert (
-        convergence_cluster.ssh(
-            f"{convergence_cluster.name}-ctl", "id -u", user=convergence_cluster.user
-        ).strip()
-        == "2101"
-    )
+    assert convergence_cluster.ssh(
+        f"{convergence_cluster.name}-ctl", "id -u", user=convergence_cluster.user
+    ).strip() == str(UID)
     convergence_cluster.spec.write_text(
-        convergence_cluster.spec.read_text().replace("2101", "2102")
+        convergence_cluster.spec.read_text().replace(f"uid: {UID}", f"uid: {UID + 1}")
     )
     convergence_cluster("up")
-    assert (
-        convergence_cluster.ssh(
-            f"{convergence_cluster.name}-ctl", "id -u", user=convergence_cluster.user
-        ).strip()
-        == "2102"
-    )
+    assert convergence_cluster.ssh(
+        f"{convergence_cluster.name}-ctl", "id -u", user=convergence_cluster.user
+    ).strip() == str(UID + 1)
     assert convergence_cluster.json("submit", "probe", "--wait")["state"] == "COMPLETED"
 
 

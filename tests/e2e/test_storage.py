@@ -293,21 +293,30 @@ def storage_cluster(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Clust
 
 def as_class(up: dict[str, Any]) -> int:
     """Return the number of hosts on which Ansible had nothing to do."""
-    (note,) = (phase["note"] for phase in up["phases"] if phase["phase"] == "converge")
-    return int(re.findall(r"(\d+) hosts? already", note)[-1])
+    return int(re.findall(r"(\d+) hosts? already", phase_note(up, "converge"))[-1])
+
+
+def phase_note(up: dict[str, Any], name: str) -> str:
+    (note,) = (phase["note"] for phase in up["phases"] if phase["phase"] == name)
+    return str(note)
 
 
 def test_clusters_from_one_layer_share_no_secret(storage_cluster: Cluster, tmp_path: Path) -> None:
-    """Two clusters of one name and kind, in two homes; the shared layer contains no secret either."""
-    text = storage_cluster.spec.read_text().replace(KEEP, "")
-    with raised(storage_cluster.name, text, tmp_path / "home", tmp_path) as other_cluster:
+    """Two clusters of one kind with two names; the shared layer contains no secret either."""
+    name = f"{storage_cluster.name}x"
+    text = storage_cluster.spec.read_text().replace(KEEP, "").replace(storage_cluster.name, name)
+    with raised(name, text, tmp_path / "home", tmp_path) as other_cluster:
+        assert phase_note(other_cluster.raised, "prepare_template") == "cached"
         assert as_class(storage_cluster.raised) == 2
         assert as_class(other_cluster.raised) == 2
-        for host in (f"{storage_cluster.name}-ctl", f"{storage_cluster.name}-train-1"):
-            mine = own_of(storage_cluster, host)
-            user_keys = own_of(other_cluster, host)
+        for kind in ("ctl", "train-1"):
+            mine = own_of(storage_cluster, f"{storage_cluster.name}-{kind}")
+            user_keys = own_of(other_cluster, f"{name}-{kind}")
             assert len(mine) == 7
             assert not [path for path in mine if mine[path] == user_keys[path]]
+        named = "sacctmgr -n show {} format=cluster%20 | sort -u"
+        for table in ("cluster", "associations"):
+            assert other_cluster.ssh(f"{name}-ctl", named.format(table)).split() == [name]
         assert other_cluster.json("submit", "probe", "--wait")["state"] == "COMPLETED"
         # None is of the cluster that it was made from.
         assert len(other_cluster.json("jobs")["jobs"]) == 1

@@ -79,8 +79,8 @@ _DNF: Final = ("install_weak_deps=False", "tsflags=nodocs", "keepcache=False")
 # Prefix of the names of machines in which images are built.
 _BAKE = "clusterctl-bake-"
 _BAKE_TIMEOUT_S = 10.0
-# Number of unused node templates to keep. A controller's template takes 70 MB.
-_KEPT_CLASSES = 12
+# Number of unused node templates to keep: a cluster uses two. A controller's template takes 70 MB.
+_KEPT_CLASSES = 6
 _FIX_REBUILD: Final = (
     "run `clusterctl up`, which builds it again; if nodes were created from it, run `clusterctl "
     "down` first"
@@ -451,7 +451,7 @@ def cache_list() -> tuple[layout.ImageInCache, ...]:
 
 
 def erase_old_classes() -> None:
-    """Delete all unused node templates except the latest few. Each new cluster name adds
+    """Delete all unused node templates except the latest few. Clusters with other users add
     templates.
     """
     used = {key for state in states() for key in classes_of(state.id)}

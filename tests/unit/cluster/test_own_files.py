@@ -125,7 +125,6 @@ def test_class_key_ignores_ssh_keys_of_users(group: str) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"name": "other"},
         {"users": [{"name": "ada", "uid": 2002}]},
         {"users": [{"name": "ada", "uid": 2001, "accounts": ["x"]}]},
         {"slurm": {"qos": [{"name": "fast"}]}},
@@ -136,8 +135,9 @@ def test_key_changes_with_the_accounting_of_the_controller(more: dict[str, Any])
     assert key_of(spec_of(**more), group=CONTROLLER) != key_of(group=CONTROLLER)
 
 
-def test_key_of_the_controller_ignores_slurms_files() -> None:
+def test_key_of_the_controller_ignores_names_and_slurms_files() -> None:
     other = spec_of(
+        name="other",
         provider={"type": "local", "subnet": "10.1.2.0/24"},
         partitions=[{"name": "a", "nodes": 3, "cpus": 2}],
         slurm={"extra": ["KillWait=10"]},
