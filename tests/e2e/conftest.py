@@ -9,22 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.person import Person, allowed, new_person
-from tests.support.cluster import Cluster, raised
+from tests.support.cluster import Cluster, local_spec, raised
 from tests.support.foreign.site import Site, site
 from tests.support.groups import turn_of
-
-SPEC = """\
-version: 1
-name: {name}
-provider: {{type: local}}
-partitions:
-  - {{name: train, nodes: 2}}
-slurm:
-  extra: [KillWait=5]
-  qos:
-    - {{name: urgent, priority: 100}}
-monitoring: {{interval: 1s}}
-"""
 
 LIMIT_S = 900  # of a test's setup, its call and its teardown each; clusters are raised and taken down in them
 
@@ -60,7 +47,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     name = f"e{secrets.token_hex(3)}"
     home = tmp_path_factory.mktemp("shared home")
     cwd = tmp_path_factory.mktemp("shared cwd")
-    with raised(name, SPEC.format(name=name), home, cwd) as one:
+    with raised(name, local_spec(name), home, cwd) as one:
         yield one
 
 

@@ -16,18 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, raised
+from tests.support.cluster import Cluster, local_spec, raised
 from tests.support.messages import shows
 from tests.support.sweeps import in_sweep
 
-SPEC = """\
-version: 1
-name: {name}
-provider: {{type: local}}
-partitions:
-  - {{name: train, nodes: {train}, disk: 256MiB}}
-"""
-OTHER = "  - {name: other, nodes: 1, memory: 1GiB}\n"
+PARTITION = "{{name: train, nodes: {}, disk: 256MiB}}"
+OTHER = "{name: other, nodes: 1, memory: 1GiB}"
 COUNTER = """\
 #!/bin/bash
 #SBATCH --nodelist={node} --mem=100M
@@ -48,7 +42,7 @@ def drift_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
     name = f"d{secrets.token_hex(3)}"
     home = tmp_path_factory.mktemp("home")
     cwd = tmp_path_factory.mktemp("cwd")
-    with raised(name, SPEC.format(name=name, train=3), home, cwd) as cluster:
+    with raised(name, local_spec(name, PARTITION.format(3)), home, cwd) as cluster:
         job = begin(cluster, "counter", COUNTER.format(node=node(cluster, 1)))
         yield cluster
         state = cluster.json("jobs", job)["jobs"][0]["state"]
@@ -403,16 +397,17 @@ def converged(answer: dict[str, Any]) -> str:
 
 
 def test_cluster_grows_and_shrinks_beside_the_job_as_planned(drift_cluster: Cluster) -> None:
-    def ask_for(train: int, more: str = "") -> None:
-        drift_cluster.spec.write_text(SPEC.format(name=drift_cluster.name, train=train) + more)
+    def ask_for(*partitions: str, more: str = "") -> None:
+        text = local_spec(drift_cluster.name, ", ".join(partitions))
+        drift_cluster.spec.write_text(text + more)
 
     def up(*flags: str, rc: int = 0) -> Any:
         return drift_cluster("-o", "json", "up", *flags, rc=rc).json
 
-    ask_for(3)
+    ask_for(PARTITION.format(3))
     assert planned(drift_cluster, rc=0)["changes"] == []
     slurmd = daemons(drift_cluster, 3)
-    ask_for(4, OTHER)
+    ask_for(PARTITION.format(4), OTHER)
     fourth = node(drift_cluster, 4)
     other = f"{drift_cluster.name}-other-1"
     assert hosts(planned(drift_cluster, rc=3)) == {(fourth, "make"), (other, "make")}
@@ -433,13 +428,13 @@ def test_cluster_grows_and_shrinks_beside_the_job_as_planned(drift_cluster: Clus
     waits = drift_cluster.json("submit", script)["job_id"]
 
     drift_cluster.ssh(fourth, "sudo rm /etc/munge/munge.key")
-    ask_for(4, "users: [{name: bob, uid: 2002}]\n")
+    ask_for(PARTITION.format(4), more="users: [{name: bob, uid: 2002}]\n")
     plan = planned(drift_cluster, rc=3)
     assert hosts(plan) == {(other, "remove")}
     assert changes(plan) >= {("setting", "users"), ("setting", "partitions"), ("drift", fourth)}
     assert waits in [harm["job_id"] for harm in plan["affected_jobs"]]
 
-    ask_for(1)
+    ask_for(PARTITION.format(1))
     harms = {
         harm["job_id"]: harm["nodes"] for harm in planned(drift_cluster, rc=3)["affected_jobs"]
     }
@@ -523,7 +518,7 @@ def test_up_refuses_another_slurm_release_before_changes(drift_cluster: Cluster)
             ctl(drift_cluster), "systemctl show --property=MainPID slurmctld slurmdbd"
         ),
     )
-    drift_cluster.spec.write_text(f'{text}slurm: {{version: "26.05"}}\n')
+    drift_cluster.spec.write_text(text.replace("slurm: {", 'slurm: {version: "26.05", '))
     for words in (("plan",), ("up",), ("up", "--force")):
         refused = failure(drift_cluster.json(*words, rc=2))
         assert refused["code"] == "slurm-changed"

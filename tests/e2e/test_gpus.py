@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, raised
+from tests.support.cluster import Cluster, local_spec, raised
 from tests.support.messages import codes, shows
 from tests.support.nvidia import machines
 from tests.support.nvidia.machines import becomes, furnish, put
@@ -20,16 +20,6 @@ from tests.support.processes import eventually
 
 pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 
-_SPEC = """\
-version: 1
-name: {name}
-provider: {{type: local}}
-partitions:
-  - {{name: train, nodes: 1, max_time: 1h}}
-  - {{name: parts, nodes: 1, cpus: 2, memory: 1GiB}}
-software: {{cupy: false}}
-monitoring: {{interval: 1s, health: {{interval: 5s}}}}
-"""
 # A card cut into two parts.
 _CUT = {**machines.h100_node(parts=2)["gpus"][7], "index": 0}
 _SHOW = """\
@@ -44,10 +34,16 @@ def gpus(cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A cluster whose nodes have two T4 and an H100 in two parts."""
     folder = tmp_path_factory.mktemp("gpus")
     cards = {f"{cluster_name}-train-1": _two_t4(), f"{cluster_name}-parts-1": {"gpus": [_CUT]}}
-    with raised(
-        cluster_name, _SPEC.format(name=cluster_name), folder / "home", folder, cards
-    ) as cluster:
+    text = _spec(cluster_name) + "software: {cupy: false}\n"
+    with raised(cluster_name, text, folder / "home", folder, cards) as cluster:
         yield cluster
+
+
+def _spec(name: str) -> str:
+    partitions = (
+        "{name: train, nodes: 1, max_time: 1h}, {name: parts, nodes: 1, cpus: 2, memory: 1GiB}"
+    )
+    return local_spec(name, partitions, monitoring="{interval: 1s, health: {interval: 5s}}")
 
 
 def _two_t4(**differs: Any) -> machines.Machine:
@@ -258,8 +254,7 @@ def test_nodes_with_gpus_get_cupy_and_others_do_not(tmp_path: Path) -> None:
     that.
     """
     name = f"g{secrets.token_hex(3)}"
-    text = _SPEC.format(name=name).replace("software: {cupy: false}\n", "")
-    with raised(name, text, tmp_path / "home", tmp_path) as cluster:
+    with raised(name, _spec(name), tmp_path / "home", tmp_path) as cluster:
         furnish(partial(cluster.ssh, _node(cluster)), machines.t4())
         cluster("up", "--yes", timeout_s=1200)
         told = "/opt/clusterctl/env/bin/python -c 'import cupy; print(cupy.__version__)'"

@@ -10,18 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, raised
+from tests.support.cluster import Cluster, local_spec, raised
 from tests.support.processes import eventually
 from tests.support.sweeps import in_sweep
 
-SPEC = """\
-version: 1
-name: {name}
-provider: {{type: local}}
-partitions:
-  - {{name: train, nodes: 2, cpus: 1, memory: 1GiB}}
-monitoring: {{health: {{interval: 5s}}}}
-"""
 PATIENCE_S = 60
 ENV = "/opt/clusterctl/env/bin"
 PROGRAMS = "/usr/local/sbin"
@@ -110,7 +102,9 @@ NEEDS = {
 @pytest.fixture(scope="module")
 def one(cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("needs")
-    with raised(cluster_name, SPEC.format(name=cluster_name), folder / "home", folder) as cluster:
+    partitions = "{name: train, nodes: 2, cpus: 1, memory: 1GiB}"
+    spec = local_spec(cluster_name, partitions, monitoring="{health: {interval: 5s}}")
+    with raised(cluster_name, spec, folder / "home", folder) as cluster:
         yield cluster
 
 

@@ -27,6 +27,27 @@ from tests.support.processes import eventually
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl, CommandResult
 
+# Clusters with other users or QOS start from other templates.
+_SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+slurm: {{extra: [KillWait=5], qos: [{{name: urgent, priority: 100}}]}}
+monitoring: {monitoring}
+partitions: {partitions}
+"""
+
+
+def local_spec(
+    name: str, partitions: str = "{name: train, nodes: 2}", monitoring: str = "{interval: 1s}"
+) -> str:
+    """Return the spec of a local cluster. Clusters with this spec share templates, so only the first
+    one builds them.
+
+    partitions: the partitions, in YAML's flow style, separated by commas.
+    """
+    return _SPEC.format(name=name, partitions=f"[{partitions}]", monitoring=monitoring)
+
 
 @dataclass(frozen=True)
 class Cluster:
