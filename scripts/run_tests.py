@@ -43,10 +43,10 @@ INTEGRATION = "tests/integration"
 E2E = "tests/e2e"
 SUPPORT = f"{INTEGRATION}/support"
 PEERS = f"{E2E}/test_peers.py"
-# Real clusters wait about as long as they compute, and the other tests fill the gaps. If both need a
-# core, the clusters get it first, then the other tests, then the linters.
+# All tests wait about as long as they compute: for clusters, or for programs that they start. If all
+# need a core, the clusters get it first, then the other tests, then the linters.
 CORES = len(os.sched_getaffinity(0))
-UNIT_WORKERS = CORES
+UNIT_WORKERS = 2 * CORES
 E2E_WORKERS = CORES
 NICE = {"unit": 10, "lint": 19}
 # `make test-sweeps` runs these again on nodes with Debian 12, for its versions of Slurm, Open MPI and

@@ -75,10 +75,39 @@ KINDS = (
         inputs=("ansible", "clusterctl/configure", "clusterctl/hosts", "tests/support/plays.py"),
         sample=(
             "tests/integration/roles/test_users_role.py::test_users_role_keeps_other_keys_and_a_linked_ssh_folder",
-            "tests/integration/roles/test_cuda_role.py::test_cuda_role_installs_only_missing_packages",
             "tests/integration/roles/test_fence.py::test_fence_removes_processes_and_files_of_a_job",
             "tests/integration/roles/test_watcher.py::test_node_that_answers_again_is_fenced_then_resumed",
             "tests/integration/configure/test_configure_inventory.py::test_host_may_have_every_role",
+        ),
+    ),
+    Kind(
+        "attach",
+        tests=("tests/integration/existing",),
+        inputs=("clusterctl/providers/existing", "clusterctl/packages", "clusterctl/scheduler"),
+        sample=(
+            "tests/integration/existing/test_place.py::test_place_builds_once_and_keeps_the_mark",
+            "tests/integration/existing/test_place.py::test_remove_takes_the_folder_and_nothing_else",
+            "tests/integration/existing/test_remote_probe.py::test_named_python_is_found_first",
+        ),
+    ),
+    Kind(
+        "transport",
+        tests=("tests/integration/transport",),
+        inputs=("clusterctl/transport", "clusterctl/util", "tests/support/sshd.py"),
+        sample=(
+            "tests/integration/transport/test_ssh.py::test_run_returns_output_and_exit_code",
+            "tests/integration/transport/test_send.py::test_send_stored_files_again_sends_no_bytes",
+            "tests/integration/transport/test_get.py::test_get_resumes_after_a_broken_connection",
+            "tests/integration/transport/test_connections.py::test_consecutive_verbs_share_a_connection",
+            "tests/integration/transport/test_proxy.py::test_hosts_behind_a_jump_host_share_one_tunnel",
+        ),
+    ),
+    Kind(
+        "report",
+        tests=("tests/integration/report_page",),
+        inputs=("clusterctl/runs", "templates"),
+        sample=(
+            "tests/integration/report_page/test_report_page.py::test_chart_is_smoothed_and_logarithmic_on_request",
         ),
     ),
     Kind(

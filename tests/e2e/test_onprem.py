@@ -240,7 +240,6 @@ def test_password_is_in_no_file_or_journal(cluster: Cluster) -> None:
         assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
 
 
-@pytest.mark.story
 def test_homes_stay_until_storage_remove(cluster: Cluster, machines: Lab) -> None:
     homes = f"ls /shared/home/{cluster.user}"
     cluster.ssh("node1", "echo 0.5 > weights", user=cluster.user)

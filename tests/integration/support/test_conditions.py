@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.run_tests import count
+from scripts.run_tests import read
 from tests.support.processes import ends_within_a_minute
 from tests.support.sweeps import in_sweep
 
@@ -146,8 +146,8 @@ def test_a_test_that_hangs_fails_alone_and_its_programs_end(
     run_tests: RunTests, tmp_path: Path
 ) -> None:
     done = run_tests(HANGS, "-n1", "--timeout=1")
-    passed, failed, _ = count(tmp_path / "report.xml")
-    assert (passed, failed) == (1, 5), done.stdout  # the teardown counts, too
+    report = read(tmp_path / "report.xml")
+    assert (report.passed, report.failed) == (1, 5), done.stdout  # the teardown counts, too
     assert "Stack of another" in done.stdout
     assert "its time limit" in done.stdout
     assert "crashed while running 'test_it.py::test_deaf'" in done.stdout
