@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final
@@ -34,7 +34,7 @@ from clusterctl.runs.trackers import (
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import RUNS
-from clusterctl.state.run_record import RunRecord
+from clusterctl.state.run_record import RunRecord, Skipped, WhatDownDoes
 from clusterctl.state.workspace import Workspace
 
 _MOST_REASONS = 8
@@ -145,8 +145,8 @@ def collect(
                 )
             )
         # With --all, ``bring_all`` has also copied the skipped files of runs.
-        if (ids or not everything) and (uncollected := not_brought_home(run)):
-            screen.note(f"note: {uncollected}; {_what_becomes(workspace)}")
+        if ids or not everything:
+            screen.note(*left_notes(run, workspace))
         lines.append(_run_line(run))
     lines += [f"files outside runs: {_nearby(folder)}" for folder in folders]
     synced = [each for run in [*runs, *earlier] for each in sync_run(run, trackers, screen.note)]
@@ -202,30 +202,55 @@ def _answer(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _what_becomes(workspace: Workspace) -> str:
-    """Return a phrase that tells whether `down` deletes the files in jobs' folders."""
+def left_notes(run: RunRecord, workspace: Workspace) -> list[Notice]:
+    """Return a note for the files of a job that `down` refuses to delete, for those that it
+    deletes without asking, and for those that do not exist. Empty if everything was collected.
+    """
+    left: dict[WhatDownDoes, list[Skipped]] = {}
+    for skipped in run.not_here:
+        left.setdefault(skipped.down, []).append(skipped)
+    if not left:
+        return []
+    run_name = f"note: job {run.job_id} ({run.name})"
+    notes = []
+    if missing := left.pop("", []):
+        notes.append(Notice("files-missing", f"{run_name}: missing: {_shown(run, missing)}"))
+    # A slow import.
     from clusterctl.state.inventory import inventory_of, keeps_storage
 
-    if inventory_of(workspace).traits.adopts_hosts:
-        return "they stay on your machines"
-    kept = keeps_storage(workspace)
-    return "they stay on the kept storage" if kept else "`down` refuses while they exist only there"
+    inventory = inventory_of(workspace)
+    adopts_hosts = inventory.traits.adopts_hosts
+    if left and (adopts_hosts or keeps_storage(workspace)):
+        stays = [skipped for group in left.values() for skipped in group]
+        place = "your machines" if adopts_hosts else "the kept storage"
+        text = f"{run_name}: not collected: {_shown(run, stays)}; they stay on {place}"
+        return [Notice("files-stay", text), *notes]
+    verb = "detach" if inventory.is_foreign else "down"
+    if refused := left.get("refuses"):
+        text = (
+            f"{run_name}: not collected: {_shown(run, refused)}; `{verb}` refuses to delete them "
+            "while their data exist only there"
+        )
+        notes.append(Notice("files-left", text))
+    if deleted := left.get("deletes"):
+        text = (
+            f"{run_name}: not collected: {_shown(run, deleted)}; `{verb}` deletes them without "
+            "asking"
+        )
+        notes.append(Notice("files-unprotected", text))
+    return notes
 
 
-def not_brought_home(run: RunRecord) -> str:
-    """Return a line about a job's files that were not collected. "" if all files were collected."""
+def _shown(run: RunRecord, left: Sequence[Skipped]) -> str:
     by_reason: dict[str, list[str]] = {}
-    for skipped in run.not_here:
+    for skipped in left:
         leads_to = f" -> {skipped.target}" if skipped.target else ""
         by_reason.setdefault(skipped.reason, []).append(f"{skipped.path}{leads_to}")
-    if not by_reason:
-        return ""
     reasons = [f"{first_few(paths)} ({reason})" for reason, paths in by_reason.items()]
     more = (
         f", and more: see {_nearby(run.directory)}/run.json" if len(reasons) > _MOST_REASONS else ""
     )
-    shown = ", ".join(reasons[:_MOST_REASONS])
-    return f"job {run.job_id} ({run.name}): not collected: {shown}{more}"
+    return ", ".join(reasons[:_MOST_REASONS]) + more
 
 
 def _nearby(path: Path) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.collect import not_brought_home
+from clusterctl.cli.collect import left_notes
 from clusterctl.cli.options import (
     IfDigest,
     argument,
@@ -125,8 +125,7 @@ def down(
     def on_run(run: RunRecord) -> None:
         screen.partial_answer["runs"].append(str(run.directory))
         screen.note(f"collected {run.directory}")
-        if uncollected := not_brought_home(run):
-            screen.note(f"note: {uncollected}")
+        screen.note(*left_notes(run, workspace))
 
     prompts = cluster_down.accepting_keys_of_spec(
         prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key),

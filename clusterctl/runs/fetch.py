@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +28,7 @@ from clusterctl.runs.places import (
 )
 from clusterctl.runs.remote_files import (
     EVERYTHING,
+    GONE,
     NOT_WANTED,
     OLDER,
     TOO_LARGE,
@@ -41,9 +42,10 @@ from clusterctl.state.ledger import (
     UNCHANGED,
     WRITTEN_FILES,
 )
-from clusterctl.state.run_record import Skipped
+from clusterctl.state.run_record import Skipped, WhatDownDoes
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import MOST_ENTRIES, Sender
+from clusterctl.transport.remote_copies import PARTIAL, stops_down
 from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.tree import Kind, Progress, format_size, gitignore_spec
 from clusterctl.util.numbers import counted
@@ -69,28 +71,51 @@ _LINK = "a symbolic link"
 _OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | {METRICS_FILE})
 _METRICS = METRICS_FILE.encode()
 _ROOM = "free some space, choose another folder with --out, or skip large files with --max-file"
-# Temporary names that make_places of remote_incoming.py creates.
-_PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # What identifies a file that was fetched: its path on the cluster, its path in the run's folder,
 # and its size.
 _Key = tuple[bytes, bytes, int]
 
 
 class _Left(NamedTuple):
-    """A file or folder that stays on the cluster. target: of a link."""
+    """A file or folder that stays on the cluster. down: see ``Skipped``. target: of a link."""
 
     path: bytes
     reason: str
     size: int
     files: int
+    down: WhatDownDoes
     target: bytes = b""
 
     def record(self) -> Skipped:
-        path = shown_path(self.path)
-        target = shown_path(self.target)
         return Skipped(
-            path=path, reason=self.reason, bytes=self.size, files=self.files, target=target
+            path=shown_path(self.path),
+            reason=self.reason,
+            bytes=self.size,
+            files=self.files,
+            down=self.down,
+            target=shown_path(self.target),
         )
+
+
+def _left_entry(entry: Entry, selection: Selection, job_id: str) -> _Left:
+    """Return what the program on the cluster says of a path that it does not send."""
+    reason = printable(entry.payload)
+    down: WhatDownDoes = "refuses" if entry.mode else "deletes"
+    return _Left(
+        entry.path,
+        selection.explain(reason, entry.size, job_id),
+        entry.size,
+        entry.space,
+        "" if reason == GONE else down,
+    )
+
+
+def _left_file(entry: Entry, reason: str) -> _Left:
+    return _Left(entry.path, reason, entry.size, 1, _down_of(entry))
+
+
+def _down_of(file: Entry) -> WhatDownDoes:
+    return "refuses" if stops_down(file.path, stat.S_IFREG, file.size) else "deletes"
 
 
 # Files that an earlier collect copied: sizes and sha256 by path.
@@ -282,9 +307,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in parents)
     if not is_new:
         _remove_leftovers(os.fsencode(tree), {*hashes, *folders})
-    skipped += [
-        _Left(entry.path, "it changed while it was read", entry.size, 1) for entry in changing
-    ]
+    skipped += [_left_file(entry, "it changed while it was read") for entry in changing]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
     return Manifest(
         sizes | {name: size for name, (size, _) in home.items()},
@@ -322,7 +345,8 @@ def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
         size = sum(row.size for row in unnamed)
         files = sum(row.files for row in unnamed)
         reason = f"{len(unnamed):,} more, which are not listed"
-        named.append(Skipped(path=".", reason=reason, bytes=size, files=files))
+        down = max(row.down for row in unnamed)
+        named.append(Skipped(path=".", reason=reason, bytes=size, files=files, down=down))
     return tuple(named)
 
 
@@ -377,7 +401,9 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
             (nodes / host / os.fsdecode(local)).replace(tree / os.fsdecode(target))
             sizes[target] = size
             hashes[target] = manifest.sha256[local]
-        skipped |= {(entry.path, entry.reason): entry for entry in manifest.skipped}
+        for entry in manifest.skipped:
+            other = skipped.setdefault((entry.path, entry.reason), entry)
+            skipped[entry.path, entry.reason] = max(other, entry, key=lambda left: left.down)
     empty = []
     for folder in sorted(
         {folder for manifest in manifests.values() for folder in manifest.folders}
@@ -424,12 +450,7 @@ def choose_entries(
     left_entries: files and folders that it does not send. The ``payload`` of each is the reason.
     """
     selection = source.selection
-    skipped = [
-        _Left(
-            e.path, selection.explain(printable(e.payload), e.size, source.job_id), e.size, e.space
-        )
-        for e in left_entries
-    ]
+    skipped = [_left_entry(entry, selection, source.job_id) for entry in left_entries]
     parents = {entry.path.rpartition(b"/")[0] for entry in (*listing, *left_entries)}
     outputs = None if selection.everything else source.outputs
     unwanted = list[Entry]()
@@ -451,17 +472,21 @@ def choose_entries(
         elif entry.kind == Kind.LINK:
             links.append(entry)
         elif reason := _skip_reason(entry, max_holes, selection.max_file, source.job_id):
-            skipped.append(_Left(entry.path, reason, entry.size, 1))
+            skipped.append(_left_file(entry, reason))
         else:
             max_holes -= entry.size - entry.space
             add_with_parents(coming, entry.path)
-    for path, (size, files) in _by_folder(unwanted, coming).items():
-        skipped.append(_Left(path, selection.explain(_UNWANTED, 0, source.job_id), size, files))
+    for path, files in _by_folder(unwanted, coming).items():
+        reason = selection.explain(_UNWANTED, 0, source.job_id)
+        size = sum(file.size for file in files)
+        skipped.append(_Left(path, reason, size, len(files), max(map(_down_of, files))))
     made = choose_links(
         [e for e in links if not _name_fault(e.path)], coming, source.folder, source.files
     )
     skipped += [
-        _Left(e.path, _LINK, 0, 0, target_of(e)[:_LONGEST]) for e in links if e.path not in made
+        _Left(e.path, _LINK, 0, 0, "deletes", target_of(e)[:_LONGEST])
+        for e in links
+        if e.path not in made
     ]
     for link in made:
         add_with_parents(coming, link.rpartition(b"/")[0])
@@ -480,20 +505,17 @@ def choose_entries(
     return [entry for entry in chosen if by_local.get(entry.local) is entry], made, skipped
 
 
-def _by_folder(
-    unwanted: Iterable[Entry], coming: Collection[bytes]
-) -> dict[bytes, tuple[int, int]]:
-    # Unwanted files are summed up in their topmost folder without a path in ``coming``.
-    totals: dict[bytes, tuple[int, int]] = {}
+def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, list[Entry]]:
+    # Unwanted files are listed by their topmost folder without a path in ``coming``.
+    folders: dict[bytes, list[Entry]] = {}
     for entry in unwanted:
         path = entry.path
         parent = entry.path.rpartition(b"/")[0]
         while parent and parent not in coming:
             path = parent
             parent = parent.rpartition(b"/")[0]
-        size, files = totals.get(path, (0, 0))
-        totals[path] = size + entry.size, files + 1
-    return totals
+        folders.setdefault(path, []).append(entry)
+    return folders
 
 
 def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
@@ -518,7 +540,7 @@ def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> st
 
 
 def _name_fault(path: bytes) -> str:
-    if _PARTIAL.fullmatch(path.rpartition(b"/")[2]):
+    if PARTIAL.fullmatch(path.rpartition(b"/")[2]):
         return "the name is reserved for files in transfer"
     return f"its path is longer than {_LONGEST:,} bytes" if len(path) > _LONGEST else ""
 

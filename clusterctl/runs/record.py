@@ -116,7 +116,7 @@ class Recorder:
         }
         write_kept(tree, kept)
         if self.missing:
-            missing = Skipped(path=ACCOUNTING, reason=self.missing, files=0)
+            missing = Skipped(path=ACCOUNTING, reason=self.missing, files=0, down="")
             manifest = replace(manifest, skipped=(*manifest.skipped, missing))
         elif self.accounting is not None:
             (tree / ACCOUNTING).write_text(self.accounting, encoding="utf-8")

@@ -42,6 +42,7 @@ from clusterctl.transport.remote_content import (
     line_of_status,
     send_requested_files,
 )
+from clusterctl.transport.remote_copies import stops_down
 from clusterctl.transport.remote_open import Beat, Opener, read_json
 
 FOLDER = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
@@ -91,6 +92,7 @@ MOST_OURS = 10_000
 DEEPEST = 100  # folders
 MOST_JSON = 8 << 20
 UNCHANGED = "unchanged since it was submitted"
+GONE = "the job's folder no longer exists"
 KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -104,11 +106,15 @@ SubmittedFiles = dict[bytes, tuple[int, str]]
 
 
 class Size(NamedTuple):
-    """Some files' total size in bytes, their number, and the time of the last write to a file."""
+    """Some files' total size in bytes, their number, and the time of the last write to a file.
+
+    stops_down: whether `down` refuses to delete them if there is no copy.
+    """
 
     bytes: int = 0
     files: int = 0
     mtime_ns: int = 0
+    stops_down: bool = False
 
 
 class Number(NamedTuple):
@@ -133,22 +139,24 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
     """Return the size of a file, or of all files below a folder. Links and special files are left
     out.
 
-    An unreadable file or folder is a file of size 0. At most about ``MOST_MEASURED`` files are
-    read.
+    An unreadable file or folder is a file of size 0, which stops `down`. At most about
+    ``MOST_MEASURED`` files are read.
     """
     folder, _, name = path.rpartition(b"/")
     try:
         status = os.stat(name or b".", dir_fd=opener.enter(folder), follow_symlinks=False)
     except OSError:
-        return Size(0, 1)
+        return Size(0, 1, stops_down=True)
     if stat.S_ISREG(status.st_mode):
-        return Size(status.st_size, 1, status.st_mtime_ns)
+        stops = stops_down(path, status.st_mode, status.st_size)
+        return Size(status.st_size, 1, status.st_mtime_ns, stops)
     if not stat.S_ISDIR(status.st_mode):
         return Size(mtime_ns=status.st_mtime_ns)
     size = 0
     files = 0
     newest = 0
     visited = 0
+    stops = False
     folders = [path]
     while folders and visited < MOST_MEASURED:
         path = folders.pop()
@@ -157,16 +165,19 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
                 for entry in entries:
                     beat()
                     visited += 1
+                    inner = os.path.join(path, os.fsencode(entry.name))
                     if entry.is_dir(follow_symlinks=False) and path.count(b"/") < DEEPEST_MEASURED:
-                        folders.append(os.path.join(path, os.fsencode(entry.name)))
+                        folders.append(inner)
                     elif entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
                         size = size + status.st_size
                         files = files + 1
                         newest = max(newest, status.st_mtime_ns)
+                        stops = stops or stops_down(inner, status.st_mode, status.st_size)
         except OSError:
             files += 1
-    return Size(size, files, newest)
+            stops = True
+    return Size(size, files, newest, stops or bool(folders))
 
 
 class Checkpoints:
@@ -321,7 +332,15 @@ class Listing:
     def list_skipped(self, path: bytes, reason: str, size: Size | None = None) -> None:
         size = size or measure(self.opener, path, self.beat)
         self.write_line(
-            path, line_of(LEFT, path or b".", reason, size=size.bytes, space=size.files)
+            path,
+            line_of(
+                LEFT,
+                path or b".",
+                reason,
+                mode=int(size.stops_down),
+                size=size.bytes,
+                space=size.files,
+            ),
         )
 
     def folder(self, below: bytes, depth: int = 0) -> None:
@@ -329,6 +348,11 @@ class Listing:
             if depth > DEEPEST:
                 raise OSError(errno.ELOOP, f"in more than {DEEPEST} folders")
             status, files, folders = self.names(below)
+        except FileNotFoundError:
+            # A running job may have removed the folder since its parent was read.
+            if not below:
+                self.list_skipped(below, GONE, Size())
+            return
         except OSError as exc:
             self.list_skipped(below, exc.strerror or str(exc))
             return
@@ -420,6 +444,8 @@ class Listing:
                 self.write_line(path, line_of_status(path, status))
                 return
             fd = self.opener.open(path)
+        except FileNotFoundError:
+            return
         except OSError as exc:
             self.list_skipped(path, exc.strerror or str(exc))
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 from typing_extensions import TypedDict  # until Python 3.12
@@ -180,11 +180,17 @@ class TaskRecord(_Stored):
         return directory / self.folder if self.number else directory
 
 
+# The strictest is the greatest, so that ``max`` finds it.
+WhatDownDoes = Literal["", "deletes", "refuses"]
+
+
 class Skipped(_Stored):
     """A file or folder of a job that `collect` did not copy, and why.
 
     path: path in the job's folder, made printable. bytes: total size. files: 0 if there is no data
         to copy.
+    down: what `down` and `detach` do if they would remove it: refuse, unless there is a copy, or
+        delete it without asking. "": it is not on the cluster.
     target: the target of a link, made printable; "" for other files.
     """
 
@@ -192,6 +198,7 @@ class Skipped(_Stored):
     reason: str
     bytes: int = 0
     files: int = 1
+    down: WhatDownDoes = "refuses"
     target: str = ""
 
     @property

@@ -5,7 +5,8 @@ Runs on this machine and on the cluster: standard library only, Python 3.9.
 
 The sender lists the files, one per line: KIND PATH MODE MTIME_NS SIZE SPACE PAYLOAD, separated by
 blanks. An empty line ends the list. KIND is folder, file, link, or left (not sent). SPACE is the
-disk space of a file; for KIND left, the number of files. PAYLOAD is the target of a link, the
+disk space of a file. For KIND left, SPACE is the number of files, and MODE is 1 if `down` refuses to
+delete them. PAYLOAD is the target of a link, the
 sha256 of a file if known, or the reason for KIND left. Paths and targets are base64, since they may
 hold any bytes.
 

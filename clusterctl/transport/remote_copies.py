@@ -19,6 +19,10 @@ files below a path (``on_disk``: bytes, without the holes of sparse files), {"un
 path that can't be read, {} as a keep-alive, and {"end": true}. Paths are base64. If there are very
 many paths, the largest are listed, and a line with the path "" sums up the rest.
 
+Everything that a user may have written counts, except what ``Top``, ``is_worthless`` and
+``has_data`` leave out: `down` and `detach` delete that without asking, and `collect` says so
+(``stops_down``).
+
 If the request has ``top``, a folder of an earlier answer, the program lists and sends up to
 ``most`` files of that folder, as transport/remote_content.py describes. Links are never followed;
 empty files are left out.
@@ -121,6 +125,27 @@ NETWORK = frozenset(
 )
 
 
+def is_worthless(name: bytes) -> bool:
+    """Return whether files and folders of this name never stop `down`, in whatever folder they are."""
+    return (
+        name == CACHE or STAGED.fullmatch(name) is not None or PARTIAL.fullmatch(name) is not None
+    )
+
+
+def has_data(mode: int, size: int) -> bool:
+    """Return whether a file has data of its own, unlike links, pipes, sockets, devices and empty
+    files.
+    """
+    return stat.S_ISREG(mode) and size > 0
+
+
+def stops_down(path: bytes, mode: int, size: int) -> bool:
+    """Return whether `down` and `detach` refuse to delete a file of a job if there is no copy of
+    it. path: in the job's folder. mode: the file's type, as in ``st_mode``. size: in bytes.
+    """
+    return has_data(mode, size) and not any(map(is_worthless, path.split(b"/")))
+
+
 def digest(host: bytes, path: bytes, size: int, mtime_ns: int) -> int:
     """Return a hash of a file's host, path, size and modification time. host: b"" for the shared
     folder.
@@ -172,9 +197,7 @@ class Top:
         if folder is not None:
             path = FOLDER_BELOW_HOME + path[len(folder) :]
         return (
-            name == CACHE
-            or STAGED.fullmatch(name) is not None
-            or PARTIAL.fullmatch(name) is not None
+            is_worthless(name)
             or INCOMPLETE.fullmatch(path) is not None
             or OF_SESSION.fullmatch(path) is not None
             or CLAIM.fullmatch(path) is not None
@@ -188,7 +211,7 @@ class Top:
         return next((folder for folder in self.attached if path.startswith(folder)), None)
 
     def counts(self, path: bytes, status: os.stat_result) -> bool:
-        if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        if not has_data(status.st_mode, status.st_size):
             return False
         if self.is_temporary and (status.st_uid < FIRST_UID or status.st_uid == NOBODY):
             return False

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli import collect as collecting
-from clusterctl.cli.collect import not_brought_home
+from clusterctl.cli.collect import left_notes
 from clusterctl.cli.main import app
 from clusterctl.cli.output import Screen
 from clusterctl.cli.runs import show_tables
@@ -20,17 +19,11 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import PROVIDERS
 from clusterctl.spec.sweep import Scaling
 from clusterctl.state import inventory
-from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
 from tests.support.messages import shows
 from tests.support.played.cluster import PlayedCluster, submitted
 from tests.unit.runs.made import made_run
-
-
-def run(workspace: Workspace, *skipped: tuple[str, str]) -> RunRecord:
-    passed_over = [{"path": path, "reason": reason} for path, reason in skipped]
-    return made_run(workspace.root.parent / "runs", 42, skipped=passed_over)
 
 
 @pytest.fixture
@@ -40,42 +33,47 @@ def workspace(tmp_path: Path) -> Workspace:
     return one
 
 
-def test_note_on_skipped_files_of_a_complete_run_is_empty(workspace: Workspace) -> None:
-    assert not_brought_home(run(workspace)) == ""
+# A file of each sort: with data, a link, and one that does not exist.
+LEFT = (
+    {"path": "weights", "reason": "Permission denied"},
+    {"path": "best.pt", "reason": "a symbolic link", "down": "deletes", "target": "/scratch/best"},
+    {"path": "sacct.json", "reason": "no accounting", "down": ""},
+)
 
 
 @pytest.mark.parametrize(
-    ("provider", "keep", "text"),
+    ("provider", "keep", "expected"),
     [
-        ("local", False, "`down` refuses while they exist only there"),
-        ("local", True, "they stay on the kept storage"),
-        ("onprem", True, "they stay on your machines"),
+        (
+            "local",
+            False,
+            [("files-missing", 2), ("files-left", 0), ("files-unprotected", 1)],
+        ),
+        ("local", True, [("files-stay", 0), ("files-stay", 1), ("files-missing", 2)]),
+        ("onprem", False, [("files-stay", 0), ("files-stay", 1), ("files-missing", 2)]),
     ],
 )
-def test_note_on_uncollected_files_follows_the_provider(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, provider: str, text: str, *, keep: bool
+def test_note_on_uncollected_files_says_what_down_does(
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str,
+    expected: list[tuple[str, int]],
+    *,
+    keep: bool,
 ) -> None:
-    monkeypatch.setattr(
-        inventory, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider])
-    )
+    traits = SimpleNamespace(traits=PROVIDERS[provider], is_foreign=False)
+    monkeypatch.setattr(inventory, "inventory_of", lambda _: traits)
     monkeypatch.setattr(inventory, "keeps_storage", lambda _: keep)
-    assert collecting._what_becomes(workspace) == text
-
-
-def test_uncollected_reasons_show_first_file_and_count(workspace: Workspace) -> None:
-    assert not_brought_home(
-        run(
-            workspace,
-            ("checkpoints", "checkpoints stay on the cluster"),
-            ("d/best.pt", "a symbolic link"),
-            ("d/last.pt", "a symbolic link"),
-            ("weights", "Permission denied"),
-            ("d/first.pt", "a symbolic link"),
-        ),
-    ) == (
-        "job 42 (train): not collected: checkpoints (checkpoints stay on the cluster), "
-        "d/best.pt and 2 more (a symbolic link), weights (Permission denied)"
-    )
+    run = made_run(workspace.root.parent / "runs", 42, skipped=LEFT)
+    notes = left_notes(run, workspace)
+    named = [
+        (note.code, number)
+        for note in notes
+        for number, left in enumerate(LEFT)
+        if f"{left['path']}" in note
+    ]
+    assert named == expected
+    assert left_notes(made_run(workspace.root.parent / "more", 43), workspace) == []
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import shutil
+import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,7 @@ import pytest
 
 from clusterctl.errors import CollectError, TransferError, UnreachableError
 from clusterctl.runs import only_copies
+from clusterctl.runs.fetch import Outputs, Selection, Source
 from clusterctl.runs.only_copies import OnlyCopies, Search
 from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.state.inventory import CONTROLLER
@@ -38,7 +40,7 @@ from tests.support.inventories import host_of, inventory_of
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
-from tests.unit.runs.fetched import Talk
+from tests.unit.runs.fetched import Talk, fetch_source
 from tests.unit.runs.made import record
 
 JOB = "clusterctl/jobs/mine-a1b2"
@@ -341,6 +343,68 @@ def test_only_copies_ignore_what_colleagues_have_from_clusterctl(stage: Stage, f
     assert (found.what, found.files) == (str(weights.parent), 1)
     (out,) = stage.bring()
     assert [path.name for path in out.rglob("*") if path.is_file()] == ["weights"]
+
+
+def bound(path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch, socket.socket(socket.AF_UNIX) as server:
+        # The path of a socket may have at most 108 bytes.
+        patch.chdir(path.parent)
+        server.bind(path.name)
+
+
+def linked_to_a_cache(path: Path) -> None:
+    (path.parents[3] / ".cache").mkdir()
+    (path.parents[3] / ".cache/result").write_text("the result\n")
+    path.symlink_to(path.parents[3] / ".cache/result")
+
+
+def hard_linked(path: Path) -> None:
+    path.write_text("data\n" * 100)
+    path.with_name("second").hardlink_to(path)
+
+
+def written(*names: str, size: int = 100) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        for name in names:
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(b"x" * size)
+
+    return write
+
+
+# What a job leaves in its folder under the name checkpoint-1 -> what `down` does about it.
+LEFT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a large file": (lambda path: path.write_text("data\n" * 100), "refuses"),
+    "a file with two names": (hard_linked, "refuses"),
+    "an empty file": (Path.touch, "deletes"),
+    "a pipe": (os.mkfifo, "deletes"),
+    "a socket": (bound, "deletes"),
+    "a link that leads nowhere": (lambda path: path.symlink_to("nowhere"), "deletes"),
+    "a link to a file of a cache": (linked_to_a_cache, "deletes"),
+    "a link to a folder": (lambda path: path.symlink_to("/etc"), "deletes"),
+    "a folder": (written("a", "b/c"), "refuses"),
+    "a folder of empty files": (written("a", "b/c", size=0), "deletes"),
+    "a folder of caches": (written("__pycache__/a.pyc"), "deletes"),
+    "a folder with unfinished copies": (written(f".clusterctl-{'0' * 32}.part"), "deletes"),
+    "a folder with a cache and a file": (written("__pycache__/a.pyc", "b/c"), "refuses"),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+@pytest.mark.parametrize("is_filtered", [True, False])
+def test_collect_says_of_what_it_leaves_what_down_does(
+    stage: Stage, what: str, *, is_filtered: bool
+) -> None:
+    make, expected = LEFT[what]
+    make(stage.home / JOB / "checkpoint-1")
+    source = Source(
+        str(stage.home / JOB),
+        selection=Selection("none", max_file=50),
+        outputs=Outputs(["results/**"]) if is_filtered else None,
+    )
+    says = {left.down for left in fetch_source(source, stage.out / "tree").skipped}
+    does = "refuses" if stage.search.find() else "deletes"
+    assert (says or {"deletes"}, does) == ({expected}, expected)
 
 
 def moved(stage: Stage) -> None:
