@@ -14,9 +14,10 @@ newer.
 
 job.py starts `run` on the job's first node as its program. `run` starts `work` on each node with
 srun, and tells it by srun's standard input which task to start; `work` prints each end. Slurm is
-not asked about single tasks. A task has its own folder with its logs, and a folder with its files,
-as in a job array. Each end is added to the file packed.jsonl. If the job starts again, tasks that
-have succeeded there do not run again.
+not asked about single tasks. A task has its own folder with its logs, a folder with its files, and
+its own session, as in a job array: what signals its process group signals no other task, and
+processes that it leaves running are killed. Each end is added to the file packed.jsonl. If the job
+starts again, tasks that have succeeded there do not run again.
 
 `run` ends with 0 if all tasks have succeeded, with 1 if a task has failed twice, and with 75 if the
 job has to start again for the remaining tasks.
@@ -188,6 +189,11 @@ class Pack:
             restore_signals=True,
         )
 
+    @property
+    def running(self) -> list[int]:
+        """The numbers of the tasks whose end no node has told."""
+        return sorted(number for node in self._nodes.values() for number in node.running)
+
     def run(self) -> None:
         """Run all tasks. Return when they have ended, or the step has."""
         output = self._srun.stdout
@@ -325,18 +331,24 @@ def run(words: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: pack.signal(number))
     pack.run()
     failed = pack.tasks.failed
+    running = pack.running
     left = pack.tasks.total - len(pack.tasks.succeeded) - len(failed)
     if failed:
-        names = ", ".join(map(str, failed[:MOST_NAMED])) + (", ..." if failed[MOST_NAMED:] else "")
         task.complain(
-            f"{len(failed)} of {pack.tasks.total} tasks have failed: {names}; "
+            f"{len(failed)} of {pack.tasks.total} tasks have failed: {named(failed)}; "
             f"see task-{failed[0]}/stderr.log"
         )
     if left and not pack.is_ending:
-        task.complain(f"the step has ended before {left} tasks")
+        were = f"; these were running: {named(running)}" if running else ""
+        task.complain(f"the step has ended before {left} tasks{were}")
     if left and pack.is_ending:
         return restarts.SAVED
     return 1 if failed or left else 0
+
+
+def named(numbers: Sequence[int]) -> str:
+    """Return the first of some tasks' numbers as text."""
+    return ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if numbers[MOST_NAMED:] else "")
 
 
 class Worker:
@@ -379,6 +391,7 @@ class Worker:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
+                    start_new_session=True,
                 )
         except OSError as exc:
             task.complain(f"task {number} can't start: {exc}")
@@ -420,8 +433,10 @@ class Worker:
     def reap(self) -> None:
         """Print the end of each task that has ended."""
         for number, (process, start) in list(self.running.items()):
-            code = process.poll()
-            if code is not None:
+            # Until `wait`, no other process group gets this number.
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                os.killpg(process.pid, signal.SIGKILL)
+                code = process.wait()
                 del self.running[number]
                 self._emit(number, code if code >= 0 else restarts.FROM_SHELL - code, start)
 

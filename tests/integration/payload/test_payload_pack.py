@@ -23,6 +23,14 @@ sys.exit(pack.work(sys.argv[1:]))
 OPTIONS = ("--slots=1", "--count=9", "--min=1", "--max=17", "--cpus=2")
 
 
+def command_of(pid: str) -> str:
+    """Return the command line of a process. "": it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def start(folder: Path, *program: str) -> subprocess.Popen[str]:
     """Start it as rank 1 of job 12, in the folder of the job."""
     (folder / "files").mkdir()
@@ -37,6 +45,8 @@ def start(folder: Path, *program: str) -> subprocess.Popen[str]:
         text=True,
         bufsize=1,
         env={**os.environ, **slurm, "PYTHONPATH": str(ROOT)},
+        # A task that kills its caller's group must not kill this process.
+        start_new_session=True,
     )
 
 
@@ -91,6 +101,21 @@ def test_end_of_a_task_has_its_status_as_in_a_shell(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "task-1").iterdir()] == []
     node = start_missing(tmp_path / "again")
     assert node.split()[:3] == ["end", "1", "127"]
+
+
+def test_task_kills_only_its_own_process_group(tmp_path: Path) -> None:
+    """Scripts end with `kill 0`, to take their children with them. What they leave is killed."""
+    script = (
+        'case $SLURM_ARRAY_TASK_ID in 1) (trap "" TERM; sleep 60) & kill -9 0;; '
+        "2) sleep 60 & echo $! >left;; esac"
+    )
+    node = start(tmp_path, "sh", "-c", script)
+    printed, _ = node.communicate("1 1 0\n1 2 0\n1 3 0\n")
+    ends = {tuple(line.split()[1:3]) for line in printed.splitlines() if line.startswith("end")}
+    assert ends == {("1", "137"), ("2", "0"), ("3", "0")}
+    left = (tmp_path / "files/task-2/left").read_text().strip()
+    while "sleep" in command_of(left):
+        time.sleep(0.01)
 
 
 def test_end_of_the_job_cuts_tasks(tmp_path: Path) -> None:
