@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from payload.node import restarts, task
+from payload.node.output import start_with_output
 
 LOG = "build.log"
 # The end of the log tells later attempts of a job, and the tasks of its array, that the program is
@@ -107,13 +108,15 @@ def build_or_copy(options: Mapping[str, str], files: str, job: str, log: io.File
 
 def run(command: str, start: str, log: io.FileIO) -> int:
     """Run a command in a folder, with its output in a file, and return its exit status."""
-    return subprocess.call(
-        ["bash", "-c", command],
-        cwd=start,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
+    process, copying = start_with_output(
+        lambda out, err: subprocess.Popen(
+            ["bash", "-c", command], cwd=start, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+        ),
+        (log.fileno(), log.fileno()),
     )
+    status = process.wait()
+    copying.end(task.DRAIN_S)
+    return status
 
 
 def complain(command: str, status: int, log: str) -> None:

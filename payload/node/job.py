@@ -59,6 +59,7 @@ sys.path.insert(0, ROOT)
 
 from payload.node import build, messages, ports, processes, restarts, secret_values, task
 from payload.node.claim import end_unless_first
+from payload.node.output import start_with_output
 from payload.node.requeue import (
     DOWN,
     FILES_S,
@@ -211,7 +212,11 @@ class Program:
         self._restart = restart
         self._telemetry = telemetry
         self.launcher = restarts.launcher_of(program)
-        self._pid = task.start_or_exit(program, environment={**os.environ, **secrets})
+        environment = {**os.environ, **secrets}
+        self._pid, self._copying = start_with_output(
+            lambda out, err: task.start_or_exit(program, 0, out, err, environment=environment),
+            (1, 2),
+        )
         self.is_told = False
 
     def wait(self) -> int:
@@ -232,6 +237,7 @@ class Program:
             elif not (is_killed or self.is_told) and now - aborted_since > (kills + 1) * ABORTED_S:
                 kills += 1
                 is_killed = self._end_step(is_last=kills > 1)
+        self._copying.end(task.DRAIN_S)
         return code
 
     def _end_step(self, *, is_last: bool) -> bool:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -34,7 +35,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -42,9 +43,11 @@ sys.path.insert(0, ROOT)
 
 from payload.node import ports, processes, restarts, task
 from payload.node.job import prepare_folder, read_sweep, say, take_sweep_values
+from payload.node.output import Output, readable
 from payload.node.requeue import own_nodes
 
 RECORDS = "packed.jsonl"
+LOGS = ("stdout.log", "stderr.log")
 # A failed task runs once more.
 ATTEMPTS = 2
 # `work` prints a line at least this often. A node that prints nothing for SILENT_S is lost.
@@ -55,6 +58,9 @@ STOPPED_S = 10.0
 # How often the number of ended tasks is written to the log.
 PROGRESS_S = 10.0
 MOST_NAMED = 10
+# Open files of `work`: of each slot a port, two pipes and two logs, twice while a task starts.
+FILES_PER_SLOT = 5
+OTHER_FILES = 64
 ENDING = (signal.SIGTERM, signal.SIGINT)
 PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 # Variables of the step. MPI programs would look for its other ranks.
@@ -351,8 +357,17 @@ def named(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:MOST_NAMED])) + (", ..." if numbers[MOST_NAMED:] else "")
 
 
+class RunningTask(NamedTuple):
+    """A task that runs on this node. closing: of its output and its logs. start: Unix time."""
+
+    process: subprocess.Popen[bytes]
+    output: Output
+    closing: ExitStack
+    start: float
+
+
 class Worker:
-    """Runs tasks on this node."""
+    """Runs tasks on this node. running: those that have not ended, by their numbers."""
 
     def __init__(self, options: Mapping[str, str], program: Sequence[str]) -> None:
         self._options = options
@@ -361,11 +376,19 @@ class Worker:
         self._sweep = read_sweep(".") if "sweep" in options else None
         # Whether the tasks were told to end.
         self._is_ending = False
-        # Number of a task -> its process and its start.
-        self.running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        self.running: dict[int, RunningTask] = {}
         self._gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
         job = int(os.environ.get("SLURM_JOB_ID", "0"))
+        self._allow_files(int(options["slots"]))
         self._ports = [ports.claim_job_port(job + slot)[0] for slot in range(int(options["slots"]))]
+
+    @staticmethod
+    def _allow_files(slots: int) -> None:
+        """Allow this process two pipes and two logs for each slot, if the limit is lower."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < (count := FILES_PER_SLOT * slots + OTHER_FILES):
+            with suppress(ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
     def start(self, number: int, slot: int) -> None:
         """Start a task, and print its end at once if that fails."""
@@ -381,26 +404,43 @@ class Worker:
             if self._sweep is not None:
                 words, variables = take_sweep_values(self._sweep, number, files)
             variables.update(self._variables(number, slot))
-            with open(f"{folder}/stdout.log", "ab") as out, open(
-                f"{folder}/stderr.log", "ab"
-            ) as err:
-                process = subprocess.Popen(
-                    [*self._program, *words],
-                    cwd=os.path.join(files, where),
-                    env={**os.environ, **self._secrets, **variables},
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                )
+            self.running[number] = self._launch(
+                [*self._program, *words], os.path.join(files, where), variables, folder
+            )
         except OSError as exc:
             task.complain(f"task {number} can't start: {exc}")
             self._emit(number, 127 if isinstance(exc, FileNotFoundError) else 126, start)
             return
-        self.running[number] = process, start
         if self._is_ending:
             # The signal came before.
-            process.terminate()
+            self.running[number].process.terminate()
+
+    def _launch(
+        self, program: Sequence[str], where: str, variables: Mapping[str, str], folder: str
+    ) -> RunningTask:
+        """Start a program in the folder ``where``, with its logs in ``folder``. Raises OSError."""
+        with ExitStack() as closing:
+            logs = []
+            for name in LOGS:
+                how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                logs.append(os.open(f"{folder}/{name}", how, 0o666))
+                closing.callback(os.close, logs[-1])
+            output = Output(logs)
+            closing.callback(output.end, task.DRAIN_FAILED_S)
+            start = time.time()
+            try:
+                process = subprocess.Popen(
+                    program,
+                    cwd=where,
+                    env={**os.environ, **self._secrets, **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output.streams[0],
+                    stderr=output.streams[1],
+                    start_new_session=True,
+                )
+            finally:
+                output.started()
+            return RunningTask(process, output, closing.pop_all(), start)
 
     def _variables(self, number: int, slot: int) -> dict[str, str]:
         """Return the variables that differ between tasks."""
@@ -430,18 +470,30 @@ class Worker:
             ours["CUDA_VISIBLE_DEVICES"] = ",".join(own)
         return ours
 
+    @property
+    def sources(self) -> dict[int, Output]:
+        """The pipes with the output of tasks."""
+        return {
+            source: running.output
+            for running in self.running.values()
+            for source in running.output.sources
+        }
+
     def reap(self) -> None:
         """Print the end of each task that has ended."""
-        for number, (process, start) in list(self.running.items()):
+        for number, running in list(self.running.items()):
+            process = running.process
             # Until `wait`, no other process group gets this number.
             if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 os.killpg(process.pid, signal.SIGKILL)
                 code = process.wait()
+                running.closing.close()
                 del self.running[number]
-                self._emit(number, code if code >= 0 else restarts.FROM_SHELL - code, start)
+                status = code if code >= 0 else restarts.FROM_SHELL - code
+                self._emit(number, status, running.start)
 
     def _emit(self, number: int, status: int, start: float) -> None:
-        for name in ("stdout.log", "stderr.log"):
+        for name in LOGS:
             with suppress(OSError):
                 if not os.path.getsize(f"task-{number}/{name}"):
                     os.unlink(f"task-{number}/{name}")
@@ -451,7 +503,8 @@ class Worker:
     def signal(self, number: int) -> None:
         """Pass a signal on to the tasks. Those that do not handle a notice of the end keep running."""
         self._is_ending = self._is_ending or number in ENDING
-        for process, _ in self.running.values():
+        for running in self.running.values():
+            process = running.process
             if number in ENDING or processes.handles(process.pid, number):
                 process.send_signal(number)
 
@@ -475,13 +528,16 @@ def work(arguments: Sequence[str]) -> int:
     said = time.monotonic()
     inputs = [0, reads]
     while 0 in inputs or worker.running:
-        ready = select.select(inputs, [], [], ALIVE_S)[0]
+        sources = worker.sources
+        ready = readable([*inputs, *sources], ALIVE_S)
         # Input for other nodes also ends `select`.
         if time.monotonic() - said >= ALIVE_S:
             said = time.monotonic()
             say("alive")
         if reads in ready:
             os.read(reads, task.CHUNK)
+        for source in sources.keys() & {*ready}:
+            sources[source].copy(source)
         if 0 in ready:
             data = os.read(0, task.CHUNK)
             if not data:

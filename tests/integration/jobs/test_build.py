@@ -73,6 +73,15 @@ def test_equal_files_are_built_once_and_others_again(batch: Batch) -> None:
         assert calls(batch) == count
 
 
+def test_build_that_opens_its_output_anew_does_not_empty_its_log(batch: Batch) -> None:
+    files = again(batch, "a-1", "#!/bin/sh\necho one\n")
+    build = "echo first; echo second >/dev/stderr; false"
+    job = job_of(batch, files, "./program", build=build)
+    rc, _, err = batch.run(rendered(job))
+    assert rc == 1
+    assert err.splitlines()[:2] == ["first", "second"]
+
+
 def test_another_environment_or_gpu_is_another_build(batch: Batch) -> None:
     script = batch.payload / HASH / "payload" / "node" / "build.py"
     gpus = batch.folder.parent / "gpus"

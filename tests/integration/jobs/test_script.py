@@ -495,6 +495,17 @@ def signalled(batch: Batch, job: JobSpec, number: int, log: str = "/dev/null") -
     return process.returncode, out
 
 
+def test_script_that_opens_its_output_anew_does_not_empty_the_log(batch, tmp_path):
+    """As `echo text > /dev/stderr`, `tee /dev/stderr` and `cp FILE /dev/stdout` do."""
+    job = shell_job(
+        batch, "echo one; echo two >/dev/stdout; echo three | tee /dev/stderr; echo four; exit 3"
+    )
+    out, err = tmp_path / "stdout.log", tmp_path / "stderr.log"
+    process = batch.start(f"{rendered(job).rstrip()} >>{out} 2>>{err}\n")
+    assert process.wait(30) == 3
+    assert (out.read_text(), err.read_text()) == ("one\ntwo\nthree\nfour\n", "three\n")
+
+
 @pytest.mark.parametrize("name", ["TERM", "USR1", "INT", "HUP"])
 def test_signals_are_passed_on(batch, name):
     body = f"trap 'echo got {name}; exit 9' {name}; echo ready; while :; do sleep 0.05; done"

@@ -69,7 +69,8 @@ def test_node_tells_that_it_is_alive_while_others_get_tasks(tmp_path: Path) -> N
 
 
 def test_task_has_the_variables_of_a_task_of_an_array(tmp_path: Path) -> None:
-    node = start(tmp_path, "sh", "-c", 'env; pwd; echo "$1" >&2', "sh", "two words")
+    script = 'env; pwd; echo "$1" >&2; echo again >/dev/stderr'
+    node = start(tmp_path, "sh", "-c", script, "sh", "two words")
     printed, _ = node.communicate("1 3 0\n0 5 0\n")
     (end,) = (line.split() for line in printed.splitlines() if line.startswith("end"))
     assert end[:3] == ["end", "3", "0"]
@@ -86,7 +87,7 @@ def test_task_has_the_variables_of_a_task_of_an_array(tmp_path: Path) -> None:
     )
     assert "SLURM_STEP_ID" not in found
     assert lines[-1] == str(tmp_path / "files" / "task-3")
-    assert (tmp_path / "task-3" / "stderr.log").read_text() == "two words\n"
+    assert (tmp_path / "task-3" / "stderr.log").read_text() == "two words\nagain\n"
     assert not (tmp_path / "task-5").exists()
 
 

@@ -31,6 +31,7 @@ NODE = (
     "job",
     "messages",
     "native",
+    "output",
     "pack",
     "ports",
     "processes",
