@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.spec.sweep import Scaling
+    from clusterctl.transport.base import Transport
 
 
 # With these arguments, a training writes checkpoints, or may do so.
@@ -336,6 +337,8 @@ class Preparer:
             self._notes(note for _, notes in timed for note in notes)
         read = [(script, job) for job in jobs if (script := UserScript.of(job)) is not None]
         self._notes(note for script, job in read for note in script.notes(job))
+        if session is not None and (mail := mail_notice(site, session.transport, jobs)):
+            self._notes([mail])
         return jobs
 
     def _with_packages(self, job: JobSpec, inventory: Inventory) -> JobSpec:
@@ -585,6 +588,27 @@ def node_messages_notice(job: JobSpec) -> Notice | None:
         return Notice("no-messages-from-node", text)
     text = f"{job.name}: messages are sent from its first node, if that has a way out: see its log"
     return Notice("messages-from-node", text)
+
+
+def mail_notice(site: Site, controller: Transport, jobs: Sequence[JobSpec]) -> Notice | None:
+    """Return a message if a job asks Slurm for mails (--mail-type), and its cluster sends none."""
+    asking = [job.name for job in jobs if _asks_for_mail(job)]
+    program = site.missing_mail_program(controller) if asking else ""
+    if not program:
+        return None
+    return Notice(
+        "no-mail",
+        f"{first_few(asking)}: no mail is sent, because the controller has no {program} (MailProg "
+        "of Slurm): use --notify instead of --mail-type",
+    )
+
+
+def _asks_for_mail(job: JobSpec) -> bool:
+    script = UserScript.of(job)
+    given = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
+    kinds = [one.value for one in given if one.option and one.option.name == "mail-type"]
+    # Of several, the last counts.
+    return bool(kinds) and (kinds[-1] or "").upper() != "NONE"
 
 
 def reject_sent_secrets(job: JobSpec, script: str, source: Source | None) -> None:

@@ -139,6 +139,12 @@ class Site(ABC):
         """Return the inventory after the next `up` with a spec, as far as jobs need it."""
         return replace(planned_inventory(spec), pmix=self.inventory.pmix)
 
+    def missing_mail_program(self, controller: Transport) -> str:
+        """Return the path of the program by which Slurm sends mails if the controller does not have
+        it, so that none is sent. "": it has, or that is not known.
+        """
+        return ""
+
     def await_ends(self, scheduler: Jobs, jobs: Sequence[JobInfo]) -> None:
         """Wait until the controller sees the files that ended jobs have written on their nodes."""
         return

@@ -7,9 +7,10 @@ Only this package imports this module; ``site_of`` in session.py chooses the sit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import SchedulerError, UsageError
 from clusterctl.hosts.needs import Lack
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.script import Environment
     from clusterctl.spec.job import JobSpec
     from clusterctl.spec.models import ClusterSpec
+
+
+_MAIL_PROGRAM: Final = re.compile(r"^MailProg\s*=\s*(/\S+)", re.MULTILINE)
 
 
 class OwnSlurm(Site):
@@ -80,6 +84,13 @@ class OwnSlurm(Site):
 
     def request(self, request: JobRequest, job: JobSpec) -> JobRequest:
         return request
+
+    def missing_mail_program(self, controller: Transport) -> str:
+        shown = controller.run(["scontrol", "show", "config"], check=False).stdout
+        program = _MAIL_PROGRAM.search(shown)
+        if not program or controller.run(["test", "-x", program[1]], check=False).rc != 1:
+            return ""
+        return program[1]
 
     def without_nodes(self, job: JobSpec, names: Collection[str]) -> JobSpec:
         from clusterctl.scheduler.user_script import UserScript  # noqa: PLC0415 - as above
@@ -138,6 +149,10 @@ class ForeignSlurm(OwnSlurm):
             fix=f"`clusterctl attach LOGIN --account NAME --partition {name}` tries it; or use one "
             f"of these with --partition: {self.partition_names}",
         )
+
+    def missing_mail_program(self, controller: Transport) -> str:
+        # Its controller is another host than the login node.
+        return ""
 
     def planned(self, spec: ClusterSpec) -> Inventory:
         return self.inventory
