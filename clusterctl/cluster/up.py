@@ -335,7 +335,7 @@ def probe(
             else:
                 answers.append(answer)
                 cluster.reporter.progress(answer.step)
-    reports = reports_of(requests, answers)
+    reports = reports_of(requests, answers, are_local=cluster.spec.provider.shares_kernel)
     reject_silent_folders(reports)
     reject_full_disks(reports)
     reject_taken_numbers(reports, required_accounts(cluster.spec))

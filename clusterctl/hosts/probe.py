@@ -418,9 +418,13 @@ def ask_hosts(
             raise
 
 
-def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[str, HostReport]:
+def reports_of(
+    hosts: Iterable[str], answers: Iterable[HostAnswer], *, are_local: bool = False
+) -> Mapping[str, HostReport]:
     """Return host -> report, in the order of ``hosts``. Raises a TransportError that lists failed
     hosts.
+
+    are_local: whether the hosts are local nodes, which `up` has just started and connected.
     """
     result_of = {answer.host: answer.result for answer in answers}
     results = {host: result_of[host] for host in hosts}
@@ -435,6 +439,11 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
             "check the connection with `clusterctl ssh --admin HOST`, then run `clusterctl up` "
             "again"
         )
+        if are_local:
+            fix = (
+                "recreate the nodes: `clusterctl node replace HOST`; a controller by `clusterctl "
+                "down`, then `clusterctl up`"
+            )
         if (
             isinstance(error, TunnelError | TunnelRefusedError)
             and len({exc.fix for exc in failures}) == 1

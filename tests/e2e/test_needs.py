@@ -43,10 +43,14 @@ NEEDS = {
     "shared folder": Away(
         # Not writable: slurmstepd creates missing folders of logs.
         "mount -t tmpfs -o mode=755 none /shared",
-        "umount /shared",
+        # `up` mounts the folder on top.
+        "[ $(stat -fc %T /shared) != tmpfs ] || umount /shared",
         "shared-folder-away",
         "/shared/home/.",
-        by_up="configure",
+        by_up="",
+    ),
+    "shared folder that is unmounted": Away(
+        "umount -l /shared", "true", "shared-folder-away", "is not mounted", by_up=""
     ),
     # The kernel of local nodes has no NFS, whose server could be away.
     "shared folder that hangs": Away(

@@ -219,6 +219,7 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         state = _assign_numbers(state, request)
         facts = state.model_dump(include={"subnet", "distribution", "slurm"})
         answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **facts)
+        notes += _mount_again(request, state)
         nodes = _start_nodes(request, state, answer, lower)
     more = {*request.packages} - {*state.packages}
     if more - {*state.added} or (more and any(node.made for node in nodes)):
@@ -240,6 +241,20 @@ def _prepare_this_machine(
     other_machines = len(alive) - len(machines_of(request.id, alive))
     notes += system.raise_kernel_limits(other_machines + len(request.nodes))
     return notes if machine.booted_with_systemd() else notes + system.disable_autogroup()
+
+
+def _mount_again(request: layout.ClusterRequest, state: layout.ClusterState) -> tuple[str, ...]:
+    """Mount the shared folder again in running nodes that have lost it. Return a note of them."""
+    running = machine.alive()
+    machines = [Machine(request.id, node, state.numbers[node.name]) for node in request.nodes]
+    shared = layout.shared_folder(request.id)
+    mounted = [
+        guest.node.name
+        for guest in machines
+        if guest.name in running
+        and processes.mount_again(running[guest.name], shared, layout.SHARED)
+    ]
+    return (f"mounted {layout.SHARED} again: {', '.join(mounted)}",) if mounted else ()
 
 
 def _start_nodes(

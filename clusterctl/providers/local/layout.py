@@ -49,6 +49,10 @@ def state_file(cluster_id: str) -> Path:
     return cluster_dir(cluster_id) / STATE_FILE
 
 
+# Where nodes mount the shared folder.
+SHARED = "/shared"
+
+
 def shared_folder(cluster_id: str) -> Path:
     """Return the folder that nodes mount as /shared. After `down`, this folder may remain as kept
     storage.

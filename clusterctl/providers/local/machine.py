@@ -239,7 +239,7 @@ def start(
     nspawn += [
         f"--machine={machine.name}",
         f"--hostname={machine.node.name}",
-        f"--bind={shared}:/shared",
+        f"--bind={shared}:{layout.SHARED}",
     ]
     nspawn += [f"--network-bridge={layout.bridge_name(machine.cluster_id)}"]
     nspawn += ["--resolv-conf=off", "--timezone=off", "--link-journal=no"]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.local import layout
+from clusterctl.providers.local import bind_mount, layout
 from clusterctl.providers.local.machine import cgroup_members
+from clusterctl.providers.local.system import run
 
 # Programs that start a rank, and wait for it.
 _STARTERS = re.compile(
@@ -85,12 +87,33 @@ def processes(machines: Collection[str]) -> list[Process]:
 
 def first_process(machine: str) -> int:
     """Return the pid of a machine's first process, or 0 if the machine is off."""
-    for process in processes([machine]):
+    return _first_of(process.pid for process in processes([machine]))
+
+
+def _first_of(pids: Iterable[int]) -> int:
+    for pid in pids:
         with suppress(OSError):
-            status = Path(f"/proc/{process.pid}/status").read_text()
+            status = Path(f"/proc/{pid}/status").read_text()
             if status.partition("NSpid:")[2].partition("\n")[0].split()[1:] == ["1"]:
-                return process.pid
+                return pid
     return 0
+
+
+def mount_again(pids: Iterable[int], folder: Path, target: str) -> bool:
+    """Mount a folder of this machine in a running machine with these processes, unless ``target`` is
+    that folder there. Return whether it was not.
+    """
+    pid = _first_of(pids)
+    try:
+        found = Path(f"/proc/{pid}/root{target}").lstat()
+    except OSError:
+        # The machine has just ended, or has no such folder.
+        return False
+    if os.path.samestat(found, folder.stat()):
+        return False
+    argv = [sys.executable, "-IS", bind_mount.__file__, str(folder), str(pid), target]
+    run(argv, action=f"mounting {target} again")
+    return True
 
 
 def kill_host(message: dict[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.numbers import counted
 
-_SHARED = "/shared"
+_SHARED = layout.SHARED
 _KEEP_IMAGE: Final = (
     "nodes keep the image they were built from: `up` can't upgrade their distribution or their "
     "Slurm in place"

@@ -341,6 +341,7 @@ _CANDIDATES = (
 )
 _TRIES = 4096
 _CABLE = "up0"  # inner veth end
+_NODE_LINK = "vb-"  # the start of the names that systemd-nspawn gives to nodes' veth ends
 _OPEN = "nodes can reach services of this machine that listen on all addresses"
 
 
@@ -393,14 +394,16 @@ def choose_subnet(
 
 
 def create_network(cluster_id: str, subnet: IPv4Network) -> None:
-    """Create the missing parts of a cluster's network: namespace, bridge and veth pair."""
+    """Create the missing parts of a cluster's network: namespace, bridge and veth pair. Attach the
+    running nodes, which may have been cut off.
+    """
     netns = netns_name(cluster_id)
     bridge = bridge_name(cluster_id)
     link = netns
     inside = ("-n", netns)
     if not (NETNS_DIR / netns).exists():
         _ip("netns", "add", netns, action="creating the network namespace")
-    if not _has_link(bridge, *inside):
+    if bridge not in _links(*inside):
         _ip(*inside, *"link set lo up".split(), action="starting loopback")
         _ip(
             *inside,
@@ -408,7 +411,7 @@ def create_network(cluster_id: str, subnet: IPv4Network) -> None:
             action="creating the bridge",
         )
         _ip(*inside, *f"link set {bridge} up".split(), action="starting the bridge")
-    if not _has_link(link):
+    if link not in _links():
         cable = f"link add {link} type veth peer name {_CABLE} netns {netns}"
         _ip(*cable.split(), action="creating the veth pair")
     _ip(*inside, *f"link set {_CABLE} master {bridge} up".split(), action="attaching the veth pair")
@@ -417,6 +420,11 @@ def create_network(cluster_id: str, subnet: IPv4Network) -> None:
         action="addressing the veth pair",
     )
     _ip("link", "set", link, "up", action="starting the veth pair")
+    for name, facts in _links(*inside).items():
+        is_attached = facts.get("master") == bridge and "UP" in facts["flags"]
+        if name.startswith(_NODE_LINK) and not is_attached:
+            words = f"link set {name} master {bridge} up"
+            _ip(*inside, *words.split(), action="attaching a node")
 
 
 def close_network(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
@@ -481,7 +489,7 @@ def sorting(subnet: IPv4Network) -> tuple[str, ...]:
 def remove_network(cluster_id: str) -> None:
     """Remove a cluster's network. Deleting the namespace also removes the links in it."""
     name = netns_name(cluster_id)
-    if _has_link(name):
+    if name in _links():
         _ip("link", "delete", name, action="removing the veth pair")
     if (NETNS_DIR / name).exists():
         _ip("netns", "delete", name, action="removing the network namespace")
@@ -500,9 +508,10 @@ def remove_netns_folder() -> None:
         NETNS_DIR.rmdir()
 
 
-def _has_link(name: str, *inside: str) -> bool:
+def _links(*inside: str) -> dict[str, dict[str, Any]]:
+    """Return network interface -> what `ip` shows of it."""
     shown = json.loads(_ip(*inside, "-j", "link", "show", action="reading links") or "[]")
-    return any(link.get("ifname") == name for link in shown)
+    return {link["ifname"]: link for link in shown if "ifname" in link}
 
 
 def _ip(*words: str, action: str) -> str:

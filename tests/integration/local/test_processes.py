@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +168,33 @@ def test_signal_ranks_reaches_the_last_rank_or_all(
         assert started[0].poll() is None
     else:
         assert started[0].wait(30) == -signal.SIGKILL
+
+
+# A node that has lost its shared folder: a process that is the first of its namespace.
+LOST = """
+import os, subprocess, sys
+from pathlib import Path
+from clusterctl.providers.local.processes import mount_again
+folder, target = map(Path, sys.argv[1:])
+node = subprocess.Popen(
+    ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", "echo; exec sleep 60"],
+    stdout=subprocess.PIPE,
+)
+node.stdout.readline()
+pid = int(Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text())
+print([mount_again([node.pid, pid], folder, str(target)) for _ in range(2)])
+print(os.listdir(f"/proc/{pid}/root{target}"), os.listdir(target))
+node.kill()
+"""
+
+
+def test_lost_folder_is_mounted_again_in_the_running_node_alone(tmp_path: Path) -> None:
+    folder, target = tmp_path / "shared", tmp_path / "target"
+    for place in (folder, target):
+        place.mkdir()
+    (folder / "home").touch()
+    argv = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", LOST]
+    done = subprocess.run(
+        [*argv, folder, target], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.splitlines() == ["[True, False]", "['home'] []"], done.stderr

@@ -63,6 +63,14 @@ def test_probe_hosts_has_the_provider_start_a_stopped_host() -> None:
     assert list(reports_of(["a"], [answer])) == ["a"]
 
 
+def test_fix_of_local_nodes_that_up_could_not_connect_is_not_up_again() -> None:
+    *_, answer = ask_hosts({"a": ProbeRequest()}, lambda _: Dead(), away_s=0.1, timeout_s=0.1)
+    assert answer is not None
+    with rejected("hosts-unreachable", TransportError) as caught:
+        reports_of(["a"], [answer], are_local=True)
+    assert "`clusterctl node replace HOST`" in caught.value.fix
+
+
 def test_probe_hosts_names_an_unreachable_host_with_the_cause() -> None:
     hosts: dict[str, Transport] = {"a": ScriptedTransport([FINE]), "b": Dead()}
     with rejected("hosts-unreachable", TransportError) as caught:
