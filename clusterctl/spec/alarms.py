@@ -14,17 +14,11 @@ ALARMS: Final = MappingProxyType(
     {
         "idle": 1800,
         "data": 1800,
-        "straggler": 1800,
         "throttled": 600,
         "memory": 60,
         "disk": 60,
     }
 )
-# The ranks are looked at so often within the time of the alarm "straggler", and at most and at least
-# once in so many seconds.
-_LOOKS: Final = 6
-_SELDOM_S: Final = 300
-_OFTEN_S: Final = 2
 
 
 def alarm_rules(options: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -47,8 +41,4 @@ def alarm_options(options: Sequence[str]) -> list[str]:
     if not rules:
         return []
     text = ",".join(f"{kind}={action}@{seconds}" for kind, (action, seconds) in rules.items())
-    if "straggler" not in rules:
-        return [f"--alarms={text}"]
-    _, seconds = rules["straggler"]
-    places_s = min(_SELDOM_S, max(_OFTEN_S, seconds // _LOOKS))
-    return [f"--alarms={text}", f"--places={places_s}"]
+    return [f"--alarms={text}"]

@@ -82,8 +82,8 @@ class JobKeywords(ReplayKeywords, total=False):
     # If all ranks wait without progress: warn, end the program, or off. Default: warn; for train:
     # end.
     hang: str
-    # What to do if GPUs are idle, steps wait for data, ranks wait for one of them, GPUs are slowed
-    # down, or memory or a disk is nearly full. Default: warn.
+    # What to do if GPUs are idle, steps wait for data, GPUs are slowed down, or memory or a disk is
+    # nearly full. Default: warn.
     alarm: Sequence[str]
     # Also send files matching PATTERN, even if .gitignore excludes them.
     include: Sequence[str]

@@ -551,10 +551,10 @@ class JobOptions(Model):
     alarm: Annotated[
         tuple[Alarm, ...],
         JobOption(
-            "What to do if GPUs are idle, steps wait for data, ranks wait for one of them, GPUs are "
-            "slowed down, or memory or a disk is nearly full. Default: warn.",
+            "What to do if GPUs are idle, steps wait for data, GPUs are slowed down, or memory or a "
+            "disk is nearly full. Default: warn.",
             metavar="KIND=ACTION[@TIME]",
-            tab=("idle=", "data=", "straggler=", "throttled=", "memory=", "disk="),
+            tab=("idle=", "data=", "throttled=", "memory=", "disk="),
             examples=("idle=end@1h",),
             in_rehearse=False,
         ),

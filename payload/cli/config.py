@@ -415,9 +415,6 @@ class TelemetryConfig(Command):
 
     out: Path = setting(MISSING, folder, "for HOSTNAME.jsonl; created if missing")
     interval: float = setting(1.0, positive, "seconds between samples", "S")
-    places: float | None = setting(
-        None, positive, "seconds between looks at the ranks' instructions (default: none)", "S"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from payload.cli.config import TelemetryConfig
 from payload.cli.jsonl import JsonLines
 from payload.node import host
 from payload.node.nvml import Gpus
-from payload.node.rank_use import Places, Ranks
+from payload.node.rank_use import Ranks
 from payload.node.sensors import Cpu, Disk, Memory, Network, Sensor, SensorError, own_group
 
 
@@ -49,7 +49,6 @@ def run(config: TelemetryConfig) -> int:
         Disk(),
         gpus,
         ranks,
-        *([Places(config.places)] if config.places else ()),
     )
     # A requeued job appends to its file.
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"

@@ -24,7 +24,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from payload.node import task
-from payload.node.hang import ranges
 from payload.node.requeue import Events
 from payload.node.restarts import ALARM_FILE
 from payload.node.sensors import MIB, TMP, room
@@ -51,15 +50,6 @@ IDLE_POWER = 1.15
 # A job waits for data if it does so for this share of the time of its steps.
 DATA_SHARE = 0.5
 FEWEST_STEPS = 5
-# A rank is a straggler if the other ranks together wait for at least this share of the time, each of
-# them for at least the next, of which there are only some looks, and the rank for at most the last.
-WAIT_SHARE = 0.5
-LEAST_SHARE = 0.3
-WORK_SHARE = 0.15
-# So many looks at each rank are necessary.
-FEWEST_ROUNDS = 20
-# In each series, the others wait in at least this share of the looks, which are few.
-SOME_WAIT = 0.2
 # Memory and disks are near their limit from this share on. File systems of many terabytes are often
 # as full as that, so a disk is near its limit only if less than this is left.
 NEAR = 0.95
@@ -110,21 +100,6 @@ class Window(NamedTuple):
     disk: Found = MappingProxyType({})
 
 
-class Looks(NamedTuple):
-    """A series of looks at a rank: their number, and how many found it waiting in each library."""
-
-    rounds: int
-    counts: Mapping[str, int]
-
-    @property
-    def waits(self) -> int:
-        return sum(self.counts.values())
-
-    @property
-    def share(self) -> float:
-        return self.waits / self.rounds if self.rounds else 0.0
-
-
 def rules_of(text: str) -> list[Rule]:
     rules = []
     for part in filter(None, text.split(",")):
@@ -137,11 +112,8 @@ def rules_of(text: str) -> list[Rule]:
 def window_s(rule: Rule, interval_s: float) -> float:
     """Return the length of the windows in which a condition is judged, in seconds.
 
-    The ranks are looked at six times in the time of their alarm: a window has three of these looks. A
-    look at disks needs no window. interval_s: between two samples.
+    A look at disks needs no window. interval_s: between two samples.
     """
-    if rule.kind == "straggler":
-        return rule.seconds / 2
     if rule.kind == "disk":
         return 0.0
     longest_s = DATA_WINDOW_S if rule.kind == "data" else WINDOW_S
@@ -229,60 +201,9 @@ def data(window: Window) -> Found:
     return {}
 
 
-def straggler(window: Window) -> Found:
-    """Return a rank for which all other ranks wait, by looks at the ranks' instructions.
-
-    So it must be in each series of looks: an evaluation of a single rank is no straggler.
-    """
-    series, where = _series(window)
-    sums = {rank: _sum(each) for rank, each in series.items()}
-    if len(sums) < 2 or min(looks.rounds for looks in sums.values()) < FEWEST_ROUNDS:  # noqa: PLR2004
-        return {}
-    first = min(sums, key=lambda rank: sums[rank].share)
-    others = [rank for rank in sums if rank != first]
-    together = _sum([sums[rank] for rank in others])
-    if sums[first].share > WORK_SHARE or together.share < WAIT_SHARE:
-        return {}
-    if min(sums[rank].share for rank in others) < LEAST_SHARE:
-        return {}
-    if not all(looks.share >= SOME_WAIT for rank in others for looks in series[rank]):
-        return {}
-    library = max(together.counts, key=lambda name: together.counts[name])
-    share = 100 * together.share
-    numbers = ranges(sorted(map(int, others)))
-    subject = f"{len(others)} ranks ({numbers}) wait" if others[1:] else f"rank {numbers} waits"
-    place = f"rank {first} on {where[first]}"
-    return {first: f"{subject} {share:.0f} % of the time in {library} for {place}"}
-
-
-def _series(window: Window) -> tuple[dict[str, list[Looks]], dict[str, str]]:
-    """Return rank -> its series of looks, and rank -> its node."""
-    series: dict[str, list[Looks]] = {}
-    where: dict[str, str] = {}
-    for node, samples in window.samples.items():
-        for sample in samples:
-            for rank, looks in _mapping(sample.get("places")).items():
-                counts = {str(at): n for at, n in _mapping(looks).items() if isinstance(n, int)}
-                series.setdefault(rank, []).append(Looks(counts.pop("rounds", 0), counts))
-                where[rank] = node
-    return series, where
-
-
-def _sum(series: Iterable[Looks]) -> Looks:
-    """Return several series of looks as one."""
-    rounds = 0
-    counts: dict[str, int] = {}
-    for looks in series:
-        rounds += looks.rounds
-        for library, count in looks.counts.items():
-            counts[library] = counts.get(library, 0) + count
-    return Looks(rounds, counts)
-
-
 CONDITIONS = {
     "idle": idle,
     "data": data,
-    "straggler": straggler,
     "throttled": throttled,
     "memory": memory,
     "disk": disk,
@@ -476,7 +397,6 @@ class Watch:
         self._reader = Reader()
         # File -> when lines were read, and the lines.
         self._samples: dict[str, Lines] = {}
-        self._places: dict[str, Lines] = {}
         self._metrics: Lines = []
         # File -> when its last sample was read, and this sample.
         self._last: dict[str, tuple[float, Sample]] = {}
@@ -510,20 +430,16 @@ class Watch:
         """Read what is new, and forget what is older than the windows."""
         for name in _names("telemetry"):
             samples = self._samples.setdefault(name, [])
-            places = self._places.setdefault(name, [])
             for sample in self._reader.gained(f"telemetry/{name}"):
                 if sample.get("kind") == "sample":
                     samples.append((now, sample))
                     self._last[name] = now, sample
                     self._first_line.setdefault(name, now)
                     self._note_power(_node(name), sample)
-                    if "places" in sample:
-                        places.append((now, {"places": sample["places"]}))
             longest_s = max(
                 self._windows.get(kind, 0.0) for kind in ("idle", "throttled", "memory")
             )
             _forget(samples, now - longest_s)
-            _forget(places, now - self._windows.get("straggler", 0.0))
         if "data" in self._windows:
             gained = self._reader.gained(f"{self._files}/{METRICS}", from_start=True)
             if gained:
@@ -548,11 +464,10 @@ class Watch:
         if rule.kind == "data":
             lines = self._metrics if self._is_whole(METRICS, begin) else []
             return Window({}, [line for _, line in lines])
-        is_straggler = rule.kind == "straggler"
         samples = {}
-        for name, lines in (self._places if is_straggler else self._samples).items():
+        for name, lines in self._samples.items():
             inside = [sample for at, sample in lines if at > begin]
-            if self._is_whole(name, begin) and len(inside) >= (1 if is_straggler else FEWEST):
+            if self._is_whole(name, begin) and len(inside) >= FEWEST:
                 samples[_node(name)] = inside
         return Window(samples, (), self._least_power, self._disk)
 

@@ -129,7 +129,7 @@ class Telemetry:
         here = os.path.abspath(__file__)
         job = job_of(options)
         more = [f"--requeue={job}"] if job and "requeue" in options else []
-        passed = ("alarms", "places", "stage", "image", "kept")
+        passed = ("alarms", "stage", "image", "kept")
         more += [f"--{name}={options[name]}" for name in passed if name in options]
         watch = [sys.executable, "-IS", here, "watch", *more, os.getcwd(), options["telemetry"]]
         first = [*watch, options.get("hang", ""), options["files"]]
@@ -740,7 +740,7 @@ def watch(words: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     # The mark separates these processes from the job's ranks.
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1", **{processes.WATCHER: "1"})
-    telemetry = start_telemetry(seconds, options.get("places", ""))
+    telemetry = start_telemetry(seconds)
     locks = prepare_node(options) if needs_preparation(options) else []
     watchers = []
     if is_first_node and hang_words:
@@ -820,11 +820,8 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode(errors="surrogateescape"))
 
 
-def start_telemetry(seconds: str, places: str) -> int:
-    """Start telemetry with a reading every ``seconds``, and return its pid.
-
-    places: how often to look at the ranks' instructions, in seconds; "": never.
-    """
+def start_telemetry(seconds: str) -> int:
+    """Start telemetry with a reading every ``seconds``, and return its pid."""
     program = [
         sys.executable,
         "-m",
@@ -835,7 +832,6 @@ def start_telemetry(seconds: str, places: str) -> int:
         "--out",
         "telemetry",
     ]
-    program += ["--places", places] if places else []
     return task.start_or_exit(program, stdin=os.open(os.devnull, os.O_RDONLY))
 
 

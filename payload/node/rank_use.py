@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import random
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from payload.node.sensors import MIB, own_memory
-from payload.node.stacks import TICKS_PER_S, Activity, Process, Tracer, ranks_here
+from payload.node.stacks import TICKS_PER_S, Process, ranks_here
 
 PROC = Path("/proc")
 # Of a node with more ranks, only so many are read: a sample must fit into what `top` reads at a time
 # (OF_TELEMETRY of clusterctl/jobs/remote_readings.py).
 MOST_RANKS = 512
-# The number of looks at the instructions of the ranks in a series.
-LOOKS = 20
 
 
 class Ranks:
@@ -76,66 +71,3 @@ class Ranks:
 
     def _memory(self, pid: int) -> int:
         return own_memory(self._proc / str(pid) / "status")
-
-
-def look() -> dict[int, dict[str, int]] | None:
-    """Look once at the ranks here. Return rank -> library in which it waits -> 1. None: the system
-    does not allow looks.
-    """
-    tracer = Tracer()
-    ranks = {rank: Activity(each) for rank, each in sorted(ranks_here().items())[:MOST_RANKS]}
-    for activity in ranks.values():
-        activity.sample(tracer)
-    tracer.release()
-    if tracer.is_refused:
-        return None
-    return {rank: activity.waits for rank, activity in ranks.items()}
-
-
-class Places:
-    """In which libraries the ranks wait, by a few looks at their threads' instructions.
-
-    A rank that waits in MPI uses as much processor time as one that computes, so only this tells
-    which rank the others wait for. A look stops each running thread for some microseconds, so it is
-    taken seldom. The looks are at random times: those in a single part of a second would all be in
-    the same step of a program, and those at equal pauses in the same part of each step.
-
-    seconds: the length of a series of looks. look: see ``look``.
-    """
-
-    def __init__(
-        self, seconds: float, look: Callable[[], Mapping[int, Mapping[str, int]] | None] = look
-    ) -> None:
-        self._pause_s = seconds / LOOKS
-        self._look = look
-        self._counts: dict[int, Counter[str]] = {}
-        self._looks = 0
-        self._lock = threading.Lock()
-        self._random = random.Random()  # noqa: S311
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def read(self) -> dict[str, Any]:
-        """Return, by rank, the number of looks and of those that found it in a library.
-
-        Empty before the end of a series, without ranks, and if the system does not allow looks.
-        """
-        with self._lock:
-            if self._looks < LOOKS:
-                return {}
-            counts = self._counts
-            self._counts = {}
-            self._looks = 0
-        places = {str(rank): dict(count) for rank, count in sorted(counts.items())}
-        return {"places": places} if places else {}
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(self._pause_s * self._random.uniform(0.5, 1.5))
-            waits = self._look()
-            if waits is None:
-                return
-            with self._lock:
-                self._looks += 1
-                for rank, libraries in waits.items():
-                    count = self._counts.setdefault(rank, Counter())
-                    count.update({"rounds": 1, **libraries})

@@ -22,7 +22,6 @@ from payload.node.alarms import (
     idle,
     memory,
     rules_of,
-    straggler,
     throttled,
     used_quotas,
     window_s,
@@ -142,52 +141,10 @@ def test_steps_that_wait_for_data_are_found(window: Window, waits: bool) -> None
     assert bool(data(window)) == waits
 
 
-def test_ranks_that_wait_only_for_a_while_have_no_straggler() -> None:
-    """A rank evaluates while the others wait, and in the other series of looks all compute."""
-    waits = {"0": {"rounds": 10}, "1": {"rounds": 10, "MPI": 10}}
-    works = {"0": {"rounds": 10}, "1": {"rounds": 10, "MPI": 1}}
-    series = [{"places": each} for each in (waits, waits, works)]
-    assert straggler(Window({"n1": series})) == {}
-    assert [*straggler(Window({"n1": series[:2]}))] == ["0"]
-
-
 def test_windows_are_long_enough_for_the_interval_of_telemetry() -> None:
     rule = Rule("memory", "warn", 60)
     assert window_s(rule, 2) == 60
     assert window_s(rule, 60) == 240
-
-
-def looks(*of_rank: dict[str, Any], rounds: int = 20) -> Window:
-    """Looks at the ranks 0, 1 ... on n1, of which the last is on n2."""
-    *first, last = ({"rounds": rounds, **counts} for counts in of_rank)
-    here = {"places": {str(rank): counts for rank, counts in enumerate(first)}}
-    there = {"places": {str(len(first)): last}}
-    return Window({"n1": [{}, here], "n2": [there, {"places": None}]})
-
-
-@pytest.mark.parametrize(
-    ("window", "rank"),
-    [
-        (looks({"MPI": 14}, {"MPI": 13}, {"MPI": 1}), "2"),
-        (looks({"MPI": 1}, {"NCCL": 18}), "0"),
-        # By chance, some looks find a rank that waits as long as the others less often.
-        (looks({"MPI": 14}, {"MPI": 8}, {"MPI": 0}), "2"),
-        (looks({"MPI": 20}, {"MPI": 5}, {"MPI": 0}), None),
-        # All wait, all compute, or two compute for which the others wait.
-        (looks({"MPI": 14}, {"MPI": 13}, {"MPI": 9}), None),
-        (looks({}, {}, {}), None),
-        (looks({"MPI": 14}, {"MPI": 1}, {"MPI": 1}), None),
-        (looks({"MPI": 9}, {"MPI": 9}, {"MPI": 0}), None),
-        (looks({"MPI": 0}), None),
-        # Too few looks, such as at ranks that have just started.
-        (looks({"MPI": 9}, {"MPI": 9}, {}, rounds=10), None),
-        (looks({"MPI": "many"}, {"MPI": 20}, {}), None),
-    ],
-)
-def test_straggler_is_the_only_rank_for_which_all_others_wait(
-    window: Window, rank: str | None
-) -> None:
-    assert [*straggler(window)] == ([rank] if rank else [])
 
 
 QUOTA = """\
@@ -278,11 +235,10 @@ def test_alarm_is_raised_once_and_again_for_others() -> None:
 
 
 def test_alarm_near_its_limit_is_raised_once() -> None:
-    """A straggler's condition changes with each series of looks, of which a window has three."""
-    (rule,) = rules_of("straggler=warn@600")
+    (rule,) = rules_of("data=warn@1200")
     judge = judge_of(rule)
     reported = [
-        judge.step(now, {"straggler": {"1": "wait"} if now < 700 or now % 200 < 100 else {}})
+        judge.step(now, {"data": {"data": "waits"} if now < 1300 or now % 200 < 100 else {}})
         for now in range(0, 4000, 100)
     ]
     assert [len(begun) for begun, _ in reported if begun] == [1]
@@ -313,29 +269,6 @@ def test_window_is_judged_only_when_it_is_whole(
     assert watch.window(rule, 1200).samples == {}
 
 
-def test_straggler_is_found_by_the_looks_that_a_job_takes_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "telemetry").mkdir()
-    rules, places = (option.partition("=")[2] for option in alarm_options(()))
-    (rule,) = [rule for rule in rules_of(rules) if rule.kind == "straggler"]
-    watch = Watch([rule], "files")
-    judge = judge_of(rule)
-    begun_at = []
-    for now in range(0, 4000, 10):
-        waits = {"rounds": 10, "MPI": 9}
-        if now % int(places) == 0:
-            telemetry(tmp_path, places={"0": waits, "1": {"rounds": 10}, "2": waits})
-        watch.read(now)
-        found = {"straggler": straggler(watch.window(rule, now))}
-        if judge.step(now, found)[0]:
-            begun_at.append(now)
-    # The first looks are those after the program has started.
-    assert len(begun_at) == 1
-    assert rule.seconds <= begun_at[0] <= rule.seconds + 2 * int(places)
-
-
 def test_full_disk_is_named_after_its_time_and_not_at_the_first_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,8 +293,7 @@ def test_lines_are_read_once_and_only_if_they_are_whole(tmp_path: Path) -> None:
 
 
 def test_both_sides_have_the_same_alarms() -> None:
-    (text, places) = alarm_options(())
-    assert places == "--places=300"
+    (text,) = alarm_options(())
     assert text.startswith("--alarms=")
     rules = rules_of(text.removeprefix("--alarms="))
     assert {rule.kind: rule.seconds for rule in rules} == dict(ALARMS)
@@ -370,9 +302,8 @@ def test_both_sides_have_the_same_alarms() -> None:
 
 
 def test_last_option_of_an_alarm_counts() -> None:
-    options = ("idle=off", "idle=end@1h", "straggler=warn@12s", "data=off")
+    options = ("idle=off", "idle=end@1h", "data=off")
     rules = alarm_rules(options)
     assert rules["idle"] == ("end", 3600)
     assert "data" not in rules
-    assert alarm_options(options)[1] == "--places=2"
     assert alarm_options([f"{kind}=off" for kind in ALARMS]) == []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from payload.commands.telemetry import sample
 from payload.node import host
-from payload.node.rank_use import LOOKS, Places, Ranks
+from payload.node.rank_use import Ranks
 from payload.node.sensors import Cpu, Disk, Memory, Network, SensorError, own_group
 from payload.node.stacks import Process
 
@@ -243,36 +242,6 @@ def test_source_without_sense_is_a_sensor_error(tmp_path: Path, text: str | None
         (tmp_path / "meminfo").write_text(text)
     with pytest.raises(SensorError, match="meminfo"):
         Memory(tmp_path, tmp_path).read()
-
-
-def test_looks_at_ranks_are_spread_over_their_series() -> None:
-    """Looks one after the other would all be in the same step of a program."""
-    series_s = 0.5
-    times: list[float] = []
-
-    def look() -> dict[int, dict[str, int]]:
-        times.append(time.monotonic())
-        return {0: {"MPI": 1}, 1: {}}
-
-    places = Places(series_s, look)
-    assert places.read() == {}
-    while not (found := places.read()):
-        time.sleep(0.01)
-    counts = found["places"]
-    assert counts["0"]["rounds"] == counts["0"]["MPI"] == counts["1"]["rounds"] >= LOOKS
-    assert times[LOOKS - 1] - times[0] >= 0.5 * series_s * (LOOKS - 1) / LOOKS
-    assert places.read() == {}
-
-
-def test_looks_that_the_system_refuses_tell_nothing() -> None:
-    has_ended = threading.Event()
-
-    def look() -> None:
-        has_ended.set()
-
-    places = Places(0.1, look)
-    assert has_ended.wait(10)
-    assert places.read() == {}
 
 
 def test_room_for_temporary_files_is_read(tmp_path: Path) -> None:
