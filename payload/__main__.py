@@ -26,7 +26,7 @@ from payload.cli.config import (
 from payload.cli.settings import Command
 from payload.errors import LaunchError, PayloadError, UsageError, line_of
 from payload.node.host import keep_freed_memory, launcher_rank
-from payload.node.rank import allow_stacks
+from payload.node.rank import allow_ptrace
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as exc:
         return _refuse(exc)
     keep_freed_memory()
-    allow_stacks()
+    allow_ptrace()
     try:
         code = _run(config)
     except PayloadError as exc:

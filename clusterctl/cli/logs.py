@@ -128,11 +128,11 @@ def stacks(screen: Screen, job_id: LastId = None) -> None:
         open_session(
             screen.chosen().of_jobs([job_id] if job_id else []), patience_s=SHOWN_PATIENCE_S
         ) as session,
-        screen.working("observing the ranks"),
+        screen.working("reading the stacks"),
     ):
         job_id = job_id or last_submitted(screen, session)
         job_stacks = stacks_of(session, job_id)
     lines = list(job_stacks.groups) or [f"no rank of job {job_id} is running"]
     for rank in job_stacks.ranks if screen.verbose else ():
-        lines += ["", f"rank {rank['rank']} on {rank['node']}: {rank['doing']}", *rank["stack"]]
+        lines += ["", f"rank {rank['rank']} on {rank['node']}: {rank['state']}", *rank["stack"]]
     screen.result(job_stacks.as_dict(), *lines)

@@ -36,7 +36,7 @@ class JobStacks:
 
 
 def stacks_of(session: Session, job_id: str) -> JobStacks:
-    """Observe a running job's ranks for a few seconds. Write rank-logs/RANK.stack in its folder.
+    """Read the stacks of a running job's ranks, and write them to rank-logs/RANK.stack in its folder.
 
     Raises:
         UsageError: the job is not running, or is an array.

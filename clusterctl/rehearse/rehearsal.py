@@ -44,7 +44,7 @@ from clusterctl.util.progress import LineReporter
 
 # The shortest silence that may be a hang, and the length of a job after a fault at most: so many
 # times its undisturbed length, and so many seconds for restarts and hangs.
-SILENCE_S = 5
+SILENCE_S = 10
 LONGEST_TIMES = 3
 LONGEST_MORE_S = 120.0
 # How long an undisturbed job may run, and how often its job fails, by default.

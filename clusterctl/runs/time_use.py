@@ -40,8 +40,8 @@ class Use(StrEnum):
     QUEUE: waiting for nodes, also between two attempts. STAGING: copying files to the nodes'
     disks. START_UP: before the program's first step.
     USEFUL: steps. REDONE: steps that an earlier attempt had done. CHECKPOINT, DATA: training
-    waited for a checkpoint, or for its samples. HUNG: without progress, while all ranks waited.
-    IDLE: processors, GPUs and network did nothing. RUNNING: the program ran, and recorded nothing
+    waited for a checkpoint, or for its samples. HUNG: without progress for so long that it is called
+    a hang. IDLE: processors, GPUs and network did nothing. RUNNING: the program ran, and recorded nothing
     that divides the time. EXIT: after the program. UNKNOWN: the nodes were held, and nothing tells
     whether the program ran.
     """

@@ -56,8 +56,9 @@ _ALONE: Final = {
 # Bundled jobs without GPUs: the probe tests the network between ranks, and export copies files.
 _ON_THE_CPU: Final = ("probe", "export")
 
-# A job without progress for less than this is not examined for a hang.
-_SHORTEST_SILENCE_S: Final = 60
+# A job without progress for this long hangs, unless the user gives another time. Work in silence looks
+# the same.
+_SILENCE_S: Final = 600
 # The options of sbatch that tell how many tasks of a packed job run on a node at a time.
 _TASK_COUNTS: Final = {"--ntasks", "--ntasks-per-node"}
 _MEMORY: Final = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
@@ -564,8 +565,8 @@ def watch_options(job: JobSpec, inventory: Inventory, environment: Environment) 
     """Return the options of job.py for telemetry, the watch for hangs, the alarms, the program's
     folder, secrets, the container image, and files to stage.
     """
-    mode, _, shortest_s = (job.hang or ("end" if job.bundled == "train" else "warn")).partition("@")
-    hang = [] if mode == "off" else [f"--hang={mode}@{shortest_s or _SHORTEST_SILENCE_S}"]
+    mode, _, given_s = (job.hang or ("end" if job.bundled == "train" else "warn")).partition("@")
+    hang = [] if mode == "off" else [f"--hang={mode}@{given_s or _SILENCE_S}"]
     start = [] if job.place.start == "." else [f"--start={shlex.quote(job.place.start)}"]
     alarms = alarm_options(job.alarm)
     secrets = [SECRETS, *([] if inventory.is_shared else ["--each-node"])] if job.secret else []

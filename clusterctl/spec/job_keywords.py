@@ -79,8 +79,8 @@ class JobKeywords(ReplayKeywords, total=False):
     chain: int | str
     # Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.
     launcher: str
-    # If all ranks wait without progress: warn, end the program, or off. Default: warn; for train:
-    # end.
+    # If the job makes no progress for so long: warn, end the program, or off. Default: warn@600;
+    # for train: end@600.
     hang: str
     # What to do if GPUs are idle, steps wait for data, GPUs are slowed down, or memory or a disk is
     # nearly full. Default: warn.

@@ -540,8 +540,8 @@ class JobOptions(Model):
     hang: Annotated[
         Hang | None,
         JobOption(
-            "If all ranks wait without progress: warn, end the program, or off. Default: warn; for "
-            "train: end.",
+            "If the job makes no progress for so long: warn, end the program, or off. Default: "
+            "warn@600; for train: end@600.",
             metavar="MODE[@SECONDS]",
             tab=("warn", "end", "off"),
             examples=("end@300",),

@@ -280,12 +280,3 @@ class Gpus:
         if (given := os.environ.get(JOB_GPUS, "")).isdecimal():
             fields["job_gpus"] = int(given)
         return fields
-
-    def memory_use(self) -> int | None:
-        """Return the percentage of time in which a GPU's memory was used lately, for the most used
-        memory.
-
-        Return None if there is no GPU, or if a GPU does not report this.
-        """
-        rates = [card.utilization() for card in self._cards]
-        return max(rate.memory for rate in rates) if rates and None not in rates else None

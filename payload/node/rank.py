@@ -9,7 +9,6 @@ instead.
 """
 
 import atexit
-import faulthandler
 import os
 import signal
 import sys
@@ -26,23 +25,14 @@ _LINE = b"-" * 74 + b"\n"
 ABORTED = b"MPI_ABORT was invoked on rank %d in communicator MPI_COMM_WORLD\nwith errorcode %d.\n"
 # EX_TEMPFAIL: other ranks may still be saving their work.
 SAVED = 75
-# On this signal, a Python rank writes its stacks to a file in memory. stacks.py sends it and reads
-# the file.
-STACK_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 10
-STACK_FILE = "clusterctl-stacks"
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _SET_PTRACER = 0x59616D61
 _ANY_PROCESS = -1
 
 
-def allow_stacks() -> None:
-    """Let stacks.py find out where this process is."""
-    # Python 3.6 and other systems than Linux lack this function.
-    if hasattr(os, "memfd_create"):
-        with suppress(OSError):
-            file = os.memfd_create(STACK_FILE)  # novm
-            faulthandler.register(STACK_SIGNAL, file=file, chain=False)
-    # On some systems, a process may observe only its children, unless a process allows more.
+def allow_ptrace() -> None:
+    """Let py-spy, which is no ancestor of this process, read its stacks."""
+    # With kernel.yama.ptrace_scope=1, only ancestors may, unless a process allows more.
     if os.path.exists(_YAMA):
         # This import is slow, and not every Python has the module.
         with suppress(ImportError):
@@ -171,7 +161,7 @@ def _below(exc: BaseException) -> "TracebackType | None":
 
 if __name__ == "__main__":
     del sys.argv[0]
-    allow_stacks()
+    allow_ptrace()
     is_module = sys.argv[0] == "-m"
     del sys.argv[:is_module]
     Rank().run(sys.argv[0], is_module)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from payload.node.processes import Process, ranks_here
 from payload.node.sensors import MIB, own_memory
-from payload.node.stacks import TICKS_PER_S, Process, ranks_here
 
 PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Of a node with more ranks, only so many are read: a sample must fit into what `top` reads at a time
 # (OF_TELEMETRY of clusterctl/jobs/remote_readings.py).
 MOST_RANKS = 512

@@ -404,11 +404,15 @@ def test_hang_is_reported_with_the_stacks_of_all_ranks(cluster: Cluster) -> None
     job_id = cluster.json("submit", path, "--nodes", "2", "--hang", "warn@2")["job_id"]
     assert eventually(lambda: cluster.json("jobs", job_id)["jobs"][0]["hang"], 90)
     # A pause of the whole machine is also called a hang.
-    expected = [(0, "waiting", "MPI", "hang.py:8"), (1, "waiting", "MPI", "hang.py:11")]
+    # That a rank waits in MPI is seen in its stack.
+    expected = [(0, "running", "hang.py:8", True), (1, "running", "hang.py:11", True)]
 
     def places() -> list[tuple[object, ...]]:
         ranks = cluster.json("stacks", job_id)["ranks"]
-        return [(rank["rank"], rank["doing"], rank["within"], rank["place"]) for rank in ranks]
+        return [
+            (rank["rank"], rank["state"], rank["place"], "libmpi" in "".join(rank["stack"]))
+            for rank in ranks
+        ]
 
     eventually(lambda: places() == expected, 90, pause_s=1)
     hanging = eventually(lambda: [job for job in cluster.json("status")["jobs"] if job["hang"]])

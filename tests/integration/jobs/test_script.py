@@ -335,9 +335,9 @@ def test_program_of_a_project_starts_in_its_folder(batch, module, ranks, task):
 @pytest.mark.parametrize(
     ("bundled", "hang", "options"),
     [
-        ("train", None, ["--hang=end@60"]),
-        ("train", "warn", ["--hang=warn@60"]),
-        ("bench", None, ["--hang=warn@60"]),
+        ("train", None, ["--hang=end@600"]),
+        ("train", "warn", ["--hang=warn@600"]),
+        ("bench", None, ["--hang=warn@600"]),
         ("bench", "end@300", ["--hang=end@300"]),
         ("train", "off", []),
     ],

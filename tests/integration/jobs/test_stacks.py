@@ -32,11 +32,11 @@ def test_job_without_ranks_is_a_single_rank(
     )
     monkeypatch.setenv("SLURM_JOB_ID", job_id)
     job_stacks = stacks_of(session, job_id)
-    assert [(rank["rank"], rank["doing"], rank["place"]) for rank in job_stacks.ranks] == [
-        (0, "waiting", "sleep")
-    ]
+    assert [(rank["rank"], rank["state"]) for rank in job_stacks.ranks] == [(0, "running")]
     assert [group.startswith("rank 0 on ") for group in job_stacks.groups] == [True]
     assert "sleep 1000" in "".join(job_stacks.ranks[0]["stack"])
+    # This Python has no py-spy.
+    assert "py-spy" in job_stacks.ranks[0]["unread"]
     assert "sleep 1000" in (folder / "rank-logs" / "0.stack").read_text()
 
 

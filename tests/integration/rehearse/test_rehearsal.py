@@ -23,7 +23,7 @@ from tests.support.messages import refused
 
 def test_rehearsed_job_restarts_and_ends_hangs() -> None:
     job = job_to_rehearse("train", {"nodes": 2, "args": ("--epochs", "2")})
-    assert (job.requeue, job.hang, job.nodes, job.args) == (True, "end@5", 2, ("--epochs", "2"))
+    assert (job.requeue, job.hang, job.nodes, job.args) == (True, "end@10", 2, ("--epochs", "2"))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ NODE = (
     "images",
     "job",
     "messages",
-    "native",
     "output",
     "pack",
     "ports",

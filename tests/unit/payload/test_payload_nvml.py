@@ -55,15 +55,6 @@ def test_nvml_of_another_version_than_the_driver_has_no_gpus(
     assert indices(monkeypatch, Nvml(Gpu(), fault=LIB_RM_VERSION_MISMATCH)) == []
 
 
-@pytest.mark.parametrize(("rates", "use"), [((0, 7, 3), 7), ((0, 0, 0), 0), ((0, None, 3), None)])
-def test_memory_use_of_a_gpu_in_parts_is_the_highest(
-    monkeypatch: pytest.MonkeyPatch, rates: tuple[int | None, ...], use: int | None
-) -> None:
-    cards = [Gpu(util=None if rate is None else (100, rate)) for rate in rates]
-    Nvml(*cards).put_into(monkeypatch)
-    assert Gpus().memory_use() == use
-
-
 def test_reasons_of_slow_clocks_are_named_but_not_the_power_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

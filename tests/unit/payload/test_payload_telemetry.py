@@ -9,9 +9,9 @@ import pytest
 
 from payload.commands.telemetry import sample
 from payload.node import host
+from payload.node.processes import Process
 from payload.node.rank_use import Ranks
 from payload.node.sensors import Cpu, Disk, Memory, Network, SensorError, own_group
-from payload.node.stacks import Process
 
 _MIB = 1 << 20
 
