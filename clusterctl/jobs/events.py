@@ -1,4 +1,4 @@
-"""Read the events of jobs (see ``clusterctl.scheduler.attempts``) in their folders on the
+"""Read the histories of jobs (see ``clusterctl.scheduler.history``) in their folders on the
 cluster.
 """
 
@@ -12,19 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from clusterctl.scheduler.attempts import (
-    Alarm,
-    Event,
-    Hang,
-    Restart,
-    ending_of,
-    events_of,
-    last_attempt,
-    restarts_of,
-)
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState
+from clusterctl.scheduler.history import Alarm, Attempt, Hang, attempts_of
 from clusterctl.scheduler.records import (
     may_lack_128,
+    restarts_of,
     with_accounted,
     with_all_attempts,
     with_recorded_exit,
@@ -45,17 +37,19 @@ _KILLED_S: Final = 15.0
 _SOONEST_S: Final = 5
 
 
-def restarts_of_job(session: Session, job: JobInfo) -> tuple[Restart, ...]:
-    """Return the restarts of a job, as far as its folder on the cluster has a record of them."""
-    return restarts_of(_events(session, [job]).get(job.id, ()), attempts=job.attempts)
+def restarts_of_job(session: Session, job: JobInfo) -> tuple[Attempt, ...]:
+    """Return the attempts after which a job was restarted, as far as its folder on the cluster has
+    a record of them.
+    """
+    return restarts_of(_histories(session, [job]).get(job.id, ()), job.attempts)
 
 
 def with_hangs(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
     """Return the jobs. Those that are running without progress have their ``hang``, those that waste
     time their ``alarms``.
     """
-    events = _events(session, [job for job in jobs if _may_hang(job)])
-    return tuple(_with_hang(job, events.get(job.id, ())) for job in jobs)
+    histories = _histories(session, [job for job in jobs if _may_hang(job)])
+    return tuple(_with_hang(job, histories.get(job.id, ())) for job in jobs)
 
 
 def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
@@ -73,10 +67,10 @@ def with_attempts(session: Session, jobs: Sequence[JobInfo]) -> tuple[JobInfo, .
     read = [job for job in jobs if job.id in restarted or _may_hang(job)]
     # Only so many jobs are read: those of which more is to be learned come first.
     failed = [job for job in jobs if job.id not in restarted and may_lack_128(job)]
-    events = _events(session, [*read, *failed])
+    histories = _histories(session, [*read, *failed])
     shown = []
     for job in jobs:
-        own = events.get(job.id, ())
+        own = histories.get(job.id, ())
         is_restarted = job.id in restarted
         shown_job = with_all_attempts(restarted.get(job.id, job), own if is_restarted else ())
         shown_job = with_recorded_exit(shown_job, own)
@@ -100,22 +94,22 @@ def _may_hang(job: JobInfo) -> bool:
     return job.state is JobState.RUNNING and start is not None and time.time() - start >= _SOONEST_S
 
 
-def _with_hang(job: JobInfo, events: Sequence[Event]) -> JobInfo:
-    return replace(job, hang=hang_of(events), alarms=lasting_alarms(events))
+def _with_hang(job: JobInfo, history: Sequence[Attempt]) -> JobInfo:
+    last = history[-1] if history else Attempt()
+    return replace(job, hang=hang_of(last), alarms=lasting_alarms(last))
 
 
-def lasting_alarms(events: Sequence[Event]) -> tuple[Alarm, ...]:
-    """Return the alarms that last until now, by the events of a running job."""
-    alarms = last_attempt(events).alarms
-    return tuple(replace(alarm, until=max(alarm.until, time.time())) for alarm in alarms)
+def lasting_alarms(attempt: Attempt) -> tuple[Alarm, ...]:
+    """Return the alarms that last until now, by the last attempt of a running job."""
+    return tuple(each._replace(until=max(each.until, time.time())) for each in attempt.alarms)
 
 
-def hang_of(events: Sequence[Event]) -> Hang | None:
-    """Return the hang that lasts until now, by the events of a running job. None: it does not
+def hang_of(attempt: Attempt) -> Hang | None:
+    """Return the hang that lasts until now, by the last attempt of a running job. None: it does not
     hang.
     """
-    hang = last_attempt(events).hang
-    return hang and replace(hang, until=max(hang.until, time.time()))
+    hang = attempt.hang
+    return hang and hang._replace(until=max(hang.until, time.time()))
 
 
 class Turn:
@@ -130,7 +124,7 @@ class Turn:
         self._session = session
         self._asked_at = -math.inf
         self._saved = 0.0
-        self._events: Mapping[str, Sequence[Event]] = {}
+        self._histories: Mapping[str, Sequence[Attempt]] = {}
 
     def is_due(self, jobs: Iterable[JobInfo]) -> bool:
         """Return whether to ask Slurm now. jobs: the answer to the last query."""
@@ -158,20 +152,26 @@ class Turn:
 
     def _has_news(self, active: Sequence[JobInfo]) -> bool:
         """Return whether jobs have recorded new events, or running jobs have recorded their end."""
-        previous = self._events
-        self._events = _events(self._session, active)
+        previous = self._histories
+        self._histories = _histories(self._session, active)
         running = (
-            self._events.get(job.id, ()) for job in active if job.state is not JobState.PENDING
+            self._histories.get(job.id, ()) for job in active if job.state is not JobState.PENDING
         )
-        if any(events and ending_of(events).is_recorded for events in running):
+        if any(history and _has_ended(history[-1]) for history in running):
             return True
         return any(
-            len(events) != len(previous.get(job_id, ())) for job_id, events in self._events.items()
+            history != previous.get(job_id, (Attempt(),))
+            for job_id, history in self._histories.items()
         )
 
 
-def _events(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequence[Event]]:
-    """Return the events of each job that clusterctl submitted, if its folder can be read."""
+def _has_ended(last: Attempt) -> bool:
+    """Return whether the last attempt of a job has begun, and has recorded its end."""
+    return bool(last.start or last.events) and last.is_recorded
+
+
+def _histories(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequence[Attempt]]:
+    """Return the attempts of each job that clusterctl submitted, if its folder can be read."""
     hosts: dict[str, Transport] = {}
     folders: dict[str, dict[str, str]] = {}
     for job in [job for job in jobs if job.token][:_MOST_READ]:
@@ -188,7 +188,7 @@ def _events(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequence[
 
     answers, _ = call_on_hosts(hosts, read)
     return {
-        job_id: events_of(text)
+        job_id: attempts_of(text)
         for host, texts in answers.items()
         for job_id, text in zip(folders[host], texts, strict=False)
     }

@@ -19,8 +19,8 @@ from typing import Any, Final
 from clusterctl.errors import TransportError, printable
 from clusterctl.jobs.events import hang_of, lasting_alarms
 from clusterctl.jobs.remote_readings import HOST
-from clusterctl.scheduler.attempts import Alarm, Hang, events_of
 from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.history import Alarm, Hang, attempts_of
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.state.ledger import METRICS_PLACES, PROGRAM_FOLDER
@@ -229,7 +229,7 @@ class Readings:
             if host in recent
         )
         ranks = [rank for node in nodes for rank in _ranks(node, recent[node.node])]
-        events = events_of(self._events.decode(errors="replace"))
+        last = attempts_of(self._events.decode(errors="replace"))[-1]
         return JobUse(
             id=job.id,
             nodes=nodes,
@@ -239,8 +239,8 @@ class Readings:
                 node for node in job.nodes if node not in recent and (job.elapsed_s or 0) > silent_s
             ),
             progress=self._metrics.progress(),
-            hang=hang_of(events),
-            alarms=lasting_alarms(events),
+            hang=hang_of(last),
+            alarms=lasting_alarms(last),
             log=tuple(self._log),
         )
 

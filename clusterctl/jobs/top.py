@@ -15,7 +15,7 @@ from clusterctl.jobs.events import Turn, with_hangs
 from clusterctl.jobs.messages import TELLS_NOBODY, Telling
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.readings import NO_TELEMETRY_S, JobUse, Readings, read
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, plain
 from clusterctl.scheduler.session import (
     SHOWN_PATIENCE_S,
     Session,
@@ -74,10 +74,7 @@ class Moment:
             "pace_s": self.pace_s,
             "nodes": nodes,
             "partitions": [asdict(partition) for partition in self.partitions],
-            "jobs": [
-                job.as_dict() | {"use": asdict(self.uses[job.id]) if job.id in self.uses else None}
-                for job in self.jobs
-            ],
+            "jobs": [job.as_dict() | {"use": plain(self.uses.get(job.id))} for job in self.jobs],
             "unread": self.unread,
         }
 

@@ -250,8 +250,8 @@ class ChangeNotes:
         location = f" on {','.join(job.nodes)}" if job.nodes else ""
         reason = f" ({words})" if (words := reason_in_words(job.reason)) else ""
         if not array and job.ended and job.restarts:
-            for restart in restarts_of_job(self.session, job):
-                self.note(f"job {job.id}: {restart}")
+            for attempt in restarts_of_job(self.session, job):
+                self.note(f"job {job.id}: {attempt}")
         if job.hang:
             self.note(Notice("job-hangs", f"job {job.id} hangs: {job.hang}"))
         elif job.alarms:

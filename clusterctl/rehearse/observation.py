@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Final
 
 from clusterctl.errors import SchedulerError
-from clusterctl.scheduler.attempts import Event, events_of
+from clusterctl.scheduler.history import Attempt, attempts_of
 from clusterctl.transport.base import Transport, split_lines
 
 # The job's script names the payload that the job uses.
@@ -43,7 +43,7 @@ class Write:
 
 @dataclass(slots=True)
 class Observation:
-    """A job's events, steps with their times, and checkpoints in the order of their writes.
+    """A job's attempts, steps with their times, and checkpoints in the order of their writes.
 
     numbered: whether only files with numbers in their names are checkpoints.
     fault_at: the time of the fault; None: it was not caused. killed: the node that was killed and
@@ -56,7 +56,7 @@ class Observation:
     job_id: str
     folder: str
     numbered: bool = False
-    events: Sequence[Event] = ()
+    history: Sequence[Attempt] = (Attempt(),)
     steps: list[tuple[float, int]] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     fault_at: float | None = None
@@ -67,7 +67,7 @@ class Observation:
 
     def add(self, look: Mapping[str, Any]) -> None:
         """Add an answer of payload/node/observe.py."""
-        self.events = events_of(look["events"]) or self.events
+        self.history = attempts_of(look["events"]) if look["events"] else self.history
         self.steps += [(float(time), int(step)) for time, step in look["steps"]]
         seen = {(write.path, write.time) for write in self.writes}
         # Other files came with the job.
@@ -89,25 +89,21 @@ class Observation:
         self.numbered = bool(numbered)
         self.writes = numbered or self.writes
 
-    def times_of(self, name: str) -> list[float]:
-        return [event["time"] for event in self.events if event.get("event") == name]
-
     @property
     def starts(self) -> list[float]:
-        return self.times_of("start")
+        return [each.started for each in self.history if each.started is not None]
 
     @property
     def has_ended(self) -> bool:
         """Whether the job's own record has its end: success, or the reason against a restart."""
-        last = self.events[-1] if self.events else {}
-        return last.get("event") == "stop" or (
-            last.get("event") == "end" and last.get("status") == 0
-        )
+        last = self.history[-1]
+        return bool(last.stop) or last.status == 0
 
     @property
     def seconds(self) -> float:
         """Seconds from the first start to the last event."""
-        return self.events[-1]["time"] - self.starts[0] if self.starts else 0.0
+        last = self.history[-1].last
+        return last - self.starts[0] if self.starts and last is not None else 0.0
 
     @property
     def restarted(self) -> float | None:

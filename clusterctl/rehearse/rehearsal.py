@@ -35,7 +35,6 @@ from clusterctl.rehearse.verdict import (
     judge,
     not_survived,
 )
-from clusterctl.scheduler.attempts import last_attempt
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
@@ -353,7 +352,7 @@ class Rehearser:
         """Return in words why the job has not completed."""
         if observed.waits:
             return f"it was not started again: {observed.waits}"
-        if hang := last_attempt(observed.events).hang:
+        if hang := observed.history[-1].hang:
             return hang.summary
         diagnosis = diagnosis_of(self.session, [self._info(observed)])
         return diagnosis.summary if diagnosis else "it made no progress"
@@ -390,7 +389,7 @@ def _ignores_signal(observed: Observation) -> bool:
     """Return whether the job has not ended in time after the signal that announces its time
     limit.
     """
-    if observed.fault_at is None or observed.times_of("end")[len(observed.starts) - 1 :]:
+    if observed.fault_at is None or observed.history[-1].end:
         return False
     grace_s = _GRACE_S + 2 * (observed.save_s or 0.0)
     return observed.restarted is None and time.time() > observed.fault_at + grace_s

@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any, Final
 
 from clusterctl.rehearse.observation import Observation
-from clusterctl.scheduler.attempts import last_attempt
 
 
 class Fault(StrEnum):
@@ -203,9 +202,9 @@ def hangs_too_often(fault: Fault, observed: Observation) -> bool:
     """Return whether a hang ended the job after the fault. A frozen rank is itself a hang, but only
     once.
     """
-    hangs = [event for event in observed.events if event.get("event") == "hang"]
+    hangs = [hang for attempt in observed.history for hang in attempt.hangs]
     # A hang may be reported before it ends the job.
-    ended = [event["time"] for event in hangs if event.get("action") != "warn"]
+    ended = [hang.noticed for hang in hangs if hang.ended_job]
     after = [at for at in ended if observed.fault_at and at > observed.fault_at]
     return len(after) > (fault is Fault.RANK_FROZEN)
 
@@ -222,7 +221,7 @@ def _verdict(
         return Verdict.LOST, None, ""
     if observed.state != "COMPLETED":
         hangs = hangs_too_often(fault, observed) or (
-            observed.state == "" and not last_attempt(observed.events).stop
+            observed.state == "" and not observed.history[-1].stop
         )
         return (Verdict.HANGS if hangs else Verdict.LOST), None, ""
     if left := _work_left(undisturbed, observed):
@@ -298,7 +297,7 @@ def _missing(
     lines = [line] if line else []
     if line == "continues" and not undisturbed.writes:
         lines = ["saves", *lines]
-    saved = any(event.get("reason") == "saved" for event in observed.events)
+    saved = any(attempt.reason == "saved" for attempt in observed.history)
     if fault is Fault.TIME_LIMIT and not saved and verdict is not Verdict.TOO_LATE:
         lines.append("saves-on-signal")
     if verdict in {Verdict.SURVIVES, Verdict.UNKNOWN} and not undisturbed.steps:

@@ -24,8 +24,8 @@ from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
 from clusterctl.runs.packed import packed_tasks
 from clusterctl.runs.series import (
     config_of_task,
-    events_in,
     gpu_energy_j,
+    history_in,
     restarts_in,
     sample_times,
     summarize,
@@ -136,13 +136,13 @@ class Recorder:
     def _task(self, job: JobInfo, tree: Path) -> TaskRecord:
         """Return the record of a job or of an array's task, with its attempts and restarts."""
         folder = tree / f"task-{job.task}" if job.task is not None else tree
-        events = events_in(folder)
-        job = with_recorded_exit(job, events)
+        history = history_in(folder)
+        job = with_recorded_exit(job, history)
         # The accounting also has the end of an attempt that was killed.
-        job = with_all_attempts(job, events, () if job.attempts else sample_times(folder, events))
+        job = with_all_attempts(job, history, () if job.attempts else sample_times(folder, history))
         nodes = job.nodes or (job.attempts[-1].nodes if job.attempts else ())
         task = TaskRecord.model_validate(replace(job, nodes=nodes), from_attributes=True)
-        restarts = tuple(restart.as_dict() for restart in restarts_in(folder, task.attempts))
+        restarts = tuple(attempt.as_dict() for attempt in restarts_in(folder, task.attempts))
         joules = gpu_energy_j(folder, task.attempts)
         return task.model_copy(update={"interruptions": restarts, "gpu_energy_j": joules})
 

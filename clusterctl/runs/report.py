@@ -60,7 +60,7 @@ from clusterctl.runs.page import (
 from clusterctl.runs.resources import Resources, resources_of
 from clusterctl.runs.results import results_section, size_charts
 from clusterctl.runs.scaling import scaling_report
-from clusterctl.runs.series import alarms_in, hangs_in, restarts_in, result_lines
+from clusterctl.runs.series import history_in, restarts_in, result_lines
 from clusterctl.runs.tables import (
     configuration_section,
     difference_sections,
@@ -69,9 +69,9 @@ from clusterctl.runs.tables import (
 )
 from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
 from clusterctl.runs.time_use import Use, total_time_use
-from clusterctl.scheduler.attempts import Restart
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.scheduler.case import fix_with_log
+from clusterctl.scheduler.history import Attempt
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
 from clusterctl.spec.units import format_duration
@@ -140,9 +140,13 @@ def _run_report(row: Row) -> Report:
     ranks = _rank_section(facts)
     resources = resources_of(row)
     restarts = restarts_in(row.folder, row.record.attempts)
+    history = history_in(row.folder)
     hangs, alarms = (
         [f"{datetime.fromtimestamp(each.since, UTC):%H:%M:%S} UTC: {each}" for each in times]
-        for times in (hangs_in(row.folder), alarms_in(row.folder))
+        for times in (
+            [hang for attempt in history for hang in attempt.hangs],
+            [alarm for attempt in history for alarm in attempt.all_alarms],
+        )
     )
     sections = [
         _log_section(row),
@@ -154,7 +158,7 @@ def _run_report(row: Row) -> Report:
         # The verdict has the last restart, the last hang and the last alarm.
         Section(
             "Restarts",
-            [restart.in_utc for restart in restarts[-MOST_LINES:]] if restarts[1:] else (),
+            [attempt.in_utc for attempt in restarts[-MOST_LINES:]] if restarts[1:] else (),
         ),
         Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
         Section("Alarms", alarms[-MOST_LINES:] if alarms[1:] else ()),
@@ -235,9 +239,9 @@ def _log_section(row: Row) -> Section:
     return Section("From the log", log=() if is_told else lines)
 
 
-def _restart_lines(restarts: Sequence[Restart]) -> Iterator[str]:
+def _restart_lines(restarts: Sequence[Attempt]) -> Iterator[str]:
     if restarts:
-        counts = [restart.steps_lost for restart in restarts if restart.steps_lost is not None]
+        counts = [attempt.steps_lost for attempt in restarts if attempt.steps_lost is not None]
         lost = f" with {sum(counts)} steps lost" if len(counts) == len(restarts) else ""
         total = f"restarted {len(restarts)} times{lost}; the last: " if len(restarts) > 1 else ""
         yield f"{total}{restarts[-1].in_utc}"

@@ -32,10 +32,9 @@ from clusterctl.runs.find import (
 )
 from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
-from clusterctl.runs.series import events_in
+from clusterctl.runs.series import history_in
 from clusterctl.runs.spread import Spread
 from clusterctl.runs.telemetry import FIGURES, node_use
-from clusterctl.scheduler.attempts import program_seconds
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.metrics import Goal, Target, goal_of, is_time_of_all_work
@@ -644,8 +643,10 @@ def _seconds(row: Row, metrics: ProgramMetrics) -> tuple[float | None, str]:
         return metrics.seconds, "the program measured its own time"
     if "iteration_ms" in row.metrics:
         return None, ""
-    if seconds := program_seconds(events_in(row.folder)):
-        return seconds, "the job recorded when its program started and ended"
+    spans = [(each.started or 0.0, each.ended) for each in history_in(row.folder) if each.start]
+    seconds = [ended - started for started, ended in spans if ended is not None]
+    if seconds and len(seconds) == len(spans):
+        return sum(seconds), "the job recorded when its program started and ended"
     return finite(row.value("elapsed")), "the scheduler has the job's time in whole seconds"
 
 
@@ -655,8 +656,8 @@ def _seconds_to(row: Row, target: Target, metrics: ProgramMetrics) -> tuple[floa
 
     The time between the attempts of a restarted job does not count.
     """
-    starts = (event["time"] for event in events_in(row.folder) if event.get("event") == "start")
-    start = next(starts, row.record.start_time)
+    started = history_in(row.folder)[0].started
+    start = row.record.start_time if started is None else started
     is_recorded = False
     for block in MetricFiles(row.folder).blocks():
         if (column := block.columns.get(target.metric)) is None:

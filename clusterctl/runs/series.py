@@ -31,19 +31,8 @@ from clusterctl.runs.metric_files import (
     json_lines,
 )
 from clusterctl.runs.spread import mean_of
-from clusterctl.scheduler.attempts import (
-    EVENTS_FILE,
-    Alarm,
-    Attempt,
-    Event,
-    Hang,
-    Restart,
-    alarms_of,
-    events_of,
-    hangs_of,
-    nodes_of,
-    restarts_of,
-)
+from clusterctl.scheduler.history import EVENTS_FILE, Attempt, attempts_of, nodes_of
+from clusterctl.scheduler.records import restarts_of
 from clusterctl.scheduler.remote_logs import END, end_of
 from clusterctl.spec.sweep import Form, configured_name
 from clusterctl.state.run_record import AttemptRecord, Metric, Value
@@ -66,24 +55,14 @@ GPU_AT_WORK: Final = 1.0
 _MAX_RESULTS: Final = 1 << 16
 
 
-def events_in(folder: Path) -> tuple[Event, ...]:
-    """Return the events of the job or array task with this folder of a collected run."""
-    return events_of(end_of(str(folder), EVENTS_FILE, END))
+def history_in(folder: Path) -> tuple[Attempt, ...]:
+    """Return the attempts of the job or array task with this folder of a collected run."""
+    return attempts_of(end_of(str(folder), EVENTS_FILE, END))
 
 
-def alarms_in(folder: Path) -> tuple[Alarm, ...]:
-    """Return the alarms of the job or array task with this folder of a collected run."""
-    return alarms_of(events_in(folder))
-
-
-def hangs_in(folder: Path) -> tuple[Hang, ...]:
-    """Return the hangs of the job or array task with this folder of a collected run."""
-    return hangs_of(events_in(folder))
-
-
-def sample_times(folder: Path, events: Sequence[Event]) -> list[float]:
-    """Return the times of the telemetry of the nodes on which a job or task was, by its events."""
-    return [sample["time"] for node in nodes_of(events) for sample in samples_of(folder, node)]
+def sample_times(folder: Path, history: Sequence[Attempt]) -> list[float]:
+    """Return the times of the telemetry of the nodes on which a job or task was."""
+    return [sample["time"] for node in nodes_of(history) for sample in samples_of(folder, node)]
 
 
 def samples_of(folder: Path, node: str) -> Iterator[dict[str, Any]]:
@@ -173,19 +152,17 @@ def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | Non
     return sum(joules) if joules else None
 
 
-def restarts_in(folder: Path, attempts: Sequence[AttemptRecord]) -> tuple[Restart, ...]:
-    """Return the restarts of the job or array task with this folder of a collected run, and its
-    attempts.
+def restarts_in(folder: Path, accounted: Sequence[AttemptRecord]) -> tuple[Attempt, ...]:
+    """Return the attempts after which a job or array task was restarted.
+
+    folder: of a collected run. accounted: its attempts in run.json.
     """
-    events = events_in(folder)
-    known = [
-        Attempt(start_time=each.start_time, nodes=each.nodes, state=each.state) for each in attempts
-    ]
+    history = history_in(folder)
     # Most jobs have no restart, and their metrics need not be read.
-    if not (restarts := restarts_of(events, attempts=known)):
+    if not (restarts := restarts_of(history, accounted)):
         return ()
-    moments = sorted({restart.started for restart in restarts})
-    return restarts_of(events, _steps_around(folder, moments), known)
+    moments = sorted({attempt.again for attempt in restarts})
+    return restarts_of(history, accounted, _steps_around(folder, moments))
 
 
 def _steps_around(folder: Path, moments: Sequence[float]) -> list[tuple[float, int]]:

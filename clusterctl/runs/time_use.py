@@ -22,13 +22,13 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.series import (
     GPU_AT_WORK,
-    events_in,
     gpu_busy,
     gpus_of,
+    history_in,
     sample_times,
     samples_with_cores,
 )
-from clusterctl.scheduler.attempts import SKEW_S, Hang, Trace, hangs_of, traces_of
+from clusterctl.scheduler.history import SKEW_S, Attempt, Event, Hang
 from clusterctl.scheduler.limits import GPU, amounts_of
 from clusterctl.state.run_record import AttemptRecord, RunRecord, TaskRecord
 from clusterctl.util.numbers import finite
@@ -105,11 +105,11 @@ class _Lost(NamedTuple):
 class Evidence:
     """What the folder of a job or array task shows of its time.
 
-    staged, hangs, idle: times in order, in Unix seconds. samples: times of telemetry, if the end of a
-        program was not recorded.
+    history: the attempts that recorded their start. staged, hangs, idle: times in order, in Unix
+        seconds. samples: times of telemetry, if the end of a program was not recorded.
     """
 
-    traces: Sequence[Trace] = ()
+    history: Sequence[Attempt] = ()
     samples: Sequence[float] = ()
     staged: Sequence[_Span] = ()
     hangs: Sequence[_Span] = ()
@@ -121,14 +121,13 @@ class Evidence:
     def of(cls, folder: Path, nodes: Sequence[str], gpus: float = 0) -> Evidence:
         """Read a folder. nodes: of the job. gpus: that it had on each node."""
         records, lost = _records_in(folder)
-        events = events_in(folder)
-        traces = traces_of(events)
-        is_open = any(trace.ended is None for trace in traces)
+        history = [attempt for attempt in history_in(folder) if attempt.start]
+        is_open = any(attempt.ended is None for attempt in history)
         return cls(
-            traces=traces,
-            samples=sample_times(folder, events) if is_open else (),
-            staged=_merged(_staged_times(events)),
-            hangs=_hang_times(hangs_of(events), records),
+            history=history,
+            samples=sample_times(folder, history) if is_open else (),
+            staged=_merged(_staged_times(each for part in history for each in part.events)),
+            hangs=_hang_times((hang for part in history for hang in part.hangs), records),
             idle=_idle_times(folder, nodes, gpus),
             records=records,
             lost=lost,
@@ -181,8 +180,9 @@ def find_time_use(run: RunRecord, task: TaskRecord, folder: Path) -> dict[str, f
     evidence = Evidence.of(folder, nodes, gpus)
     if is_packed:
         # A packed task has no events of its own. Its only attempt is its program.
-        program = Trace(started=attempts[0].start_time, ended=end, last=end, reached=0)
-        evidence = replace(evidence, traces=[program])
+        start: Event = {"event": "start", "time": attempts[0].start_time}
+        program = Attempt(start, [{"event": "end", "time": end}])
+        evidence = replace(evidence, history=[program])
     return divide(begin, attempts, end, evidence)
 
 
@@ -194,12 +194,12 @@ def divide(
     reached = 0.0
     starts = [*(float(attempt.start_time) for attempt in attempts), math.inf]
     traces = [
-        next((each for each in evidence.traces if a - SKEW_S <= each.started < b - SKEW_S), None)
+        next((each for each in evidence.history if a <= (each.started or 0) + SKEW_S < b), None)
         for a, b in pairwise(starts)
     ]
     # Records have the clock of the job's events.
     firsts = [
-        start - SKEW_S if trace is None else trace.started
+        start - SKEW_S if trace is None else trace.started or 0.0
         for start, trace in zip(starts, [*traces, None], strict=True)
     ]
     for number, (attempt, trace) in enumerate(zip(attempts, traces, strict=True)):
@@ -282,7 +282,7 @@ class _Attempt:
 
     begin: float
     end: float
-    trace: Trace | None
+    trace: Attempt | None
     records: Sequence[_Record]
     lost: Sequence[_Lost]
     sampled: float
@@ -294,7 +294,7 @@ class _Attempt:
         """Add this attempt to the line. reached: the last step of earlier attempts. Return its
         own.
         """
-        last = float(self.trace.reached if self.trace else 0)
+        last = float(self.trace.progress[1] if self.trace else 0)
         parts: list[_Record | _Lost] = [*self.records, *self.lost]
         # Of two records at the same time, the one that the program wrote first comes first.
         parts.sort(key=lambda part: part.end if isinstance(part, _Lost) else part.time)
@@ -317,7 +317,8 @@ class _Attempt:
     def _start(self, line: _Line, parts: Sequence[_Record | _Lost]) -> None:
         """Add the time until the first step or, if that is unknown, until its record."""
         first = parts[0]
-        program = self.trace.started if self.trace else self.begin
+        started = self.trace.started if self.trace else None
+        program = self.begin if started is None else started
         if isinstance(first, _Lost):
             begin: float | None = first.begin
         elif first.seconds is not None:
@@ -364,8 +365,8 @@ class _Attempt:
         trace = self.trace
         is_final = any(record.kind == "result" for record in self.records)
         if trace is not None:
-            line.add(min(trace.started, self.end), Use.START_UP)
-            ended = max(trace.last, self.sampled) if trace.ended is None else trace.ended
+            line.add(min(trace.started or self.begin, self.end), Use.START_UP)
+            ended = max(trace.last or 0.0, self.sampled) if trace.ended is None else trace.ended
             line.add(min(ended, self.end), Use.EXIT if is_final else Use.RUNNING)
         is_over = is_final or (trace is not None and trace.ended is not None)
         line.add(self.end, Use.EXIT if is_over else Use.UNKNOWN)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum, IntEnum, StrEnum
 from functools import lru_cache
@@ -26,7 +26,7 @@ from clusterctl.errors import (
     TransportError,
     UsageError,
 )
-from clusterctl.scheduler.attempts import Alarm, Attempt, Hang
+from clusterctl.scheduler.history import LOST, Alarm, Hang
 from clusterctl.scheduler.slurm_values import (
     as_exit_code,
     as_known_number,
@@ -37,6 +37,7 @@ from clusterctl.scheduler.slurm_values import (
     as_text,
     expand_nodes,
 )
+from clusterctl.state.run_record import AttemptRecord
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -392,7 +393,7 @@ class JobInfo:
         None
     )
     prefix: Annotated[str, JobField(derived=True, json=False)] = ""
-    attempts: Annotated[tuple[Attempt, ...], JobField(derived=True)] = ()
+    attempts: Annotated[tuple[AttemptRecord, ...], JobField(derived=True)] = ()
     hang: Annotated[Hang | None, JobField(derived=True, row="hang", section=Section.TIME)] = None
     alarms: Annotated[
         tuple[Alarm, ...], JobField(derived=True, row="alarms", section=Section.TIME)
@@ -409,7 +410,7 @@ class JobInfo:
             for name, declared in shown.items()
             if declared.utc
         }
-        values = {name: _plain(getattr(self, name)) for name in shown}
+        values = {name: plain(getattr(self, name)) for name in shown}
         slurms = {
             declared.key or name: values[name]
             for name, declared in shown.items()
@@ -437,11 +438,11 @@ class JobInfo:
         """Seconds of all known attempts, until now by the local clock if the job runs. None: no
         start yet.
         """
-        own = (
-            [Attempt(start_time=self.start_time, end_time=self.end_time)] if self.start_time else []
-        )
-        attempts = self.attempts or own
-        return sum(attempt.seconds for attempt in attempts) if attempts else None
+        attempts = self.attempts
+        if not attempts and self.start_time:
+            attempts = (AttemptRecord(start_time=self.start_time, end_time=self.end_time),)
+        now = int(time.time())
+        return sum(attempt.seconds_until(now) for attempt in attempts) if attempts else None
 
     @property
     def first_start(self) -> int | None:
@@ -525,14 +526,16 @@ def _declaration(hint: object) -> JobField | None:
 JOB_FIELDS: Final = _job_fields()
 
 
-def _plain(value: object) -> object:
-    """Return a value of a job as JSON has it."""
+def plain(value: object) -> object:
+    """Return a value of a job, or of what it does, as JSON has it."""
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, (Alarm, Hang)):
+        return value.as_dict()
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {key: _plain(each) for key, each in asdict(value).items()}
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     return value
 
 
@@ -596,7 +599,7 @@ class NodeInfo:
     @property
     def is_lost(self) -> bool:
         """Whether the node does not answer, or is down, so that Slurm ends its jobs."""
-        return self.state == "DOWN" or "NOT_RESPONDING" in self.flags
+        return not LOST.isdisjoint({self.state, *self.flags})
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from clusterctl.scheduler.advice import OWN, Advice
-from clusterctl.scheduler.attempts import LastAttempt
 from clusterctl.scheduler.base import JobInfo, NodeInfo, StepInfo
 from clusterctl.scheduler.failed_rank import (
-    LOST_SERVER,
     Failed,
     failed_by_itself,
     first_failed,
@@ -26,6 +24,7 @@ from clusterctl.scheduler.failed_rank import (
     nodes_lost_by,
     with_reported_signal,
 )
+from clusterctl.scheduler.history import LOST_SERVER, Attempt
 from clusterctl.scheduler.program_error import (
     End,
     ProgramError,
@@ -127,7 +126,7 @@ class Evidence:
     ranks: Mapping[int, str] | None = None
     ends: Mapping[int, str] = field(default_factory=dict)
     tasks_per_node: int | None = None
-    attempt: LastAttempt = field(default_factory=LastAttempt)
+    attempt: Attempt = field(default_factory=Attempt)
     lost: Mapping[str, str] = field(default_factory=dict)
     unfit: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[StepInfo, ...] = ()

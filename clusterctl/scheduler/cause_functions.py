@@ -12,6 +12,8 @@ from typing import Final
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.case import Case, Explanation
 from clusterctl.scheduler.failed_rank import Failed, signal_name
+from clusterctl.scheduler.history import is_notice
+from clusterctl.scheduler.history import left_mpi as rank_that_left_mpi
 from clusterctl.scheduler.program_error import compiled, search
 
 # --- Input ---------------------------------------------------------------------------------------
@@ -143,29 +145,16 @@ def mpi_without_pmix(case: Case) -> Explanation | None:
     )
 
 
-# Slurm's PMIx plugin lost the connection to a rank that had not called MPI_Finalize, and ends the
-# step.
-_LOST_RANK: Final = (
-    r"^slurmstepd\S*: error: .*mpi/pmix.*Error handler invoked: .*source = "
-    r"\[\S+:(?P<rank>\d{1,9})\]"
-)
-_TASKS = r"\d{1,9}(?:-\d{1,9})?"
-_FAILED_TASKS: Final = rf"^srun: error: \S+: tasks? (?P<tasks>{_TASKS}(?:,{_TASKS})*): "
-
-
 def left_mpi(case: Case) -> Explanation | None:
     """A rank ended with exit code 0 while the others waited for it in MPI, and Slurm killed them.
 
     Evidence: Slurm's PMIx lost this rank first, and there is neither a record nor a message of its
         failure.
     """
-    lost = compiled(_LOST_RANK).search(case.raw)
+    lost = rank_that_left_mpi(case.raw, case.evidence.ends)
     if lost is None or case.error.tracebacks or case.failed.signal not in {"SIGKILL", "SIGTERM"}:
         return None
-    rank = int(lost["rank"])
-    failed = [match["tasks"] for match in compiled(_FAILED_TASKS).finditer(case.raw)]
-    if rank in case.evidence.ends or not failed or any(_is_in(rank, tasks) for tasks in failed):
-        return None
+    rank, _ = lost
     return Explanation(
         "left-mpi",
         f"rank {rank} ended with exit code 0 before MPI_Finalize, and Slurm then killed the "
@@ -174,12 +163,6 @@ def left_mpi(case: Case) -> Explanation | None:
         f"sys.exit, os._exit or an early return in rank {rank} (`clusterctl logs --rank {rank}`)",
         failed=Failed(rank=rank, host=case.job.nodes[0] if len(case.job.nodes) == 1 else ""),
     )
-
-
-def _is_in(number: int, ranges: str) -> bool:
-    """Return whether a number is in a list such as ``0-2,5``."""
-    limits = [part.partition("-") for part in ranges.split(",")]
-    return any(int(first) <= number <= int(last or first) for first, _, last in limits)
 
 
 # srun starts a program for which a step has no PATH.
@@ -276,15 +259,6 @@ def ended_by_alarm(case: Case) -> Explanation | None:
 
 
 # --- Time limits ---------------------------------------------------------------------------------
-# The signal before the time limit that the script asks for. Slurm may send it up to a minute early.
-_NOTICE: Final = (
-    r"^#SBATCH\s+(?:\S+\s+)*?--signal[=\s](?:[BR]+:)?(?:SIG)?(?P<name>[A-Z]\w*)"
-    r"(?:@(?P<lead>\d+))?(?:\s|$)"
-)
-_LEAD_S = 60
-_EARLY_S = 65
-
-
 def notice_not_handled(case: Case) -> Explanation | None:
     """The signal that announces the time limit ended the program.
 
@@ -295,13 +269,10 @@ def notice_not_handled(case: Case) -> Explanation | None:
     if not job.time_limit_s or job.last_start is None or job.end_time is None:
         return None
     left_s = job.time_limit_s - (job.end_time - job.last_start)
-    for asked in compiled(_NOTICE).finditer(case.evidence.script):
-        if signal == f"SIG{asked['name']}" and left_s <= int(asked["lead"] or _LEAD_S) + _EARLY_S:
-            return Explanation(
-                "notice-not-handled",
-                f"ended by {signal}{case.at}, with which Slurm announced the time limit "
-                "(#SBATCH --signal)",
-                f"handle {signal} in the program, as docs/restarts.md shows, or use a longer "
-                "--time",
-            )
-    return None
+    if not is_notice(case.evidence.script, signal, left_s):
+        return None
+    return Explanation(
+        "notice-not-handled",
+        f"ended by {signal}{case.at}, with which Slurm announced the time limit (#SBATCH --signal)",
+        f"handle {signal} in the program, as docs/restarts.md shows, or use a longer --time",
+    )

@@ -12,7 +12,6 @@ from typing import Any
 
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
-from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import (
     NO_LOG_SIGNAL,
@@ -30,6 +29,7 @@ from clusterctl.scheduler.diagnosis import (
     diagnose,
     diagnose_waiting,
 )
+from clusterctl.scheduler.history import attempts_of
 from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.local_files import LocalFiles
 from clusterctl.scheduler.program_error import LastError, error_at_end, is_shell
@@ -146,8 +146,8 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
     """Return the facts about a job. logs: the ends of the job's logs, as ``remote_logs`` returns
     them.
     """
-    events = events_of(logs.get("events") or "")
-    job = with_recorded_exit(job, events)
+    history = attempts_of(logs.get("events") or "")
+    job = with_recorded_exit(job, history)
     local_files, source, facts = _sent(session, job)
     request = facts.get("job") or {}
     steps, canceller = _accounted(session, job)
@@ -166,7 +166,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         ranks={int(rank): text for rank, text in (logs.get("ranks") or {}).items()},
         ends={int(rank): text for rank, text in (logs.get("ends") or {}).items()},
         tasks_per_node=request.get("tasks_per_node"),
-        attempt=last_attempt(events),
+        attempt=history[-1],
         lost=lost,
         unfit=unfit,
         steps=steps,

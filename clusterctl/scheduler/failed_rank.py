@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.history import (
+    ENDED_BY_ANOTHER,
+    FROM_SHELL,
+    LOST_PEER,
+    LOST_SERVER,
+    NO_SLURMSTEPD,
+    PEER_GONE,
+)
 
 _BY_LAUNCHER: Final = frozenset({"SIGTERM", "SIGKILL"})
-# Exit codes of ranks that Open MPI ends because they lost another rank, or slurmstepd.
-_LOST_PEER = 14
-LOST_SERVER = 195
-_FROM_SHELL = 128  # plus the signal
-# Exit codes of ranks that ended because of another rank: lost it, saved their work, or got SIGTERM.
-# The same as in payload/node/restarts.py.
-_BY_ANOTHER: Final = frozenset({_LOST_PEER, LOST_SERVER, 75, _FROM_SHELL + signal.SIGTERM})
 _NAMES: Final = {number.value: number.name for number in signal.Signals}
 _SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Signals}
 
@@ -43,7 +44,7 @@ class Failed:
     def in_a_shell(self) -> int | None:
         """The exit status that a shell has for this end."""
         number = signal.Signals[self.signal].value if self.signal else 0
-        return _FROM_SHELL + number if number else self.exit_code
+        return FROM_SHELL + number if number else self.exit_code
 
     def __str__(self) -> str:
         """Return ``rank 1 on demo-train-2``; "" if rank and host are unknown."""
@@ -61,7 +62,7 @@ _SRUN_ENDS: Final = re.compile(
 )
 # job.py then kills srun and all ranks.
 _SRUN_KILLED: Final = re.compile(
-    r"^clusterctl: srun waits for ranks that have no slurmstepd", re.MULTILINE
+    rf"^clusterctl: srun waits for ranks that have {NO_SLURMSTEPD}", re.MULTILINE
 )
 _STEP_ENDED: Final = re.compile(r"^srun: Terminating StepId=(?P<step>\S+)", re.MULTILINE)
 _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
@@ -76,10 +77,6 @@ _TORCHRUN: Final = re.compile(
     r"^Root Cause \(first observed failure\):\n\[\d+\]:\n +time +: (?P<time>\S+)\n +host +: (?P<host>\S+)\n"
     r" +rank +: (?P<rank>\d+) .*\n +exitcode +: (?P<code>-?\d+)",
     re.MULTILINE,
-)
-_PEER_GONE: Final = re.compile(
-    r"MPI communication peer process has unexpectedly disconnected|An error occurred in Socket "
-    r"closed"
 )
 # As bash, other shells, srun, Open MPI, Python's faulthandler, torchrun and Python write it.
 _REPORTED: Final = (
@@ -120,11 +117,11 @@ def first_failed(
     rank_log = None if failed.rank is None else ranks.get(failed.rank, "")
     # Open MPI does not always report that a rank lost its peer, but the rank then has this exit
     # code.
-    has_lost_peer = failed.exit_code == _LOST_PEER or (
-        rank_log is not None and _PEER_GONE.search(rank_log)
+    has_lost_peer = failed.exit_code == LOST_PEER or (
+        rank_log is not None and PEER_GONE.search(rank_log)
     )
     by_another = rank_log is None or failed.signal in _BY_LAUNCHER or has_lost_peer
-    if by_another and (_PEER_GONE.search(log) or _SRUN_ENDS.search(log)):
+    if by_another and (PEER_GONE.search(log) or _SRUN_ENDS.search(log)):
         failed = _first_recorded(ranks, ends, log) or _signalled_rank(ranks) or failed
     if failed.rank is not None and not failed.host:
         failed = replace(failed, host=host_of(failed.rank, job, tasks_per_node))
@@ -162,7 +159,7 @@ def failed_by_itself(failed: Failed, log: str, ends: Mapping[int, str]) -> Faile
     by_another = _BY_LAUNCHER if _SRUN_KILLED.search(log) else ("SIGTERM",)
     is_own = (
         end is not None
-        and end.exit_code not in (_LOST_PEER, LOST_SERVER)
+        and end.exit_code not in (LOST_PEER, LOST_SERVER)
         and end.signal not in by_another
     )
     return end if is_own else None
@@ -183,9 +180,9 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str)
             continue
         with suppress(ValueError):  # invalid record
             when, code, host = record.split()
-            if not _PEER_GONE.search(ranks.get(rank, "")):
+            if not PEER_GONE.search(ranks.get(rank, "")):
                 end = _ended(int(code), rank=rank, host=host)
-                order = 2 if end.in_a_shell in _BY_ANOTHER else 0
+                order = 2 if end.in_a_shell in ENDED_BY_ANOTHER else 0
                 candidates.append((order, float(when), rank, end))
     return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
 
@@ -231,7 +228,7 @@ def signal_of(code: int) -> int:
     """Return the number of the signal that an exit code means: N for 128 + N (shell) and -N
     (Python). 0: it means no signal.
     """
-    number = -code if code < 0 else code - _FROM_SHELL
+    number = -code if code < 0 else code - FROM_SHELL
     return number if number in _NAMES else 0
 
 

@@ -8,6 +8,7 @@ record.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,15 +17,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
-from clusterctl.scheduler.attempts import (
-    SKEW_S,
-    Attempt,
-    Ending,
-    Event,
-    ending_of,
-    events_of,
-    recorded_attempts,
-)
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -33,8 +25,10 @@ from clusterctl.scheduler.base import (
     comment_of,
     worst_job,
 )
+from clusterctl.scheduler.history import SKEW_S, Attempt, Event, attempts_of, events_of
 from clusterctl.scheduler.parts import fold_tasks, tasks_of
 from clusterctl.state.ledger import Change, JobEntry, Ledger
+from clusterctl.state.run_record import AttemptRecord
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.progress import Clock
 from clusterctl.util.terminal import plain_line
@@ -49,6 +43,8 @@ _LONGEST_ERROR: Final = 2000
 DELAY_S: Final = 60.0
 # Shells exit so with the number of the signal that ended their command.
 _BY_SIGNAL: Final = 128
+# So long after its start in Slurm, an attempt has recorded its start.
+_LAUNCH_S: Final = 15
 _Record = Mapping[str, Any]
 
 
@@ -131,7 +127,7 @@ def with_accounted(job: JobInfo, accounted: Iterable[JobInfo]) -> JobInfo:
 
 
 def with_all_attempts(
-    job: JobInfo, events: Sequence[Event], times: Iterable[float] = ()
+    job: JobInfo, history: Sequence[Attempt], times: Iterable[float] = ()
 ) -> JobInfo:
     """Return the job with all its attempts, and the start of the first.
 
@@ -139,16 +135,16 @@ def with_all_attempts(
     person requeues a job that has ended, the accounting ends the attempt only then, so the recorded
     end counts.
 
-    times: see ``recorded_attempts``.
+    history: of the job, by its own record.
+    times: see ``_recorded_attempts``.
     """
-    recorded = [*recorded_attempts(events, sorted(times))]
-    attempts = [_until_recorded_end(attempt, recorded) for attempt in job.attempts]
-    attempts = attempts or [attempt for attempt, _ in recorded]
+    attempts = [_until_recorded_end(attempt, history) for attempt in job.attempts]
+    attempts = attempts or [*_recorded_attempts(history, sorted(times))]
     start = job.last_start
     if start is not None and job.nodes:
         if not attempts or (attempts[-1].end_time or start) < start - SKEW_S:
             # The last attempt may have been killed before the job could record its start.
-            attempts.append(Attempt(start_time=start, nodes=job.nodes))
+            attempts.append(AttemptRecord(start_time=start, nodes=job.nodes))
         attempts[-1] = replace(attempts[-1], end_time=job.end_time)
     # The accounting may have missed the end of an attempt.
     attempts[:-1] = [
@@ -159,15 +155,15 @@ def with_all_attempts(
     return replace(job, attempts=tuple(attempts), start_time=first)
 
 
-def with_recorded_exit(job: JobInfo, events: Sequence[Event]) -> JobInfo:
+def with_recorded_exit(job: JobInfo, history: Sequence[Attempt]) -> JobInfo:
     """Return the job with the exit code that its own record has, if sacct shows only a part of it.
 
     sacct subtracts 128 from exit codes from 128 on (src/sacct/print.c of Slurm): a shell's 139, for
     a segmentation fault, becomes 11.
     """
-    if not may_lack_128(job) or not events:
+    if not may_lack_128(job) or not history:
         return job
-    recorded = ending_of(events).exit_code or 0
+    recorded = history[-1].exit_code or 0
     return replace(job, exit_code=recorded) if recorded - _BY_SIGNAL == job.exit_code else job
 
 
@@ -179,16 +175,79 @@ def may_lack_128(job: JobInfo) -> bool:
     return is_of_sacct and is_short and job.state is JobState.FAILED and not job.signal
 
 
-def _until_recorded_end(attempt: Attempt, recorded: Sequence[tuple[Attempt, bool]]) -> Attempt:
+def _recorded_attempts(
+    history: Sequence[Attempt], times: Sequence[float]
+) -> Iterator[AttemptRecord]:
+    """Yield each attempt in a job's own record.
+
+    times: in order, at which the job was running, such as those of telemetry. An attempt without a
+        recorded end was killed, and ended after the last of these times.
+    """
+    for attempt in history:
+        if attempt.started is None:
+            continue
+        last = attempt.ended or attempt.last or attempt.started
+        if not attempt.end:
+            before = attempt.again if attempt.following else math.inf
+            last = max([last, *[time for time in times if attempt.started < time < before][-1:]])
+        yield AttemptRecord(
+            start_time=int(attempt.started), end_time=math.ceil(last), nodes=attempt.nodes
+        )
+
+
+def _until_recorded_end(attempt: AttemptRecord, history: Sequence[Attempt]) -> AttemptRecord:
     """Return an attempt of the accounting with the end that the job recorded, if that was
     earlier.
     """
     end = attempt.end_time
     if end is None:
         return attempt
-    own = [each for each in recorded if attempt.start_time - SKEW_S <= each[0].start_time < end]
-    recorded_end, is_recorded = (own[-1][0].end_time or end, own[-1][1]) if own else (end, False)
-    return replace(attempt, end_time=min(end, recorded_end)) if is_recorded else attempt
+    starts = [each for each in history if each.started is not None]
+    own = [each for each in starts if attempt.start_time - SKEW_S <= int(each.started or 0) < end]
+    ended = own[-1].ended if own else None
+    return attempt if ended is None else replace(attempt, end_time=min(end, math.ceil(ended)))
+
+
+def restarts_of(
+    history: Sequence[Attempt],
+    accounted: Iterable[AttemptRecord] = (),
+    steps: Iterable[tuple[float, int]] = (),
+) -> tuple[Attempt, ...]:
+    """Return the attempts of a job after which it was restarted.
+
+    accounted: the attempts that Slurm knows. One that was killed may not have recorded its start or
+        its end.
+    steps: time and step of each record of metrics that the program wrote.
+    """
+    known = {attempt.start_time: attempt for attempt in accounted}
+    if missing := [*_unrecorded_starts(history, known)]:
+        events = [event for each in history for event in (each.start, *each.events) if event]
+        history = attempts_of(sorted([*events, *missing], key=lambda event: event["time"]))
+    in_order = sorted(steps)
+    return tuple(
+        attempt._replace(slurm_state=_state_of(attempt, known), steps=in_order)
+        for attempt in history[:-1]
+    )
+
+
+def _unrecorded_starts(
+    history: Sequence[Attempt], accounted: Mapping[int, AttemptRecord]
+) -> Iterator[Event]:
+    recorded = [attempt.started for attempt in history if attempt.started is not None]
+    # If no start is missing, the clocks of hosts may differ by any time.
+    for start, following in (
+        pairwise([*sorted(accounted), math.inf]) if len(recorded) < len(accounted) else ()
+    ):
+        if not any(start - SKEW_S <= time < following - SKEW_S for time in recorded):
+            nodes = [*accounted[int(start)].nodes]
+            yield {"event": "start", "time": float(start), "nodes": nodes, "unrecorded": True}
+
+
+def _state_of(attempt: Attempt, accounted: Mapping[int, AttemptRecord]) -> str:
+    """Return Slurm's state of an attempt. "": unknown."""
+    started = attempt.started or 0
+    near = [each for at, each in accounted.items() if abs(at - started) <= _LAUNCH_S]
+    return near[0].state if len(near) == 1 else ""
 
 
 def recorded_job(transport: Transport, ledger: Ledger, token: str) -> JobInfo | None:
@@ -228,8 +287,7 @@ def await_ends(transport: Transport, clock: Clock, jobs: Sequence[JobInfo]) -> N
             (record,) = _read(transport, [ended[0].work_dir])
         except AccountingAwayError:
             return
-        endings = (_ending(record, name) for name in names)
-        if record is None or all(ending is not None and ending.is_recorded for ending in endings):
+        if record is None or all(_has_ended(record, name) for name in names):
             return
 
 
@@ -277,55 +335,64 @@ def _jobs_of(entry: JobEntry, record: _Record | None, ledger: Ledger) -> Iterato
         *(int(name) for name in record if name.isdecimal()),
     }
     for task in sorted(tasks) or (None,):
-        ending = _ending(record, "" if task is None else str(task)) or ending_of(())
-        recorded = JobState(ending.state)
+        recorded = _recorded(job, record, "" if task is None else str(task))
         state = JobState.__members__.get(known.get(task, ""), JobState.UNKNOWN)
         # Slurm's own state is more precise, such as OUT_OF_MEMORY, unless the job was started again
         # since.
-        is_new = entry.state_at is None or (ending.started or 0.0) > entry.state_at
-        if state.outcome is Outcome.GOES_ON or (is_new and state.outcome is not recorded.outcome):
-            state = recorded
-        is_recorded = state.outcome is recorded.outcome
-        yield replace(
-            job,
-            task=task,
-            state=state,
-            reason=ending.reason if is_recorded else "",
-            exit_code=ending.exit_code if is_recorded else None,
-            signal=0 if is_recorded and ending.exit_code is not None else None,
-            nodes=ending.nodes,
-            partition=ending.partition,
-            restarts=ending.restarts,
-            start_time=_seconds(ending.started),
-            end_time=_seconds(ending.ended),
-        )
+        is_new = entry.state_at is None or (recorded.start_time or 0) > entry.state_at
+        if state.outcome is Outcome.GOES_ON or (
+            is_new and state.outcome is not recorded.state.outcome
+        ):
+            state = recorded.state
+        if state.outcome is not recorded.state.outcome:
+            recorded = replace(recorded, reason="", exit_code=None, signal=None)
+        yield replace(recorded, task=task, state=state)
 
 
-def _seconds(time: float | None) -> int | None:
-    return None if time is None else int(time)
-
-
-def _ending(record: _Record | None, name: str) -> Ending | None:
-    """Return how a job or task ended; None if it has not started."""
-    record = record or {}
-    whole = record.get("")
-    # If the folder can't be read, it is unknown whether the task has started.
-    unread = whole if isinstance(whole, dict) and whole.get("error") else None
-    task = record.get(name, unread)
-    if not isinstance(task, dict):
-        return None
-    written = task.get("written")
-    last = float(written) if isinstance(written, int | float) and 0 < written < 1 << 37 else None
+def _recorded(job: JobInfo, record: _Record, name: str) -> JobInfo:
+    """Return a job or task as its own record tells it."""
+    task = _task_record(record, name)
+    last = _seconds(task.get("written"))
     if error := task.get("error"):
         reason = f"{_UNREADABLE} ({plain_line(str(error))})"
-        return Ending(state=JobState.PURGED, reason=reason, started=last, ended=last)
-    events = events_of(str(task.get("events")))
-    if not events:
-        return Ending(state="FAILED", reason=_NO_START, is_recorded=False, started=last, ended=last)
-    ending = ending_of(events)
-    return (
-        ending if ending.is_recorded else replace(ending, ended=max(ending.ended or 0, last or 0))
+        return replace(job, state=JobState.PURGED, reason=reason, start_time=last, end_time=last)
+    attempt = attempts_of(str(task.get("events")))[-1]
+    if task and not (attempt.start or attempt.events):
+        return replace(job, state=JobState.FAILED, reason=_NO_START, start_time=last, end_time=last)
+    left = _seconds(attempt.left)
+    return replace(
+        job,
+        state=JobState(attempt.state),
+        reason=attempt.state_reason,
+        exit_code=attempt.exit_code,
+        signal=None if attempt.exit_code is None else 0,
+        nodes=attempt.nodes,
+        partition=attempt.partition,
+        restarts=attempt.number,
+        start_time=_seconds(attempt.started),
+        end_time=left if attempt.is_recorded else max(left or 0, last or 0),
     )
+
+
+def _has_ended(record: _Record, name: str) -> bool:
+    """Return whether a job or task has recorded its end, or its record can't be read."""
+    task = _task_record(record, name)
+    attempt = attempts_of(str(task.get("events")))[-1]
+    return bool(task.get("error") or ((attempt.start or attempt.events) and attempt.is_recorded))
+
+
+def _task_record(record: _Record, name: str) -> _Record:
+    """Return the record of a task; empty if the task has not started."""
+    whole = record.get("")
+    # If the folder can't be read, it is unknown whether the task has started.
+    unread = whole if isinstance(whole, dict) and whole.get("error") else {}
+    task = record.get(name, unread)
+    return task if isinstance(task, dict) else {}
+
+
+def _seconds(time: Any) -> int | None:
+    """Return a time in whole seconds; None if it is unknown."""
+    return int(time) if isinstance(time, int | float) and 0 < time < 1 << 37 else None
 
 
 def _tasks(script: bytes) -> Sequence[int]:

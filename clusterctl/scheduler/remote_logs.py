@@ -30,15 +30,13 @@ import sys
 from itertools import islice
 from typing import Any
 
+from clusterctl.scheduler.history import EVENTS_FILE, attempts_of, restart_in, this_attempt
 from clusterctl.transport.remote_open import open_file
 
 END = 1 << 16  # of a log
 # The limit for the logs of all ranks, or of all jobs, together.
 ALL_END = 1 << 20
 MOST_RANKS = 2048
-# A restarted job appends to its logs (payload/node/task.py).
-RESTARTED = re.compile(r"(?m)^clusterctl: restart ([0-9]{1,6}) of this job$")
-STARTED = re.compile(r'(?m)^\{.*"event": "start".*"restarts": ([0-9]{1,6})[,}]')
 STARTED_TASK = re.compile(r"(?:stdout|stderr)(?:-([0-9]{1,10}))?\.log")
 RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
 RANK_END = re.compile(r"([0-9]{1,6})\.end")
@@ -65,10 +63,9 @@ def of_attempt(text: str, restarts: int, most: int) -> str | None:
 
     most: number of bytes that were read. The start of a longer log is unknown.
     """
-    notes = list(RESTARTED.finditer(text))
-    if notes:
-        has_started = int(notes[-1][1]) >= restarts
-        return text[notes[-1].end() :] if has_started else None
+    noted = restart_in(text)
+    if noted is not None:
+        return this_attempt(text) if noted >= restarts else None
     # The note of the last restart may be in the part of the log that was not read.
     is_cut = len(text.encode()) >= most
     return text if restarts == 0 or is_cut else None
@@ -92,9 +89,8 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     """
     own = own_prefix(task)
     suffix = log_suffix(task)
-    events = end_of(folder, f"{own}job.events", END)
-    starts = STARTED.findall(events)
-    restarts = int(starts[-1]) if starts else 0
+    events = end_of(folder, f"{own}{EVENTS_FILE}", END)
+    restarts = attempts_of(events)[-1].number
     try:
         with os.scandir(os.path.join(folder, f"{own}rank-logs")) as entries:
             names = [entry.name for entry in islice(entries, 2 * MOST_RANKS)]
@@ -157,7 +153,7 @@ def record(folder: str, task: str) -> dict[str, Any]:
     """Return the record of a task. ``task``: "" if the job has no tasks."""
     own = own_prefix(task)
     suffix = log_suffix(task)
-    events_file = f"{own}job.events"
+    events_file = f"{own}{EVENTS_FILE}"
     written_files = (
         events_file,
         f"{own}heartbeat",
@@ -165,10 +161,9 @@ def record(folder: str, task: str) -> dict[str, Any]:
         f"stderr{suffix}.log",
     )
     events = end_of(folder, events_file, END)
-    starts = [match.start() for match in STARTED.finditer(events)]
-    last_start = starts[-1] if starts else 0
+    last = attempts_of(events)[-1]
     return {
-        "events": events[last_start:],
+        "events": "\n".join(json.dumps(event) for event in (last.start, *last.events) if event),
         "written": max(modified(folder, name) for name in written_files),
         "error": "" if events else reading_error(folder, events_file),
     }
@@ -199,4 +194,4 @@ def main(kind: str, *words: str) -> None:
         json.dump([records(folder) for folder in json.load(sys.stdin)], sys.stdout)
     else:
         most = ALL_END // max(16, len(words))
-        json.dump([end_of(folder, "job.events", most) for folder in words], sys.stdout)
+        json.dump([end_of(folder, EVENTS_FILE, most) for folder in words], sys.stdout)

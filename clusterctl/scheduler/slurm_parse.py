@@ -20,7 +20,6 @@ from typing import Any, Final, Generic, TypeVar
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.attempts import Attempt
 from clusterctl.scheduler.base import JOB_FIELDS, JobInfo, JobState, NodeInfo, StepInfo
 from clusterctl.scheduler.slurm_values import (
     as_known_number,
@@ -29,6 +28,7 @@ from clusterctl.scheduler.slurm_values import (
     expand_nodes,
     is_number,
 )
+from clusterctl.state.run_record import AttemptRecord
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
@@ -170,7 +170,7 @@ def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
             submit_time=own[job_id][0].submit_time,
             # A job that was cancelled in the queue may have a start time, but it has no nodes.
             attempts=tuple(
-                Attempt(
+                AttemptRecord(
                     start_time=each.start_time,
                     end_time=each.end_time,
                     nodes=each.nodes,

@@ -86,9 +86,10 @@ class ScalingRecord(TypedDict, total=False):
     time_to: str | None
 
 
-class AttemptRecord(_Stored):
-    """A time in which a job had its nodes: from a start to the next requeue or the end. Unix
-    seconds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """A time in which a job had its nodes, as Slurm knows it: from a start to the next requeue or
+    the end. Unix seconds.
 
     state: Slurm's state of an attempt that has ended, such as PREEMPTED. "": unknown.
     """
@@ -108,7 +109,11 @@ class AttemptRecord(_Stored):
     @property
     def seconds(self) -> int:
         """Duration; 0 if the attempt has not ended."""
-        return max(0, self.end_time - self.start_time) if self.end_time is not None else 0
+        return self.seconds_until(self.start_time)
+
+    def seconds_until(self, now: int) -> int:
+        """Return the duration; until ``now``, in Unix seconds, if the attempt has not ended."""
+        return max(0, (now if self.end_time is None else self.end_time) - self.start_time)
 
 
 class TaskRecord(_Stored):

@@ -57,11 +57,10 @@ from typing import Any
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from payload.node import build, messages, ports, processes, restarts, secret_values, task
+from payload.node import build, history, messages, ports, processes, restarts, secret_values, task
 from payload.node.claim import end_unless_first
 from payload.node.output import start_with_output
 from payload.node.requeue import (
-    DOWN,
     FILES_S,
     STEP,
     Events,
@@ -165,7 +164,7 @@ class Telemetry:
                     task.complain(problem)
                 return int(any(ends))
             if signal.SIGTERM in signal.sigpending():
-                return restarts.FROM_SHELL + signal.SIGTERM
+                return history.FROM_SHELL + signal.SIGTERM
             if self._has_ended() or any(map(TASK_ENDED.match, lines)):
                 task.complain("not all nodes were prepared; see telemetry.log")
                 return 1
@@ -245,9 +244,9 @@ class Program:
 
         is_last: whether the ranks were killed before. Return whether srun was killed.
         """
-        if restarts.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log"):
+        if history.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log"):
             is_last = True
-            task.complain(f"srun waits for ranks that have {restarts.NO_SLURMSTEPD}, and is killed")
+            task.complain(f"srun waits for ranks that have {history.NO_SLURMSTEPD}, and is killed")
         elif not is_last:
             task.complain("ranks do not end after the failure of another rank, and are killed")
         self._restart.record_signal(signal.SIGKILL)
@@ -302,7 +301,7 @@ def is_step_aborted() -> bool:
     """
     # srun's own messages in telemetry.log are about telemetry.
     is_aborted = restarts.is_aborted(restarts.end_of_file(own_log()))
-    return is_aborted or restarts.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log")
+    return is_aborted or history.NO_SLURMSTEPD in restarts.end_of_file("telemetry.log")
 
 
 def has_lost_node(program: Sequence[str], nodes: Sequence[str], *, is_told: bool) -> bool:
@@ -313,7 +312,7 @@ def has_lost_node(program: Sequence[str], nodes: Sequence[str], *, is_told: bool
     if restarts.has_lost_daemon(restarts.end_of_file(own_log())):
         return True
     return restarts.launcher_of(program) == "mpirun" and (
-        is_told or bool(lost_nodes(nodes or own_nodes(), DOWN))
+        is_told or bool(lost_nodes(nodes or own_nodes(), history.DOWN))
     )
 
 
@@ -382,7 +381,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     # Of ranks, the launcher's messages tell it.
     how = {} if running.launcher else {"how": ending_of(code)}
     events.add("end", status=status, **how)
-    is_failure = "requeue" in options and status not in (0, restarts.SAVED)
+    is_failure = "requeue" in options and status not in (0, history.SAVED)
     telemetry.end(TELEMETRY_FAILED_S if is_failure else TELEMETRY_END_S)
     if status and "requeue" in options:
         restart.requeue_or_stop(status)
@@ -411,7 +410,7 @@ def status_of_program(
     """
     status = task.as_in_shell(code)
     if status == 0 and has_lost_node(program, nodes, is_told=running.is_told):
-        return restarts.LOST_PEER
+        return history.LOST_PEER
     if status and running.launcher:
         log = restarts.end_of_file(own_log())
         is_told = running.is_told and running.launcher == "mpirun"
@@ -428,7 +427,7 @@ def await_stages(
     since = time.time()
     status = telemetry.await_staged_nodes(len(nodes or own_nodes()))
     events.add("staged", since=round(since, 3))
-    if status > restarts.FROM_SHELL:
+    if status > history.FROM_SHELL:
         restart.record_signal(signal.SIGTERM)
     if status:
         events.add("end", status=status)
@@ -867,7 +866,7 @@ def watch_steps(job: str, own_step: str) -> None:
             processes.kill_ranks(job)
         for step in stepds.killed():
             # `run` reads this in telemetry.log.
-            task.complain(f"step {step} has {restarts.NO_SLURMSTEPD} on {task.host_name()}")
+            task.complain(f"step {step} has {history.NO_SLURMSTEPD} on {task.host_name()}")
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from payload.node import restarts, task
+from payload.node import history, task
+from payload.node.history import Event
 from payload.node.requeue import Events
 
 VARIABLE = "CLUSTERCTL_NOTIFY"
@@ -91,21 +91,16 @@ def main(folder: str, offset: str) -> None:
         post.send(kind, text)
 
 
-def events_since(offset: int) -> list[restarts.Event]:
+def events_since(offset: int) -> Sequence[Event]:
     """Return the events of this attempt, in whole lines."""
-    events: list[restarts.Event] = []
-    with suppress(OSError), open("job.events", "rb") as file:
+    with suppress(OSError), open(history.EVENTS_FILE, "rb") as file:
         file.seek(offset)
-        for line in file.read().splitlines(keepends=True):
-            # A program of the job may have written anything.
-            with suppress(ValueError, KeyError, TypeError):
-                if line.endswith(b"\n"):
-                    event = json.loads(line)
-                    events.append({**event, "event": str(event["event"])})
-    return events
+        whole = file.read().rpartition(b"\n")[0]
+        return history.events_of(whole.decode(errors="replace"))
+    return []
 
 
-def said_at(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def said_at(event: Event) -> Iterator[tuple[str, str]]:
     """Yield the kind and text of a message about an event that is not the end."""
     if event["event"] == "start":
         nodes = event.get("nodes")
@@ -115,23 +110,19 @@ def said_at(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield event["event"], str(event.get("summary", ""))
 
 
-def said_of_end(events: list[restarts.Event]) -> Iterator[tuple[str, str]]:
+def said_of_end(events: Sequence[Event]) -> Iterator[tuple[str, str]]:
     """Yield the kind and text of the message about the end of an attempt, unless the job is requeued:
     then its next start is told.
     """
-    # If Slurm has refused to requeue the job, its end is recorded once more.
-    ends = [event for event in events if event["event"] in ("end", "requeue")]
-    if not ends or ends[-1]["event"] == "requeue":
+    last = history.attempts_of(events)[-1]
+    if not last.end or last.is_requeued:
         return
-    status = ends[-1].get("status")
-    states = [event.get("state") for event in events if event["event"] == "signal"]
-    state = next((str(state) for state in reversed(states) if state not in ("", None)), "")
-    if state and state != "RUNNING":
-        yield "cancelled", state
-    elif status == 0:
+    if last.exit_code is None:
+        yield "cancelled", last.state
+    elif last.exit_code == 0:
         yield "completed", ""
     else:
-        yield "failed", f"exit status {status}"
+        yield "failed", f"exit status {last.exit_code}"
 
 
 class Post:

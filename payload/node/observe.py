@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from payload.node import restarts
+from payload.node import history, restarts
 
 # The folder of the program below the job's, as clusterctl/state/ledger.py names it.
 FILES = "files"
@@ -56,7 +56,7 @@ class Watch:
         time and step, and the checkpoints by path.
         """
         # If the events have the job's end, the look at steps and checkpoints comes after the end.
-        events = restarts.end_of_file("job.events")
+        events = restarts.end_of_file(history.EVENTS_FILE)
         steps = []
         end = time.monotonic() + LOOK_S
         while time.monotonic() < end:
@@ -109,7 +109,8 @@ def results() -> dict[str, object]:
     A checkpoint is a mapping from its files to their hashes. The newest checkpoint is the last.
     Lines are those of the last attempt with their counts; numbers in lines are replaced.
     """
-    starts = [event["time"] for event in restarts.events_of_job(restarts.end_of_file("job.events"))]
+    attempts = history.of_chain(history.attempts_of(restarts.end_of_file(history.EVENTS_FILE)))
+    starts = [each.started for each in attempts if each.started is not None]
     since = min(starts, default=0.0)
     deadline = time.monotonic() + restarts.SEARCH_S
     times = [(changed, path) for path, _, changed in restarts.checkpoints(FILES, deadline)]
@@ -123,7 +124,7 @@ def results() -> dict[str, object]:
         if name != METRICS
         and not any(name == path or name.startswith(f"{path}/") for path in checkpoints)
     }
-    log = restarts.this_attempt(restarts.end_of_file("stdout.log"))
+    log = history.this_attempt(restarts.end_of_file("stdout.log"))
     lines = Counter(re.sub(r"\d+", "N", line) for line in log.splitlines() if line.strip())
     return {"checkpoints": checkpoints, "outputs": outputs, "lines": lines}
 

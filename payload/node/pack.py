@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from payload.node import ports, processes, restarts, task
+from payload.node import history, ports, processes, task
 from payload.node.job import prepare_folder, read_sweep, say, take_sweep_values
 from payload.node.output import Output, readable
 from payload.node.requeue import own_nodes
@@ -254,7 +254,7 @@ class Pack:
         if verb in ("end", "cut"):
             number, status = int(words[0]), int(words[1])
             node.free.append(node.running.pop(number))
-            if self.is_ending and status == restarts.SAVED:
+            if self.is_ending and status == history.SAVED:
                 # The task has saved its work, and goes on when the job starts again.
                 return
             start, end = map(float, words[2:])
@@ -348,7 +348,7 @@ def run(words: Sequence[str]) -> int:
         were = f"; these were running: {named(running)}" if running else ""
         task.complain(f"the step has ended before {left} tasks{were}")
     if left and pack.is_ending:
-        return restarts.SAVED
+        return history.SAVED
     return 1 if failed or left else 0
 
 
@@ -489,7 +489,7 @@ class Worker:
                 code = process.wait()
                 running.closing.close()
                 del self.running[number]
-                status = code if code >= 0 else restarts.FROM_SHELL - code
+                status = code if code >= 0 else history.FROM_SHELL - code
                 self._emit(number, status, running.start)
 
     def _emit(self, number: int, status: int, start: float) -> None:

@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from payload.node import restarts, task
+from payload.node import history, restarts, task
+from payload.node.history import LOST, Attempt
 
 # These variables limit a job's steps. Telemetry must share the steps' cores and memory, and take no
 # GPU.
@@ -53,32 +54,23 @@ UNSUPERVISED = ("RaisedSignal:", "NonZeroExitCode")
 REPLACED = "replaced"
 CANCELLED = "CANCELLED"
 NO_EVENTS = "this job is not requeued: job.events cannot be written"
-# The signal before the time limit. Slurm may send it up to a minute early.
-NOTICE = re.compile(
-    r"^#SBATCH\s+--signal[=\s](?:[BR]+:)?(?:SIG)?(\w+)(?:@(\d+))?\s*$", re.MULTILINE
-)
-DEFAULT_LEAD_S = 60
-EARLY_S = 65
 STARTED = re.compile(r"^NodeName=(\S+) .*\bSlurmdStartTime=(\d+)\b", re.MULTILINE)
-# States of nodes, which Slurm combines, as in down+drain.
-DOWN = frozenset(("down",))
-LOST = frozenset(("down", "fail", "unknown", "not_responding"))
 
 
 class Events:
     """The file job.events: a JSON object per line."""
 
     def __init__(self) -> None:
-        self._file = task.open_for_writing("job.events", os.O_APPEND)
+        self._file = task.open_for_writing(history.EVENTS_FILE, os.O_APPEND)
         self._added = ""
 
-    def read(self) -> list[restarts.Event]:
-        """Return the events of all attempts of the job, or of this attempt if the file cannot be
-        read.
+    def read(self) -> Sequence[Attempt]:
+        """Return the attempts since the submission, or since a person restarted a stopped job. Only
+        this attempt if the file cannot be read.
         """
-        return restarts.events_of_job(task.text_of("job.events")) or restarts.events_of_job(
-            self._added
-        )
+        texts = (task.text_of(history.EVENTS_FILE), self._added)
+        read = (history.of_chain(history.attempts_of(text)) for text in texts)
+        return next(filter(None, read), [])
 
     @property
     def size(self) -> int:
@@ -127,17 +119,16 @@ class Restart:
         past = self._events.read()
         # slurmctld forgets its last seconds if it is killed: the end of a job, perhaps also its
         # start.
-        is_again = facts["restarts"] or (self._job and past and past[0].get("job") == self._job)
-        past = past if is_again else []
-        attempt = restarts.interrupted(past)
-        if any(event["event"] == "end" and event.get("status") == 0 for event in attempt):
+        is_again = facts["restarts"] or (past and past[0].job == self._job != "")
+        attempt = past[-1] if past and is_again and not past[-1].requeue else None
+        if attempt and attempt.status == 0:
             task.complain(
                 "Slurm has started this job again, but the job has completed (see job.events)"
             )
             return 0
         failure = failure_before(attempt) if attempt else None
         if failure:
-            facts.update(failure._replace(progress=self._progress(past))._asdict())
+            facts.update(failure, progress=self._progress(past))
         port = os.environ.get("MASTER_PORT", "")
         facts.update({"port": int(port)} if port.isdecimal() else {})
         self._events.add("start", nodes=nodes or own_nodes(), **facts)
@@ -183,26 +174,26 @@ class Restart:
         Do nothing if the user has cancelled the job, or if Slurm has already requeued it.
         """
         past = self._events.read()
-        attempt = restarts.interrupted(past)
-        if not attempt:
+        if not past or past[-1].requeue:
             task.complain(NO_EVENTS)
             return
-        failure = self._failure(status, attempt)._replace(progress=self._progress(past))
+        facts = {**self._failure(status, past[-1]), "progress": self._progress(past)}
+        failed = restarts.with_failure(past[-1], facts)
+        past = [*past[:-1], failed]
         state, excluded = self._ask()
-        if state not in STILL_OURS or self._stops(past, failure):
+        if state not in STILL_OURS or self._stops(past):
             return
-        is_saved = status == restarts.SAVED or failure.kind == "saved"
-        reason = "hang" if failure.kind == "hang" else "saved" if is_saved else "failed"
+        is_saved = status == history.SAVED or failed.kind == "saved"
+        reason = "hang" if failed.kind == "hang" else "saved" if is_saved else "failed"
         # Slurm may end this process before scontrol has returned.
-        if not self._events.add("requeue", reason=reason, status=status, **failure._asdict()):
+        if not self._events.add("requeue", reason=reason, status=status, **facts):
             task.complain(NO_EVENTS)
             return
-        task.complain(
-            f"{failure} after {past[-1]['time'] - attempt[0]['time']:.0f} s; this job is requeued"
-        )
+        ran_s = (failed.ended or 0) - (failed.started or 0)
+        task.complain(f"{failed.said} after {ran_s:.0f} s; this job is requeued")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self._requeue():
-            self._exclude(past, failure, excluded)
+            self._exclude(past, excluded)
         elif self._ask()[0] != REPLACED:
             # Slurm has refused, so that the job ends with this status.
             self._events.add("end", status=status)
@@ -221,29 +212,27 @@ class Restart:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._requeue()
 
-    def _failure(self, status: int, attempt: Sequence[restarts.Event]) -> restarts.Failure:
-        """Return how this attempt failed. attempt: its events."""
+    def _failure(self, status: int, attempt: Attempt) -> restarts.Facts:
+        """Return how this attempt failed."""
         log = restarts.end_of_file(own_log())
         if restarts.launcher_of(self._program) == "srun":
             status = restarts.status_of_start(log) or status
-        failure = restarts.failure_now(
-            status,
-            log,
-            restarts.killed_at(attempt),
-            is_signal=not any(event.get("how") == "exit" for event in attempt),
+        failure: restarts.Facts = restarts.failure_now(
+            status, log, restarts.killed_at(attempt), is_signal=attempt.how != "exit"
         )
-        if restarts.is_usage(failure):
+        kind = str(failure["kind"])
+        if restarts.is_usage(kind):
             # If all nodes have the same files, each restart would end like this attempt.
-            bad = nodes_without_files(attempt[0]["nodes"], self._program, self._folders[0])
-            failure = restarts.failure_of(bad, "missing files on") or failure
-        elif not failure.place and failure.kind not in ("saved", "hang"):
-            failure = restarts.failure_of(lost_nodes(attempt[0]["nodes"]), "loss of") or failure
-        if failure.kind == restarts.kind_of(restarts.SAVED) and not restarts.is_due(attempt):
-            failure = failure._replace(kind=restarts.UNASKED)
+            bad = nodes_without_files(attempt.nodes, self._program, self._folders[0])
+            return restarts.failure_of(bad, "missing files on") or failure
+        if not failure["place"] and kind not in ("saved", "hang"):
+            return restarts.failure_of(lost_nodes(attempt.nodes), "loss of") or failure
+        if kind == "saved" and not restarts.is_due(attempt):
+            return {**failure, "kind": restarts.UNASKED}
         # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
         # job.py sends SIGKILL itself, to the ranks that remain after a failure.
-        if failure.kind in {event.get("signal") for event in attempt} - {"SIGKILL"}:
-            failure = failure._replace(suspects=())
+        if kind in {event.get("signal") for event in attempt.events} - {"SIGKILL"}:
+            return {**failure, "suspects": []}
         return failure
 
     def _ask(self) -> tuple[str, str]:
@@ -279,33 +268,30 @@ class Restart:
                 return False
         return True
 
-    def _progress(self, past: Sequence[restarts.Event]) -> tuple[int, ...]:
-        return restarts.progress(self._folders, past[0]["time"])
+    def _progress(self, past: Sequence[Attempt]) -> tuple[int, ...]:
+        return restarts.progress(self._folders, past[0].started or 0.0)
 
-    def _stops(self, past: Sequence[restarts.Event], *more: restarts.Failure) -> bool:
-        """Return whether the job should not run again. If so, record and print the reason.
-
-        more: the last failure, unless the events have it.
-        """
-        failures = [*restarts.failures(past), *more]
+    def _stops(self, past: Sequence[Attempt]) -> bool:
+        """Return whether the job should not run again. If so, record and print the reason."""
+        failures = restarts.failures(past)
         chain_s = float(self._options.get("chain", "0"))
         used_s = restarts.seconds_used(past)
         reason = restarts.stop_reason(failures, used_s, chain_s)
         if reason:
-            self._events.add("stop", reason=reason, **failures[-1]._asdict())
+            failure = failures[-1].failure
+            facts = {key: failure[key] for key in restarts.FACTS if key in failure}
+            self._events.add("stop", reason=reason, **facts)
             text = restarts.explain(reason, failures[-1], used_s, chain_s)
             task.complain(f"this job is not requeued: {text}")
         return bool(reason)
 
-    def _exclude(
-        self, past: Sequence[restarts.Event], failure: restarts.Failure, excluded: str
-    ) -> None:
+    def _exclude(self, past: Sequence[Attempt], excluded: str) -> None:
         """Have Slurm not use nodes again on which the job has failed twice, if it can run on other
         nodes.
 
         excluded: the nodes that are excluded already, as Slurm writes them.
         """
-        bad = restarts.bad_nodes([*restarts.failures(past), failure])
+        bad = restarts.bad_nodes(restarts.failures(past))
         unused = hostnames(excluded)
         nodes = [node for node in bad if node not in unused]
         if not nodes:
@@ -332,24 +318,22 @@ def job_of(options: Mapping[str, str]) -> str:
     return options.get("array") or os.environ.get("SLURM_JOB_ID", "")
 
 
-def failure_before(attempt: Sequence[restarts.Event]) -> restarts.Failure | None:
-    """Return how the previous attempt failed, or None if job.py did see its end. attempt: its
-    events.
-    """
-    nodes = attempt[0]["nodes"]
+def failure_before(attempt: Attempt) -> restarts.Facts | None:
+    """Return how the previous attempt failed, or None if job.py did see its end."""
+    nodes = attempt.nodes
     # A node that dies may also kill job.py first.
     if lost := lost_nodes(nodes):
         return restarts.failure_of(lost, "loss of")
-    if killed := [event for event in attempt if event["event"] == "unsupervised"]:
-        return restarts.Failure(
+    if killed := [event for event in attempt.events if event["event"] == "unsupervised"]:
+        return restarts.failure(
             f"end of job.py, which supervises the job ({killed[0].get('reason', '')})"
         )
     # After SIGTERM, Slurm or a person has ended the attempt.
     if restarts.is_explained(attempt):
         return None
-    if lost := restarted_nodes(nodes, attempt[0]["time"]):
+    if lost := restarted_nodes(nodes, attempt.started or 0.0):
         return restarts.failure_of(lost, "loss of")
-    return restarts.Failure(f"no recorded end on {','.join(nodes)}")
+    return restarts.failure(f"no recorded end on {','.join(nodes)}")
 
 
 def requeue_unsupervised(job: str) -> None:
@@ -359,9 +343,10 @@ def requeue_unsupervised(job: str) -> None:
     Do nothing if job.py has recorded an end, or SIGTERM, with which Slurm or a person ends a job.
     """
     events = Events()
-    attempt = restarts.interrupted(events.read())
+    past = events.read()
+    is_unexplained = past and not restarts.is_explained(past[-1])
     deadline = time.monotonic() + UNSUPERVISED_S
-    while attempt and not restarts.is_explained(attempt) and time.monotonic() < deadline:
+    while is_unexplained and time.monotonic() < deadline:
         reason = task.output_of(
             ["squeue", "--noheader", f"--jobs={job}", "--Format=Reason:250"]
         ).strip()
@@ -379,11 +364,7 @@ def is_notice(number: int) -> bool:
     """
     script = task.text_of(f"{os.environ.get('SLURM_SUBMIT_DIR', '')}/job.sbatch")
     left_s = int(os.environ.get("SLURM_JOB_END_TIME", "0")) - time.time()
-    return any(
-        name in (str(number), signal.Signals(number).name[len("SIG") :])
-        and left_s <= int(lead_s or DEFAULT_LEAD_S) + EARLY_S
-        for name, lead_s in NOTICE.findall(script)
-    )
+    return history.is_notice(script, signal.Signals(number).name, left_s)
 
 
 def own_nodes() -> list[str]:
@@ -412,7 +393,8 @@ def lost_nodes(nodes: Sequence[str], lost: frozenset[str] = LOST) -> list[str]:
         ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", columns]
     )
     rows = [line.split() for line in answer.splitlines()]
-    states = {row[0]: row[1].split("+") for row in rows if len(row) == len(("node", "states"))}
+    # Slurm combines states, as in down+drain.
+    states = {row[0]: row[1].upper().split("+") for row in rows if len(row) == 2}  # noqa: PLR2004
     return [node for node, of_node in states.items() if lost.intersection(of_node)]
 
 

@@ -16,12 +16,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
-from typing import Any, NamedTuple
 
-from payload.node import task
+from payload.node import history, task
+from payload.node.history import (
+    ENDED_BY_ANOTHER,
+    FROM_SHELL,
+    NO_SLURMSTEPD,
+    PEER_GONE,
+    SAVED,
+    Attempt,
+    this_attempt,
+)
 
-# EX_TEMPFAIL: the program has saved its work and asks to be requeued.
-SAVED = 75
 # The kind of such an end if nothing shows that the program was asked to save its work.
 UNASKED = "exit code 75 without a signal"
 HANG_FILE = "hang.json"
@@ -31,13 +37,6 @@ ALARM = "alarm"
 # A program ends with 2 if its arguments are wrong. A shell returns 126 or 127 if it cannot start a
 # program.
 USAGE = (2, 126, 127)
-# A shell returns this number plus the signal that ended a program.
-FROM_SHELL = 128
-# A rank ends with 14 if it has lost another rank (PMIx), with 195 if it has lost slurmstepd, and
-# with 143 if the launcher ends it.
-LOST_PEER = 14
-LOST_SERVER = 195
-ENDED_BY_ANOTHER = (LOST_PEER, LOST_SERVER, SAVED, FROM_SHELL + signal.SIGTERM)
 # A job ends when it has failed this often in the same way, or with the same error of the program,
 # without progress in between.
 SAME_FAILURES = 3
@@ -53,7 +52,6 @@ DEEPEST = 3
 # Longest search for checkpoints, which may be on a slow file system beside a large data set.
 SEARCH_S = 5.0
 
-_RESTARTED = re.compile(r"^clusterctl: restart \d+ of this job$", re.MULTILINE)
 _NOT_STARTED = re.compile(
     rf"^srun: error: \S+: tasks? \S+ Exited with exit code ({'|'.join(map(str, USAGE))})$",
     re.MULTILINE,
@@ -62,16 +60,6 @@ _NOT_STARTED = re.compile(
 LEFT_MPI = "exit without MPI_Finalize"
 # The kind of an end if it is unknown why srun has aborted the step.
 ABORT = "abort by srun"
-# job.py writes this text in its messages.
-NO_SLURMSTEPD = "no slurmstepd any more"
-# PMIx has lost the connection to a rank (PMIX_ERR_LOST_CONNECTION), and srun reports a rank's
-# failure.
-_LEFT_MPI = re.compile(
-    r"mpi/pmix\S*: _errhandler: (?P<host>\S+) \[\d+\]: .*status = -61, source = "
-    r"\[\S+:(?P<rank>\d{1,9})\]"
-)
-_TASKS = r"\d{1,9}(?:-\d{1,9})?"
-_REPORTED = re.compile(rf"^srun: error: \S+: tasks? ({_TASKS}(?:,{_TASKS})*): ", re.MULTILINE)
 _STEP_ABORTED = re.compile(r"^srun: Job step aborted: Waiting up to", re.MULTILINE)
 # slurmstepd writes this line to the log of the batch script, before it sends SIGTERM.
 _ENDED_BY_SLURM = re.compile(
@@ -95,11 +83,6 @@ _PEER_LOST = re.compile(
     r"|CUDA error|\bECC\b|input/output error|fallen off",
     re.IGNORECASE,
 )
-# Messages of Open MPI in the log of a rank that has lost another rank.
-_PEER_GONE = re.compile(
-    "MPI communication peer process has unexpectedly disconnected|An error occurred in Socket "
-    "closed"
-)
 _CHECKPOINT_FOLDER = re.compile(
     r"(?:checkpoint|ckpt|step|iter|iteration|epoch|global_?step)[-_=]?(\d+)"
 )
@@ -108,183 +91,142 @@ _NUMBER = re.compile(r"(?:^|[-_=.]|step|iter|iteration|epoch|checkpoint|ckpt)(\d
 _NO_CHECKPOINTS = frozenset(("rank-logs", "telemetry", "tensorboard", "__pycache__"))
 _UNFINISHED = (".incomplete", ".tmp", ".part")
 
-Event = Mapping[str, Any]
+# What job.py finds out about the end of an attempt: the fields of an event, see history.Attempt.
+Facts = Mapping[str, object]
+FACTS = ("kind", "error", "place", "suspects", "code", "progress")
 
 
-class Failure(NamedTuple):
-    """The end of an attempt of a job, except success.
+def failure(
+    kind: str,
+    error: str = "",
+    place: str = "",
+    suspects: Sequence[str] = (),
+    code: int = 0,
+) -> dict[str, object]:
+    """Return the facts about the end of an attempt, except success.
 
-    kind: the same text for similar ends, such as SIGKILL, exit code 1, hang, saved, or lost node-2.
     code: the exit code that ``kind`` takes for a signal, as a shell's. Any program may return it.
         0: none.
-    error: the program's exception and its place. "" if unknown.
-    place: the first rank that failed, such as rank 1 on node-2. "" if unknown.
-    suspects: the nodes that may have caused the failure.
-    progress: see ``progress``.
     """
-
-    kind: str
-    error: str = ""
-    place: str = ""
-    suspects: tuple[str, ...] = ()
-    progress: tuple[int, ...] = (0, 0, 0)
-    code: int = 0
-
-    def __str__(self) -> str:
-        end = f"exit code {self.code}" if self.code else self.kind
-        return " in ".join(filter(None, (self.error or end, self.place)))
+    return {
+        "kind": kind,
+        "error": error,
+        "place": place,
+        "suspects": [*suspects],
+        "code": code,
+    }
 
 
-def events_of_job(text: str) -> list[Event]:
-    """Return the events in job.events since the submission, or since a person restarted a stopped
-    job.
-    """
-    events: list[Event] = []
-    for line in text.splitlines():
-        # A node may have died while it wrote a line.
-        with suppress(ValueError, KeyError, TypeError):
-            event = json.loads(line)
-            if event["event"] == "start" and not event["restarts"]:
-                events = []
-            events.append({**event, "time": float(event["time"])})
-            if event["event"] == "stop":
-                events = []
-    return events
-
-
-def interrupted(events: Iterable[Event]) -> list[Event]:
-    """Return the events of the last attempt, or [] if job.py has requeued the job after that
-    attempt.
-    """
-    attempt: list[Event] = []
-    for event in events:
-        if event["event"] in ("start", "requeue"):
-            attempt = [event] if event["event"] == "start" else []
-        elif attempt:
-            attempt.append(event)
-    return attempt
-
-
-def is_explained(attempt: Iterable[Event]) -> bool:
+def is_explained(attempt: Attempt) -> bool:
     """Return whether job.py has seen the end of an attempt, or SIGTERM, with which Slurm ends a
     job.
     """
-    return any(event["event"] == "end" or event.get("signal") == "SIGTERM" for event in attempt)
+    return bool(attempt.end or attempt.term)
 
 
-def is_due(attempt: Sequence[Event]) -> bool:
+def is_due(attempt: Attempt) -> bool:
     """Return whether an attempt was to save its work: by a signal, or because half of its time was
     over.
     """
-    start = attempt[0]
-    end = attempt[-1]
-    half = (start.get("until") or math.inf) + start["time"]
-    return any(event["event"] == "signal" for event in attempt) or 2 * end["time"] >= half
+    half = attempt.until + (attempt.started or 0)
+    return bool(attempt.signal) or 2 * (attempt.last or 0) >= half
 
 
-def killed_at(attempt: Iterable[Event]) -> float:
-    """Return when job.py killed the remaining ranks of an attempt. attempt: its events. Infinite:
-    never.
-    """
+def killed_at(attempt: Attempt) -> float:
+    """Return when job.py killed the remaining ranks of an attempt. Infinite: never."""
     return min(
-        (event["time"] for event in attempt if event.get("signal") == "SIGKILL"), default=math.inf
+        (event["time"] for event in attempt.events if event.get("signal") == "SIGKILL"),
+        default=math.inf,
     )
 
 
-def failures(events: Iterable[Event]) -> list[Failure]:
-    """Return the failures of a job's earlier attempts, in order."""
-    ends = []
-    for event in events:
-        # The next start describes the loss of a node, because job.py on that node could not.
-        if event["event"] in ("requeue", "start") and "kind" in event:
-            values = {
-                name: event.get(name, default) for name, default in Failure._field_defaults.items()
-            }
-            values.update(suspects=tuple(values["suspects"]), progress=tuple(values["progress"]))
-            ends.append(Failure(event["kind"], **values))
-    return ends
+def failures(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Return the attempts that failed, in order."""
+    return [attempt for attempt in attempts if attempt.kind]
 
 
-def seconds_used(events: Iterable[Event]) -> float:
+def with_failure(attempt: Attempt, facts: Facts) -> Attempt:
+    """Return an attempt as its record will tell it after its failure."""
+    return attempt._replace(events=[*attempt.events, {"event": "requeue", **facts}])
+
+
+def seconds_used(attempts: Iterable[Attempt]) -> float:
     """Return how long all attempts have run together. A lost attempt lasts until its limit, or the
     next.
     """
     total = 0.0
-    start = None
-    for event in events:
-        if start is not None and event["event"] in ("start", "end"):
-            limit = start.get("until") if event["event"] == "start" else 0
-            total += min(event["time"], limit or event["time"]) - start["time"]
-            start = None
-        if event["event"] == "start":
-            start = event
+    for attempt in attempts:
+        end = attempt.ended
+        if end is None and attempt.following:
+            end = min(attempt.again, attempt.until)
+        total += 0.0 if end is None else end - (attempt.started or 0.0)
     return total
 
 
-def failure_of(nodes: Sequence[str], fault: str) -> Failure | None:
+def failure_of(nodes: Sequence[str], fault: str) -> Facts | None:
     """Return the failure of these nodes, or None without nodes. fault: such as "loss of"."""
-    return Failure(f"{fault} {','.join(nodes)}", suspects=tuple(nodes)) if nodes else None
+    return failure(f"{fault} {','.join(nodes)}", suspects=nodes) if nodes else None
 
 
-def is_usage(failure: Failure) -> bool:
+def is_usage(kind: str) -> bool:
     """Return whether the program ended with a status that each restart would have, too."""
-    return failure.kind in [kind_of(status) for status in USAGE]
+    return kind in [kind_of(status) for status in USAGE]
 
 
-def stop_reason(past: Sequence[Failure], used_s: float = 0.0, chain_s: float = 0.0) -> str:
+def stop_reason(past: Sequence[Attempt], used_s: float = 0.0, chain_s: float = 0.0) -> str:
     """Return why a job should not run again after the last of its failures. "": it should.
 
     used_s: how long all attempts have run together. chain_s: how long they may run. 0: without
         limit.
     """
     last = past[-1]
-    if is_usage(last):
+    if is_usage(last.kind):
         return "usage"
     # The user wants such a job to end, and a restart would waste the same time again.
     if last.kind == ALARM:
         return ALARM
     # The best progress so far, at each failure.
     best = list(
-        accumulate((failure.progress for failure in past), lambda *both: tuple(map(max, *both)))
+        accumulate((attempt.progress for attempt in past), lambda *both: tuple(map(max, *both)))
     )
     recent = past[best.index(best[-1]) :]
-    if last.error and [failure.error for failure in recent].count(last.error) >= SAME_ERRORS:
+    if last.error and [attempt.error for attempt in recent].count(last.error) >= SAME_ERRORS:
         return "same-error"
     # A program may write a file like a checkpoint whenever it starts.
-    alike = [failure.error for failure in past if failure.progress[:2] == last.progress[:2]]
+    alike = [attempt.error for attempt in past if attempt.progress[:2] == last.progress[:2]]
     if last.error and alike.count(last.error) >= MOST_ERRORS:
         return "same-error"
     # A program that saves its work in a place unknown to us seems to make no progress. It may be
     # restarted without end, but only if it saves when it is due: otherwise it would be restarted
     # each second.
     is_known = last.kind != kind_of(SAVED) or any(last.progress)
-    if is_known and [failure.kind for failure in recent].count(last.kind) >= SAME_FAILURES:
+    if is_known and [attempt.kind for attempt in recent].count(last.kind) >= SAME_FAILURES:
         return "no-progress"
     return "chain-over" if chain_s and used_s >= chain_s else ""
 
 
-def explain(reason: str, last: Failure, used_s: float, chain_s: float) -> str:
+def explain(reason: str, last: Attempt, used_s: float, chain_s: float) -> str:
     """Return a reason of ``stop_reason`` in words. last: the last failure."""
     if reason == "usage":
-        return f"a restart would end like this attempt: {last}"
+        return f"a restart would end like this attempt: {last.said}"
     if reason == ALARM:
         return f"an alarm has ended it: {last.error}"
     if reason == "same-error":
         return (
-            f"{last}, again without a newer checkpoint or step; correct the program, and submit "
+            f"{last.said}, again without a newer checkpoint or step; correct the program, and submit "
             "it again"
         )
     if reason == "no-progress":
-        return f"{last}, {SAME_FAILURES} times without a newer checkpoint or step"
+        return f"{last.said}, {SAME_FAILURES} times without a newer checkpoint or step"
     return (
         f"its attempts have run {used_s:.0f} s, and --chain is {chain_s:.0f} s; the last end: "
-        f"{last}"
+        f"{last.said}"
     )
 
 
-def bad_nodes(past: Iterable[Failure]) -> list[str]:
+def bad_nodes(past: Iterable[Attempt]) -> list[str]:
     """Return the nodes that a job should not use again."""
-    counts = Counter(node for failure in past for node in failure.suspects)
+    counts = Counter(node for attempt in past for node in attempt.suspects)
     return sorted(node for node, count in counts.items() if count >= FAILURES_OF_NODE)
 
 
@@ -300,24 +242,24 @@ def kind_of(status: int) -> str:
 
 def failure_now(
     status: int, log: str, killed_at: float = math.inf, *, is_signal: bool = True
-) -> Failure:
-    """Return how the attempt that has just ended failed.
+) -> dict[str, object]:
+    """Return the facts about the failure of the attempt that has just ended.
 
     status: of the program. log: the job's own. killed_at: when job.py began to kill ranks.
     is_signal: whether a status like that of a signal may mean one.
     """
     if os.path.exists(HANG_FILE):
-        return Failure("hang", suspects=_nodes_of_hang())
+        return failure("hang", suspects=_nodes_of_hang())
     if os.path.exists(ALARM_FILE):
-        return Failure(ALARM, error=_summary_of_alarm())
+        return failure(ALARM, error=_summary_of_alarm())
     if status == SAVED:
-        return Failure(kind_of(status))
+        return failure(kind_of(status))
     log = this_attempt(log)
     aborted = _ABORTED.search(log)
     code, rank, host = first_failed(killed_at)
     ended = task.as_in_shell(code)
     if ended == SAVED and not aborted:
-        return Failure(kind_of(SAVED))
+        return failure(kind_of(SAVED))
     # MPI_Abort may have killed the rank before its end was recorded.
     if aborted:
         host = host if rank == aborted[1] else ""
@@ -330,17 +272,17 @@ def failure_now(
     # job.py has killed srun, and with it all ranks that had a slurmstepd.
     is_killed = by_signal and ended == FROM_SHELL + signal.SIGKILL
     if NO_SLURMSTEPD in log and (is_killed or not rank):
-        return Failure("loss of slurmstepd")
+        return failure("loss of slurmstepd")
     if (left := left_mpi(log)) and (is_killed or not rank):
-        return Failure(LEFT_MPI, place=left)
+        return failure(LEFT_MPI, place=left)
     if killed_at < math.inf and not rank:
-        return Failure(ABORT)
+        return failure(ABORT)
     place = " on ".join(filter(None, (rank and f"rank {rank}", host)))
     suspects = (host,) if by_signal and host else ()
     is_signal = code < 0 if code else is_signal and not _has_exited(status, log)
     kind = kind_of(ended or status)
     exited = 0 if is_signal or not kind.startswith("SIG") else ended or status
-    return Failure(kind, error, place, suspects, code=exited)
+    return failure(kind, error, place, suspects, code=exited)
 
 
 def _has_exited(status: int, log: str) -> bool:
@@ -351,22 +293,14 @@ def _has_exited(status: int, log: str) -> bool:
 def left_mpi(log: str) -> str:
     """Return rank and node of a rank that has ended without MPI_Finalize and without failure, or
     "".
-
-    Slurm then ends the other ranks. A rank that fails is reported by srun, or has recorded its end.
     """
-    log = this_attempt(log)
-    lost = _LEFT_MPI.search(log)
-    if not lost or is_in(int(lost["rank"]), ",".join(_REPORTED.findall(log))):
-        return ""
-    if os.path.exists(f"rank-logs/{lost['rank']}.end"):
-        return ""
-    return f"rank {lost['rank']} on {lost['host']}"
+    ended = [entry.name.partition(".")[0] for entry in _entries("rank-logs") if _is_end(entry)]
+    left = history.left_mpi(log, [int(rank) for rank in ended if rank.isdecimal()])
+    return f"rank {left[0]} on {left[1]}" if left else ""
 
 
-def is_in(number: int, ranges: str) -> bool:
-    """Return whether a number is in a list such as 0-2,5."""
-    limits = [part.partition("-") for part in ranges.split(",") if part]
-    return any(int(low) <= number <= int(high or low) for low, _, high in limits)
+def _is_end(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".end")
 
 
 def state_by_slurm(log: str) -> str:
@@ -445,7 +379,6 @@ def first_failed(killed_at: float = math.inf) -> tuple[int, str, str]:
     Rank and node are "" if there is no such rank. The code is then 75 if ranks have saved their
     work, or 0.
     killed_at: when job.py began to kill ranks. Later ends do not count.
-    clusterctl/scheduler/failed_rank.py follows the same rule.
     """
     ends = []
     for entry in islice(_entries("rank-logs"), MOST_ENTRIES):
@@ -458,7 +391,7 @@ def first_failed(killed_at: float = math.inf) -> tuple[int, str, str]:
     for _, ended, rank, node in sorted(ends):
         if task.as_in_shell(ended) not in ENDED_BY_ANOTHER:
             log = this_attempt(end_of_file(f"rank-logs/{rank}.log"))
-            if not _PEER_GONE.search(log):
+            if not PEER_GONE.search(log):
                 return ended, rank, node
     # torchrun ends with 1 although its ranks have saved their work.
     return (SAVED if SAVED in [ended for _, ended, _, _ in ends] else 0), "", ""
@@ -577,11 +510,6 @@ def _nodes_of_hang() -> tuple[str, ...]:
     with suppress(ValueError, KeyError, TypeError):
         return tuple(map(str, json.loads(end_of_file(HANG_FILE))["nodes"]))
     return ()
-
-
-def this_attempt(log: str) -> str:
-    """Return the part of a log since the job's last restart."""
-    return _RESTARTED.split(log)[-1]
 
 
 def end_of_file(path: str) -> str:

@@ -40,9 +40,8 @@ def will_start_again() -> bool:
     """Return whether this job was requeued, by job.py or by Slurm."""
     if restarts.state_by_slurm(restarts.end_of_file(own_log())) in MAY_START_AGAIN:
         return True
-    kinds = [event["event"] for event in Events().read()]
-    last = next((kind for kind in reversed(kinds) if kind in ("start", "requeue", "end")), "")
-    return last == "requeue"
+    past = Events().read()
+    return bool(past) and past[-1].is_requeued
 
 
 def is_last_task(folder: str) -> bool:

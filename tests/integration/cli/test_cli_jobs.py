@@ -21,8 +21,8 @@ from clusterctl.cluster.status import Status
 from clusterctl.errors import SlurmAwayError, UsageError, WaitTimeoutError
 from clusterctl.hosts.needs import REPORT, Lack
 from clusterctl.jobs.watch import ChangeNotes, wait
-from clusterctl.scheduler.attempts import Alarm
 from clusterctl.scheduler.base import JOB_FIELDS, Column, JobInfo, JobState
+from clusterctl.scheduler.history import Alarm
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.ledger import JobEntry
@@ -306,7 +306,7 @@ def test_alarm_is_reported_once_and_not_beside_the_log_that_has_it(
     report = ChangeNotes(played_session, lines.append, log_is_shown=log_is_shown)
     job = JobInfo(number=1, name="x", user="hpc", state=JobState.RUNNING, reason="")
     idle, full = (Alarm(kind=kind, summary=kind, since=0, until=90) for kind in ("idle", "full"))
-    for alarms in ((idle,), (replace(idle, until=99), full), (full,)):
+    for alarms in ((idle,), (idle._replace(until=99), full), (full,)):
         jobs = (replace(job, alarms=alarms),)
         report(jobs, jobs)
     assert [line.split(": ")[1].partition(",")[0] for line in lines] == shown

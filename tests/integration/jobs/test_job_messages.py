@@ -97,6 +97,9 @@ def test_message_that_is_not_sent_harms_nothing_and_is_noted(
     assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
 
 
+TOLD = {"event": "signal", "signal": "SIGTERM"}
+
+
 def test_end_is_sent_although_slurm_signals_all_processes(tmp_path: Path, service: Service) -> None:
     """At a time limit, Slurm sends SIGTERM also to the process that sends the messages."""
     events = tmp_path / "job.events"
@@ -109,7 +112,7 @@ def test_end_is_sent_although_slurm_signals_all_processes(tmp_path: Path, servic
         assert service.has_received.wait(30)
         process.send_signal(signal.SIGTERM)
         with events.open("a") as file:
-            file.write(json.dumps({"time": 2, "event": "signal", "state": "TIMEOUT"}) + "\n")
+            file.write(json.dumps({**TOLD, "time": 2, "state": "TIMEOUT"}) + "\n")
             file.write(json.dumps({"time": 3, "event": "end", "status": 143}) + "\n")
             # The job has stopped restarting.
             file.write(json.dumps({"time": 4, "event": "stop"}) + "\n")
@@ -146,7 +149,9 @@ def test_hang_and_restart_are_told() -> None:
     assert [*messages.said_of_end([start, end, {"event": "requeue"}])] == []
     refused = [start, end, {"event": "requeue"}, end]
     assert [*messages.said_of_end(refused)] == [("failed", "exit status 1")]
-    limit = {"event": "signal", "state": "TIMEOUT"}
+    limit = {**TOLD, "state": "TIMEOUT"}
     assert [*messages.said_of_end([start, limit, end])] == [("cancelled", "TIMEOUT")]
-    resumed = {"event": "signal", "state": "RUNNING"}
+    resumed = {**TOLD, "state": "RUNNING"}
     assert [*messages.said_of_end([start, resumed, end])] == [("failed", "exit status 1")]
+    by_slurm = {**TOLD, "state": "REQUEUED"}
+    assert [*messages.said_of_end([start, by_slurm, end])] == []

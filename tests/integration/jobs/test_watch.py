@@ -36,11 +36,11 @@ from clusterctl.jobs.watch import (
     wait,
 )
 from clusterctl.scheduler import remote_logs
-from clusterctl.scheduler.attempts import events_of, last_attempt
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.case import Evidence
 from clusterctl.scheduler.diagnosis import diagnose
 from clusterctl.scheduler.evidence import diagnose_job, diagnose_run, evidence_of
+from clusterctl.scheduler.history import attempts_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -818,7 +818,7 @@ def test_ranks_of_an_earlier_attempt_are_left_out(tmp_path):
     assert found["stderr"] == ""
     assert found["ranks"] == {"0": "x" * (1 << 16), "2": "\nof the third"}
     assert found["ends"].keys() == {"0", "2"}
-    assert last_attempt(events_of(found["events"])).number == 2
+    assert attempts_of(found["events"])[-1].number == 2
 
 
 def ends_there(folder: Path) -> Any:

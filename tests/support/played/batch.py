@@ -27,6 +27,7 @@ NODE = (
     "build",
     "claim",
     "hang",
+    "history",
     "images",
     "job",
     "messages",

@@ -19,8 +19,8 @@ from clusterctl.cli.top import Section, View, fit, lines_of, sparkline
 from clusterctl.errors import UnreachableError
 from clusterctl.jobs.readings import Figure, GpuUse, JobUse, NodeUse, Progress, RankUse
 from clusterctl.jobs.top import Moment
-from clusterctl.scheduler.attempts import Hang
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
+from clusterctl.scheduler.history import Hang
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 
 TEXT = Screen(json=False, color=False)

@@ -16,8 +16,8 @@ from clusterctl.errors import MachineError, UsageError
 from clusterctl.jobs import messages
 from clusterctl.jobs.messages import Happening, Telling, chosen_receivers, happenings
 from clusterctl.scheduler import evidence
-from clusterctl.scheduler.attempts import Alarm, Hang
 from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.history import Alarm, Hang
 from clusterctl.util.receivers import Message
 from tests.support.messages import refused
 
@@ -76,12 +76,12 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         # The accounting does not know the number.
         (replace(RUNNING, restarts=None), replace(RUNNING, restarts=1), []),
         (RUNNING, replace(RUNNING, hang=HANG), ["hang"]),
-        (replace(RUNNING, hang=HANG), replace(RUNNING, hang=replace(HANG, until=200)), []),
+        (replace(RUNNING, hang=HANG), replace(RUNNING, hang=HANG._replace(until=200)), []),
         (RUNNING, replace(RUNNING, alarms=(IDLE,)), ["alarm"]),
         (replace(RUNNING, alarms=(IDLE,)), replace(RUNNING, alarms=(IDLE, DISK)), ["alarm"]),
         (
             replace(RUNNING, alarms=(IDLE,)),
-            replace(RUNNING, alarms=(replace(IDLE, summary="GPU 1 and 2 of n2 are idle"),)),
+            replace(RUNNING, alarms=(IDLE._replace(summary="GPU 1 and 2 of n2 are idle"),)),
             [],
         ),
         (replace(RUNNING, alarms=(IDLE, DISK)), replace(RUNNING, alarms=(IDLE,)), []),

@@ -4,7 +4,6 @@ read.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,16 +13,17 @@ import pytest
 
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.failed_rank import first_failed
-from payload.node import restarts
-from payload.node.restarts import Failure
+from payload.node import history, restarts
+from payload.node.history import Attempt
+from payload.node.restarts import failure
 
 HERE = (100, 170, 0)
 LATER = (200, 210, 0)
 AT = "ValueError at train.py:12"
 
 
-def failed(kind: str = "SIGKILL", error: str = "", progress: tuple[int, ...] = HERE) -> Failure:
-    return Failure(kind, error, progress=progress)
+def failed(kind: str = "SIGKILL", error: str = "", progress: tuple[int, ...] = HERE) -> Attempt:
+    return restarts.with_failure(Attempt(), {**failure(kind, error), "progress": [*progress]})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def failed(kind: str = "SIGKILL", error: str = "", progress: tuple[int, ...] = H
         ([failed("exit code 1", AT, (0, 0, 1000 + n)) for n in range(5)], "same-error"),
     ],
 )
-def test_stop_reason(past: list[Failure], reason: str) -> None:
+def test_stop_reason(past: list[Attempt], reason: str) -> None:
     assert restarts.stop_reason(past) == reason
 
 
@@ -69,14 +69,10 @@ def test_stop_reason_of_a_chain(used: float, chain: float, reason: str) -> None:
     assert restarts.stop_reason([failed("saved")], used, chain) == reason
 
 
-def lines(*events: Mapping[str, Any]) -> str:
-    return "".join(json.dumps(event) + "\n" for event in events)
-
-
 START = {"event": "start", "time": 10, "restarts": 0, "until": 50}
 AGAIN = {"event": "start", "time": 70, "restarts": 1, "until": 110}
 END = {"event": "end", "time": 30, "status": 137}
-REQUEUE = {"event": "requeue", "time": 31, **Failure("SIGKILL", suspects=("n1",))._asdict()}
+REQUEUE = {"event": "requeue", "time": 31, **failure("SIGKILL", suspects=["n1"])}
 
 
 @pytest.mark.parametrize(
@@ -90,38 +86,36 @@ REQUEUE = {"event": "requeue", "time": 31, **Failure("SIGKILL", suspects=("n1",)
     ],
 )
 def test_seconds_used(events: list[Mapping[str, Any]], seconds: float) -> None:
-    assert restarts.seconds_used(events) == seconds
+    assert restarts.seconds_used(history.attempts_of(events)) == seconds
 
 
-def test_events_of_an_earlier_submission_or_chain_do_not_count() -> None:
-    stop = {"event": "stop", "time": 32}
-    text = "{broken\n[]\n" + lines(START, END, REQUEUE, AGAIN, END)
-    assert [event["event"] for event in restarts.events_of_job(text)] == [
-        "start",
-        "end",
-        "requeue",
-        "start",
-        "end",
-    ]
-    assert len(restarts.events_of_job(text + lines(START))) == 1
-    assert [event["time"] for event in restarts.events_of_job(text + lines(stop, AGAIN))] == [70]
+@pytest.mark.parametrize(
+    ("events", "starts"),
+    [
+        ([START, END, REQUEUE, AGAIN, END], [10, 70]),
+        # The job was submitted again, or slurmctld has forgotten its start.
+        ([START, END, REQUEUE, AGAIN, START], [10]),
+        # A person has restarted a stopped job.
+        ([START, END, {"event": "stop", "reason": "usage", "time": 32}, AGAIN], [70]),
+        ([START, END, {"event": "stop", "reason": "usage", "time": 32}], []),
+    ],
+)
+def test_attempts_of_an_earlier_submission_or_chain_do_not_count(
+    events: list[Mapping[str, Any]], starts: list[float]
+) -> None:
+    chain = history.of_chain(history.attempts_of(events))
+    assert [attempt.started for attempt in chain] == starts
 
 
 def test_failures_are_those_that_job_py_requeued_or_found_later() -> None:
-    lost = {**AGAIN, **Failure("loss of n1", suspects=("n1",), progress=HERE)._asdict()}
-    found = restarts.failures([START, END, REQUEUE, lost, AGAIN])
-    assert found == [
-        Failure("SIGKILL", suspects=("n1",)),
-        Failure("loss of n1", "", "", ("n1",), HERE),
+    lost = {**AGAIN, **failure("loss of n1", suspects=["n1"]), "progress": [*HERE]}
+    found = restarts.failures(history.attempts_of([START, END, REQUEUE, AGAIN, lost, AGAIN]))
+    assert [(each.kind, each.suspects, each.progress) for each in found] == [
+        ("SIGKILL", ("n1",), (0, 0, 0)),
+        ("loss of n1", ("n1",), HERE),
     ]
     assert restarts.bad_nodes(found) == ["n1"]
     assert restarts.bad_nodes(found[:1]) == []
-
-
-def test_attempt_is_interrupted_unless_it_was_requeued() -> None:
-    assert restarts.interrupted([START, END, REQUEUE, {"event": "excluded", "nodes": ["n1"]}]) == []
-    assert restarts.interrupted([START, END, REQUEUE, AGAIN]) == [AGAIN]
-    assert restarts.interrupted([START, END]) == [START, END]
 
 
 TRACEBACK = """\
@@ -188,35 +182,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ends", "status", "failure"),
+    ("ends", "status", "facts"),
     [
-        ({}, 75, Failure("saved")),
-        ({}, 14, Failure("exit code 14")),
-        ({}, 137, Failure("SIGKILL")),
+        ({}, 75, failure("saved")),
+        ({}, 14, failure("exit code 14")),
+        ({}, 137, failure("SIGKILL")),
         (
             {"1": "20 -9 n2", "0": "20.1 14 n1"},
             14,
-            Failure("SIGKILL", "", "rank 1 on n2", ("n2",)),
+            failure("SIGKILL", "", "rank 1 on n2", ("n2",)),
         ),
         # A rank that lost its peer may be the first to end.
-        ({"0": "20 14 n1", "1": "21 -11 n2"}, 14, Failure("SIGSEGV", "", "rank 1 on n2", ("n2",))),
-        ({"0": "20 14 n1", "1": "20 143 n2"}, 14, Failure("exit code 14")),
-        ({"0": "20 14 n1", "1": "20 -15 n2"}, 14, Failure("exit code 14")),
+        ({"0": "20 14 n1", "1": "21 -11 n2"}, 14, failure("SIGSEGV", "", "rank 1 on n2", ("n2",))),
+        ({"0": "20 14 n1", "1": "20 143 n2"}, 14, failure("exit code 14")),
+        ({"0": "20 14 n1", "1": "20 -15 n2"}, 14, failure("exit code 14")),
         # The program's own exit code, or that of its shell.
-        ({"1": "20 137 n2"}, 14, Failure("SIGKILL", "", "rank 1 on n2", ("n2",), code=137)),
+        ({"1": "20 137 n2"}, 14, failure("SIGKILL", "", "rank 1 on n2", ("n2",), code=137)),
         # torchrun ends with 1.
-        ({"0": "20 75 n1", "1": "20.1 75 n2"}, 1, Failure("saved")),
-        ({"1": "20 1 n2", "0": ""}, 143, Failure("exit code 1", AT, "rank 1 on n2")),
-        ({"1": "20 2 n2"}, 143, Failure("exit code 2", AT, "rank 1 on n2")),
+        ({"0": "20 75 n1", "1": "20.1 75 n2"}, 1, failure("saved")),
+        ({"1": "20 1 n2", "0": ""}, 143, failure("exit code 1", AT, "rank 1 on n2")),
+        ({"1": "20 2 n2"}, 143, failure("exit code 2", AT, "rank 1 on n2")),
     ],
 )
-def test_failure_now(folder: Path, ends: dict[str, str], status: int, failure: Failure) -> None:
+def test_failure_now(folder: Path, ends: dict[str, str], status: int, facts: Any) -> None:
     for rank, end in ends.items():
         (folder / "rank-logs" / f"{rank}.end").write_text(end)
     old = TRACEBACK.format("x") + "KeyError\n\nclusterctl: restart 1 of this job\n"
     message = TRACEBACK.format("x").replace("/jobs/", "") + "ValueError: no\n"
     (folder / "rank-logs" / "1.log").write_text(old + message)
-    assert restarts.failure_now(status, old) == failure
+    assert restarts.failure_now(status, old) == facts
     restarts.forget_ends()
     assert [path.name for path in Path("rank-logs").iterdir()] == ["1.log"]
 
@@ -238,9 +232,10 @@ def test_exit_code_like_that_of_a_signal_is_told_from_the_signal(
     folder: Path, log: str, *, is_signal: bool, code: int
 ) -> None:
     """Restarts are decided as after the signal, because a shell returns it for its command."""
-    failure = restarts.failure_now(137, log, is_signal=is_signal)
-    assert (failure.kind, failure.code) == ("SIGKILL", code)
-    assert str(failure) == (f"exit code {code}" if code else "SIGKILL")
+    facts = restarts.failure_now(137, log, is_signal=is_signal)
+    assert (facts["kind"], facts["code"]) == ("SIGKILL", code)
+    said = restarts.with_failure(Attempt(), facts).said
+    assert said == (f"exit code {code}" if code else "SIGKILL")
 
 
 @pytest.mark.parametrize(
@@ -343,13 +338,13 @@ def test_rank_that_called_mpi_abort_has_an_exception(folder: Path) -> None:
     found = restarts.failure_now(
         137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n"
     )
-    assert (found.error, found.suspects) == ("ValueError at /jobs/train.py:12", ())
+    assert (found["error"], found["suspects"]) == ("ValueError at /jobs/train.py:12", [])
     # Another rank, which was killed after that, is no evidence of the first rank's node.
     (folder / "rank-logs" / "0.end").write_text("9 -9 n1")
     found = restarts.failure_now(
         137, "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n"
     )
-    assert found.place == "rank 3"
+    assert found["place"] == "rank 3"
 
 
 @pytest.mark.parametrize(
@@ -360,7 +355,7 @@ def test_ranks_that_job_py_killed_do_not_hide_a_lost_slurmstepd(
 ) -> None:
     (folder / "rank-logs" / "0.end").write_text(end)
     log = "clusterctl: srun waits for ranks that have no slurmstepd any more, and is killed\n"
-    assert restarts.failure_now(137, log).kind == kind
+    assert restarts.failure_now(137, log)["kind"] == kind
 
 
 LOST_CLIENT = (
@@ -397,14 +392,14 @@ def test_failure_now_of_an_aborted_step(
     for rank, end in ends.items():
         (folder / "rank-logs" / f"{rank}.end").write_text(end)
     found = restarts.failure_now(137, log, *([] if killed_at is None else [killed_at]))
-    assert (found.kind, found.place) == (kind, place)
+    assert (found["kind"], found["place"]) == (kind, place)
 
 
 def test_hang_is_diagnosed_by_its_file(folder: Path) -> None:
     (folder / "hang.json").write_text('{"seconds": 60, "nodes": ["n2"]}')
-    assert restarts.failure_now(137, "") == Failure("hang", suspects=("n2",))
+    assert restarts.failure_now(137, "") == failure("hang", suspects=("n2",))
     (folder / "hang.json").write_text("{")
-    assert restarts.failure_now(137, "").kind == "hang"
+    assert restarts.failure_now(137, "")["kind"] == "hang"
 
 
 @pytest.mark.parametrize(

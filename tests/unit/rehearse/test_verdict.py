@@ -173,7 +173,7 @@ WARNED = {**HANG, "time": 14.0, "action": "warn"}
         (Fault.RANK_KILLED, (WARNED,), False),
         (Fault.RANK_KILLED, (WARNED, HANG), True),
         (Fault.RANK_FROZEN, (WARNED, HANG), False),
-        (Fault.RANK_FROZEN, (WARNED, HANG, {**HANG, "time": 19.0}), True),
+        (Fault.RANK_FROZEN, (WARNED, HANG, AGAIN, {**HANG, "time": 19.0}), True),
         (Fault.RANK_KILLED, ({**HANG, "time": 12.0},), False),
     ],
     ids=["warning", "hang", "frozen", "frozen-and-hang", "before-the-fault"],

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from clusterctl.scheduler import advice
-from clusterctl.scheduler.attempts import Hang, LastAttempt
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo, reason_in_words
 from clusterctl.scheduler.case import Evidence, Here, Packages, fix_with_log
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
+from clusterctl.scheduler.history import Attempt
 from clusterctl.transport.tree import format_size
 
 JOB = JobInfo(
@@ -786,7 +786,11 @@ def test_diagnosis_names_the_rank_that_failed_first(
 def test_exit_code_is_a_signal_only_if_a_signal_was_reported(log: str, how: str, code: str) -> None:
     """A shell returns 139 for a program that SIGSEGV has ended, and any program may exit with it."""
     job = replace(JOB, exit_code=139, nodes=("n1",))
-    found = diagnose(Evidence(job=job, log=log, attempt=LastAttempt(how=how)))
+    found = diagnose(
+        Evidence(
+            job=job, log=log, attempt=Attempt(events=[{"event": "end", "time": 9, "how": how}])
+        )
+    )
     signal = "SIGSEGV" if code == "segmentation-fault" else ""
     assert (found.code, found.signal, found.exit_code) == (code, signal, None if signal else 139)
 
@@ -1315,7 +1319,12 @@ def test_killed_job_py_is_not_the_fault_of_the_program(
 ) -> None:
     job = replace(JOB, reason=reason, exit_code=0, signal=9)
     found = diagnose(
-        Evidence(job=job, log="step 3\n", attempt=LastAttempt(is_open=is_open), **more)
+        Evidence(
+            job=job,
+            log="step 3\n",
+            attempt=Attempt({"event": "start", "time": 1} if is_open else {}),
+            **more,
+        )
     )
     assert found.code == code
 
@@ -1420,29 +1429,41 @@ def test_sigkill_is_blamed_on_memory_only_near_the_limit(peak: int, *, is_near: 
 @pytest.mark.parametrize("reason", ["same-error", "no-progress", "chain-over"])
 def test_stopped_restarts_have_reason_and_cause(reason: str) -> None:
     log = TRACEBACK + "KeyError: 'a bug'\n"
-    found = diagnose(Evidence(job=JOB, log=log, attempt=LastAttempt(number=1, stop=reason)))
+    found = diagnose(
+        Evidence(
+            job=JOB,
+            log=log,
+            attempt=Attempt(events=[{"event": "stop", "time": 9, "reason": reason}]),
+        )
+    )
     assert found.code == f"stopped-{reason}"
     assert ("KeyError: 'a bug'" in found.cause) == (reason != "chain-over")
-    usage = diagnose(Evidence(job=JOB, log=log, attempt=LastAttempt(stop="usage")))
+    usage = diagnose(
+        Evidence(
+            job=JOB,
+            log=log,
+            attempt=Attempt(events=[{"event": "stop", "time": 9, "reason": "usage"}]),
+        )
+    )
     assert usage.code == "python-exception"
 
 
-HANG = Hang(summary="rank 1 at loader.py:88", since=10, noticed=100, until=100)
+HANG = {"event": "hang", "time": 100, "seconds": 90, "summary": "rank 1 at loader.py:88"}
 
 
 def test_hang_is_the_cause_and_not_the_kill_that_ended_it() -> None:
-    attempt = LastAttempt(hang=replace(HANG, ended_job=True))
+    attempt = Attempt(events=[{**HANG, "action": "end"}])
     found = diagnose(Evidence(job=JOB, log=SURVIVOR_KILLED, attempt=attempt, lost=WATCHED))
     assert found.code == "hang"
     assert "1m30s" in found.cause
-    assert HANG.summary in found.cause
+    assert "rank 1 at loader.py:88" in found.cause
 
 
 def test_time_limit_after_a_reported_hang_names_the_hang() -> None:
-    attempt = LastAttempt(hang=HANG)
+    attempt = Attempt(events=[{**HANG, "action": "warn"}])
     found = diagnose(Evidence(job=replace(JOB, state=JobState.TIMEOUT), attempt=attempt))
     assert found.code == "time-limit"
-    assert str(HANG).removeprefix("no progress ") in found.cause
+    assert str(attempt.hang).removeprefix("no progress ") in found.cause
     assert (
         diagnose(Evidence(job=JOB, log=TRACEBACK + "KeyError: 1\n", attempt=attempt)).code != "hang"
     )
@@ -1719,7 +1740,7 @@ unless the job is restarted, continue with: clusterctl submit train --env=NOTE -
 )
 def test_fix_after_saved_work_is_to_continue(code: str, fields: dict[str, Any]) -> None:
     log = SAVED.splitlines(keepends=True)
-    attempt = LastAttempt(signal="SIGUSR1")
+    attempt = Attempt(events=[{"event": "signal", "time": 9, "signal": "SIGUSR1"}])
     saved, model_only, unsaved = (
         diagnose(Evidence(job=replace(JOB, **fields), log=text, attempt=attempt))
         for text in (
@@ -1738,14 +1759,32 @@ def test_fix_after_saved_work_is_to_continue(code: str, fields: dict[str, Any]) 
 def test_signal_that_stopped_a_bundled_job_is_the_sent_signal() -> None:
     """Its exit code is that of SIGTERM at each signal."""
     job = replace(JOB, state=JobState.FAILED, exit_code=143, nodes=("n1",))
-    stopped = diagnose(Evidence(job=job, log=SAVED, attempt=LastAttempt(signal="SIGUSR1")))
+    stopped = diagnose(
+        Evidence(
+            job=job,
+            log=SAVED,
+            attempt=Attempt(events=[{"event": "signal", "time": 9, "signal": "SIGUSR1"}]),
+        )
+    )
     assert (stopped.code, stopped.signal, stopped.exit_code) == ("stopped", "SIGUSR1", None)
     assert "SIGUSR1" in stopped.cause
     unsent = diagnose(Evidence(job=job, log=SAVED))
     assert (unsent.code, unsent.exit_code) == ("exit-code", 143)
-    own = diagnose(Evidence(job=job, log="", attempt=LastAttempt(signal="SIGUSR1")))
+    own = diagnose(
+        Evidence(
+            job=job,
+            log="",
+            attempt=Attempt(events=[{"event": "signal", "time": 9, "signal": "SIGUSR1"}]),
+        )
+    )
     assert (own.code, own.signal) == ("exit-code", "")
-    told = diagnose(Evidence(job=job, log="", attempt=LastAttempt(signal="SIGTERM")))
+    told = diagnose(
+        Evidence(
+            job=job,
+            log="",
+            attempt=Attempt(events=[{"event": "signal", "time": 9, "signal": "SIGTERM"}]),
+        )
+    )
     assert (told.code, told.signal) == ("terminated", "SIGTERM")
 
 

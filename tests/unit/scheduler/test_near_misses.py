@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from clusterctl.scheduler import causes
-from clusterctl.scheduler.attempts import LastAttempt
 from clusterctl.scheduler.base import StepInfo
 from clusterctl.scheduler.case import Evidence
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
+from clusterctl.scheduler.history import Attempt
 from clusterctl.scheduler.program_error import error_at_end, is_shell
 from tests.unit.scheduler.test_diagnosis import JOB, LOGS, STATES, TRACEBACK
 
@@ -502,7 +502,9 @@ LISTENING = (
 def test_port_in_use_is_master_port_only_if_the_error_names_it(
     log: str, *, is_master: bool
 ) -> None:
-    found = diagnose(Evidence(job=JOB, log=log, attempt=LastAttempt(port=61012)))
+    found = diagnose(
+        Evidence(job=JOB, log=log, attempt=Attempt({"event": "start", "time": 1, "port": 61012}))
+    )
     assert (found.code, found.cause.startswith("MASTER_PORT")) == ("port-in-use", is_master), found
     # A job that has MASTER_PORT already is not told to use it.
     assert ("use MASTER_PORT" in found.fix) is not is_master

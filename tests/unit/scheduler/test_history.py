@@ -1,39 +1,28 @@
-"""Tests of the attempts and restarts of a job, read from job.events."""
+"""The history of a job, read from job.events: attempts, restarts, hangs, alarms and the end."""
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.attempts import (
-    Attempt,
-    Ending,
-    Event,
-    Hang,
-    LastAttempt,
-    Restart,
-    alarms_of,
-    ending_of,
-    events_of,
-    hangs_of,
-    last_attempt,
-    restarts_of,
-)
 from clusterctl.scheduler.base import JobInfo, JobState, elapsed_of
-from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
+from clusterctl.scheduler.history import Attempt, Hang, attempts_of, is_notice, left_mpi
+from clusterctl.scheduler.records import (
+    restarts_of,
+    with_accounted,
+    with_all_attempts,
+    with_recorded_exit,
+)
+from clusterctl.state.run_record import AttemptRecord
 
 
-def event_lines(*events: dict[str, Any]) -> str:
-    return "".join(f"{json.dumps(event)}\n" for event in events)
-
-
-def recorded(*events: dict[str, Any]) -> tuple[Event, ...]:
-    """The events of a job that has recorded these."""
-    return events_of(event_lines(*events))
+def history(*events: dict[str, Any]) -> tuple[Attempt, ...]:
+    return attempts_of("".join(f"{json.dumps(event)}\n" for event in events))
 
 
 def start(time: float, restarts: int, **fields: Any) -> dict[str, Any]:
@@ -68,47 +57,28 @@ KILLED = {
 }
 
 
-# Of both attempts: (time, step) of what the program has measured. The second repeats 12 steps.
-STEPS = [(120.0, 61), (129.0, 62), (142.5, 51), (143.0, 52)]
-
-
 def test_restart_has_its_cause_times_and_lost_steps() -> None:
-    ended = [end(130.5, 137), requeue(130.6, "failed", **KILLED)]
-    (restart,) = restarts_of(recorded(start(100, 0), *ended, start(140, 1)), STEPS)
-    assert restart == Restart(
-        number=1,
-        cause="SIGKILL in rank 1 on n2",
-        reason="failed",
-        status=137,
-        nodes=("n1", "n2"),
-        ended=130.5,
-        started=140,
-        again_s=12.0,
-        steps_lost=12,
+    events = history(
+        start(100, 0), end(130.5, 137), requeue(130.6, "failed", **KILLED), start(140, 1)
+    )
+    (restart,) = restarts_of(events, (), [(120.0, 61), (129.0, 62), (142.5, 51), (143.0, 52)])
+    assert (restart.restart, restart.reason, restart.status) == (1, "failed", 137)
+    assert KILLED["place"] in restart.cause
+    assert (restart.ended, restart.again, restart.again_s, restart.steps_lost) == (
+        130.5,
+        140,
+        12.0,
+        12,
     )
     assert restart.as_dict()["nodes"] == ["n1", "n2"]
     assert "12 steps lost" in str(restart)
-
-
-def test_restart_whose_end_was_not_recorded_is_timed_from_the_last_kept_step() -> None:
-    """A node was lost, and nobody could write how the first attempt ended."""
-    lost = start(140, 1, kind="loss of n2", progress=[50, 62, 0])
-    (restart,) = restarts_of(recorded(start(100, 0), lost), STEPS[:3])
-    assert restart.ended is None
-    assert restart.again_s == 13.5
-    assert restart.steps_lost == 12
-
-
-def test_restart_of_a_program_that_measures_no_steps_has_unknown_losses() -> None:
-    ended = [end(130.5, 137), requeue(130.6, "failed", **KILLED)]
-    (restart,) = restarts_of(recorded(start(100, 0), *ended, start(140, 1)))
-    assert restart.again_s is None
-    assert restart.steps_lost is None
-
-
-def test_restarts_have_the_numbers_of_slurm_unless_one_is_repeated() -> None:
-    restarts = restarts_of(recorded(start(1, 0), start(2, 0), start(3, 2)))
-    assert [restart.number for restart in restarts] == [1, 2]
+    again = history(start(1, 0), start(2, 0), start(3, 2))
+    assert [restart.restart for restart in restarts_of(again)] == [1, 2]
+    lost = history(start(100, 0), start(140, 1, kind="loss of n2", progress=[50, 62, 0]))
+    (unseen,) = restarts_of(lost, (), [(120.0, 61), (129.0, 62), (142.5, 51)])
+    assert (unseen.ended, unseen.again_s, unseen.steps_lost) == (None, 13.5, 12)
+    (alone,) = restarts_of(events)
+    assert (alone.again_s, alone.steps_lost) == (None, None)
 
 
 HANG = {"time": 94, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3"}
@@ -181,7 +151,7 @@ KILLED_BY_NOTICE = {"kind": "SIGUSR1", "place": "rank 1 on n2"}
 def test_restarts_of_gives_the_cause_of_each_end(
     events: list[dict[str, Any]], following: dict[str, Any], cause: str
 ) -> None:
-    (restart,) = restarts_of(recorded(start(1, 0), *events, start(9, 1, **following)))
+    (restart,) = restarts_of(history(start(1, 0), *events, start(9, 1, **following)))
     assert cause in restart.cause
     assert restart.noticed_s == (90 if HANG in events else None)
 
@@ -210,13 +180,13 @@ def test_restart_without_a_recorded_end_has_the_cause_of_the_accounting(
     events: list[dict[str, Any]], state: str, cause: str, started: int
 ) -> None:
     later = [{**event, "time": event["time"] + 100} for event in events]
-    attempts = (Attempt(start_time=started, end_time=106, nodes=("n1", "n2"), state=state),)
-    (restart,) = restarts_of(recorded(start(100, 0), *later, start(110, 1)), attempts=attempts)
+    attempts = (AttemptRecord(start_time=started, end_time=106, nodes=("n1", "n2"), state=state),)
+    (restart,) = restarts_of(history(start(100, 0), *later, start(110, 1)), attempts)
     assert cause in restart.cause
     # Other attempts in the accounting tell nothing about this one.
-    others = (replace(attempts[0], start_time=80), Attempt(start_time=109))
-    unrecorded = recorded(start(100, 0), start(110, 1))
-    assert restarts_of(unrecorded, attempts=others) == restarts_of(unrecorded)
+    others = (replace(attempts[0], start_time=80), AttemptRecord(start_time=109))
+    unrecorded = history(start(100, 0), start(110, 1))
+    assert restarts_of(unrecorded, others) == restarts_of(unrecorded)
 
 
 def test_restart_time_is_local_on_screen_and_utc_in_documents(
@@ -225,7 +195,7 @@ def test_restart_time_is_local_on_screen_and_utc_in_documents(
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
-        (restart,) = restarts_of(recorded(start(1, 0), end(1795817403, 1), start(1795817410, 1)))
+        (restart,) = restarts_of(history(start(1, 0), end(1795817403, 1), start(1795817410, 1)))
         assert "17:10:03:" in str(restart)
         assert "22:10:03 UTC:" in restart.in_utc
     finally:
@@ -236,11 +206,12 @@ def test_restart_time_is_local_on_screen_and_utc_in_documents(
 def test_last_attempt_ignores_earlier_attempts() -> None:
     hang = {"time": 103, "event": "hang", "seconds": 60, "summary": "rank 0"}
     stopped = [start(109, 1), {"time": 108, "event": "stop", "reason": "same-error"}]
-    events = recorded(start(1, 0), {**hang, "action": "end"}, requeue(105, "hang"), *stopped)
-    assert last_attempt(events) == LastAttempt(number=1, stop="same-error")
-    ended = Hang(summary="rank 0", since=43, noticed=103, until=103, ended_job=True)
-    assert last_attempt(events[:2]) == LastAttempt(hang=ended, is_open=True)
-    assert last_attempt(()) == LastAttempt()
+    events = history(start(1, 0), {**hang, "action": "end"}, requeue(105, "hang"), *stopped)
+    first, last = events
+    assert (last.number, last.stop, last.hang, last.is_open) == (1, "same-error", None, False)
+    assert first.hang == Hang("rank 0", since=43, noticed=103, until=103, ended_job=True)
+    (none,) = history()
+    assert (none.number, none.stop, none.hang, none.is_open) == (0, "", None, False)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +228,7 @@ def test_last_attempt_ignores_earlier_attempts() -> None:
 def test_attempt_without_an_end_or_sigterm_is_open(
     later: list[dict[str, Any]], is_open: bool
 ) -> None:
-    attempt = last_attempt(recorded(start(1, 0), end(2, 0), start(3, 1), *later))
-    assert attempt.is_open is is_open
+    assert history(start(1, 0), end(2, 0), start(3, 1), *later)[-1].is_open is is_open
 
 
 PROGRESS = {"time": 120, "event": "progress"}
@@ -279,21 +249,20 @@ def alarm(at: float, kind: str = "idle", **fields: Any) -> dict[str, Any]:
         ([alarm(100), alarm(130, summary="two", seconds=90)], [(40, 130)], ["idle"]),
         ([alarm(100), alarm(110, "data")], [(40, 100), (50, 110)], ["idle", "data"]),
         ([alarm(100), end(120, 0)], [(40, 120)], ["idle"]),
-        # The job's program wrote it.
-        ([alarm(100, "cake")], [], []),
         ([alarm(100), requeue(120, "failed"), start(130, 1)], [(40, 100)], []),
     ],
 )
 def test_alarm_lasts_until_it_is_over(
     events: list[dict[str, Any]], spans: list[tuple[float, float]], lasting: list[str]
 ) -> None:
-    read = recorded(start(1, 0), *events)
-    assert [(found.since, found.until) for found in alarms_of(read)] == spans
-    assert [found.kind for found in last_attempt(read).alarms] == lasting
+    read = history(start(1, 0), *events)
+    alarms = [found for attempt in read for found in attempt.all_alarms]
+    assert [(found.since, found.until) for found in alarms] == spans
+    assert [found.kind for found in read[-1].alarms] == lasting
 
 
 def test_alarm_that_ends_the_job_says_so() -> None:
-    (found,) = alarms_of(recorded(start(1, 0), alarm(100, action="end")))
+    (found,) = history(start(1, 0), alarm(100, action="end"))[0].all_alarms
     assert found.ended_job
     assert str(found) == "idle, for 1m"
 
@@ -315,26 +284,22 @@ def test_hang_lasts_until_the_next_progress(
     later: list[dict[str, Any]], until: float, lasts: bool
 ) -> None:
     warned = {**HANG, "time": 100, "action": "warn"}
-    events = recorded(start(1, 0), warned, *later)
-    (hang,) = hangs_of(events)
-    assert hang == Hang(summary=HANG["summary"], since=10, noticed=100, until=until)
-    assert last_attempt(events).hang == (hang if lasts else None)
-
-
-def test_hang_after_a_hang_that_is_over_is_another() -> None:
-    first = {**HANG, "time": 100, "action": "warn"}
-    events = recorded(start(1, 0), first, PROGRESS, {**first, "time": 300})
-    assert [hang.since for hang in hangs_of(events)] == [10, 210]
-    lasting = last_attempt(events).hang
-    assert lasting is not None
-    assert lasting.since == 210
+    events = history(start(1, 0), warned, *later)
+    (hang,) = events[0].hangs
+    assert (hang.since, hang.until, hang.ended_job) == (10, until, False)
+    assert events[0].hang == (hang if lasts else None)
+    two = history(start(1, 0), warned, PROGRESS, {**warned, "time": 300})
+    assert [hang.since for hang in two[0].hangs] == [10, 210]
+    assert (two[0].hang or hang).since == 210
 
 
 def test_hangs_of_joins_a_warning_and_its_end() -> None:
     warned = {**HANG, "time": 100, "action": "warn"}
     ended = {**HANG, "time": 130, "seconds": 120, "action": "end"}
-    events = recorded(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended)
-    assert [(hang.since, hang.until, hang.ended_job) for hang in hangs_of(events)] == [
+    events = history(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended)
+    assert [
+        (hang.since, hang.until, hang.ended_job) for attempt in events for hang in attempt.hangs
+    ] == [
         (10, 131, True),
         (10, 130, True),
     ]
@@ -350,11 +315,13 @@ def test_events_of_ignores_malformed_events(key: str, value: object) -> None:
     lines = [
         {**line, "event": event} for event in ("start", "end", "requeue", "hang", "stop", "start")
     ]
-    events = events_of(f"[]\n{{\n{'[' * 5000}\n{event_lines(*lines)}")
-    last_attempt(events)
-    for hang in hangs_of(events):
-        assert f"{hang}{json.dumps(asdict(hang))}".isprintable()
-    for restart in restarts_of(events, [(5.0, 3)]):
+    text = "".join(f"{json.dumps(event)}\n" for event in lines)
+    read = attempts_of(f"[]\n{{\n{'[' * 5000}\n{text}")
+    for attempt in read:
+        for hang in attempt.hangs:
+            assert f"{hang}{json.dumps(hang.as_dict())}".isprintable()
+        assert f"{attempt.state}{attempt.exit_code}{attempt.left}{attempt.progress}".isprintable()
+    for restart in restarts_of(read, (), [(5.0, 3)]):
         assert f"{restart}{json.dumps(restart.as_dict())}".isprintable()
 
 
@@ -404,36 +371,23 @@ def test_events_of_ignores_malformed_events(key: str, value: object) -> None:
 def test_ending_of_has_state_exit_code_and_time_of_the_last_attempt(
     events: list[dict[str, Any]], state: str, exit_code: int | None, ended: float | None
 ) -> None:
-    ending = ending_of(recorded(*events))
-    assert ending.state == state
-    assert ending.exit_code == exit_code
-    assert ending.ended == ended
+    last = history(*events)[-1]
+    assert (last.state, last.exit_code, last.left) == (state, exit_code, ended)
 
 
 def test_ending_has_the_facts_of_the_start() -> None:
-    ending = ending_of(recorded(start(1, 0), start(7, 2, partition="short"), end(9, 0)))
-    assert ending == Ending(
-        state="COMPLETED",
-        exit_code=0,
-        nodes=("n1", "n2"),
-        partition="short",
-        restarts=2,
-        started=7,
-        ended=9,
-    )
+    last = history(start(1, 0), start(7, 2, partition="short"), end(9, 0))[-1]
+    assert (last.nodes, last.partition, last.number) == (("n1", "n2"), "short", 2)
+    assert (last.started, last.is_recorded) == (7, True)
+    (killed,) = history(start(1, 0))
+    assert (killed.is_recorded, bool(killed.state_reason)) == (False, True)
 
 
-def test_ending_that_nobody_recorded_is_known_as_such() -> None:
-    ending = ending_of(recorded(start(1, 0)))
-    assert not ending.is_recorded
-    assert ending.reason
+def attempt(start: int, end: int | None, *nodes: str) -> AttemptRecord:
+    return AttemptRecord(start_time=start, end_time=end, nodes=nodes or ("n1", "n2"))
 
 
-def attempt(start: int, end: int | None, *nodes: str) -> Attempt:
-    return Attempt(start_time=start, end_time=end, nodes=nodes or ("n1", "n2"))
-
-
-def job(*attempts: Attempt, **fields: Any) -> JobInfo:
+def job(*attempts: AttemptRecord, **fields: Any) -> JobInfo:
     facts = {"number": 7, "name": "mine", "user": "ada", "state": JobState.COMPLETED, "reason": ""}
     return JobInfo(**{**facts, "attempts": attempts, **fields})
 
@@ -464,23 +418,21 @@ def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
     again = job(
         attempt(100, 142), attempt(150, 160, "n1"), start_time=150, end_time=160, nodes=("n1",)
     )
-    recorded = [start(101, 0), end(102.4, 3), start(151, 1), end(155, 0)]
+    recorded = history(start(101, 0), end(102.4, 3), start(151, 1), end(155, 0))
     known = with_all_attempts(again, recorded)
     # The nodes were free from the program's end to the requeue. At the last end, Slurm itself freed
     # them.
     assert known.attempts == (attempt(100, 103), attempt(150, 160, "n1"))
-    assert known.start_time == 100
-    assert known.last_start == 150
-    assert known.elapsed_s == 13
+    assert (known.start_time, known.last_start, known.elapsed_s) == (100, 150, 13)
     assert with_all_attempts(known, recorded) == known
     waiting = replace(
         again, state=JobState.PENDING, attempts=again.attempts[:1], start_time=None, nodes=()
     )
-    assert with_all_attempts(waiting, recorded[:2]).attempts == (attempt(100, 103),)
-    late = with_all_attempts(again, [start(101, 0), end(170, 3)])
+    assert with_all_attempts(waiting, recorded[:1]).attempts == (attempt(100, 103),)
+    late = with_all_attempts(again, history(start(101, 0), end(170, 3)))
     assert late.attempts[0] == attempt(100, 142)
     killed = with_all_attempts(
-        again, [start(101, 0), {"time": 102, "event": "signal", "signal": "SIGUSR1"}]
+        again, history(start(101, 0), {"time": 102, "event": "signal", "signal": "SIGUSR1"})
     )
     assert killed.attempts[0] == attempt(100, 142)
     # The accounting may have missed an end.
@@ -496,7 +448,7 @@ def test_exit_code_truncated_by_sacct_is_replaced_by_the_recorded_code(
     shown: int, recorded: int | None, code: int
 ) -> None:
     failed = job(state=JobState.FAILED, exit_code=shown, signal=0)
-    events = [start(101, 0), *([] if recorded is None else [end(150, recorded)])]
+    events = history(start(101, 0), *([] if recorded is None else [end(150, recorded)]))
     assert with_recorded_exit(failed, events).exit_code == code
     # The queue has the whole exit code, and the number of restarts.
     queued = replace(failed, restarts=0)
@@ -512,18 +464,20 @@ def test_attempts_without_accounting_are_read_from_the_events() -> None:
     run.
     """
     killed = job(start_time=150, end_time=160, nodes=("n1",))
-    recorded = [start(100, 0), start(151, 1, nodes=["n1"])]
+    recorded = history(start(100, 0), start(151, 1, nodes=["n1"]))
     assert with_all_attempts(killed, recorded, (99, 120.5, 155)).attempts == (
         attempt(100, 121),
         attempt(151, 160, "n1"),
     )
-    unseen = with_all_attempts(killed, recorded[:1], (120,))
+    unseen = with_all_attempts(killed, history(start(100, 0)), (120,))
     assert unseen.attempts == (attempt(100, 120), attempt(150, 160, "n1"))
     assert with_all_attempts(job(start_time=5, end_time=9, nodes=("n1",)), ()).attempts == (
         attempt(5, 9, "n1"),
     )
     # The clock of the node is two seconds behind that of Slurm.
-    behind = with_all_attempts(killed, [*recorded[:1], end(120, 3), start(148, 1), end(149, 0)])
+    behind = with_all_attempts(
+        killed, history(start(100, 0), end(120, 3), start(148, 1), end(149, 0))
+    )
     assert [each.start_time for each in behind.attempts] == [100, 148]
     assert with_all_attempts(job(state=JobState.CANCELLED, end_time=9), ()).elapsed_s is None
 
@@ -533,32 +487,80 @@ def test_accounting_of_another_job_with_the_id_is_not_taken() -> None:
     accounted = job(attempt(1, 2), attempt(3, 4), work_dir="/a", submit_time=1)
     assert with_accounted(own, [replace(accounted, work_dir="/b")]) == own
     known = with_accounted(own, [accounted])
-    assert known == replace(own, attempts=accounted.attempts, submit_time=1)
+    assert (known.attempts, known.submit_time) == (accounted.attempts, 1)
 
 
 def test_attempt_that_recorded_no_start_is_a_restart() -> None:
-    events = recorded(start(101, 0), end(110, 1), start(161, 2))
-    assert [restart.started for restart in restarts_of(events)] == [161]
+    events = history(start(101, 0), end(110, 1), start(161, 2))
+    assert [restart.again for restart in restarts_of(events)] == [161]
     nodes = {100: ("n1", "n2"), 130: ("n3",), 160: ("n1", "n2")}
-    starts = [Attempt(start_time=at, nodes=of_start) for at, of_start in nodes.items()]
-    unseen, last = restarts_of(events, attempts=starts)
-    assert unseen.number == 1
-    assert unseen.started == 130
-    assert unseen.ended == 110
-    assert unseen.status == 1
-    assert last.number == 2
-    assert last.started == 161
-    assert last.ended is None
-    assert last.nodes == ("n3",)
+    starts = [AttemptRecord(start_time=at, nodes=of_start) for at, of_start in nodes.items()]
+    unseen, last = restarts_of(events, starts)
+    assert (unseen.restart, unseen.again, unseen.ended, unseen.status) == (1, 130, 110, 1)
+    assert (last.restart, last.again, last.ended, last.nodes) == (2, 161, None, ("n3",))
     requeued = [replace(each, state="REQUEUED") for each in starts]
-    assert "before its program started" in restarts_of(events, attempts=requeued)[1].cause
+    assert "before its program started" in restarts_of(events, requeued)[1].cause
     behind = [
         replace(each, start_time=each.start_time + 30) for each in starts if each.start_time != 130
     ]
-    assert restarts_of(events, attempts=behind) == restarts_of(events)
+    assert restarts_of(events, behind) == restarts_of(events)
 
 
 def test_last_attempt_has_the_last_sent_signal() -> None:
     signals = [{"time": 3, "event": "signal", "signal": name} for name in ("SIGTERM", "SIGUSR1")]
-    assert last_attempt(recorded(start(1, 0), *signals, end(5, 143))).signal == "SIGUSR1"
-    assert last_attempt(recorded(start(1, 0), *signals, start(6, 1))).signal == ""
+    assert history(start(1, 0), *signals, end(5, 143))[-1].signal == "SIGUSR1"
+    assert history(start(1, 0), *signals, start(6, 1))[-1].signal == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_asked"),
+    [
+        ("#SBATCH --signal=USR1@60", True),
+        ("#SBATCH --signal USR1@60", True),
+        ("#SBATCH --signal=B:SIGUSR1@60", True),
+        ("#SBATCH --signal=USR1", True),
+        ("#SBATCH --time=10 --signal=USR1@60", True),
+        ("#SBATCH --signal=USR1@60  # save before the end", True),
+        ("#SBATCH --signal=10@60", True),
+        ("#SBATCH --signal=USR1@60\n#SBATCH --signal=USR2@60", False),
+        ("#SBATCH --signal=USR2@60", False),
+        ("#SBATCH --signal=USR1@10", False),
+        ("#SBATCH --comment='--signal=USR1@60'", False),
+        ('#SBATCH --comment="--signal=USR1@60', False),
+        ("# --signal=USR1@60", False),
+        ("#SBATCH --signal=99@60", False),
+    ],
+)
+def test_is_notice_reads_the_option_as_sbatch_does(line: str, *, is_asked: bool) -> None:
+    script = f"#!/bin/bash\n{line}\nsrun train\n"
+    assert is_notice(script, "SIGUSR1", left_s=100) is is_asked
+    assert not is_notice(script, "SIGUSR1", left_s=200)
+
+
+PMIX = (
+    "slurmstepd-n1: error:  mpi/pmix_v4: _errhandler: n1 [0]: pmixp_client_v2.c:212: Error handler "
+    "invoked: status = {}, source = [slurm.pmix.5.0:1]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "ended", "rank"),
+    [
+        (PMIX.format(-61), (), (1, "n1")),
+        # Only the loss of a connection.
+        (PMIX.format(-25), (), None),
+        (PMIX.format(-61), (1,), None),
+        (PMIX.format(-61) + "srun: error: n1: tasks 0-2: Killed\n", (), None),
+        (PMIX.format(-61) + "\nclusterctl: restart 1 of this job\n", (), None),
+    ],
+)
+def test_left_mpi_names_a_rank_that_ended_without_failure(
+    log: str, ended: tuple[int, ...], rank: tuple[int, str] | None
+) -> None:
+    assert left_mpi(log, ended) == rank
+
+
+def test_payload_has_this_module() -> None:
+    root = Path(__file__).parents[3]
+    sent, own = root / "payload/node/history.py", root / "clusterctl/scheduler/history.py"
+    assert sent.read_bytes() == own.read_bytes()

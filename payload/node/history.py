@@ -1,0 +1,1 @@
+../../clusterctl/scheduler/history.py
