@@ -1838,19 +1838,11 @@ def first_cause(case: Case) -> Explanation:
 def _not_restarted(last: Explanation, stop: str) -> Explanation:
     """Add why job.py did not restart the job to the cause of its last end."""
     match stop:
-        case "same-error":
-            return Explanation(
-                "stopped-same-error",
-                f"{last.cause}; not restarted, because the same error came twice without progress",
-                last.fix,
-                last.match,
-                last.failed,
-            )
         case "no-progress":
             return Explanation(
                 "stopped-no-progress",
-                f"{last.cause}; not restarted, because the job had failed like this several times "
-                "without progress",
+                f"{last.cause}; not restarted, because the job had failed several times in a row "
+                "without a newer checkpoint or step",
                 last.fix,
                 last.match,
                 last.failed,

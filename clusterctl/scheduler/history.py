@@ -304,6 +304,18 @@ class Attempt(NamedTuple):
         how = f"exit code {int(code)}" if code else self.kind.replace(",", ", ")
         return " in ".join(filter(None, (self.error or how, self.place))) if self.kind else ""
 
+    @property
+    def facts(self) -> str:
+        """What was seen of the attempt, on a line that stands beside those of other attempts:
+        ``attempt 2: 1m3s on n1, n2; SIGKILL in rank 1 on n2; step 62``.
+        """
+        end = self.ended or (self.again if self.following else self.last) or 0
+        on = f" on {', '.join(self.nodes[:_MOST_NODES])}" if self.nodes else ""
+        number, step, _ = self.progress
+        reached = [f"{name} {n}" for name, n in (("checkpoint", number), ("step", step)) if n]
+        ran = f"attempt {self.order + 1}: {duration(end - (self.started or end))}{on}"
+        return "; ".join(filter(None, (ran, self.cause, ", ".join(reached))))
+
     # --- Hangs and alarms -------------------------------------------------------------------------
     @property
     def hangs(self) -> tuple[Hang, ...]:
@@ -457,11 +469,23 @@ class Attempt(NamedTuple):
         return self._unrecorded_cause
 
     @property
+    def drained(self) -> Mapping[str, str]:
+        """Node -> reason of the nodes of the attempt that were drained before the next one."""
+        found = self.following.get("drained")
+        reasons = found if isinstance(found, dict) else {}
+        return {node: _text(reasons, node) for node in self.nodes if _text(reasons, node)}
+
+    @property
     def _unrecorded_cause(self) -> str:
         on = f" on {', '.join(self.nodes[:_MOST_NODES])}" if self.nodes else ""
         if self.slurm_state == "REQUEUED":
             # Slurm also requeues a job by itself, such as after a failed Prolog.
             before = " before its program started" if "unrecorded" in self.start else ""
+            if before and self.drained:
+                drained = "; ".join(
+                    f"{node} was drained: {why}" for node, why in self.drained.items()
+                )
+                return f"requeued{on}{before}; {drained}"
             return f"requeued by Slurm, its user or an administrator{on}{before}"
         return _TOLD.get(self.slurm_state) or f"no end was recorded{on}: {_UNSEEN}"
 

@@ -246,8 +246,8 @@ def _unrecorded_starts(
 def _state_of(attempt: Attempt, accounted: Mapping[int, AttemptRecord]) -> str:
     """Return Slurm's state of an attempt. "": unknown."""
     started = attempt.started or 0
-    near = [each for at, each in accounted.items() if abs(at - started) <= _LAUNCH_S]
-    return near[0].state if len(near) == 1 else ""
+    own = [at for at in accounted if at - SKEW_S <= started <= at + _LAUNCH_S]
+    return accounted[max(own)].state if own else ""
 
 
 def recorded_job(transport: Transport, ledger: Ledger, token: str) -> JobInfo | None:

@@ -72,6 +72,16 @@ class Events:
         read = (history.of_chain(history.attempts_of(text)) for text in texts)
         return next(filter(None, read), [])
 
+    def drained_since(self, restarts: int) -> dict[str, str]:
+        """Return node -> reason of the nodes that were drained since the last event, if an attempt
+        before this one has recorded no start: a node may have refused it.
+
+        restarts: how often Slurm has restarted the job.
+        """
+        last = history.attempts_of(task.text_of(history.EVENTS_FILE))[-1]
+        missed = restarts > (last.number + 1 if last.start else 0)
+        return drained_nodes(last.last or 0.0) if missed else {}
+
     @property
     def size(self) -> int:
         """The size of the file in bytes."""
@@ -131,6 +141,8 @@ class Restart:
             facts.update(failure, progress=self._progress(past))
         port = os.environ.get("MASTER_PORT", "")
         facts.update({"port": int(port)} if port.isdecimal() else {})
+        if drained := self._events.drained_since(int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
+            facts.update(drained=drained)
         self._events.add("start", nodes=nodes or own_nodes(), **facts)
         for file in (restarts.HANG_FILE, restarts.ALARM_FILE):
             if os.path.exists(file):
@@ -177,16 +189,16 @@ class Restart:
         if not past or past[-1].requeue:
             task.complain(NO_EVENTS)
             return
-        facts = {**self._failure(status, past[-1]), "progress": self._progress(past)}
+        failure = self._failure(status, past[-1])
+        reason = {"hang": "hang", "saved": "saved"}.get(str(failure["kind"]), "failed")
+        facts = {"reason": reason, "status": status, **failure, "progress": self._progress(past)}
         failed = restarts.with_failure(past[-1], facts)
         past = [*past[:-1], failed]
         state, excluded = self._ask()
         if state not in STILL_OURS or self._stops(past):
             return
-        is_saved = status == history.SAVED or failed.kind == "saved"
-        reason = "hang" if failed.kind == "hang" else "saved" if is_saved else "failed"
         # Slurm may end this process before scontrol has returned.
-        if not self._events.add("requeue", reason=reason, status=status, **facts):
+        if not self._events.add("requeue", **facts):
             task.complain(NO_EVENTS)
             return
         ran_s = (failed.ended or 0) - (failed.started or 0)
@@ -227,8 +239,6 @@ class Restart:
             return restarts.failure_of(bad, "missing files on") or failure
         if not failure["place"] and kind not in ("saved", "hang"):
             return restarts.failure_of(lost_nodes(attempt.nodes), "loss of") or failure
-        if kind == "saved" and not restarts.is_due(attempt):
-            return {**failure, "kind": restarts.UNASKED}
         # A signal that was passed on, such as SIGUSR1 before the time limit, is no fault of a node.
         # job.py sends SIGKILL itself, to the ranks that remain after a failure.
         if kind in {event.get("signal") for event in attempt.events} - {"SIGKILL"}:
@@ -268,30 +278,31 @@ class Restart:
                 return False
         return True
 
-    def _progress(self, past: Sequence[Attempt]) -> tuple[int, ...]:
-        return restarts.progress(self._folders, past[0].started or 0.0)
+    def _progress(self, past: Sequence[Attempt]) -> tuple[int, int, int]:
+        """Return how far the job has come: see ``Attempt.progress``."""
+        number, step, written = restarts.progress(self._folders, past[0].started or 0.0)
+        is_late = written - (past[-1].started or 0.0) >= restarts.LATE_S
+        return number, step, written if is_late else 0
 
     def _stops(self, past: Sequence[Attempt]) -> bool:
         """Return whether the job should not run again. If so, record and print the reason."""
-        failures = restarts.failures(past)
         chain_s = float(self._options.get("chain", "0"))
-        used_s = restarts.seconds_used(past)
-        reason = restarts.stop_reason(failures, used_s, chain_s)
+        reason = restarts.stop_reason(past, chain_s)
         if reason:
-            failure = failures[-1].failure
+            failure = restarts.failures(past)[-1].failure
             facts = {key: failure[key] for key in restarts.FACTS if key in failure}
             self._events.add("stop", reason=reason, **facts)
-            text = restarts.explain(reason, failures[-1], used_s, chain_s)
-            task.complain(f"this job is not requeued: {text}")
+            for line in restarts.explain(reason, past, chain_s).splitlines():
+                task.complain(f"this job is not requeued: {line}")
         return bool(reason)
 
     def _exclude(self, past: Sequence[Attempt], excluded: str) -> None:
-        """Have Slurm not use nodes again on which the job has failed twice, if it can run on other
-        nodes.
+        """Have Slurm not use nodes again on which two attempts in a row failed, if the job can run
+        on other nodes.
 
         excluded: the nodes that are excluded already, as Slurm writes them.
         """
-        bad = restarts.bad_nodes(restarts.failures(past))
+        bad = restarts.bad_nodes(past)
         unused = hostnames(excluded)
         nodes = [node for node in bad if node not in unused]
         if not nodes:
@@ -396,6 +407,14 @@ def lost_nodes(nodes: Sequence[str], lost: frozenset[str] = LOST) -> list[str]:
     # Slurm combines states, as in down+drain.
     states = {row[0]: row[1].upper().split("+") for row in rows if len(row) == 2}  # noqa: PLR2004
     return [node for node, of_node in states.items() if lost.intersection(of_node)]
+
+
+def drained_nodes(since: float) -> dict[str, str]:
+    """Return node -> reason of the nodes that were drained after a time."""
+    ask = ["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%H|%E"]
+    answer = task.output_of(ask, {**os.environ, "SLURM_TIME_FORMAT": "%s"})
+    rows = [line.strip().split("|", 2) for line in answer.splitlines() if line.count("|") >= 2]  # noqa: PLR2004
+    return {node: why for node, at, why in rows if at.isdigit() and int(at) >= since}
 
 
 def restarted_nodes(nodes: Sequence[str], since: float) -> list[str]:

@@ -12,10 +12,9 @@ import os
 import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate, islice
+from itertools import islice
 
 from payload.node import history, task
 from payload.node.history import (
@@ -28,8 +27,6 @@ from payload.node.history import (
     this_attempt,
 )
 
-# The kind of such an end if nothing shows that the program was asked to save its work.
-UNASKED = "exit code 75 without a signal"
 HANG_FILE = "hang.json"
 # alarms.py writes it if an alarm is to end the program.
 ALARM_FILE = "alarm.json"
@@ -37,15 +34,11 @@ ALARM = "alarm"
 # A program ends with 2 if its arguments are wrong. A shell returns 126 or 127 if it cannot start a
 # program.
 USAGE = (2, 126, 127)
-# A job ends when it has failed this often in the same way, or with the same error of the program,
-# without progress in between.
-SAME_FAILURES = 3
-SAME_ERRORS = 2
-# The same error also ends the job after this number of attempts if only the time of a checkpoint is
-# newer.
-MOST_ERRORS = 5
-# A node is not used again after this number of failures on it.
-FAILURES_OF_NODE = 2
+# A job ends after so many failures without progress in between.
+MOST_FAILURES = 3
+# A checkpoint without a number is progress only if it was written so long after the start of its
+# attempt: a program may write such a file whenever it starts.
+LATE_S = 600.0
 LOG_END = 1 << 16
 MOST_ENTRIES = 2000
 DEEPEST = 3
@@ -73,16 +66,12 @@ _STATES = {
 }
 _LOST_DAEMON = re.compile("RTE has lost communication with a remote daemon")
 _ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
-_LABEL = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
-_FRAME = re.compile(r'  File "(.*)", line (\d+)')
-_OWN_MESSAGE = re.compile(r"^payload: error: (.*)", re.MULTILINE)
-# Exceptions that a lost rank, node or connection, broken hardware, or a signal to torchrun may have
-# caused.
-_PEER_LOST = re.compile(
-    r"\bpeer|connection|timed? ?out|nccl|gloo|\bmpi|broken ?pipe|stale file|SignalException|ChildFailedError"
-    r"|CUDA error|\bECC\b|input/output error|fallen off",
-    re.IGNORECASE,
+# The end of a log of Python: the last frame of a traceback, and its exception.
+_ERROR_AT_END = re.compile(
+    r'^  File "([^"\n]*)", line (\d+)[^\n]*\n(?:    [^\n]*\n)*([A-Za-z_][\w.]*)(?::[^\n]*)?\s*\Z',
+    re.MULTILINE,
 )
+_ABORT = re.compile(r"^-{20,}\nMPI_ABORT was invoked", re.MULTILINE)
 _CHECKPOINT_FOLDER = re.compile(
     r"(?:checkpoint|ckpt|step|iter|iteration|epoch|global_?step)[-_=]?(\d+)"
 )
@@ -147,7 +136,8 @@ def failures(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 def with_failure(attempt: Attempt, facts: Facts) -> Attempt:
     """Return an attempt as its record will tell it after its failure."""
-    return attempt._replace(events=[*attempt.events, {"event": "requeue", **facts}])
+    failed = {"event": "requeue", "time": time.time(), **facts}
+    return attempt._replace(events=[*attempt.events, failed])
 
 
 def seconds_used(attempts: Iterable[Attempt]) -> float:
@@ -173,61 +163,59 @@ def is_usage(kind: str) -> bool:
     return kind in [kind_of(status) for status in USAGE]
 
 
-def stop_reason(past: Sequence[Attempt], used_s: float = 0.0, chain_s: float = 0.0) -> str:
-    """Return why a job should not run again after the last of its failures. "": it should.
+def stop_reason(attempts: Sequence[Attempt], chain_s: float = 0.0) -> str:
+    """Return why a job should not run again after the failure of its last attempt. "": it should.
 
-    used_s: how long all attempts have run together. chain_s: how long they may run. 0: without
-        limit.
+    chain_s: how long all attempts may run together. 0: without limit.
     """
-    last = past[-1]
+    last = failures(attempts)[-1]
     if is_usage(last.kind):
         return "usage"
     # The user wants such a job to end, and a restart would waste the same time again.
     if last.kind == ALARM:
         return ALARM
-    # The best progress so far, at each failure.
-    best = list(
-        accumulate((attempt.progress for attempt in past), lambda *both: tuple(map(max, *both)))
-    )
-    recent = past[best.index(best[-1]) :]
-    if last.error and [attempt.error for attempt in recent].count(last.error) >= SAME_ERRORS:
-        return "same-error"
-    # A program may write a file like a checkpoint whenever it starts.
-    alike = [attempt.error for attempt in past if attempt.progress[:2] == last.progress[:2]]
-    if last.error and alike.count(last.error) >= MOST_ERRORS:
-        return "same-error"
-    # A program that saves its work in a place unknown to us seems to make no progress. It may be
-    # restarted without end, but only if it saves when it is due: otherwise it would be restarted
-    # each second.
-    is_known = last.kind != kind_of(SAVED) or any(last.progress)
-    if is_known and [attempt.kind for attempt in recent].count(last.kind) >= SAME_FAILURES:
+    if len(without_progress(attempts)) >= MOST_FAILURES:
         return "no-progress"
-    return "chain-over" if chain_s and used_s >= chain_s else ""
+    return "chain-over" if chain_s and seconds_used(attempts) >= chain_s else ""
 
 
-def explain(reason: str, last: Attempt, used_s: float, chain_s: float) -> str:
-    """Return a reason of ``stop_reason`` in words. last: the last failure."""
+def without_progress(attempts: Iterable[Attempt]) -> Sequence[Attempt]:
+    """Return the last failures of which none came farther than the first."""
+    recent: list[Attempt] = []
+    best = (0, 0, 0)
+    for attempt in failures(attempts):
+        number, step, written = map(max, zip(best, attempt.progress))
+        # A program that shows no progress may save its work in a place unknown to us. That counts
+        # if it was due: otherwise such a program would be restarted each second without end.
+        is_saved = attempt.kind == "saved" and not any(attempt.progress) and is_due(attempt)
+        is_farther = (number, step, written) != best
+        best = (number, step, written)
+        recent = [] if is_saved else [attempt] if is_farther else [*recent, attempt]
+    return recent
+
+
+def explain(reason: str, attempts: Sequence[Attempt], chain_s: float) -> str:
+    """Return a reason of ``stop_reason`` in words, on one or more lines."""
+    last = failures(attempts)[-1]
     if reason == "usage":
         return f"a restart would end like this attempt: {last.said}"
     if reason == ALARM:
         return f"an alarm has ended it: {last.error}"
-    if reason == "same-error":
-        return (
-            f"{last.said}, again without a newer checkpoint or step; correct the program, and submit "
-            "it again"
-        )
     if reason == "no-progress":
-        return f"{last.said}, {SAME_FAILURES} times without a newer checkpoint or step"
+        vain = without_progress(attempts)
+        lines = [f"{len(vain)} failures without a newer checkpoint or step"]
+        return "\n".join([*lines, *(f"  {attempt.facts}" for attempt in vain[-MOST_FAILURES:])])
+    used_s = seconds_used(attempts)
     return (
         f"its attempts have run {used_s:.0f} s, and --chain is {chain_s:.0f} s; the last end: "
         f"{last.said}"
     )
 
 
-def bad_nodes(past: Iterable[Attempt]) -> list[str]:
-    """Return the nodes that a job should not use again."""
-    counts = Counter(node for attempt in past for node in attempt.suspects)
-    return sorted(node for node, count in counts.items() if count >= FAILURES_OF_NODE)
+def bad_nodes(attempts: Iterable[Attempt]) -> list[str]:
+    """Return the nodes on which two failures in a row happened, which a job should not use again."""
+    nodes = [set(attempt.suspects) for attempt in failures(attempts)]
+    return sorted(set().union(*(one & two for one, two in zip(nodes, nodes[1:]))))
 
 
 def kind_of(status: int) -> str:
@@ -268,7 +256,7 @@ def failure_now(
         rank = aborted[1]
     text = this_attempt(end_of_file(f"rank-logs/{rank}.log")) if rank else log
     by_signal = kind_of(ended).startswith("SIG") and not aborted
-    error = "" if by_signal else own_error(text)
+    error = "" if by_signal else error_at_end(text)
     # job.py has killed srun, and with it all ranks that had a slurmstepd.
     is_killed = by_signal and ended == FROM_SHELL + signal.SIGKILL
     if NO_SLURMSTEPD in log and (is_killed or not rank):
@@ -278,7 +266,7 @@ def failure_now(
     if killed_at < math.inf and not rank:
         return failure(ABORT)
     place = " on ".join(filter(None, (rank and f"rank {rank}", host)))
-    suspects = (host,) if by_signal and host else ()
+    suspects = (host,) if host else ()
     is_signal = code < 0 if code else is_signal and not _has_exited(status, log)
     kind = kind_of(ended or status)
     exited = 0 if is_signal or not kind.startswith("SIG") else ended or status
@@ -397,36 +385,12 @@ def first_failed(killed_at: float = math.inf) -> tuple[int, str, str]:
     return (SAVED if SAVED in [ended for _, ended, _, _ in ends] else 0), "", ""
 
 
-def own_error(log: str) -> str:
-    """Return the type and place of the last exception in a log, or the bundled programs' message.
-
-    Return "" for exceptions that another rank's end may have caused.
+def error_at_end(log: str) -> str:
+    """Return type and place of the exception with whose traceback a log of Python ends, or "".
+    After it, mpi4py calls MPI_Abort.
     """
-    place = message = ""
-    log = _LABEL.sub("", log)
-    for line in _last_traceback(log).splitlines():
-        frame = _FRAME.match(line)
-        if frame:
-            place = f"{frame[1]}:{frame[2]}"
-        elif place and line and not line.startswith(" "):
-            message = line
-            break
-    if not message:
-        # Numbers in a message, such as process IDs, differ between attempts.
-        return re.sub(r"\d+", "N", (_OWN_MESSAGE.findall(log) or [""])[-1])[:200]
-    return "" if _PEER_LOST.search(message) else f"{message.partition(':')[0]} at {place}"
-
-
-def _last_traceback(log: str) -> str:
-    """Return a log from its last traceback on, but of no exception that Python ignores, such as one
-    in __del__. The whole log without a traceback: its start may be cut.
-    """
-    before, *tracebacks = log.split("Traceback (most recent call last):\n")
-    befores = [before, *tracebacks[:-1]]
-    for text, traceback in zip(reversed(befores), reversed(tracebacks)):
-        if not text.rstrip("\n").rpartition("\n")[2].startswith("Exception ignored "):
-            return traceback
-    return "" if tracebacks else log
+    match = _ERROR_AT_END.search(_ABORT.split(log)[0])
+    return f"{match[3]} at {match[1]}:{match[2]}" if match else ""
 
 
 def progress(folders: Sequence[str], since: float) -> tuple[int, int, int]:

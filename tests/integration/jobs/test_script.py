@@ -632,6 +632,16 @@ def test_job_with_newer_checkpoints_is_restarted(batch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("late_s", "ends"), [(0, ["requeue", "requeue", "stop"]), (900, 3 * ["requeue"])]
+)
+def test_checkpoint_without_a_number_is_progress_unless_it_is_written_at_the_start(
+    batch, late_s, ends
+):
+    newer = f"touch -d @$((`date +%s` + {late_s} + 9 * SLURM_RESTART_COUNT)) last.ckpt"
+    assert attempts(batch, f"{newer}; exit 1", 3) == ends
+
+
 def test_chain_ends_after_its_time(batch):
     assert attempts(batch, "sleep 0.6; exit 75", 2, chain="1s") == ["requeue", "stop"]
     assert events(batch)[-1]["reason"] == "chain-over"
@@ -650,6 +660,38 @@ def test_attempt_without_an_end_has_lost_its_nodes(batch):
     assert (start["kind"], start["suspects"]) == ("loss of node-2", ["node-2"])
     empty = [call for call in batch.calls.read_text().splitlines() if call.endswith(" true")]
     assert len(empty) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("restarts", "drained"),
+    [
+        # An attempt has recorded no start: a node has refused it.
+        (2, {"node-2": "clusterctl health: /shared is not mounted"}),
+        (1, None),
+    ],
+)
+def test_start_has_the_nodes_that_were_drained_before_it(batch, restarts, drained):
+    now = int(time.time())
+    rows = [
+        f"node-2|{now}|clusterctl health: /shared is not mounted",
+        f"node-3|{now - 9000}|disk",
+        "node-4|Unknown|none",
+    ]
+    show = f"[[ $* != *states=drain* ]] || printf '%s\\n' {shlex.join(rows)}"
+    play(batch.folder.parent / "bin" / "sinfo", show)
+    begun = {"time": now - 60, "event": "start", "restarts": 0, "until": 0, "nodes": ["node-1"]}
+    ended = {"time": now - 50, "event": "end", "status": 1}
+    (batch.folder / "job.events").write_text(
+        "".join(json.dumps(row) + "\n" for row in (begun, ended))
+    )
+    batch.environment |= {
+        "SLURM_JOB_ID": "12",
+        "SLURM_JOB_NODELIST": "node-1",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+    assert run(batch, "true")[0] == 0
+    start = next(event for event in events(batch) if event.get("restarts") == restarts)
+    assert start.get("drained") == drained
 
 
 def test_node_that_died_after_its_job_py_is_lost(batch):
@@ -733,7 +775,7 @@ def test_job_whose_job_py_was_killed_is_requeued_by_telemetry(batch, reason, ear
 def test_job_that_saves_at_once_again_and_again_is_not_restarted_without_end(batch):
     assert attempts(batch, "exit 75", 3) == ["requeue", "requeue", "stop"]
     last = events(batch)[-1]
-    assert (last["reason"], last["kind"]) == ("no-progress", "exit code 75 without a signal")
+    assert (last["reason"], last["kind"]) == ("no-progress", "saved")
     assert [event["reason"] for event in events(batch) if event["event"] == "requeue"] == [
         "saved"
     ] * 2

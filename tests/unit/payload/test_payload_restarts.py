@@ -22,8 +22,22 @@ LATER = (200, 210, 0)
 AT = "ValueError at train.py:12"
 
 
-def failed(kind: str = "SIGKILL", error: str = "", progress: tuple[int, ...] = HERE) -> Attempt:
-    return restarts.with_failure(Attempt(), {**failure(kind, error), "progress": [*progress]})
+def failed(
+    kind: str = "SIGKILL",
+    progress: tuple[int, ...] = HERE,
+    *,
+    nodes: str = "",
+    until: float = 0,
+    signal: str = "",
+) -> Attempt:
+    """An attempt from 100 to 200 s. nodes: on which it failed. until: its time limit."""
+    sent = [{"event": "signal", "time": 150, "signal": signal}] if signal else []
+    facts = {**failure(kind, suspects=nodes.split()), "progress": [*progress]}
+    end = {"event": "requeue", "time": 200, **facts}
+    return Attempt({"event": "start", "time": 100, "until": until}, [*sent, end])
+
+
+NONE = (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -32,41 +46,63 @@ def failed(kind: str = "SIGKILL", error: str = "", progress: tuple[int, ...] = H
         ([failed()], ""),
         ([failed()] * 2, ""),
         ([failed()] * 3, "no-progress"),
-        ([failed()] * 2 + [failed(progress=LATER)], ""),
+        ([failed()] * 2 + [failed(progress=LATER)] * 2, ""),
         ([failed()] * 2 + [failed(progress=LATER)] * 3, "no-progress"),
         # Less than before is no progress either.
         ([failed(progress=LATER), failed(), failed()], "no-progress"),
-        ([failed(), failed("SIGSEGV"), failed()], ""),
-        ([failed(), failed("SIGSEGV"), failed(), failed("SIGSEGV"), failed()], "no-progress"),
+        # How it fails does not matter.
+        ([failed(), failed("SIGSEGV"), failed("loss of n1")], "no-progress"),
+        ([failed("exit code 1")] * 2, ""),
+        # Attempts that Slurm ended do not count.
+        ([failed(), Attempt(), failed(), Attempt()], ""),
         # An alarm ends a job for good.
-        ([failed("alarm", "GPU 0 of n1 is idle")], "alarm"),
-        # The program's own exception ends the job sooner.
-        ([failed("exit code 1", AT)], ""),
-        ([failed("exit code 1", AT)] * 2, "same-error"),
-        ([failed("exit code 1", AT), failed("exit code 1", "KeyError at train.py:3")], ""),
-        ([failed("exit code 1", AT), failed("exit code 1", AT, LATER)], ""),
-        ([failed("exit code 1", AT), failed(), failed("exit code 1", AT)], "same-error"),
-        # Only a restart on the same nodes counts as the same loss.
-        ([failed("loss of n1"), failed("loss of n2"), failed("loss of n3")], ""),
-        ([failed("loss of n1")] * 3, "no-progress"),
+        ([failed("alarm")], "alarm"),
         *(([failed(f"exit code {code}")], "usage") for code in (2, 126, 127)),
-        # A program that saves in a place unknown to us may be requeued without end.
+        ([failed("missing files on n1")], ""),
+        # A program that saves in a place unknown to us may be requeued without end, if it was told
+        # to save, or knows its time limit.
         ([failed("saved")] * 3, "no-progress"),
-        ([failed("saved", progress=(0, 0, 0))] * 9, ""),
-        # Only the time of a file like a checkpoint is newer each time.
-        ([failed("exit code 1", AT, (0, 0, 1000 + n)) for n in range(4)], ""),
-        ([failed("exit code 1", AT, (0, 0, 1000 + n)) for n in range(5)], "same-error"),
+        ([failed("saved", NONE)] * 3, "no-progress"),
+        ([failed("saved", NONE, signal="SIGUSR1")] * 9, ""),
+        ([failed("saved", NONE, until=250)] * 9, ""),
+        ([failed("saved", NONE, until=350)] * 3, "no-progress"),
+        # A newer checkpoint without a number.
+        ([failed(progress=(0, 0, 1000 + n)) for n in range(9)], ""),
     ],
 )
 def test_stop_reason(past: list[Attempt], reason: str) -> None:
     assert restarts.stop_reason(past) == reason
 
 
+@pytest.mark.parametrize(("chain", "reason"), [(99, "chain-over"), (101, ""), (0, "")])
+def test_stop_reason_of_a_chain(chain: float, reason: str) -> None:
+    assert restarts.stop_reason([failed("saved")], chain) == reason
+
+
 @pytest.mark.parametrize(
-    ("used", "chain", "reason"), [(59, 60, ""), (60, 60, "chain-over"), (60, 0, "")]
+    ("past", "nodes"),
+    [
+        ([failed(nodes="n1")], []),
+        ([failed(nodes="n1 n2"), failed("exit code 1", nodes="n2 n3")], ["n2"]),
+        ([failed(nodes="n1"), failed(nodes="n2"), failed(nodes="n1")], []),
+        # They stay excluded.
+        ([failed(nodes="n1"), failed(nodes="n1"), failed("saved"), failed(nodes="n2")], ["n1"]),
+    ],
 )
-def test_stop_reason_of_a_chain(used: float, chain: float, reason: str) -> None:
-    assert restarts.stop_reason([failed("saved")], used, chain) == reason
+def test_bad_nodes_are_those_of_two_failures_in_a_row(
+    past: list[Attempt], nodes: list[str]
+) -> None:
+    assert restarts.bad_nodes(past) == nodes
+
+
+def test_explain_shows_the_facts_of_the_last_attempts_side_by_side() -> None:
+    past = [failed("SIGSEGV", NONE), failed(), failed("loss of n2"), failed("exit code 1")]
+    _, *lines = restarts.explain("no-progress", past, 0).splitlines()
+    assert [line.partition("; ")[2] for line in lines] == [
+        "SIGKILL; checkpoint 100, step 170",
+        "loss of n2; checkpoint 100, step 170",
+        "exit code 1; checkpoint 100, step 170",
+    ]
 
 
 START = {"event": "start", "time": 10, "restarts": 0, "until": 50}
@@ -114,8 +150,6 @@ def test_failures_are_those_that_job_py_requeued_or_found_later() -> None:
         ("SIGKILL", ("n1",), (0, 0, 0)),
         ("loss of n1", ("n1",), HERE),
     ]
-    assert restarts.bad_nodes(found) == ["n1"]
-    assert restarts.bad_nodes(found[:1]) == []
 
 
 TRACEBACK = """\
@@ -132,45 +166,20 @@ Traceback (most recent call last):
     [
         ("", ""),
         ("step 3\n", ""),
-        (
-            TRACEBACK.format("x") + "ValueError: iteration 70\nend\n",
-            "ValueError at /jobs/train.py:12",
-        ),
-        (TRACEBACK.format("x") + "KeyError\n", "KeyError at /jobs/train.py:12"),
-        (
-            "[rank1]: " + TRACEBACK.format("x").replace("\n", "\n[rank1]: ") + "A.B: c",
-            "A.B at /jobs/train.py:12",
-        ),
-        ("payload: error: rank 3 ran out of 12 MB\n", "rank N ran out of N MB"),
-        (TRACEBACK.format("x") + "mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED\n", ""),
-        (TRACEBACK.format("x") + "RuntimeError: Connection closed by peer\n", ""),
+        (TRACEBACK.format("x") + "ValueError: iteration 70\n", "ValueError at /jobs/train.py:12"),
+        (TRACEBACK.format("x") + "A.B\n\n", "A.B at /jobs/train.py:12"),
         (
             TRACEBACK.format("x")
-            + "torch.distributed.elastic.SignalException: Process 9 got signal: 10\n",
-            "",
-        ),
-        (
-            TRACEBACK.format("x")
-            + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
-            "",
-        ),
-        (
-            TRACEBACK.format("x")
-            + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
-            "",
-        ),
-        (TRACEBACK.format("x") + "OSError: [Errno 5] Input/output error: 'data'\n", ""),
-        (TRACEBACK.format("x"), ""),
-        (
-            TRACEBACK.format("x")
-            + f"KeyError\nException ignored in: <A>\n{TRACEBACK}OSError: no\n",
+            + f"KeyError: 1\n{'-' * 70}\nMPI_ABORT was invoked on rank 1 in\n",
             "KeyError at /jobs/train.py:12",
         ),
-        (f"Exception ignored in: <A>\n{TRACEBACK}OSError: no\n", ""),
+        # The program has gone on.
+        (TRACEBACK.format("x") + "ValueError: iteration 70\nretrying\n", ""),
+        (TRACEBACK.format("x"), ""),
     ],
 )
-def test_own_error_is_found_in_a_log(log: str, error: str) -> None:
-    assert restarts.own_error(log) == error
+def test_error_at_end_is_that_of_the_last_lines(log: str, error: str) -> None:
+    assert restarts.error_at_end(log) == error
 
 
 @pytest.fixture
@@ -200,8 +209,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"1": "20 137 n2"}, 14, failure("SIGKILL", "", "rank 1 on n2", ("n2",), code=137)),
         # torchrun ends with 1.
         ({"0": "20 75 n1", "1": "20.1 75 n2"}, 1, failure("saved")),
-        ({"1": "20 1 n2", "0": ""}, 143, failure("exit code 1", AT, "rank 1 on n2")),
-        ({"1": "20 2 n2"}, 143, failure("exit code 2", AT, "rank 1 on n2")),
+        ({"1": "20 1 n2", "0": ""}, 143, failure("exit code 1", AT, "rank 1 on n2", ["n2"])),
+        ({"1": "20 2 n2"}, 143, failure("exit code 2", AT, "rank 1 on n2", ["n2"])),
     ],
 )
 def test_failure_now(folder: Path, ends: dict[str, str], status: int, facts: Any) -> None:

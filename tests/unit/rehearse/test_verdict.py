@@ -137,7 +137,7 @@ def test_file_outside_the_checkpoints_may_contain_times(digest: str, expected: b
         (Fault.NODE_KILLED, (), "", Verdict.HANGS),
         (
             Fault.NODE_KILLED,
-            ({"time": 19.0, "event": "stop", "reason": "same-error"},),
+            ({"time": 19.0, "event": "stop", "reason": "no-progress"},),
             "FAILED",
             Verdict.LOST,
         ),

@@ -1426,7 +1426,7 @@ def test_sigkill_is_blamed_on_memory_only_near_the_limit(peak: int, *, is_near: 
     assert ("--mem" in found.fix) == is_near
 
 
-@pytest.mark.parametrize("reason", ["same-error", "no-progress", "chain-over"])
+@pytest.mark.parametrize("reason", ["no-progress", "chain-over"])
 def test_stopped_restarts_have_reason_and_cause(reason: str) -> None:
     log = TRACEBACK + "KeyError: 'a bug'\n"
     found = diagnose(
