@@ -78,9 +78,12 @@ CONSEQUENCES: Final = (
 _FRAMES = 3  # of a traceback
 _MESSAGE_LINES = 8  # of an exception
 _TAIL_LINES = 10
+_LEFT_OUT = "[...]"
 _MOST_LINES = 200
-# A program that writes more lines after an error has handled the error.
+# A program that writes more lines after an exception has handled the exception.
 _LINES_AFTER_ERROR = 25
+# The last statements of a log, in which a line may be the program's error.
+_LAST_STATEMENTS = 3
 _COLUMNS = 400
 _LONGEST = 2 * _COLUMNS
 _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
@@ -287,13 +290,12 @@ class ProgramError:
         return next((traceback.shadow for traceback in self.tracebacks if traceback.shadow), "")
 
     def lines_from(self, match: re.Match[str] | None) -> tuple[str, ...]:
-        """Return lines to show: the traceback, else the log from ``match`` in it on, else the log's
-        end.
-        """
-        if self.tracebacks or match is None:
+        """Return lines to show: the traceback, else the log's end, after the line of ``match``."""
+        if self.tracebacks or match is None or not self.shown:
             return self.shown
         rest = self.text[self.text.rfind("\n", 0, match.start() + 1) + 1 :]
-        return tuple(_shown_lines(rest.split("\n")))[:_TAIL_LINES]
+        lines = tuple(_shown_lines(line for line in rest.split("\n") if line.strip()))
+        return lines if len(lines) <= _TAIL_LINES else (lines[0], _LEFT_OUT, *self.shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,7 +469,7 @@ def _end_of_log(log: _Log, end: End, *, is_shared: bool) -> ProgramError:
     unhandled_lines = [unhandled for _, unhandled in last]
     if not end.is_by_exception and not is_shared:
         unhandled_lines = _without_printed(unhandled_lines, is_ordered=log.is_ordered)
-    most = _MOST_LINES if is_shared else _LINES_AFTER_ERROR
+    most = _MOST_LINES if is_shared else _LAST_STATEMENTS
     evidence = _without_handled("\n".join(unhandled_lines), most=most)
     return ProgramError("\n".join(lines), evidence, tuple(_shown_lines(lines[-_TAIL_LINES:])))
 

@@ -140,7 +140,7 @@ LOGS = (
     (
         "command-not-found",
         f"{'-' * 74}\nmpirun was unable to find the specified executable file, and therefore\n"
-        "did not launch the job.\n\nNode:       n1\nExecutable: nosuchprog\n",
+        f"did not launch the job.\n\nNode:       n1\nExecutable: nosuchprog\n{'-' * 74}\n",
     ),
     ("permission-denied", "job.sh: line 1: /shared/x: Permission denied\n"),
     ("not-executable", "slurmstepd-n1: error: execve(): /jobs/x/run: Permission denied\n"),
@@ -1482,6 +1482,16 @@ def test_rank_that_wrote_the_error_outweighs_the_first_to_end() -> None:
     assert found.lines == (messages.strip(),)
     both = diagnose(replace(evidence, log=log, ranks={0: messages, 1: messages}))
     assert both.rank == 1
+
+
+STEPS = "".join(f"step {number} energy -100.0\n" for number in range(20))
+
+
+def test_line_that_the_program_survived_neither_is_the_cause_nor_hides_the_end() -> None:
+    """The program wrote to another folder, and ended for another reason."""
+    end = "error: energy diverged at step 90"
+    found = diagnosis_of(f"cannot write /tmp/wave.bin: No space left on device\n{STEPS}{end}\n")
+    assert (found.code, found.lines[-1]) == ("exit-code", end)
 
 
 def test_messages_of_clusterctl_are_not_quoted() -> None:
