@@ -14,6 +14,7 @@ from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, reason_in_words
 from clusterctl.scheduler.case import Case, Evidence, Explanation
 from clusterctl.scheduler.causes import first_cause
+from clusterctl.scheduler.excerpt import excerpt_of
 from clusterctl.scheduler.failed_rank import Failed, is_survived
 from clusterctl.scheduler.program_error import (
     UNCAUGHT,
@@ -41,7 +42,7 @@ _EMPTY: Final = (WROTE_NOTHING, EMPTY_LOG)
 class Diagnosis:
     """Reason why a job ended or waits.
 
-    state: Slurm's state. code: code of the cause in causes.py. lines: relevant lines of the log.
+    state: Slurm's state. code: code of the cause in causes.py. lines: excerpt of the log.
     rank, host: of the first rank that failed; None and "" if unknown. signal: a name such as
         SIGSEGV, or "".
     """
@@ -125,7 +126,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         host=failed.host,
         exit_code=failed.exit_code,
         signal=failed.signal,
-        lines=case.error.lines_from(found.match) if job.ended else (),
+        lines=excerpt_of(evidence, failed).lines if job.ended else (),
     )
 
 

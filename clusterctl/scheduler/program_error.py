@@ -78,7 +78,6 @@ CONSEQUENCES: Final = (
 _FRAMES = 3  # of a traceback
 _MESSAGE_LINES = 8  # of an exception
 _TAIL_LINES = 10
-_LEFT_OUT = "[...]"
 _MOST_LINES = 200
 # A program that writes more lines after an exception has handled the exception.
 _LINES_AFTER_ERROR = 25
@@ -288,14 +287,6 @@ class ProgramError:
     @property
     def shadow(self) -> str:
         return next((traceback.shadow for traceback in self.tracebacks if traceback.shadow), "")
-
-    def lines_from(self, match: re.Match[str] | None) -> tuple[str, ...]:
-        """Return lines to show: the traceback, else the log's end, after the line of ``match``."""
-        if self.tracebacks or match is None or not self.shown:
-            return self.shown
-        rest = self.text[self.text.rfind("\n", 0, match.start() + 1) + 1 :]
-        lines = tuple(_shown_lines(line for line in rest.split("\n") if line.strip()))
-        return lines if len(lines) <= _TAIL_LINES else (lines[0], _LEFT_OUT, *self.shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1000,11 +1000,6 @@ def test_long_traceback_shows_its_last_frames() -> None:
     assert len(found.lines) == 8
 
 
-def test_lines_without_a_traceback_begin_at_the_cause() -> None:
-    messages = ("payload.c: No space left on device", "giving up")
-    assert diagnosis_of("epoch 1\n" * 50 + "\n".join(messages)).lines == messages
-
-
 # As PyTorch 2.13 and joblib 1.6 print them.
 LOADER_KILLED = """\
 Traceback (most recent call last):

@@ -1,0 +1,272 @@
+"""The excerpt of a job's logs that is shown: the last traceback and the last lines of the rank that
+failed first.
+
+Whether the traceback ended the program is not decided: both are shown, and what lies between them
+is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from clusterctl.scheduler.case import Evidence
+from clusterctl.scheduler.failed_rank import Failed
+from clusterctl.scheduler.program_error import CONSEQUENCES, NOISE, compiled, without_long_lines
+from clusterctl.util.terminal import plain_line
+
+# Numbers of lines: the last of a log, those after a traceback, before it, of stdout beside stderr,
+# and of bash about the job's script.
+_LAST = 10
+_AFTER = 6
+_BEFORE = 2
+_STDOUT = 4
+_OF_SHELL = 2
+_FRAMES = 3
+_MESSAGE_LINES = 8  # of an exception
+_COLUMNS = 400
+_TAIL_COLUMNS = 120
+_RETURNS = 2
+_BY_ANOTHER: Final = frozenset({"SIGKILL", "SIGTERM"})
+# The quantifiers are possessive and the message is optional, so that hostile logs take no time.
+_TRACEBACK: Final = re.compile(
+    r"^(?P<frames>(?:(?:Original )?Traceback \(most recent call last\):\n)?"
+    r"(?:  File .*\n(?:    .*\n|  \[Previous line.*\n)*+)++)"
+    r"(?:(?P<message>[A-Za-z_][\w.]*(?:: .*|:)?)$)?+",
+    re.MULTILINE,
+)
+_FRAME: Final = re.compile(
+    r'^  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?', re.MULTILINE
+)
+# Where the message of an exception ends, which may have several lines.
+_MESSAGE_END: Final = re.compile(r"\n(?:\s*$|(?:Original )?Traceback |\"\"\"$)", re.MULTILINE)
+# Python's own modules, and installed packages.
+_LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen ")
+_IMPORTER: Final = re.compile(r"\b(?:runpy|importlib)\b")
+# What Python writes between an exception and the exception that was raised from it.
+_CHAINED: Final = re.compile(
+    r"^(?:During handling of|The above exception was) .*\s*\Z", re.MULTILINE
+)
+_ORIGINAL: Final = "Original Traceback"
+# Python reports an exception in __del__ with these lines.
+_IGNORED: Final = re.compile(r"^Exception ignored .*\n\Z", re.MULTILINE)
+# Python's own lines before the traceback of an exception that ends a part of a program: threading,
+# multiprocessing, atexit, asyncio.
+_PART: Final = re.compile(
+    r"^(?:Exception in (thread .+):|(Process \S+):|Exception ignored in (atexit callback)\b.*"
+    r"|Error in (atexit)\._run_exitfuncs:|(Task) exception was never retrieved\nfuture: .*)\n\Z",
+    re.MULTILINE,
+)
+# Errors of the shell itself about the job's script, which goes on after them.
+_OF_BASH: Final = re.compile(
+    r"^\S+: (?:line )?\d+: .*(?:not found|No such file.*|Permission denied|unbound variable)$",
+    re.MULTILINE,
+)
+_LOOK_BACK = 800  # characters before a traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """Lines of a log. source: whose, such as ``rank 1 on n2``, or ``the job``.
+
+    traceback: the last that is no consequence of another rank's end; empty: there is none.
+    exception: the line with its message. chain: the exceptions from which it was raised.
+    place: its last line in a file of the user, such as ``train.py:7``.
+    part: the thread or process that it ended, if that was not the whole program.
+    shadow: the user's file that a library imported in place of a package.
+    before: the lines before the traceback. last: the last lines of the log, after it.
+    between: the number of lines between the traceback and ``last``.
+    stdout: the last lines of stdout, if ``last`` is of stderr, so that their order is unknown.
+    of_shell: earlier lines in which the shell says that a command of the script failed.
+    is_consequence: whether the exception tells of the end of another rank.
+    """
+
+    source: str = "the job"
+    of_shell: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
+    traceback: tuple[str, ...] = ()
+    exception: str = ""
+    place: str = ""
+    part: str = ""
+    shadow: str = ""
+    between: int = 0
+    last: tuple[str, ...] = ()
+    stdout: tuple[str, ...] = ()
+    is_consequence: bool = False
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines for people."""
+        return (
+            *self.of_shell,
+            *(["[...]"] if self.of_shell else []),
+            *self.before,
+            *(f"({message}; then:)" for message in self.chain),
+            *self.traceback,
+            *([f"[... {self.between} lines ...]"] if self.between else []),
+            *self.last,
+            *(["(on stdout:)", *self.stdout] if self.stdout else []),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """An exception in a log. start, end: of its traceback, to the end of the message's first line.
+
+    chain: the exceptions from which it was raised.
+    """
+
+    match: re.Match[str]
+    start: int
+    end: int
+    chain: tuple[re.Match[str], ...] = ()
+
+    @property
+    def message(self) -> str:
+        return self.match["message"]
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the end of another rank raised it."""
+        text = self.match.string[self.match.start("message") :][: _MESSAGE_LINES * _COLUMNS]
+        said = _MESSAGE_END.split(text, 1)[0].split("\n")[:_MESSAGE_LINES]
+        return any(compiled(pattern).search("\n".join(said)) for pattern in CONSEQUENCES)
+
+
+def excerpt_of(evidence: Evidence, failed: Failed) -> Excerpt:
+    """Select the lines: of the log of the rank that failed first, else of the job's logs."""
+    own = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
+    own_text = without_noise(own or "")
+    stderr = without_noise(evidence.log.removeprefix(evidence.stdout))
+    stdout = without_noise(evidence.stdout)
+    of_job = [text for text in (stderr, stdout) if text.strip()]
+    if own is not None and failed.signal in _BY_ANOTHER:
+        # A killed rank had no last words, and those of other ranks are not its own.
+        of_job = []
+    texts = [text for text in (own_text, *of_job) if text.strip()]
+    raised = [(text, found) for text in texts if (found := _last_raised(text)) is not None]
+    primary = [each for each in raised if not each[1].is_consequence] or raised
+    text, found = primary[0] if primary else (texts[0] if texts else "", None)
+    is_own = bool(own_text.strip()) and text is own_text
+    if not text and failed.rank is None:
+        # There is nothing but messages of launchers.
+        text = without_long_lines(evidence.log)
+    lines = _written(text[found.end :] if found else text)
+    last = lines[-(_AFTER if found else _LAST) :]
+    of_shell = [match[0] for match in _OF_BASH.finditer(text) if match[0] not in last]
+    is_beside = len(of_job) > 1 and not is_own
+    other = stdout if text is stderr else stderr
+    return Excerpt(
+        source=str(failed) if is_own else "the job",
+        of_shell=_plain(of_shell[:_OF_SHELL]),
+        stdout=_plain(_written(other)[-_STDOUT:]) if is_beside and text is stderr else (),
+        last=_plain(last),
+        between=len(lines) - len(last) if found else 0,
+        **(_of_raised(found, evidence) if found else {}),
+    )
+
+
+def _of_raised(raised: _Raised, evidence: Evidence) -> dict[str, Any]:
+    """Return the fields of an excerpt that tell of an exception."""
+    # Another process may have raised the same exception, and sent it as text.
+    same = (each for each in raised.chain if each["message"] == raised.message)
+    match = next(same, raised.match)
+    text = match.string
+    begin = _PART.search(text, max(0, raised.start - _LOOK_BACK), raised.start)
+    frames = [*_FRAME.finditer(match["frames"])]
+    own = next((frame for frame in reversed(frames) if _is_own(frame)), None)
+    message = re.sub(r"\r(?=[^\n])", " ", raised.message)
+    chain = dict.fromkeys(
+        each["message"] for each in raised.chain if each["message"] != raised.message
+    )
+    return {
+        "before": _plain(
+            _written(text[max(0, raised.start - 4 * _COLUMNS) : raised.start])[-_BEFORE:]
+        ),
+        "chain": _plain(chain),
+        "traceback": _plain([*_shortened(match["frames"], own), message]),
+        "exception": _plain([message])[0],
+        "place": f"{_below(own['file'], evidence)}:{own['line']}" if own else "",
+        "part": plain_line(next(filter(None, begin.groups()))) if begin else "",
+        "shadow": _below(_shadow(frames), evidence),
+        "is_consequence": raised.is_consequence,
+    }
+
+
+def _last_raised(text: str) -> _Raised | None:
+    """Return the last exception that is no consequence of another rank's end, else the last."""
+    found: list[_Raised] = []
+    for match in _TRACEBACK.finditer(text):
+        is_ignored = _IGNORED.search(text, max(0, match.start() - _LOOK_BACK), match.start())
+        if match["message"] is None or is_ignored:
+            continue
+        before = found[-1] if found else None
+        between = text[before.end : match.start()] if before else ""
+        is_chained = _CHAINED.search(between) is not None or match[0].startswith(_ORIGINAL)
+        if before and is_chained:
+            found[-1] = _Raised(match, before.start, match.end(), (*before.chain, before.match))
+        else:
+            found.append(_Raised(match, match.start(), match.end()))
+    primary = [each for each in found if not each.is_consequence]
+    return next(reversed(primary or found), None)
+
+
+def _is_own(frame: re.Match[str]) -> bool:
+    """Return whether a frame is in a file of the user."""
+    return _LIBRARY.search(frame["file"]) is None
+
+
+def _shadow(frames: Sequence[re.Match[str]]) -> str:
+    """Return the path of a file of the user that a library imported, in place of a package, or ""."""
+    for importing, frame in pairwise(frames):
+        is_imported = frame["function"] == "<module>" and not _IMPORTER.search(importing["file"])
+        if is_imported and _is_own(frame) and not _is_own(importing):
+            return frame["file"]
+    return ""
+
+
+def _shortened(frames: str, own: re.Match[str] | None) -> list[str]:
+    """Return the head of a traceback, its last frames, and the last frame of the user."""
+    head, *each = re.split(r"(?m)^(?=  File )", frames)
+    kept = each[-_FRAMES:]
+    if own and not any(frame.startswith(own[0]) for frame in kept):
+        kept = [next(frame for frame in reversed(each) if frame.startswith(own[0])), *kept]
+    return "".join((head, *kept)).strip("\n").split("\n")
+
+
+def _below(file: str, evidence: Evidence) -> str:
+    """Return the path of a file below the program's folder."""
+    folder = evidence.folder or evidence.job.work_dir
+    return file.removeprefix(f"{folder}/") if folder else file
+
+
+def without_noise(text: str) -> str:
+    """Return a log without messages that follow from a failure, or only surround it."""
+    text = without_long_lines(text)
+    for pattern in NOISE:
+        text = compiled(pattern).sub("", text)
+    return text
+
+
+def _written(text: str) -> list[str]:
+    """Return the lines of a text that are not blank."""
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def _plain(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(_plain_lines(lines))
+
+
+def _plain_lines(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        # Of a progress bar, only the last state is shown. Another carriage return is part of a name.
+        is_progress = line.count("\r") > _RETURNS
+        shown = plain_line(line if is_progress else line.rstrip("\r").replace("\r", "\\r"))
+        is_long = len(shown) > _COLUMNS
+        yield (
+            f"{shown[: _COLUMNS - _TAIL_COLUMNS]} … {shown[-_TAIL_COLUMNS:]}" if is_long else shown
+        )

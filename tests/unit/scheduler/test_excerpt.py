@@ -1,0 +1,152 @@
+"""The lines of a job's logs that are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from clusterctl.scheduler.case import Evidence
+from clusterctl.scheduler.excerpt import Excerpt, excerpt_of
+from clusterctl.scheduler.failed_rank import Failed
+from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
+
+PEER = TRACEBACK + "RuntimeError: [/gloo/pair.cc:537] Connection closed by peer [10.0.0.2]:33\n"
+BUG = TRACEBACK + "KeyError: 'a bug'\n"
+STEPS = "".join(f"step {number} energy -100.0\n" for number in range(40))
+LIBRARY = "/opt/clusterctl/env/lib/python3.13"
+RANK_1 = Failed(rank=1, host="n2", exit_code=1)
+
+
+def shown(log: str, failed: Failed | None = None, **evidence: Any) -> Excerpt:
+    return excerpt_of(Evidence(job=JOB, log=log, **evidence), failed or Failed(exit_code=1))
+
+
+def test_log_without_a_traceback_shows_its_last_lines() -> None:
+    found = shown(f"cannot write: No space left on device\n{STEPS}error: diverged\n")
+    assert (found.source, found.traceback, found.between) == ("the job", (), 0)
+    assert found.lines[-2:] == ("step 39 energy -100.0", "error: diverged")
+    assert len(found.lines) == 10
+
+
+def test_traceback_and_last_lines_are_both_shown_with_what_lies_between_counted() -> None:
+    """A script went on after a program that an exception had ended."""
+    found = shown(f"a\nb\nc\n{BUG}{STEPS}tar: out: Cannot stat: No such file or directory\n")
+    assert found.exception == "KeyError: 'a bug'"
+    assert found.before == ("b", "c")
+    assert found.traceback[-1] == found.exception
+    assert found.between == 41 - len(found.last)
+    assert found.last[-1].startswith("tar: out")
+
+
+def test_paragraphs_of_a_message_are_shown() -> None:
+    found = shown(TRACEBACK + "ResourceError: Graph execution error:\n\nOOM when allocating\n")
+    assert found.lines[-2:] == ("ResourceError: Graph execution error:", "OOM when allocating")
+
+
+@pytest.mark.parametrize("log", [BUG + PEER, PEER + BUG])
+def test_exception_of_another_ranks_end_is_not_shown(log: str) -> None:
+    assert shown(log).exception == "KeyError: 'a bug'"
+    assert shown(PEER).is_consequence
+
+
+@pytest.mark.parametrize(
+    ("ranks", "failed", "source", "last"),
+    [
+        ({1: "own words\n"}, RANK_1, "rank 1 on n2", "own words"),
+        # A silent rank: what the others wrote may tell of it.
+        ({1: ""}, RANK_1, "the job", "words of rank 0"),
+        ({}, RANK_1, "the job", "words of rank 0"),
+        # A killed rank had no last words.
+        ({1: ""}, Failed(rank=1, signal="SIGKILL"), "the job", ""),
+        ({1: "step 3\n"}, Failed(rank=1, host="n2", signal="SIGKILL"), "rank 1 on n2", "step 3"),
+    ],
+)
+def test_lines_are_of_the_rank_that_failed_first(
+    ranks: Mapping[int, str], failed: Failed, source: str, last: str
+) -> None:
+    found = shown("words of rank 0\n", failed, ranks=ranks)
+    assert (found.source, "".join(found.last[-1:])) == (source, last)
+
+
+def test_log_of_the_job_is_shown_if_the_rank_only_lost_another() -> None:
+    found = shown(BUG, RANK_1, ranks={1: PEER})
+    assert (found.source, found.exception) == ("the job", "KeyError: 'a bug'")
+
+
+def test_two_streams_are_shown_apart() -> None:
+    found = shown("epoch 1\nepoch 2\n\ndone with 3\n", stdout="epoch 1\nepoch 2\n")
+    assert (found.last, found.stdout) == (("done with 3",), ("epoch 1", "epoch 2"))
+
+
+def test_failed_command_of_a_script_is_shown_above_later_lines() -> None:
+    found = shown(f"job.sh: line 2: module: command not found\n{STEPS}")
+    assert found.of_shell == ("job.sh: line 2: module: command not found",)
+    assert found.lines[:2] == (*found.of_shell, "[...]")
+
+
+def chained(first: str, link: str, second: str) -> str:
+    return f"{TRACEBACK}{first}\n\n{link}\n\n{TRACEBACK}{second}\n"
+
+
+DIRECT = "The above exception was the direct cause of the following exception:"
+DURING = "During handling of the above exception, another exception occurred:"
+
+
+@pytest.mark.parametrize("link", [DIRECT, DURING])
+def test_exceptions_of_a_chain_are_told(link: str) -> None:
+    found = shown(chained("OSError: [Errno 28] No space left on device", link, "ValueError: x"))
+    assert found.chain == ("OSError: [Errno 28] No space left on device",)
+    assert found.exception == "ValueError: x"
+
+
+def frames(*places: str) -> str:
+    each = (f'  File "{place}", line {line}, in f\n    f()\n' for line, place in enumerate(places))
+    return f"Traceback (most recent call last):\n{''.join(each)}"
+
+
+def test_place_is_the_last_line_of_the_user_and_its_frame_is_shown() -> None:
+    library = [f"{LIBRARY}/site-packages/torch/nn.py"] * 5
+    found = shown(frames("/jobs/x/main.py", "/jobs/x/fit.py", *library) + "RuntimeError: shape\n")
+    assert found.place == "/jobs/x/fit.py:1"
+    assert '  File "/jobs/x/fit.py", line 1, in f' in found.traceback
+    assert len(found.traceback) == 1 + 2 * 4 + 1
+
+
+def test_exception_that_another_process_sent_has_its_own_place() -> None:
+    remote = (
+        f'multiprocessing.pool.RemoteTraceback:\n"""\n{frames("/jobs/x/work.py")}KeyError: 3\n"""\n'
+    )
+    found = shown(f"{remote}\n{DIRECT}\n\n{frames('/jobs/x/main.py')}KeyError: 3\n")
+    assert (found.place, found.chain) == ("/jobs/x/work.py:0", ())
+
+
+def test_part_of_the_program_that_an_exception_ended_is_named() -> None:
+    assert shown(f"Exception in thread Thread-1 (load):\n{BUG}").part == "thread Thread-1 (load)"
+    assert shown(BUG).part == ""
+
+
+def test_exception_that_python_ignores_is_not_the_last() -> None:
+    ignored = f"Exception ignored in: <function A.__del__ at 0x1>\n{BUG}"
+    found = shown(f"{TRACEBACK}ValueError: x\n{ignored}")
+    assert found.exception == "ValueError: x"
+    assert found.last[-1] == "KeyError: 'a bug'"
+
+
+def test_carriage_return_hides_no_exception() -> None:
+    assert (
+        shown(f"{TRACEBACK}ValueError: shard 1\rshard 2\n").exception
+        == "ValueError: shard 1 shard 2"
+    )
+    assert (
+        shown("job.sh: line 2: $'\\r': command not found\n/x\r: not found\n").last[-1]
+        == "/x\\r: not found"
+    )
+    assert shown(" 1%\r 2%\r 3%\r 4%\n").last == (" 4%",)
+
+
+def test_messages_of_launchers_are_shown_only_if_there_is_nothing_else() -> None:
+    message = "srun: error: n2: task 1: Exited with exit code 1\n"
+    assert shown(f"epoch 1\n{message}").last == ("epoch 1",)
+    assert shown(message).last == (message.strip(),)
