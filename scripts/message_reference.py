@@ -3,7 +3,8 @@ without a code.
 
 The source is parsed, not run. A code is the argument ``code="…"`` of a call, the literal code of a
 ``Finding`` or a ``Notice``, or that of an error class for a single condition. The codes for faults
-of GPUs, for needs of nodes, and for refusals of Google, ssh and sudo are in data files.
+of GPUs, for needs of nodes, for refusals of Google, ssh and sudo, and the names of hints are in data
+files.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ REFUSALS: Final = tuple(
         "transport/data/tunnels.yaml",
     )
 )
+HINTS: Final = ROOT / "clusterctl" / "scheduler" / "data" / "hints.yaml"
 # Positions of the arguments for code, message, cause and fix.
 POSITIONS: Final = {
-    "Cause": (0, None, None, None),
-    "Explanation": (0, 1, None, 2),
+    "Cause": (None, None, None, None),
+    "_Stated": (0, 2, None, 3),
+    "_Reason": (0, 2, None, 3),
+    "_certain": (0, 1, None, 2),
     "Finding": (2, 3, 4, 5),
     "Failure": (0, 1, None, 4),
     "Notice": (0, 1, None, None),
@@ -70,8 +74,8 @@ HEAD: Final = """\
 <!-- Written by scripts/message_reference.py from the source: `make reference`. -->
 
 Every error and finding of clusterctl and of its training program has a code, and so do most notes. With
-`-o json`, it is the `code` of each entry of `failures` and `findings`. Codes stay the same when the wording
-changes. On this page, `…` and words in braces stand for values.
+`-o json`, it is the `code` of each entry of `failures` and `findings`, and the `name` of hints about failed
+jobs. Codes stay the same when the wording changes. On this page, `…` and words in braces stand for values.
 """
 
 
@@ -330,9 +334,6 @@ def _parts(
         return next((given[name] for name in names if name in given), None)
 
     codes = tuple(c for c in module.texts(argument(at_code, "code")) if CODE.fullmatch(c))
-    if kind == "Cause":
-        # Why a job failed is the message itself.
-        return codes, argument(None, "why"), None, argument(None, "fix")
     what = argument(at_what, "what", "message", "cause", "text")
     return codes, what, argument(at_why, "why"), argument(at_fix, "fix", "hint")
 
@@ -343,7 +344,9 @@ def _texts(module: _Module, node: ast.expr | None) -> tuple[str, ...]:
 
 
 def _from_data() -> Iterator[Message]:
-    """Yield the faults of GPUs, the needs of nodes, and the refusals of Google, ssh and sudo."""
+    """Yield the faults of GPUs, the needs of nodes, hints, and the refusals of Google, ssh and
+    sudo.
+    """
     for file in sorted(ROOT.glob("ansible/roles/*/meta/touches.yml")):
         (touches,) = yaml.safe_load(file.read_text(encoding="utf-8")).values()
         for need in touches.get("needs", ()):
@@ -360,6 +363,9 @@ def _from_data() -> Iterator[Message]:
             (fault["means"],),
             (fault["fix"],),
         )
+    for hint in yaml.safe_load(HINTS.read_text(encoding="utf-8")):
+        says, fix = (re.sub(r"\{\w+\}", GAP, hint[name]) for name in ("says", "fix"))
+        yield Message(hint["name"], "hint", HINTS.name, (f"usually {says}",), (), (fix,))
     for file in REFUSALS:
         for rule in yaml.safe_load(file.read_text(encoding="utf-8")):
             fixes = (rule["fix"],) if "fix" in rule else ()

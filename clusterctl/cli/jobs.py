@@ -234,7 +234,7 @@ def _reasons(waits: Sequence[Diagnosis]) -> list[str]:
     for wait in waits:
         tasks.setdefault((wait.job_id.partition("_")[0], wait.cause), []).append(wait)
     return [
-        (replace(waiting[0], job_id=array_id) if len(waiting) > 1 else waiting[0]).summary
+        waiting[0].summary_of(array_id) if len(waiting) > 1 else waiting[0].summary
         for (array_id, _), waiting in tasks.items()
     ]
 
@@ -404,8 +404,7 @@ def _show_in_full(
     run_dir = entry.run_dir if entry is not None else None
     # Unlike Path.is_dir, this never raises.
     is_here = run_dir is not None and os.path.isdir(run_dir)
-    cause = diagnosis_of(session, tasks)
-    diagnosis = cause.as_dict() if cause is not None else None
+    diagnosis = diagnosis_of(session, tasks)
     # A job that the queue has forgotten may have been restarted.
     restarts = restarts_of_job(session, job) if len(tasks) == 1 and job.restarts != 0 else ()
     told = [restart.as_dict() for restart in restarts]
@@ -413,7 +412,7 @@ def _show_in_full(
         "script": script,
         "files": files,
         "run_dir": run_dir,
-        "diagnosis": diagnosis,
+        "diagnosis": diagnosis.as_dict() if diagnosis is not None else None,
         "restarts": told,
     }
     rows: list[tuple[str, str | None]] = [*_rows(job)] if len(tasks) == 1 else []
@@ -426,8 +425,8 @@ def _show_in_full(
     lines = [] if len(tasks) == 1 else [*_task_table(screen, tasks, most), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
     lines += ["", *map(str, restarts)] if restarts else []
-    if cause is not None:
-        lines += ["", cause.summary, *(f"| {line}" for line in cause.lines), f"fix: {cause.fix}"]
+    if diagnosis is not None:
+        lines += ["", diagnosis.summary, *diagnosis.details(), f"fix: {diagnosis.fix}"]
     if len(tasks) == 1 and job.state is JobState.COMPLETED and job.token:
         lines += [f"note: {notice}" for notice in notices_of_completed(session, job)]
     screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)

@@ -49,6 +49,7 @@ from clusterctl.runs.resources import resources_of
 from clusterctl.runs.scaling import is_scaling, scaling_of
 from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.diagnosis import hints_in_words
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.metrics import goal_given
@@ -401,6 +402,7 @@ def _failure_lines(row: Row) -> list[str]:
         "",
         f"{which}: {diagnosis.get('cause', '')}",
         *quoted,
+        *(f"hint: {hint}" for hint in hints_in_words(diagnosis)),
         f"fix: {diagnosis.get('fix', '')}",
     ]
 

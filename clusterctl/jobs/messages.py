@@ -291,4 +291,5 @@ def _lines(job: JobInfo, happening: Happening, diagnosis: Diagnosis | None) -> l
     if diagnosis is None:
         return [f"{state}{reason}"]
     quoted = (f"| {line}" for line in diagnosis.lines)
-    return [diagnosis.cause, state, *quoted, f"fix: {diagnosis.fix}"]
+    hints = (f"hint: {hint}" for hint in diagnosis.told_hints)
+    return [diagnosis.cause, state, *quoted, *hints, f"fix: {diagnosis.fix}"]

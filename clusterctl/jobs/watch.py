@@ -176,7 +176,8 @@ class _Watched:
             self._session, [job for job in active if job.state is JobState.PENDING], waiting=True
         )
         causes = {
-            diagnosis.job_id: f" ({diagnosis.reason}): {diagnosis.cause}" for diagnosis in waiting
+            diagnosis.job_id: f" ({diagnosis.facts.job.reason}): {diagnosis.cause}"
+            for diagnosis in waiting
         }
         states = [
             f"{job.id} is {job.state.value}{causes.get(job.id, '')}" for job in self.seen.values()
@@ -388,10 +389,9 @@ def raise_failures(
         return
     head = failures[0]
     kind = _ERRORS[worst_job(jobs).outcome]
-    quoted = () if log_is_shown else (f"| {line}" for line in head.lines)
     error = kind(
         head.summary + _others(failures),
-        why="\n".join([head.details, *quoted]),
+        why="\n".join(head.details(log_is_shown=log_is_shown)),
         fix=_fix_of(head),
         failures=tuple(_failure(failure, kind) for failure in failures),
     )
@@ -401,10 +401,7 @@ def raise_failures(
 
 def _others(failures: Sequence[Diagnosis]) -> str:
     """Return how many jobs failed beside the first, and how, if not all ended like the first."""
-    head, *others = (
-        failure.signal or (f"exit code {failure.exit_code}" if failure.exit_code else failure.state)
-        for failure in failures
-    )
+    head, *others = (failure.facts.end for failure in failures)
     counts = Counter(others)
     ends = ", ".join(f"{count} with {end}" for end, count in counts.most_common(_MOST_ENDS))
     told = f": {ends}" if counts.keys() - {head} else ""
@@ -412,14 +409,14 @@ def _others(failures: Sequence[Diagnosis]) -> str:
 
 
 def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
-    cause = "\n".join([f"{diagnosis.summary} ({diagnosis.details})", *diagnosis.lines])
+    cause = "\n".join([f"{diagnosis.summary} ({diagnosis.facts.state})", *diagnosis.lines])
     return Failure(kind.code, cause, host=diagnosis.host or None, fix=_fix_of(diagnosis))
 
 
 def _fix_of(diagnosis: Diagnosis) -> str:
     if not diagnosis.has_log:
         return diagnosis.fix
-    from clusterctl.scheduler.case import fix_with_log  # noqa: PLC0415 - as above
+    from clusterctl.scheduler.diagnosis import fix_with_log  # noqa: PLC0415 - as above
 
     return fix_with_log(diagnosis.fix, f"clusterctl logs {diagnosis.job_id}")
 

@@ -70,7 +70,7 @@ from clusterctl.runs.tables import (
 from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
 from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobState, Outcome
-from clusterctl.scheduler.case import fix_with_log
+from clusterctl.scheduler.diagnosis import fix_with_log, hints_in_words
 from clusterctl.scheduler.history import Attempt
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
@@ -221,6 +221,7 @@ def _outcome_lines(row: Row) -> Iterator[str]:
         which = f"task {job_id}: " if row.tasks else ""
         log = f"clusterctl logs {row.run.cluster}/{job_id}"
         yield f"{which}{diagnosis['cause']}; fix: {fix_with_log(diagnosis.get('fix', ''), log)}"
+        yield from (f"hint: {hint}" for hint in hints_in_words(diagnosis))
 
 
 def _diagnosis(row: Row) -> Mapping[str, Any]:

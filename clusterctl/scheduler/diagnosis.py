@@ -1,208 +1,280 @@
-"""Diagnosis of a job: why it failed or waits, from the scheduler's answers and the job's logs.
+"""Diagnosis of a job: what a person and a program learn of a job that failed, was cancelled, or
+waits.
 
-``diagnose`` is a pure function. The possible causes are in causes.py; the first cause that applies
-is the diagnosis.
+``diagnose`` is a pure function of the evidence. Each step runs once, and none looks back: the facts
+(facts.py), the lines that are shown (excerpt.py), the cause, if Slurm, the kernel or job.py states it
+(known.py, waiting_causes.py), and hints about the shown lines (hints.py, certain_hints.py).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, reason_in_words
-from clusterctl.scheduler.case import Case, Evidence, Explanation
-from clusterctl.scheduler.causes import first_cause
-from clusterctl.scheduler.excerpt import excerpt_of
-from clusterctl.scheduler.failed_rank import Failed, is_survived
-from clusterctl.scheduler.program_error import (
-    UNCAUGHT,
-    ProgramError,
-    goes_on_after,
-    is_shell,
-    part_ended,
-    without_long_lines,
-)
-from clusterctl.scheduler.script_end import (
-    goes_on_after_errors,
-    is_of_earlier_command,
-    is_of_earlier_file,
-)
-from clusterctl.util.terminal import plain_line
+from clusterctl.scheduler.certain_hints import certain_hints, hints_of_job
+from clusterctl.scheduler.excerpt import Excerpt, excerpt_of
+from clusterctl.scheduler.facts import Evidence, Facts
+from clusterctl.scheduler.failed_rank import Failed
+from clusterctl.scheduler.hints import Hint, hint_of_end, hinted_lines, hints_of_line
+from clusterctl.scheduler.known import Cause, known_cause
+from clusterctl.scheduler.waiting_causes import waiting_cause
 
-# A line has one of these texts instead of showing an empty log.
-WROTE_NOTHING: Final = "wrote nothing to its log"
-EMPTY_LOG: Final = "the job's log is empty"
-_COLUMNS: Final = 200
-_EMPTY: Final = (WROTE_NOTHING, EMPTY_LOG)
+_MOST_HINTS: Final = 4
+_COLUMNS: Final = 160
+# The end of a fix that is to read the log.
+SHOW_LOG: Final = "`clusterctl logs`"
+# The fix in place of "read the log" if the log is empty.
+_NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
+# Causes that tell what failed, and not why: the program's lines may tell that.
+_WITH_HINTS: Final = frozenset({"build-failed", "module-not-loaded", "time-limit"})
+# A line that is not indented, and no rule or bracket.
+_STATEMENT: Final = re.compile(r"\S*\w")
+# Python ends with this exit code at an uncaught exception.
+_UNCAUGHT: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Reason why a job ended or waits.
+    """Why a job ended or waits, as far as it is known.
 
-    state: Slurm's state. code: code of the cause in causes.py. lines: excerpt of the log.
-    rank, host: of the first rank that failed; None and "" if unknown. signal: a name such as
-        SIGSEGV, or "".
+    known: the cause, if Slurm, the kernel or job.py states it. was_read: whether the log was read.
+    note: what stands in place of the log's lines, such as why it can't be read. "": nothing.
     """
 
-    job_id: str
-    name: str
-    state: str
-    reason: str
-    code: str
-    cause: str
-    fix: str
-    rank: int | None = None
-    host: str = ""
-    exit_code: int | None = None
-    signal: str = ""
-    lines: tuple[str, ...] = ()
+    facts: Facts
+    known: Cause | None
+    excerpt: Excerpt = field(default_factory=Excerpt)
+    hints: tuple[Hint, ...] = ()
+    was_read: bool = False
+    note: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as `-o json` and run.json show it."""
-        # asdict would copy each value.
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return {**fields, "lines": list(self.lines)}
+    def with_note(self, note: str) -> Diagnosis:
+        return replace(self, note=f"({note})")
 
-    def with_lines(self, *lines: str) -> Diagnosis:
-        return replace(self, lines=lines)
+    @property
+    def job_id(self) -> str:
+        return self.facts.job.id
+
+    @property
+    def state(self) -> str:
+        """Slurm's state."""
+        return self.facts.job.state.value
+
+    @property
+    def failed(self) -> Failed:
+        """The rank that failed first."""
+        return (self.known and self.known.failed) or self.facts.failed
+
+    @property
+    def rank(self) -> int | None:
+        return self.failed.rank
+
+    @property
+    def host(self) -> str:
+        return self.failed.host
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.failed.exit_code
+
+    @property
+    def signal(self) -> str:
+        """The name of the signal, or ""."""
+        return self.failed.signal
+
+    @property
+    def code(self) -> str:
+        """The code of the known cause; otherwise how the job ended: python-exception, signal, exit-code,
+        or unknown.
+        """
+        return (self.known or self._end).code
+
+    @property
+    def cause(self) -> str:
+        """The known cause, otherwise the facts: ``exit code 1 in rank 3 on n2; last exception at
+        fit.py:12: ValueError: odd``.
+        """
+        return (self.known or self._end).what
+
+    @property
+    def fix(self) -> str:
+        """What to do: about the known cause, otherwise the first certain hint, or to read the log."""
+        return (self.known or self._end).fix
+
+    @property
+    def _end(self) -> Cause:
+        """How the job ended, in place of a cause."""
+        facts, fix = self.facts, self._fix_of_end
+        failed, at, said = facts.failed, facts.at, self._last_words
+        if self._is_by_exception:
+            return Cause(
+                code="python-exception", what=f"{facts.end}{at}; last exception{said}", fix=fix
+            )
+        if failed.signal:
+            return Cause(code="signal", what=f"{failed.signal}{at}{said}", fix=fix)
+        if failed.exit_code:
+            return Cause(code="exit-code", what=f"exit code {failed.exit_code}{at}{said}", fix=fix)
+        reason = reason_in_words(facts.job.reason) or "no reason given"
+        return Cause(code="unknown", what=f"{self.state}{at}: {reason}{said}", fix=fix)
+
+    @property
+    def _is_by_exception(self) -> bool:
+        """Whether the end of the log is an exception, with which Python can have ended so."""
+        failed = self.facts.failed
+        is_possible = not failed.signal and failed.exit_code in {None, 0, _UNCAUGHT}
+        excerpt = self.excerpt
+        is_last = not excerpt.last and excerpt.beside_of != "stderr" and not excerpt.part
+        return is_possible and bool(excerpt.exception) and is_last
+
+    @property
+    def _last_words(self) -> str:
+        """The last exception, unless many lines come after it, and the last line."""
+        facts, excerpt = self.facts, self.excerpt
+        words = ""
+        if excerpt.exception and not excerpt.between:
+            part = f" in {excerpt.part}" if excerpt.part else ""
+            place = f" at {excerpt.place}" if excerpt.place else ""
+            words = f"{part}{place}: {_short(excerpt.exception)}"
+            if self._is_by_exception:
+                return words
+            words = f"; last exception{words}"
+        written = excerpt.beside if excerpt.beside_of == "stderr" else excerpt.last
+        last = next((line for line in reversed(written) if _STATEMENT.match(line)), "")
+        # Other ranks may have written it.
+        is_of_others = facts.failed.rank is not None and excerpt.source == "the job"
+        return words if is_of_others or not last else f"{words}; last line: {_short(last)}"
+
+    @property
+    def _fix_of_end(self) -> str:
+        # What an exit code means proposes nothing.
+        certain = (hint for hint in self.hints if hint.is_certain and hint.name != "exit-code")
+        if hint := next(certain, None):
+            return hint.fix
+        return _NO_LOG if self.was_read and not self.excerpt.lines else f"read the log: {SHOW_LOG}"
 
     @property
     def has_log(self) -> bool:
         """Whether the job may have written a log. A pending job has none."""
-        is_empty = any(text in line for line in self.lines[:1] for text in _EMPTY)
-        return self.state != JobState.PENDING and not is_empty
+        return self.facts.job.ended and (bool(self.excerpt.lines) or not self.was_read)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the log, or the note in their place."""
+        return self.excerpt.lines or tuple(filter(None, [self.note]))
 
     @property
     def summary(self) -> str:
         """A line such as ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4
         GiB``.
         """
-        outcome = JobState(self.state).outcome
+        return self.summary_of(self.job_id)
+
+    def summary_of(self, job_id: str) -> str:
+        """Return the summary for another id, such as that of all tasks of an array."""
+        job = self.facts.job
         verb = {Outcome.FAILED: "failed", Outcome.CANCELLED: "ended", Outcome.GOES_ON: "is waiting"}
-        return f"job {self.job_id} ({self.name}) {verb.get(outcome, 'completed')}: {self.cause}"
+        return f"job {job_id} ({job.name}) {verb.get(job.outcome, 'completed')}: {self.cause}"
 
     @property
-    def details(self) -> str:
-        """State of the job and how its first failed rank ended: ``FAILED, rank 1 on n2, exit code
-        1``.
+    def told_hints(self) -> tuple[str, ...]:
+        """The hints in words."""
+        return _in_words(self.hints, self.fix)
+
+    def details(self, *, log_is_shown: bool = False) -> Iterator[str]:
+        """Yield what a person sees below the summary and above the fix.
+
+        log_is_shown: the job's log is on the screen already, so that it is not quoted.
         """
-        reason = (
-            ""
-            if self.reason in {"NonZeroExitCode", "JobLaunchFailure"}
-            else reason_in_words(self.reason)
-        )
-        code = f"exit code {self.exit_code}" if self.exit_code else ""
-        rank_and_host = str(Failed(rank=self.rank, host=self.host))
-        return ", ".join(
-            filter(
-                None,
-                (self.state, reason and f"reason {reason}", rank_and_host, self.signal or code),
-            )
-        )
+        # Without a known cause, the summary has the rank and its end.
+        yield self.facts.state if self.known else self.facts.ending
+        yield from self.facts.remarks
+        if not log_is_shown:
+            if self.excerpt.lines and self.excerpt.source != "the job":
+                yield f"{self.excerpt.source} wrote last:"
+            yield from (f"| {line}" for line in self.lines)
+        yield from (f"hint: {hint}" for hint in self.told_hints)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as `-o json` and run.json show it."""
+        job = self.facts.job
+        return {
+            "job_id": job.id,
+            "name": job.name,
+            "state": self.state,
+            "reason": job.reason,
+            "code": self.code,
+            "cause": self.cause,
+            "fix": self.fix,
+            "rank": self.rank,
+            "host": self.host,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "lines": list(self.lines),
+            "facts": self.facts.as_dict(),
+            "shown": _as_json(asdict(self.excerpt)),
+            "hints": [hint.as_dict() for hint in self.hints],
+        }
+
+
+def hints_in_words(diagnosis: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the hints of a diagnosis that was saved in run.json."""
+    # The file may be damaged.
+    with suppress(TypeError, AttributeError):
+        hints = [Hint(**hint) for hint in diagnosis.get("hints") or ()]
+        return _in_words(hints, str(diagnosis.get("fix")))
+    return ()
+
+
+def _in_words(hints: Iterable[Hint], fix: str) -> tuple[str, ...]:
+    """Return hints in words; of that whose fix is the diagnosis's own, only what it says."""
+    return tuple(hint.meaning if hint.fix == fix else str(hint) for hint in hints)
+
+
+def fix_with_log(fix: str, command: str) -> str:
+    """Return a fix with the command that shows the job's log: once, if the fix is to read it."""
+    if fix.endswith(SHOW_LOG):
+        return f"{fix.removesuffix(SHOW_LOG)}{command}"
+    return f"{fix}; the whole log: {command}"
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Return the reason why a job failed, was cancelled or waits."""
-    case = Case.of(evidence)
-    found = first_cause(case)
-    if (writer := case.writer_of(found.match)) != case.failed:
-        case = Case.of(evidence, writer)
-        found = first_cause(case)
-    found = _of_part(case, _of_script(case, found))
-    job = evidence.job
-    failed = found.failed or case.failed
+    """Return what is known of a job that has ended, or waits."""
+    facts = Facts.of(evidence)
+    if evidence.job.state is JobState.PENDING:
+        return Diagnosis(facts=facts, known=waiting_cause(evidence))
+    excerpt = excerpt_of(evidence, facts.failed) if evidence.job.ended else Excerpt()
+    known = known_cause(facts, evidence, excerpt)
+    hints: tuple[Hint, ...] = ()
+    if known is None or known.code in _WITH_HINTS:
+        end = hint_of_end(facts) if known is None else ()
+        hints = _one_of_each(*_hints(facts, excerpt, evidence), *end)
     return Diagnosis(
-        job_id=job.id,
-        name=job.name,
-        state=job.state.value,
-        reason=job.reason,
-        code=found.code,
-        cause=found.cause,
-        fix=found.fix,
-        rank=failed.rank,
-        host=failed.host,
-        exit_code=failed.exit_code,
-        signal=failed.signal,
-        lines=excerpt_of(evidence, failed).lines if job.ended else (),
+        facts=facts, known=known, excerpt=excerpt, hints=hints, was_read=evidence.was_read
     )
 
 
-def _of_part(case: Case, found: Explanation) -> Explanation:
-    """Return the explanation with the part of the program that the exception ended."""
-    ranks = case.evidence.ranks or {}
-    own_log = ranks.get(case.failed.rank, "") if case.failed.rank is not None else ""
-    part = part_ended(without_long_lines(f"{own_log}\n{case.raw}"), case.error)
-    if not part or case.job.state is not JobState.FAILED:
-        return found
-    return replace(found, cause=f"{found.cause}; it ended {part}, and may not have ended the rest")
+def _hints(facts: Facts, excerpt: Excerpt, evidence: Evidence) -> Iterator[Hint]:
+    """Yield the hints: the certain ones, and what the other lines usually mean."""
+    lines = [*hinted_lines(excerpt)]
+    certain = [*hints_of_job(excerpt, facts, evidence), *certain_hints(lines, evidence)]
+    yield from certain
+    told = {hint.line for hint in certain}
+    for line in lines:
+        if line not in told:
+            yield from hints_of_line(line, evidence)
 
 
-def _of_script(case: Case, found: Explanation) -> Explanation:
-    """Return the explanation with what shows that a shell script has gone on after its cause."""
-    evidence = case.evidence
-    job = case.job
-    if job.state is not JobState.FAILED or not is_shell(evidence.script):
-        return found
-    if is_survived(case.failed, case.raw, job.exit_code):
-        own = Failed(host=case.failed.host, exit_code=job.exit_code)
-        cause = (
-            f"exit code {job.exit_code} of the script, after the failure of a step: {found.cause}"
-        )
-        return replace(found, code="exit-code", cause=cause, failed=own)
-    stderr = evidence.log.removeprefix(evidence.stdout)
-    if goes_on_after_errors(evidence.script) and any(
-        goes_on_after(without_long_lines(text), case.error) for text in (evidence.stdout, stderr)
-    ):
-        return _survived(found, "log")
-    if case.failed.rank is None and job.exit_code:
-        return _of_end(case, found, job.exit_code)
-    return found
-
-
-def _survived(found: Explanation, what: str) -> Explanation:
-    """Return the explanation of an error that need not be the end. what: continues after it."""
-    cause = f"{found.cause}; the {what} continues after it, so the script may have failed otherwise"
-    return replace(found, cause=cause)
-
-
-def _of_end(case: Case, found: Explanation, exit_code: int) -> Explanation:
-    """Return the explanation without what commands wrote that the script went on after."""
-    script = case.evidence.script
-    error = case.error
-    if error.tracebacks:
-        frames = error.tracebacks[0].frames
-        program = next((frame.file for frame in frames if frame.is_own), "")
-        if not is_of_earlier_file(program, script, exit_code):
-            return found
-        if exit_code != UNCAUGHT:
-            bare = replace(case, error=ProgramError("", "", error.shown))
-            return _quoting(first_cause(bare), error.tracebacks[0].message.partition("\n")[0])
-        return _survived(found, "script")
-    lines = error.evidence.split("\n")
-    earlier = [line for line in lines if is_of_earlier_command(line, script, exit_code)]
-    if not earlier:
-        return found
-    rest = "\n".join(" " * len(line) if line in earlier else line for line in lines)
-    own = first_cause(replace(case, error=replace(error, evidence=rest)))
-    return _quoting(own, earlier[-1])
-
-
-def _quoting(own: Explanation, line: str) -> Explanation:
-    """Return the explanation with the error of an earlier command, if nothing else explains the
-    end.
-    """
-    if own.code != "exit-code":
-        return own
-    said = plain_line(line)[:_COLUMNS]
-    return replace(
-        own,
-        cause=f"{own.cause}; the script continued after this error in its log: {said}",
-        fix="`set -x` in the script shows each command, and `set -e` ends the script at the first "
-        "that fails",
-    )
+def _one_of_each(*hints: Hint) -> tuple[Hint, ...]:
+    """Return the first hint of each name."""
+    found: dict[str, Hint] = {}
+    for hint in hints:
+        found.setdefault(hint.name, hint)
+    return tuple(found.values())[:_MOST_HINTS]
 
 
 def diagnose_waiting(
@@ -217,7 +289,7 @@ def diagnose_waiting(
     advice: what users can do about the cluster itself. nodes: all nodes; empty if they are unknown.
     required: number of a job -> the nodes that it asks for by name.
     """
-    # Jobs that wait for the same reason share a diagnosis, because there may be thousands of them.
+    # Jobs that wait for the same reason share a cause, because there may be thousands of them.
     shared: dict[tuple[object, ...], Diagnosis] = {}
     for job in jobs:
         if job.state is not JobState.PENDING:
@@ -236,4 +308,12 @@ def diagnose_waiting(
             found = diagnose(Evidence(job=job, advice=advice, nodes=nodes, required=own))
             if job.id not in found.fix:
                 shared[key] = found
-        yield replace(found, job_id=job.id, name=job.name)
+        yield replace(found, facts=replace(found.facts, job=job))
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _COLUMNS else f"{line[:_COLUMNS]}…"
+
+
+def _as_json(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}

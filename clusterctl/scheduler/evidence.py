@@ -21,18 +21,12 @@ from clusterctl.scheduler.base import (
     Outcome,
     StepInfo,
 )
-from clusterctl.scheduler.case import Evidence
-from clusterctl.scheduler.diagnosis import (
-    EMPTY_LOG,
-    WROTE_NOTHING,
-    Diagnosis,
-    diagnose,
-    diagnose_waiting,
-)
+from clusterctl.scheduler.completed import LastError, error_at_end
+from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
+from clusterctl.scheduler.facts import Evidence, is_shell
 from clusterctl.scheduler.history import attempts_of
 from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.local_files import LocalFiles
-from clusterctl.scheduler.program_error import LastError, error_at_end, is_shell
 from clusterctl.scheduler.records import with_recorded_exit
 from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
@@ -55,20 +49,23 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     try:
         logs = _read_logs(session, job)
     except (SchedulerError, TransportError) as exc:
-        return diagnose(bare).with_lines(f"(the job's log can't be read: {exc.what})")
+        return diagnose(bare).with_note(f"the job's log can't be read: {exc.what}")
     diagnosis = diagnose(evidence_of(session, job, logs))
     if diagnosis.lines:
         return diagnosis
     if not logs:
-        return diagnosis.with_lines("(clusterctl reads only logs of jobs that it has submitted)")
+        return diagnosis.with_note("clusterctl reads only logs of jobs that it has submitted")
     if logs.get("unread"):
-        return diagnosis.with_lines(f"(the job's log can't be read: {logs['unread']})")
+        return diagnosis.with_note(f"the job's log can't be read: {logs['unread']}")
     if logs.get("gone"):
-        return diagnosis.with_lines("(the job's folder no longer exists)")
+        return diagnosis.with_note("the job's folder no longer exists")
     if logs.get("full"):
-        return diagnosis.with_lines(f"({EMPTY_LOG}, and the file system of its folder is full)")
-    writer = "the job" if diagnosis.rank is None else f"rank {diagnosis.rank}"
-    return diagnosis.with_lines(f"({writer} {WROTE_NOTHING})")
+        return diagnosis.with_note(
+            "the job's log is empty, and the file system of its folder is full"
+        )
+    rank = diagnosis.failed.rank
+    writer = "the job" if rank is None else f"rank {rank}"
+    return diagnosis.with_note(f"{writer} wrote nothing to its log")
 
 
 def diagnose_jobs(

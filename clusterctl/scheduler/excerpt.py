@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from clusterctl.scheduler.case import Evidence
+from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.failed_rank import Failed
-from clusterctl.scheduler.program_error import CONSEQUENCES, NOISE, compiled, without_long_lines
+from clusterctl.scheduler.log_text import (
+    CONSEQUENCES,
+    compiled,
+    without_long_lines,
+    without_noise,
+)
 from clusterctl.util.terminal import plain_line
 
-# Numbers of lines: the last of a log, those after a traceback, before it, of stdout beside stderr,
+# Numbers of lines: the last of a log, those after a traceback, before it, of the other stream,
 # and of bash about the job's script.
 _LAST = 10
 _AFTER = 6
 _BEFORE = 2
-_STDOUT = 4
+_BESIDE = 4
 _OF_SHELL = 2
 _FRAMES = 3
 _MESSAGE_LINES = 8  # of an exception
@@ -52,7 +57,7 @@ _CHAINED: Final = re.compile(
 )
 _ORIGINAL: Final = "Original Traceback"
 # Python reports an exception in __del__ with these lines.
-_IGNORED: Final = re.compile(r"^Exception ignored .*\n\Z", re.MULTILINE)
+_IGNORED: Final = re.compile(r"^Exception ignored (?!in atexit callback).*\n\Z", re.MULTILINE)
 # Python's own lines before the traceback of an exception that ends a part of a program: threading,
 # multiprocessing, atexit, asyncio.
 _PART: Final = re.compile(
@@ -65,6 +70,8 @@ _OF_BASH: Final = re.compile(
     r"^\S+: (?:line )?\d+: .*(?:not found|No such file.*|Permission denied|unbound variable)$",
     re.MULTILINE,
 )
+# A message of mpirun between two rules, whose first line tells what is wrong.
+_BANNER: Final = re.compile(r"^-{70,}\n(?P<line>.+)(?:\n.*){0,60}?\n-{70,}$", re.MULTILINE)
 _LOOK_BACK = 800  # characters before a traceback
 
 
@@ -79,8 +86,10 @@ class Excerpt:
     shadow: the user's file that a library imported in place of a package.
     before: the lines before the traceback. last: the last lines of the log, after it.
     between: the number of lines between the traceback and ``last``.
-    stdout: the last lines of stdout, if ``last`` is of stderr, so that their order is unknown.
-    of_shell: earlier lines in which the shell says that a command of the script failed.
+    beside, beside_of: the last lines of the other stream, if the job has written both, so that their
+        order is unknown; and its name, stdout or stderr.
+    of_shell: earlier lines in which the shell says that a command of the script failed, or with which
+        a message of mpirun begins.
     is_consequence: whether the exception tells of the end of another rank.
     """
 
@@ -95,7 +104,8 @@ class Excerpt:
     shadow: str = ""
     between: int = 0
     last: tuple[str, ...] = ()
-    stdout: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    beside_of: str = ""
     is_consequence: bool = False
 
     @property
@@ -109,7 +119,7 @@ class Excerpt:
             *self.traceback,
             *([f"[... {self.between} lines ...]"] if self.between else []),
             *self.last,
-            *(["(on stdout:)", *self.stdout] if self.stdout else []),
+            *([f"(on {self.beside_of}:)", *self.beside] if self.beside else []),
         )
 
 
@@ -136,47 +146,74 @@ class _Raised:
         said = _MESSAGE_END.split(text, 1)[0].split("\n")[:_MESSAGE_LINES]
         return any(compiled(pattern).search("\n".join(said)) for pattern in CONSEQUENCES)
 
+    @property
+    def part(self) -> str:
+        """The part of the program that it ended, such as a thread; "": the whole, or unknown."""
+        text = self.match.string
+        begin = _PART.search(text, max(0, self.start - _LOOK_BACK), self.start)
+        return plain_line(next(filter(None, begin.groups()))) if begin else ""
+
 
 def excerpt_of(evidence: Evidence, failed: Failed) -> Excerpt:
     """Select the lines: of the log of the rank that failed first, else of the job's logs."""
     own = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
-    own_text = without_noise(own or "")
-    stderr = without_noise(evidence.log.removeprefix(evidence.stdout))
-    stdout = without_noise(evidence.stdout)
-    of_job = [text for text in (stderr, stdout) if text.strip()]
+    stderr, stdout = evidence.log.removeprefix(evidence.stdout), evidence.stdout
+    folder = evidence.folder or evidence.job.work_dir
+    of_job = [excerpt_of_log(text, folder) for text in (stderr, stdout)]
     if own is not None and failed.signal in _BY_ANOTHER:
         # A killed rank had no last words, and those of other ranks are not its own.
         of_job = []
-    texts = [text for text in (own_text, *of_job) if text.strip()]
-    raised = [(text, found) for text in texts if (found := _last_raised(text)) is not None]
-    primary = [each for each in raised if not each[1].is_consequence] or raised
-    text, found = primary[0] if primary else (texts[0] if texts else "", None)
-    is_own = bool(own_text.strip()) and text is own_text
-    if not text and failed.rank is None:
+    of_rank = [replace(excerpt_of_log(own or "", folder), source=str(failed))]
+    found = [excerpt for excerpt in (*of_rank, *of_job) if excerpt.lines]
+    if not found and failed.rank is None:
         # There is nothing but messages of launchers.
-        text = without_long_lines(evidence.log)
-    lines = _written(text[found.end :] if found else text)
-    last = lines[-(_AFTER if found else _LAST) :]
-    of_shell = [match[0] for match in _OF_BASH.finditer(text) if match[0] not in last]
-    is_beside = len(of_job) > 1 and not is_own
-    other = stdout if text is stderr else stderr
+        lines = _written(without_long_lines(evidence.log))
+        return Excerpt(last=_plain(lines[-_LAST:]))
+    raised = [excerpt for excerpt in found if excerpt.exception]
+    primary = [excerpt for excerpt in raised if not excerpt.is_consequence]
+    first = next(iter((*primary, *raised, *found)), Excerpt())
+    for at, (name, text) in enumerate((("stdout", stdout), ("stderr", stderr))):
+        if of_job and first is of_job[at] and of_job[1 - at].lines:
+            lines = _written(without_noise(text))[-_BESIDE:]
+            return replace(first, beside=_plain(lines), beside_of=name)
+    return first
+
+
+def excerpt_of_log(text: str, folder: str) -> Excerpt:
+    """Select the lines of a single log. folder: of the program, which paths are shown without."""
+    text = without_noise(text)
+    every = _raised_in(text)
+    primary = [each for each in every if not each.is_consequence]
+    raised = next(reversed(primary or every), None)
+    lines = _written(text[raised.end :] if raised else text)
+    last = lines[-(_AFTER if raised else _LAST) :]
+    told = [
+        *(match[0] for match in _OF_BASH.finditer(text)),
+        *(match["line"] for match in _BANNER.finditer(text)),
+    ]
+    of_shell = [line for line in told if line not in last]
     return Excerpt(
-        source=str(failed) if is_own else "the job",
         of_shell=_plain(of_shell[:_OF_SHELL]),
-        stdout=_plain(_written(other)[-_STDOUT:]) if is_beside and text is stderr else (),
         last=_plain(last),
-        between=len(lines) - len(last) if found else 0,
-        **(_of_raised(found, evidence) if found else {}),
+        between=len(lines) - len(last) if raised else 0,
+        **(_of_raised(raised, folder) if raised else {}),
     )
 
 
-def _of_raised(raised: _Raised, evidence: Evidence) -> dict[str, Any]:
+def ended_part(text: str) -> tuple[str, str]:
+    """Return the first part of a program that an exception ended, such as a thread, and the
+    exception; ("", "") if there is no such part.
+    """
+    parts = ((each.part, plain_line(each.message)) for each in _raised_in(without_noise(text)))
+    return next((found for found in parts if found[0]), ("", ""))
+
+
+def _of_raised(raised: _Raised, folder: str) -> dict[str, Any]:
     """Return the fields of an excerpt that tell of an exception."""
     # Another process may have raised the same exception, and sent it as text.
     same = (each for each in raised.chain if each["message"] == raised.message)
     match = next(same, raised.match)
-    text = match.string
-    begin = _PART.search(text, max(0, raised.start - _LOOK_BACK), raised.start)
+    before = match.string[max(0, raised.start - _LOOK_BACK) : raised.start]
     frames = [*_FRAME.finditer(match["frames"])]
     own = next((frame for frame in reversed(frames) if _is_own(frame)), None)
     message = re.sub(r"\r(?=[^\n])", " ", raised.message)
@@ -184,21 +221,19 @@ def _of_raised(raised: _Raised, evidence: Evidence) -> dict[str, Any]:
         each["message"] for each in raised.chain if each["message"] != raised.message
     )
     return {
-        "before": _plain(
-            _written(text[max(0, raised.start - 4 * _COLUMNS) : raised.start])[-_BEFORE:]
-        ),
+        "before": _plain(_written(before)[-_BEFORE:]),
         "chain": _plain(chain),
         "traceback": _plain([*_shortened(match["frames"], own), message]),
         "exception": _plain([message])[0],
-        "place": f"{_below(own['file'], evidence)}:{own['line']}" if own else "",
-        "part": plain_line(next(filter(None, begin.groups()))) if begin else "",
-        "shadow": _below(_shadow(frames), evidence),
+        "place": f"{_below(own['file'], folder)}:{own['line']}" if own else "",
+        "part": raised.part,
+        "shadow": _below(_shadow(frames), folder),
         "is_consequence": raised.is_consequence,
     }
 
 
-def _last_raised(text: str) -> _Raised | None:
-    """Return the last exception that is no consequence of another rank's end, else the last."""
+def _raised_in(text: str) -> list[_Raised]:
+    """Return the exceptions in a log; those from which one was raised are in its chain."""
     found: list[_Raised] = []
     for match in _TRACEBACK.finditer(text):
         is_ignored = _IGNORED.search(text, max(0, match.start() - _LOOK_BACK), match.start())
@@ -211,8 +246,7 @@ def _last_raised(text: str) -> _Raised | None:
             found[-1] = _Raised(match, before.start, match.end(), (*before.chain, before.match))
         else:
             found.append(_Raised(match, match.start(), match.end()))
-    primary = [each for each in found if not each.is_consequence]
-    return next(reversed(primary or found), None)
+    return found
 
 
 def _is_own(frame: re.Match[str]) -> bool:
@@ -238,18 +272,9 @@ def _shortened(frames: str, own: re.Match[str] | None) -> list[str]:
     return "".join((head, *kept)).strip("\n").split("\n")
 
 
-def _below(file: str, evidence: Evidence) -> str:
-    """Return the path of a file below the program's folder."""
-    folder = evidence.folder or evidence.job.work_dir
+def _below(file: str, folder: str) -> str:
+    """Return the path of a file below a folder."""
     return file.removeprefix(f"{folder}/") if folder else file
-
-
-def without_noise(text: str) -> str:
-    """Return a log without messages that follow from a failure, or only surround it."""
-    text = without_long_lines(text)
-    for pattern in NOISE:
-        text = compiled(pattern).sub("", text)
-    return text
 
 
 def _written(text: str) -> list[str]:
@@ -265,7 +290,8 @@ def _plain_lines(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         # Of a progress bar, only the last state is shown. Another carriage return is part of a name.
         is_progress = line.count("\r") > _RETURNS
-        shown = plain_line(line if is_progress else line.rstrip("\r").replace("\r", "\\r"))
+        text = line if is_progress else line.rstrip("\r").replace("\r", "\\r")
+        shown = plain_line(text.expandtabs(4))
         is_long = len(shown) > _COLUMNS
         yield (
             f"{shown[: _COLUMNS - _TAIL_COLUMNS]} … {shown[-_TAIL_COLUMNS:]}" if is_long else shown

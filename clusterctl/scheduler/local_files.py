@@ -18,7 +18,7 @@ from clusterctl.packages.project_files import (
     find_package_file,
     unsupported_packages,
 )
-from clusterctl.scheduler.case import Here, Packages
+from clusterctl.scheduler.facts import Here, Packages
 from clusterctl.spec.program import holds_package, import_roots, repository_of
 from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.tree import literal_pattern

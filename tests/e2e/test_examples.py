@@ -126,11 +126,8 @@ def test_torchrun_names_the_first_rank_that_failed(
     ran = example_cluster.quoting("-o", "json", "submit", path, *argv)
     assert ran.returncode == 4, ran
     found = json.loads(ran.stdout)["diagnosis"]
-    assert (found["code"], found["rank"], found["host"]) == (
-        code,
-        1,
-        f"{example_cluster.name}-train-2",
-    ), ran
+    assert code in {found["code"], *(hint["name"] for hint in found["hints"])}, ran
+    assert (found["rank"], found["host"]) == (1, f"{example_cluster.name}-train-2"), ran
     assert ran.stderr.count("Traceback") == line.startswith("raise"), ran
 
 

@@ -1,5 +1,5 @@
-"""Jobs that fail as only Slurm and MPI can show it. More causes:
-tests/unit/scheduler/test_diagnosis.py.
+"""Jobs that fail as only Slurm and MPI can show it. More: tests/unit/scheduler/test_diagnosis.py and
+test_hints.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ world.Barrier()
 @dataclass(frozen=True)
 class Planted:
     """A job that fails: a Python program's line, or a shell script (which has newlines); the
-    cause's code.
+    code of the diagnosis, or the name of a hint.
     """
 
     name: str
@@ -91,7 +91,7 @@ def jobs(cluster: Cluster) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
-def test_failed_job_names_the_cause_and_the_first_rank(
+def test_failed_job_names_the_end_and_the_first_rank(
     cluster: Cluster, jobs: dict[str, str], planted: Planted
 ) -> None:
     ran = cluster.quoting("logs", jobs[planted.name], "--follow")
@@ -102,7 +102,8 @@ def test_failed_job_names_the_cause_and_the_first_rank(
     (job,) = json.loads(shown.stdout)["jobs"]
     # Not CANCELLED or TIMEOUT: no rank is waited for.
     assert job["state"] == job["diagnosis"]["state"] == "FAILED", job
-    assert job["diagnosis"]["code"] == planted.code, job
+    hints = {hint["name"] for hint in job["diagnosis"]["hints"]}
+    assert planted.code in {job["diagnosis"]["code"], *hints}, job
     if "--nodes" in planted.flags:
         found = job["diagnosis"]["rank"], job["diagnosis"]["host"]
         assert found == (1, f"{cluster.name}-train-2"), job

@@ -725,7 +725,7 @@ def test_packed_sweep_goes_on_after_a_requeue_and_ranks_its_tasks(cluster: Clust
     ]
     assert cluster("logs", f"{job}_5").stdout == "task 5 of 5\n"
     record = json.loads((run / "run.json").read_text())
-    assert record["diagnosis"]["code"] == "stopped-no-progress"
+    assert record["diagnosis"]["facts"]["not_restarted"] == "no-progress"
 
 
 def not_the_same(cluster: Cluster, a: str, b: str) -> list[str]:

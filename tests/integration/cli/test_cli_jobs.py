@@ -135,13 +135,10 @@ def test_jobs_with_one_id_shows_the_whole_job(played_session, cluster, tmp_path,
     assert output["script"] == f"{output['folder']}/job.sbatch"
     assert "deep/rank-0.log (2 B), stderr.log (0 B), stdout.log (5 B), " in output["files"]
     assert "clusterctl collect 1" in output["collected"]
-    summary, details = cause.splitlines()[:2]
+    summary, *details = cause.splitlines()
     assert shows(summary, "exit-code")
-    assert (summary.startswith("job 1 (mine)"), summary.endswith("on n1"), details) == (
-        True,
-        True,
-        "| said",
-    )
+    assert (summary.startswith("job 1 (mine)"), " on n1" in summary) == (True, True)
+    assert "| said" in details
     entry = played_session.ledger.find(job_id)
     assert entry is not None
     played_session.ledger.update(entry, run_dir="/home/ada/runs/demo-1-mine")

@@ -14,7 +14,8 @@ import pytest
 from clusterctl.cli.output import Terminated
 from clusterctl.cli.waiting import Waited
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.diagnosis import Diagnosis
+from clusterctl.scheduler.diagnosis import diagnose
+from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.session import Session
 from clusterctl.util.progress import Clock
 from tests.integration.cli.conftest import Answer
@@ -98,10 +99,8 @@ def test_array_is_told_by_its_worst_task() -> None:
         JobInfo(**known, task=number, state=state, exit_code=number)
         for number, state in enumerate(states)
     )
-    cause = Diagnosis(
-        job_id="7_1", name="grid", state="FAILED", reason="", code="exit-code", cause="", fix=""
-    )
-    whole, task = Waited(("7", "7_0"), tasks, (cause,)).rows()
+    failure = diagnose(Evidence(job=tasks[1]))
+    whole, task = Waited(("7", "7_0"), tasks, (failure,)).rows()
     assert whole["states"] == {"COMPLETED": 2, "FAILED": 1}
     assert (whole["state"], whole["exit_code"]) == ("FAILED", 1)
     assert whole["diagnosis"]["job_id"] == "7_1"

@@ -37,9 +37,9 @@ from clusterctl.jobs.watch import (
 )
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.case import Evidence
 from clusterctl.scheduler.diagnosis import diagnose
 from clusterctl.scheduler.evidence import diagnose_job, diagnose_run, evidence_of
+from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.history import attempts_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
@@ -394,7 +394,7 @@ def test_failed_job_shows_the_end_of_its_log(session, tmp_path):
     assert (diagnosis["job_id"], diagnosis["host"], diagnosis["exit_code"]) == (job_id, "n1", 7)
     assert re.findall(r"\| line (\d+)\n", f"{error}\n") == [str(number) for number in range(21, 31)]
     (failure,) = error.failures
-    assert (failure.host, failure.cause.splitlines()[-1], error.exit_code) == ("n1", "line 30", 4)
+    assert (failure.host, "line 30" in failure.cause, error.exit_code) == ("n1", True, 4)
     assert f"clusterctl logs {job_id}" in failure.fix
 
 
@@ -412,7 +412,7 @@ def test_missing_file_that_was_not_sent_is_named_with_include(session, tmp_path)
 def test_follow_does_not_quote_log_lines_twice(session, tmp_path):
     job_id = submitted(session, tmp_path, "echo it broke >&2; exit 4")
     error = failed(session, job_id, log_is_shown=True)
-    assert "it broke" not in str(error)
+    assert "| it broke" not in str(error)
     diagnosis = error.answer["diagnosis"]
     assert (diagnosis["lines"], diagnosis["exit_code"]) == (["it broke"], 4)
 
@@ -428,7 +428,7 @@ ALONE = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
         (r"printf 'a\033[31m\007b\xff\n' >&2", ["a\\x07b\N{REPLACEMENT CHARACTER}"]),
         (
             r"printf '50%%\ra\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\r\nlast' >&2",
-            [r"a\x0bb\x0cc\x1cd\x85e\u2028f", "last"],
+            [r"50%\ra\x0bb\x0cc\x1cd\x85e\u2028f", "last"],
         ),
     ],
 )

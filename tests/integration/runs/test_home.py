@@ -297,7 +297,8 @@ def test_failed_run_has_its_diagnosis_and_its_cost(session, cluster, tmp_path, o
     (run,) = collect(priced(session, 2.5), [job_id], out=out)
     assert (run.state, run.tasks[0].exit_code) == ("FAILED", 3)
     assert run.diagnosis is not None
-    assert (run.diagnosis["code"], run.diagnosis["exit_code"]) == ("command-not-found", 3)
+    assert (run.diagnosis["code"], run.diagnosis["exit_code"]) == ("exit-code", 3)
+    assert [hint["name"] for hint in run.diagnosis["hints"]] == ["command-not-found"]
     assert (run.price_per_hour, run.cost_usd) == (2.5, 3.75)
     assert RunRecord.load(run.directory) == run
 

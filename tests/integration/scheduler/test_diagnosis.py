@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.unit.scheduler.test_diagnosis import diagnosis_of
+from tests.unit.scheduler.test_diagnosis import diagnosis_of, names
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_diagnosis_of_real_python_errors(program: str, code: str) -> None:
     )
     exit_code = max(done.returncode, 0)
     ended_by = max(-done.returncode, 0)
-    assert diagnosis_of(done.stderr, exit_code=exit_code, signal=ended_by).code == code
+    assert code in names(diagnosis_of(done.stderr, exit_code=exit_code, signal=ended_by))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.case import Evidence
 from clusterctl.scheduler.excerpt import Excerpt, excerpt_of
+from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.failed_rank import Failed
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
 
@@ -77,13 +77,29 @@ def test_log_of_the_job_is_shown_if_the_rank_only_lost_another() -> None:
 
 def test_two_streams_are_shown_apart() -> None:
     found = shown("epoch 1\nepoch 2\n\ndone with 3\n", stdout="epoch 1\nepoch 2\n")
-    assert (found.last, found.stdout) == (("done with 3",), ("epoch 1", "epoch 2"))
+    assert (found.last, found.beside) == (("done with 3",), ("epoch 1", "epoch 2"))
+    assert found.beside_of == "stdout"
+    # A traceback on stdout does not hide the last words on stderr.
+    other = shown(f"{BUG}\nno folds are left\n", stdout=BUG)
+    assert (other.exception, other.beside, other.beside_of) == (
+        "KeyError: 'a bug'",
+        ("no folds are left",),
+        "stderr",
+    )
 
 
 def test_failed_command_of_a_script_is_shown_above_later_lines() -> None:
     found = shown(f"job.sh: line 2: module: command not found\n{STEPS}")
     assert found.of_shell == ("job.sh: line 2: module: command not found",)
     assert found.lines[:2] == (*found.of_shell, "[...]")
+
+
+def test_message_of_mpirun_is_shown_by_its_first_line() -> None:
+    first = "There are not enough slots available in the system to satisfy the 64"
+    rule = "-" * 74
+    rest = "\n".join(f"explanation {number}" for number in range(20))
+    assert shown(f"{rule}\n{first}\n{rest}\n{rule}\n").of_shell == (first,)
+    assert shown(f"{rule}\n{first}\n{rest}\n").of_shell == ()
 
 
 def chained(first: str, link: str, second: str) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 from clusterctl.errors import SchedulerError
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
-from clusterctl.scheduler.case import Evidence
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
+from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.limits import Ask, exceeded_limit, with_limits
 from clusterctl.scheduler.mpirun import MpirunClient
 from tests.unit.scheduler.test_diagnosis import GUEST, JOB, OPERATOR

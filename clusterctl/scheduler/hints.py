@@ -1,0 +1,185 @@
+"""Hints: what a known message, a signal or an exit code usually means, and what to try.
+
+A hint explains a line that is shown, and says nothing about why the job failed. The messages are in
+data/hints.yaml. Hints that rest on more than a message are in certain_hints.py.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from clusterctl.scheduler.advice import Advice
+from clusterctl.scheduler.excerpt import Excerpt
+from clusterctl.scheduler.facts import Evidence, Facts
+from clusterctl.util.assets import read_table
+from clusterctl.util.terminal import plain_line
+
+_HINTS: Final = Path(__file__).with_name("data") / "hints.yaml"
+# The last statements of a log, for which there are hints.
+_STATEMENTS: Final = 3
+_QUOTED: Final = 60  # characters
+_COLUMNS: Final = 200
+# Lines that say themselves that they are no error, or that the program goes on, and commands that
+# the shell shows with `set -x`.
+_NO_ERROR: Final = re.compile(
+    r"(?i)^\W{0,3}(?:[\d:.,T| -]+Z? *\|? *)?(?:warn(?:ing)?|info|debug|note|hint|trace)\b(?!.*/simple/)"
+    r"|^\S*\w*Warning: |^\S+:\d+: \w*Warning: |\blevel\"?[=:] *\"?(?:warn|info)|^\[?[WI]\d{4} "
+    r"|NCCL INFO|\(ignored\)$|^\++ |^rm: "
+    r"|\b(?:retry(?:ing)?\b(?!.*(?:nodes are busy|/simple/))|skipp(?:ed|ing)|ignor(?:ed|ing)"
+    r"|fall(?:s|ing) back|continuing|disabling|using .* instead|trying (?:again|another))\b"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """A hint. line: what it is about, as it is shown; "": the signal, the exit code or the script.
+
+    says: what the line means: always, if ``is_certain`` (because this machine, Slurm or the line
+        itself says so), and otherwise usually.
+    fix: what to try.
+    """
+
+    name: str
+    says: str
+    fix: str
+    line: str = ""
+    is_certain: bool = False
+
+    @property
+    def meaning(self) -> str:
+        """The line and its meaning."""
+        quoted = self.line if len(self.line) <= _QUOTED else f"{self.line[:_QUOTED]}…"
+        about = f'"{quoted}": ' if self.line else ""
+        return f"{about}{'' if self.is_certain else 'usually '}{self.says}"
+
+    def __str__(self) -> str:
+        return f"{self.meaning}; try: {self.fix}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the hint as `-o json` and run.json show it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of data/hints.yaml, which describes the fields."""
+
+    name: str
+    says: str
+    fix: str
+    match: tuple[str, ...] = ()
+    signal: str = ""
+    general: bool = False
+
+
+def _table() -> tuple[Row, ...]:
+    return read_table(_HINTS, tuple[Row, ...])
+
+
+@cache
+def rows() -> tuple[tuple[Row, re.Pattern[str]], ...]:
+    """Return the rows about lines, each with its expressions as one."""
+    return tuple(
+        (row, re.compile("|".join(f"(?:{each})" for each in row.match)))
+        for row in _table()
+        if row.match
+    )
+
+
+def says_no_error(line: str) -> bool:
+    """Return whether a line says itself that it is no error, or that the program goes on."""
+    return _NO_ERROR.search(line) is not None
+
+
+def hinted_lines(excerpt: Excerpt) -> Iterator[str]:
+    """Yield the lines for which there are hints: messages, not lines of source code.
+
+    They are the exception with which the log ends, with those from which it was raised and the line
+    before it, the last statements, and what the shell says of the script's commands.
+    """
+    statements = [line for line in excerpt.last if not line.startswith((" ", "\t"))]
+    exceptions: tuple[str, ...] = ()
+    if not excerpt.between:
+        # The exception may follow from what was written just before it.
+        exceptions = (*excerpt.before[-1:], *excerpt.chain, excerpt.exception)
+    shown = (*excerpt.of_shell, *exceptions, *statements[-_STATEMENTS:], *excerpt.beside[-1:])
+    yield from (line for line in dict.fromkeys(shown) if line and not says_no_error(line))
+
+
+def hints_of_line(line: str, evidence: Evidence) -> Iterator[Hint]:
+    """Yield the hints of the table about a line; those that say little only if there are no
+    others.
+    """
+    found = [(row, match) for row, pattern in rows() if (match := pattern.search(line))]
+    special = [each for each in found if not each[0].general]
+    for row, match in special or found:
+        groups = {name: plain_line(text)[:_COLUMNS] for name, text in match.groupdict("").items()}
+        values = {**groups, **_ways(evidence)}
+        says, fix = (text.format(**values) if "{" in text else text for text in (row.says, row.fix))
+        yield Hint(name=row.name, line=line, says=says, fix=fix)
+
+
+def _ways(evidence: Evidence) -> dict[str, str]:
+    """Return what the job's user can do to get programs, or packages of Python."""
+    return {
+        "install": _install(evidence.advice),
+        "packages": way_to_packages(evidence),
+        "repair": evidence.advice.repair,
+    }
+
+
+def _install(advice: Advice) -> str:
+    if advice.is_operator:
+        return "install it on the nodes (`software.packages` of the spec), or use --module or --container"
+    return "load it with --module, or use an --env-path or a --container that has it"
+
+
+def way_to_packages(evidence: Evidence) -> str:
+    """Return how the job gets the packages of Python of an environment that is not sent."""
+    packages = evidence.packages()
+    if packages.image or packages.environment:
+        return "submit again: the packages are those of --container or --env-path"
+    if packages.way:
+        return packages.way
+    listed = packages.listed or "requirements.txt (such a file: pip freeze)"
+    return f"submit with --requirements {listed}, or with --env-path"
+
+
+_ABOVE: Final = "read the lines above"
+_BY_CODE: Final = MappingProxyType(
+    {
+        75: (
+            "exit code 75: a program asks so to be restarted after it has saved its work",
+            "use --requeue; a restart counts as progress if it writes a newer checkpoint, or the step "
+            "to the file $CLUSTERCTL_HEARTBEAT",
+        ),
+        126: ("exit code 126: a shell returns it if it can't execute a program", _ABOVE),
+        127: ("exit code 127: a shell returns it if it does not find a command", _ABOVE),
+        **{
+            128 + number: (
+                f"exit code {128 + number}: a shell returns it for a program that "
+                f"{signal.Signals(number).name} has ended",
+                _ABOVE,
+            )
+            for number in (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
+        },
+    }
+)
+
+
+def hint_of_end(facts: Facts) -> Iterator[Hint]:
+    """Yield a hint about the signal or the exit code."""
+    failed = facts.failed
+    for row in _table():
+        if row.signal and row.signal == failed.signal:
+            yield Hint(name=row.name, says=row.says, fix=row.fix)
+    if (code := failed.exit_code or 0) in _BY_CODE:
+        says, fix = _BY_CODE[code]
+        yield Hint(name="exit-code", says=says, fix=fix, is_certain=True)

@@ -1,0 +1,105 @@
+"""The text of a job's logs: what launchers and libraries write around the words of a program."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final
+
+_COLUMNS = 400
+_LONGEST = 2 * _COLUMNS
+_LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
+# The margin and the rules of the traceback of an ExceptionGroup.
+_MARGIN: Final = re.compile(
+    r"^ +(?:\| |\+ Exception Group (?=Traceback )|\+[-+].*$|\|$)", re.MULTILINE
+)
+# Messages of payload/node about staged files and receivers. The program runs in any case.
+_ON_THE_WAY: Final = (
+    r"^clusterctl: (?:the message \"|messages are sent from "
+    r"|\S+: .* (?:leads to .* itself: |has [\d,]+ files? )).*(?:\n|\Z)"
+)
+# Messages that follow from a failure, or only surround it.
+NOISE: Final = (
+    (
+        r"^-{74}\n(?:An MPI communication peer process|Primary job +terminated normally)"
+        r"(?:.*\n)*?-{74}(?:\n|\Z)"
+    ),
+    r"^-{74}\nMPI_ABORT was invoked(?:.*\n)*?-{74}(?:\n|\Z)",
+    r"^-{74}\n(?:mpirun|prterun) (?:noticed|detected|has exited)(?:.*\n)*?-{74}(?:\n|\Z)",
+    (
+        r"^slurmstepd\S*: error: +(?:mpi/pmix|\*\*\* (?:STEP|JOB) |Detected \d+ oom.kill"
+        r"|.*exceeded memory limit).*(?:\n|\Z)"
+    ),
+    (
+        r"^srun: (?:Job step aborted|launch/slurm|Force Terminated|Terminating"
+        r"|error: \S+: tasks? \S+: ).*(?:\n|\Z)"
+    ),
+    (
+        r"^\[\S+:\d+\] (?:\d+ more process(?:es)? ha(?:s|ve) sent help"
+        r'|Set MCA parameter "orte_base_help_agg).*(?:\n|\Z)'
+    ),
+    r"^\[\S+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file \S*pmix_server\.c .*(?:\n|\Z)",
+    # torchrun: its log, and its own traceback with its summary
+    r"^\[?[WEI]\d{4} .*torch/distributed/(?:elastic|run).*(?:\n|\Z)",
+    r"^.*torch\.distributed\.(?:elastic|run)\S*(?:[: ].*)?\[(?:WARNING|ERROR|INFO)\].*(?:\n|\Z)",
+    r"^(?:WARNING|ERROR|INFO):torch\.distributed\..*(?:\n|\Z)",
+    (
+        r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*"
+        r"torch\.distributed\.elastic\.multiprocessing\.\S+:.*(?:\n|\Z)"
+    ),
+    r"^={10,}\n\S+ FAILED\n(?:.*\n)*?={10,}(?:\n|\Z)",
+    (
+        r"^.*(?:process group has NOT been destroyed"
+        r"|Setting OMP_NUM_THREADS environment variable for each).*(?:\n|\Z)"
+    ),
+    r"^\*{20,}(?:\n|\Z)",
+    # messages of payload/node, and of bash about a killed command of clusterctl's script
+    (
+        r"^clusterctl: (?:hang: |this job is not requeued: |ranks do not end after "
+        r"|.*; this job is requeued$).*(?:\n|\Z)"
+    ),
+    r"^\S*(?:slurm_script|job\.sbatch|job\.mpirun): line \d+: +\d+ [A-Z].*(?:\n|\Z)",
+    _ON_THE_WAY,
+)
+# Exceptions that a rank raises only because another rank has ended.
+CONSEQUENCES: Final = (
+    r"Connection (?:closed by peer|reset by peer)",
+    r"Broken pipe",
+    r"remote process exited",
+    r"ncclRemoteError",
+    r"MPI_ERR_PROC_FAILED",
+    r"DistNetworkError.*(?:closed|recv)",
+    r"SignalException",
+    r"\AKeyboardInterrupt",
+)
+
+
+def without_long_lines(text: str) -> str:
+    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long
+    lines.
+
+    Tracebacks in an ExceptionGroup become separate tracebacks.
+    """
+    text = _LABEL.sub("", text)
+    if "Exception Group Traceback" in text:
+        text = _MARGIN.sub("", text)
+    lines = text.split("\n")
+    return "\n".join(
+        line if len(line) <= _LONGEST else line[:_COLUMNS] + line[-_COLUMNS:] for line in lines
+    )
+
+
+def without_noise(text: str) -> str:
+    """Return a log without messages that follow from a failure, or only surround it."""
+    text = without_long_lines(text)
+    for pattern in NOISE:
+        text = compiled(pattern).sub("", text)
+    return text
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a compiled pattern, in which ^ and $ match at lines. It is compiled at its first use,
+    because most commands diagnose no job.
+    """
+    return re.compile(pattern, re.MULTILINE)

@@ -1,0 +1,293 @@
+"""Hints: what known messages usually mean, and what is known of the user's files and script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.scheduler.advice import FOREIGN, OWN
+from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
+from clusterctl.scheduler.facts import Evidence, Here, Packages
+from clusterctl.scheduler.hints import Hint, hints_of_line, rows
+from clusterctl.scheduler.history import Attempt
+from clusterctl.util.assets import read_table
+from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK, job_with
+
+HINTED = read_table(Path(__file__).with_name("data") / "hinted.yaml", dict[str, str])
+# Lines that programs write while nothing is wrong, or about which nothing is known.
+ORDINARY = (
+    "epoch 7: loss 0.31, accuracy 0.91",
+    "validation failed: accuracy 0.1 is below 0.5",
+    "Newton did not converge in 50 steps",
+    "0 of 12 sites are valid",
+    "step 40: energy -100.25, memory 3.9 of 4.0 GiB",
+    "ValueError: row 3 has 4 columns, expected 5",
+    "KeyError: 'weight_decay'",
+    "checksum of base.tar does not match",
+    "grid 64x64x64, 8 ranks, 2 nodes",
+    "wrote /scratch/ada/out.h5",
+    "connected to n2:4711",
+    "INFO:root:reading data/train.csv",
+    "error: energy diverged at step 90",
+    "make: *** [Makefile:3: main] Error 1",
+)
+
+
+def hinted(log: str, **evidence: Any) -> Diagnosis:
+    return diagnose(Evidence(job=job_with(nodes=("n1",)), log=log, **evidence))
+
+
+def hint_of(name: str, found: Diagnosis) -> Hint:
+    return next(hint for hint in found.hints if hint.name == name)
+
+
+def test_each_row_has_a_line_that_it_fits() -> None:
+    table = {row.name: pattern for row, pattern in rows()}
+    assert HINTED.keys() == table.keys()
+    assert not [name for name, line in HINTED.items() if not table[name].search(line)]
+
+
+@pytest.mark.parametrize("line", ORDINARY)
+def test_ordinary_line_has_no_hint(line: str) -> None:
+    assert not [*hints_of_line(line, Evidence(job=JOB))]
+
+
+def test_texts_of_all_rows_can_be_filled_in() -> None:
+    for name, line in HINTED.items():
+        for advice in (OWN, FOREIGN):
+            hints = {
+                hint.name: hint for hint in hints_of_line(line, Evidence(job=JOB, advice=advice))
+            }
+            assert hints, name
+            assert not any("{" in str(hint) for hint in hints.values())
+
+
+def test_row_that_says_little_is_left_out_beside_another() -> None:
+    names = [hint.name for hint in hinted("sh: a: Disk quota exceeded: Permission denied\n").hints]
+    assert names == ["disk-quota"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING: No space left on device for the cache",
+        "[W1122 a.cc:3] Connection refused",
+        "2026-11-27 10:00:00.123 | WARNING  | app:main:3 - Connection refused",
+        "Connection refused, retrying in 5 s",
+        "No module named 'apex', using torch.optim instead",
+        "make: tidy: No such file or directory (ignored)",
+        "+ echo 'CUDA out of memory'",
+        "rm: cannot remove 'old': No such file or directory",
+        '{"level": "warning", "msg": "Connection refused"}',
+    ],
+)
+def test_line_that_says_itself_that_it_is_no_error_has_no_hint(line: str) -> None:
+    assert not hinted(f"{line}\nbad mesh\n").hints
+
+
+def test_hints_are_about_the_last_statements_only() -> None:
+    end = "a\nb\nc\n"
+    assert not hinted(f"open: No space left on device\n{end}").hints
+    assert hinted(f"open: No space left on device\n{end[2:]}").hints
+    # Indented lines belong to the statement above.
+    assert hinted("java.lang.OutOfMemoryError: heap\n" + "\tat A.b(A.java)\n" * 5).hints
+
+
+def test_hint_quotes_its_line_and_says_usually() -> None:
+    (hint,) = hinted("cp: error writing 'x': Disk quota exceeded\n").hints
+    assert hint.line == "cp: error writing 'x': Disk quota exceeded"
+    assert str(hint).startswith(f'"{hint.line}": usually ')
+
+
+def test_exceptions_of_a_chain_have_hints() -> None:
+    first = f"{TRACEBACK}OSError: [Errno 28] No space left on device\n"
+    link = "\nThe above exception was the direct cause of the following exception:\n\n"
+    assert hint_of("disk-full", hinted(f"{first}{link}{TRACEBACK}RuntimeError: write failed\n"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"signal": 11, "exit_code": 0}, "segmentation-fault"),
+        ({"signal": 7, "exit_code": 0}, "bus-error"),
+        ({"signal": 9, "exit_code": 0}, "killed"),
+        ({"exit_code": 75}, "exit-code"),
+        ({"exit_code": 127}, "exit-code"),
+        ({"exit_code": 3}, ""),
+    ],
+)
+def test_signal_and_exit_code_have_a_hint(fields: dict[str, int], name: str) -> None:
+    found = diagnose(Evidence(job=job_with(**fields), log="step 3\n"))
+    assert [hint.name for hint in found.hints] == [name][: bool(name)]
+
+
+# --- Certain hints -------------------------------------------------------------------------------
+READ = "#!/bin/bash\nset -e\nread answer\n./train\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_hinted"),
+    [
+        (READ, True),
+        (READ.replace("read answer", "if ! read -p 'go? ' a; then exit 1; fi"), True),
+        (READ.replace("read answer", "read a < file"), False),
+        (READ.replace("read answer", "cat x | while read a; do echo $a; done"), False),
+        (READ.replace("set -e\n", ""), False),
+    ],
+)
+def test_read_of_a_script_has_no_input(script: str, is_hinted: bool) -> None:
+    found = hinted("", script=script, was_read=True)
+    assert [hint.name for hint in found.hints] == ["no-input"] * is_hinted
+
+
+NOT_STARTED = "slurmstepd-n1: error: execve(): hostname: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("#!/bin/bash\nsrun --export=SEED=7 hostname\n", "step-without-path"),
+        ("#!/bin/bash\nsrun -n 2 --export NONE hostname\n", "step-without-path"),
+        ("#!/bin/bash\nsrun --export=ALL,SEED=7 hostname\n", "command-not-found"),
+        ("#!/bin/bash\n# srun --export=NONE hostname\nsrun hostname\n", "command-not-found"),
+        ("", "command-not-found"),
+    ],
+)
+def test_srun_that_finds_no_command_has_no_path_only_with_export(script: str, name: str) -> None:
+    assert [hint.name for hint in hinted(NOT_STARTED, script=script).hints] == [name]
+
+
+@pytest.mark.parametrize(
+    ("log", "name"),
+    [("%x-%j.out", "train-12.out"), ("logs/%j.out", "logs/12.out"), ("./a.out", "a.out")],
+)
+def test_script_that_reads_its_own_log_is_told(log: str, name: str) -> None:
+    line = f"cat: {name}: No such file or directory\n"
+    script = f"#!/bin/bash\n#SBATCH --output={log}\ncat {name}\n"
+    assert hint_of("log-has-another-path", hinted(line, script=script)).is_certain
+    assert "log-has-another-path" not in {hint.name for hint in hinted(line).hints}
+
+
+def test_lines_for_another_scheduler_are_told() -> None:
+    script = "#!/bin/bash\n#PBS -l nodes=2\ncd $PBS_O_WORKDIR\n"
+    assert hint_of("other-scheduler", hinted("x\n", script=script)).is_certain
+
+
+@pytest.mark.parametrize(("port", "is_certain"), [(4711, True), (4712, False), (0, False)])
+def test_port_that_is_master_port_is_named(port: int, is_certain: bool) -> None:
+    line = "RuntimeError: server socket failed, port: 4711, Address already in use\n"
+    found = hint_of(
+        "port-in-use", hinted(line, attempt=Attempt({"event": "start", "time": 1, "port": port}))
+    )
+    assert (found.is_certain, "4711)" in found.says) == (is_certain, is_certain)
+    by_name = line.replace("4711", "$MASTER_PORT")
+    known = hint_of(
+        "port-in-use", hinted(by_name, attempt=Attempt({"event": "start", "time": 1, "port": port}))
+    )
+    assert known.is_certain == bool(port)
+
+
+def test_fix_of_a_certain_hint_is_that_of_the_diagnosis() -> None:
+    def left_here(_: str, *, is_module: bool) -> Here:
+        return Here() if is_module else Here(home="/kept/data.csv")
+
+    line = "cat: kept/data.csv: No such file or directory\n"
+    found = hinted(line, left_here=left_here, excluded=("kept",))
+    assert [hint.name for hint in found.hints] == ["file-stayed-at-home"]
+    assert found.fix == "submit with --include /kept/data.csv and without --exclude kept"
+    assert found.fix not in found.told_hints[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("cv2", "opencv-python"),
+        ("yaml.loader", "PyYAML"),
+        ("pandas", "pandas"),
+        ("sklearn", "scikit-learn"),
+    ],
+)
+def test_missing_module_names_the_package_that_provides_it(module: str, package: str) -> None:
+    log = f"{TRACEBACK}ModuleNotFoundError: No module named '{module}'\n"
+    assert f"add {package} to" in hinted(log).fix
+
+
+@pytest.mark.parametrize(("module", "meant"), [("nunpy", "numpy"), ("torchx", ""), ("mypkg", "")])
+def test_similar_module_is_named_for_one_that_may_be_misspelt(module: str, meant: str) -> None:
+    found = hint_of("missing-module", hinted(f"ModuleNotFoundError: No module named '{module}'\n"))
+    assert (f"is {meant} meant" in found.says) == bool(meant)
+    assert "the package that has" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "package"),
+    [
+        (
+            "there is no package called \u2018data.table\u2019\n",
+            "missing-package",
+            "r-cran-data-table",
+        ),
+        ("Can't locate JSON/XS.pm in @INC (you may)\n", "missing-package", "libjson-xs-perl"),
+        (
+            "main.c:1:10: fatal error: mpi.h: No such file or directory\n",
+            "missing-header",
+            "libopenmpi-dev",
+        ),
+        ("/usr/bin/ld: cannot find -lfftw3\n", "missing-header", "libfftw3-dev"),
+        ("run.sh: line 2: gfortran: command not found\n", "command-not-found", "gfortran"),
+        ("make: mpicc: No such file or directory\n", "command-not-found", "libopenmpi-dev"),
+    ],
+)
+def test_package_of_the_distribution_is_named_to_operators(
+    log: str, name: str, package: str
+) -> None:
+    own, guest = (hint_of(name, hinted(log, advice=advice)) for advice in (OWN, FOREIGN))
+    assert (own.is_certain, package in own.fix, "software" in guest.fix) == (True, True, False)
+    image = hinted(log, packages=lambda: Packages(image="a.sif"))
+    assert hint_of(name, image)
+
+
+def test_package_of_an_image_comes_with_the_image() -> None:
+    log = "there is no package called \u2018data.table\u2019\n"
+    found = hinted(log, packages=lambda: Packages(image="a.sif"))
+    assert "image" in found.fix
+    assert "software" not in found.fix
+
+
+def test_header_of_the_project_is_no_library() -> None:
+    (hint,) = hinted("a.c:1:10: fatal error: own/x.h: No such file or directory\n").hints
+    assert (hint.name, hint.is_certain) == ("missing-header", False)
+
+
+LIBRARY = "/opt/clusterctl/env/lib/python3.13"
+SHADOW = f"""\
+Traceback (most recent call last):
+  File "/jobs/x/cuda.py", line 1, in <module>
+    import torch
+  File "{LIBRARY}/site-packages/torch/__init__.py", line 30, in <module>
+    from cuda import pathfinder
+  File "/jobs/x/cuda.py", line 2, in <module>
+    x = torch.zeros(2)
+AttributeError: partially initialized module 'torch' has no attribute 'zeros' (circular import)
+"""
+
+
+def test_file_that_hides_a_package_is_named_by_the_frames() -> None:
+    assert hint_of("own-file-hides-package", hinted(SHADOW)).says.startswith(
+        "your file /jobs/x/cuda.py"
+    )
+    # A library may import a program of the user by its name, as a launcher does.
+    launched = SHADOW.replace("site-packages/torch/__init__.py", "importlib/__init__.py")
+    assert not any(hint.is_certain for hint in hinted(launched).hints)
+
+
+def test_known_cause_has_hints_only_if_the_program_may_tell_why() -> None:
+    header = "main.c:1:10: fatal error: mpi.h: No such file or directory\n"
+    build = "clusterctl: the build failed on n1 with exit code 1: make\n"
+    assert hinted(header + build).code == "build-failed"
+    assert hint_of("missing-header", hinted(header + build))
+    assert not hinted(
+        "open: No space left on device\n", lost={"n1": "Not responding"}, ends={}
+    ).hints
