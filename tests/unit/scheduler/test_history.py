@@ -57,28 +57,47 @@ KILLED = {
 }
 
 
+# Of both attempts: (time, step) of what the program has measured. The second repeats 12 steps.
+STEPS = [(120.0, 61), (129.0, 62), (142.5, 51), (143.0, 52)]
+
+
 def test_restart_has_its_cause_times_and_lost_steps() -> None:
-    events = history(
-        start(100, 0), end(130.5, 137), requeue(130.6, "failed", **KILLED), start(140, 1)
-    )
-    (restart,) = restarts_of(events, (), [(120.0, 61), (129.0, 62), (142.5, 51), (143.0, 52)])
-    assert (restart.restart, restart.reason, restart.status) == (1, "failed", 137)
-    assert KILLED["place"] in restart.cause
-    assert (restart.ended, restart.again, restart.again_s, restart.steps_lost) == (
-        130.5,
-        140,
-        12.0,
-        12,
-    )
-    assert restart.as_dict()["nodes"] == ["n1", "n2"]
+    ended = [end(130.5, 137), requeue(130.6, "failed", **KILLED)]
+    (restart,) = restarts_of(history(start(100, 0), *ended, start(140, 1)), (), STEPS)
+    assert restart.as_dict() == {
+        "number": 1,
+        "cause": "SIGKILL in rank 1 on n2",
+        "reason": "failed",
+        "status": 137,
+        "nodes": ["n1", "n2"],
+        "ended": 130.5,
+        "started": 140,
+        "noticed_s": None,
+        "again_s": 12.0,
+        "steps_lost": 12,
+    }
     assert "12 steps lost" in str(restart)
-    again = history(start(1, 0), start(2, 0), start(3, 2))
-    assert [restart.restart for restart in restarts_of(again)] == [1, 2]
-    lost = history(start(100, 0), start(140, 1, kind="loss of n2", progress=[50, 62, 0]))
-    (unseen,) = restarts_of(lost, (), [(120.0, 61), (129.0, 62), (142.5, 51)])
-    assert (unseen.ended, unseen.again_s, unseen.steps_lost) == (None, 13.5, 12)
-    (alone,) = restarts_of(events)
-    assert (alone.again_s, alone.steps_lost) == (None, None)
+
+
+def test_restart_whose_end_was_not_recorded_is_timed_from_the_last_kept_step() -> None:
+    """A node was lost, and nobody could write how the first attempt ended."""
+    lost = start(140, 1, kind="loss of n2", progress=[50, 62, 0])
+    (restart,) = restarts_of(history(start(100, 0), lost), (), STEPS[:3])
+    assert restart.ended is None
+    assert restart.again_s == 13.5
+    assert restart.steps_lost == 12
+
+
+def test_restart_of_a_program_that_measures_no_steps_has_unknown_losses() -> None:
+    ended = [end(130.5, 137), requeue(130.6, "failed", **KILLED)]
+    (restart,) = restarts_of(history(start(100, 0), *ended, start(140, 1)))
+    assert restart.again_s is None
+    assert restart.steps_lost is None
+
+
+def test_restarts_have_the_numbers_of_slurm_unless_one_is_repeated() -> None:
+    restarts = restarts_of(history(start(1, 0), start(2, 0), start(3, 2)))
+    assert [restart.restart for restart in restarts] == [1, 2]
 
 
 HANG = {"time": 94, "event": "hang", "seconds": 90, "summary": "rank 1 at x.py:3"}
@@ -372,15 +391,24 @@ def test_ending_of_has_state_exit_code_and_time_of_the_last_attempt(
     events: list[dict[str, Any]], state: str, exit_code: int | None, ended: float | None
 ) -> None:
     last = history(*events)[-1]
-    assert (last.state, last.exit_code, last.left) == (state, exit_code, ended)
+    assert last.state == state
+    assert last.exit_code == exit_code
+    assert last.left == ended
 
 
 def test_ending_has_the_facts_of_the_start() -> None:
     last = history(start(1, 0), start(7, 2, partition="short"), end(9, 0))[-1]
-    assert (last.nodes, last.partition, last.number) == (("n1", "n2"), "short", 2)
-    assert (last.started, last.is_recorded) == (7, True)
+    assert last.nodes == ("n1", "n2")
+    assert last.partition == "short"
+    assert last.number == 2
+    assert last.started == 7
+    assert last.is_recorded
+
+
+def test_ending_that_nobody_recorded_is_known_as_such() -> None:
     (killed,) = history(start(1, 0))
-    assert (killed.is_recorded, bool(killed.state_reason)) == (False, True)
+    assert not killed.is_recorded
+    assert killed.state_reason
 
 
 def attempt(start: int, end: int | None, *nodes: str) -> AttemptRecord:
@@ -423,7 +451,9 @@ def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
     # The nodes were free from the program's end to the requeue. At the last end, Slurm itself freed
     # them.
     assert known.attempts == (attempt(100, 103), attempt(150, 160, "n1"))
-    assert (known.start_time, known.last_start, known.elapsed_s) == (100, 150, 13)
+    assert known.start_time == 100
+    assert known.last_start == 150
+    assert known.elapsed_s == 13
     assert with_all_attempts(known, recorded) == known
     waiting = replace(
         again, state=JobState.PENDING, attempts=again.attempts[:1], start_time=None, nodes=()
@@ -487,7 +517,7 @@ def test_accounting_of_another_job_with_the_id_is_not_taken() -> None:
     accounted = job(attempt(1, 2), attempt(3, 4), work_dir="/a", submit_time=1)
     assert with_accounted(own, [replace(accounted, work_dir="/b")]) == own
     known = with_accounted(own, [accounted])
-    assert (known.attempts, known.submit_time) == (accounted.attempts, 1)
+    assert known == replace(own, attempts=accounted.attempts, submit_time=1)
 
 
 def test_restart_after_a_refused_start_names_the_drained_node() -> None:
