@@ -127,6 +127,7 @@ class Registry:
         """
         answer = self._ask(path, accept, offset)
         if answer.status == UNAUTHORIZED:
+            answer.close()
             self._log_in(answer.headers.get("WWW-Authenticate", ""))
             answer = self._ask(path, accept, offset)
         self._check(answer)
@@ -151,6 +152,7 @@ class Registry:
                 answer = exc
                 if exc.code < FAULT:
                     break
+                exc.close()
         return answer
 
     def _check(self, answer: Any) -> None:

@@ -425,6 +425,8 @@ class Lease:
             # The controller notices the missing keep-alives and releases the nodes.
             self._process.kill()
             self._process.wait()
+        for stream in filter(None, (self._process.stdout, self._process.stderr)):
+            stream.close()
 
     def _salloc_lines(self) -> Iterator[str]:
         """Yield salloc's lines, without those of the login shell, until the connection ends."""

@@ -65,6 +65,9 @@ class JsonLines:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._file.close()
 
 

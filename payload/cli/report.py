@@ -61,3 +61,8 @@ class Report:
         """Print the final result as a line of JSON."""
         if self._file:
             answer(**fields)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()

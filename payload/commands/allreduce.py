@@ -69,6 +69,7 @@ def allreduce(
             report.print_line(_line_of(record))
     ok = all(record["ok"] for record in records)
     report.answer(ok=ok, world_size=world.size, ranks=places, results=records)
+    report.close()
     return ok
 
 

@@ -167,6 +167,7 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
         report.print_line(line)
     about = {"world_size": world.size, "model": config.model.model, "peak_source": peak.source}
     report.answer(**about, flops_formula=FLOPS_FORMULA, sides=records)
+    report.close()
     return records
 
 

@@ -57,6 +57,7 @@ def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]
             report.print_line(_line_of(record, places))
     ok = all(record["ok"] for record in records)
     report.answer(ok=ok, world_size=comm.size, ranks=places, results=records)
+    report.close()
     return records
 
 

@@ -298,6 +298,7 @@ class Metrics(Report):
 
     def close(self) -> None:
         """Close the files."""
+        super().close()
         if self._board:
             self._board.close()
 

@@ -93,6 +93,7 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
         if best[name] is not None
     )
     report.print_line(f"use {' '.join(flags)}")
+    report.close()
 
 
 def most_robust(trials: Sequence[Trial]) -> Trial:
