@@ -11,6 +11,8 @@ import pytest
 from tests.support.plays import program
 
 
+# The end of a program that the kernel may not end is not awaited.
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 @pytest.mark.parametrize(
     ("script", "answered"), [("exit 0", True), ("exit 1", True), ("exec sleep 600", False)]
 )

@@ -502,6 +502,13 @@ def test_unit_marks_without_an_answer_are_drift(tmp_path: Path) -> None:
     assert drifted({}, {f"unit {name}": mark for name, mark in unknown.items()})
 
 
+# The end of a program that the kernel may not end is not awaited.
+leaves_a_program = pytest.mark.filterwarnings(
+    "ignore:subprocess .* is still running:ResourceWarning"
+)
+
+
+@leaves_a_program
 def test_probe_gives_up_a_file_server_that_does_not_answer(tmp_path: Path) -> None:
     hangs = tmp_path / "stat"
     hangs.write_text("#!/bin/sh\nexec sleep 30\n")
@@ -510,6 +517,7 @@ def test_probe_gives_up_a_file_server_that_does_not_answer(tmp_path: Path) -> No
     assert remote_probe.answers("/no/such")
 
 
+@leaves_a_program
 def test_probe_asks_a_file_system_that_does_not_answer_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,6 +549,7 @@ def test_mount_point_is_the_last_one_above_the_path(tmp_path: Path) -> None:
     assert remote_probe.mount_point("/srvx", str(mounts)) == "/"
 
 
+@leaves_a_program
 def test_run_does_not_wait_for_a_program_that_the_kernel_does_not_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

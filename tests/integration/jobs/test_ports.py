@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 
 import pytest
 
@@ -144,8 +145,9 @@ def test_claim_job_port_ignores_the_remote_port_of_a_connection() -> None:
         client.close()
         assert peer.recv(1) == b""
         peer.close()
-    assert f":{port:04X} 06 " in (text := open("/proc/net/tcp").read())  # noqa: SIM115
-    assert f":{port:04X} 00000000:0000 0A" not in text
+    connections = Path("/proc/net/tcp").read_text()
+    assert f":{port:04X} 06 " in connections
+    assert f":{port:04X} 00000000:0000 0A" not in connections
     assert master_port(63) == port
 
 

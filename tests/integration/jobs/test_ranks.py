@@ -383,9 +383,9 @@ def test_torchrun_signals_the_group_or_the_shell_of_a_rank(batch, leads):
         "signal.pthread_sigmask(signal.SIG_BLOCK, [15])\nprint('ready', flush=True)\n"
         "sys.exit(75 if signal.sigtimedwait([15], 60) else 1)"
     )
-    process = alone(batch, "torchrun", line, start_new_session=leads)
-    (os.killpg if leads else os.kill)(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=60) == 75
+    with alone(batch, "torchrun", line, start_new_session=leads) as process:
+        (os.killpg if leads else os.kill)(process.pid, signal.SIGTERM)
+        assert process.wait(timeout=60) == 75
 
 
 SUPERVISED = """
@@ -432,9 +432,9 @@ def test_signal_may_reach_a_program_and_its_shell_at_once(batch):
     """So Slurm ends the other ranks of one that failed."""
     for _ in range(5):
         line = "print('ready', flush=True)\ntime.sleep(60)"
-        process = alone(batch, "torchrun", line, start_new_session=True)
-        os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait(timeout=30) == -signal.SIGTERM
+        with alone(batch, "torchrun", line, start_new_session=True) as process:
+            os.killpg(process.pid, signal.SIGTERM)
+            assert process.wait(timeout=30) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(

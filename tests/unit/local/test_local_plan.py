@@ -130,8 +130,8 @@ def test_existing_of_a_cluster_reads_its_state_and_its_nodes(tmp_path: Path) -> 
     for name in (CTL, ONE):  # TWO has a number already, but was not made any more
         (folder / "nodes" / name).mkdir(parents=True)
     (folder / "nodes" / ".removed-n").mkdir()
-    (folder / "nodes" / ONE / "disk.img").write_bytes(b"")
-    (folder / "nodes" / ONE / "disk.img").open("r+b").truncate(64 << 20)
+    with (folder / "nodes" / ONE / "disk.img").open("wb") as disk:
+        disk.truncate(64 << 20)
     (folder / "cluster.json").write_text(STATE.model_dump_json())
     nodes = {CTL: None, ONE: 64}
     assert helper.existing_of(folder, machines) == Existing(

@@ -290,7 +290,8 @@ def test_variables_and_mounts_in_a_folder(
     assert "LD_LIBRARY_PATH" not in environment
     chosen = images.Inside([], [], ["LD_LIBRARY_PATH"], has_gpus=False)
     monkeypatch.delenv("HOME_OF")
-    (root / images.VARIABLES).open("a").write("LD_LIBRARY_PATH=/image/lib\n")
+    with (root / images.VARIABLES).open("a") as variables:
+        variables.write("LD_LIBRARY_PATH=/image/lib\n")
     assert images.command(str(root), "", inside, ["x"])[1]["LD_LIBRARY_PATH"] == "/image/lib"
     _, environment = images.command(str(root), "", chosen, ["python3"])
     assert environment["HOME_OF"] == "image=1"
