@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, raised
+from tests.support.cluster import Cluster, local_spec, raised
 from tests.support.processes import eventually
 
 pytestmark = pytest.mark.sweep  # minutes
@@ -117,20 +117,11 @@ def test_hang_in_python_is_named_with_its_lines(cluster: Cluster, kind: str) -> 
     assert (f"hangs.py:{other}: " in where) is (kind != "deadlock")
 
 
-SPEC_WITH_GDB = """\
-version: 1
-name: {name}
-provider: {{type: local}}
-software: {{packages: [gdb]}}
-partitions: [{{name: train, nodes: 2}}]
-"""
-
-
 @pytest.fixture(scope="module")
 def cluster_with_gdb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     name = f"e{secrets.token_hex(3)}"
     folders = (tmp_path_factory.mktemp(f"gdb {kind}") for kind in ("home", "cwd"))
-    with raised(name, SPEC_WITH_GDB.format(name=name), *folders) as one:
+    with raised(name, f"{local_spec(name)}software: {{packages: [gdb]}}\n", *folders) as one:
         yield one
 
 
