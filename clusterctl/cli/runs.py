@@ -402,7 +402,7 @@ def _failure_lines(row: Row) -> list[str]:
         "",
         f"{which}: {diagnosis.get('cause', '')}",
         *quoted,
-        *(f"hint: {hint}" for hint in hints_in_words(diagnosis)),
+        *hints_in_words(diagnosis),
         f"fix: {diagnosis.get('fix', '')}",
     ]
 

@@ -291,5 +291,4 @@ def _lines(job: JobInfo, happening: Happening, diagnosis: Diagnosis | None) -> l
     if diagnosis is None:
         return [f"{state}{reason}"]
     quoted = (f"| {line}" for line in diagnosis.lines)
-    hints = (f"hint: {hint}" for hint in diagnosis.told_hints)
-    return [diagnosis.cause, state, *quoted, *hints, f"fix: {diagnosis.fix}"]
+    return [diagnosis.cause, state, *quoted, *diagnosis.told_hints, f"fix: {diagnosis.fix}"]

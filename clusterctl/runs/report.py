@@ -221,7 +221,7 @@ def _outcome_lines(row: Row) -> Iterator[str]:
         which = f"task {job_id}: " if row.tasks else ""
         log = f"clusterctl logs {row.run.cluster}/{job_id}"
         yield f"{which}{diagnosis['cause']}; fix: {fix_with_log(diagnosis.get('fix', ''), log)}"
-        yield from (f"hint: {hint}" for hint in hints_in_words(diagnosis))
+        yield from hints_in_words(diagnosis)
 
 
 def _diagnosis(row: Row) -> Mapping[str, Any]:

@@ -26,9 +26,9 @@ from clusterctl.scheduler.waiting_causes import waiting_cause
 
 _MOST_HINTS: Final = 4
 _COLUMNS: Final = 160
-# The end of a fix that is to read the log.
+# The end of a fix that names the log.
 SHOW_LOG: Final = "`clusterctl logs`"
-# The fix in place of "read the log" if the log is empty.
+# The fix if the log is empty.
 _NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
 # Causes that tell what failed, and not why: the program's lines may tell that.
 _WITH_HINTS: Final = frozenset({"build-failed", "module-not-loaded", "time-limit"})
@@ -155,7 +155,9 @@ class Diagnosis:
         certain = (hint for hint in self.hints if hint.is_certain and hint.name != "exit-code")
         if hint := next(certain, None):
             return hint.fix
-        return _NO_LOG if self.was_read and not self.excerpt.lines else f"read the log: {SHOW_LOG}"
+        if self.was_read and not self.excerpt.lines:
+            return _NO_LOG
+        return f"only the log can tell more: {SHOW_LOG}"
 
     @property
     def has_log(self) -> bool:
@@ -192,12 +194,12 @@ class Diagnosis:
         """
         # Without a known cause, the summary has the rank and its end.
         yield self.facts.state if self.known else self.facts.ending
-        yield from self.facts.remarks
+        yield from (remark for remark in self.facts.remarks if self.cause not in remark)
         if not log_is_shown:
             if self.excerpt.lines and self.excerpt.source != "the job":
                 yield f"{self.excerpt.source} wrote last:"
             yield from (f"| {line}" for line in self.lines)
-        yield from (f"hint: {hint}" for hint in self.told_hints)
+        yield from self.told_hints
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as `-o json` and run.json show it."""

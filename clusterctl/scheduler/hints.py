@@ -54,10 +54,12 @@ class Hint:
 
     @property
     def meaning(self) -> str:
-        """The line and its meaning."""
+        """The line and its meaning. The program may have survived what the line tells."""
         quoted = self.line if len(self.line) <= _QUOTED else f"{self.line[:_QUOTED]}…"
         about = f'"{quoted}": ' if self.line else ""
-        return f"{about}{'' if self.is_certain else 'usually '}{self.says}"
+        is_doubtful = self.line and not self.is_certain
+        head = "hint, if this line matters" if is_doubtful else "hint"
+        return f"{head}: {about}{'' if self.is_certain else 'usually '}{self.says}"
 
     def __str__(self) -> str:
         return f"{self.meaning}; try: {self.fix}"

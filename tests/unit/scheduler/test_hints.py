@@ -98,7 +98,7 @@ def test_hints_are_about_the_last_statements_only() -> None:
 def test_hint_quotes_its_line_and_says_usually() -> None:
     (hint,) = hinted("cp: error writing 'x': Disk quota exceeded\n").hints
     assert hint.line == "cp: error writing 'x': Disk quota exceeded"
-    assert str(hint).startswith(f'"{hint.line}": usually ')
+    assert str(hint).startswith(f'hint, if this line matters: "{hint.line}": usually ')
 
 
 def test_exceptions_of_a_chain_have_hints() -> None:
