@@ -18,7 +18,7 @@ from clusterctl.cli import cancel, jobs, logs, waiting
 from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.cluster.status import Status
-from clusterctl.errors import SlurmAwayError, UsageError, WaitTimeoutError
+from clusterctl.errors import SchedulerError, SlurmAwayError, UsageError, WaitTimeoutError
 from clusterctl.hosts.needs import REPORT, Lack
 from clusterctl.jobs.watch import ChangeNotes, wait
 from clusterctl.scheduler.base import JOB_FIELDS, Column, JobInfo, JobState
@@ -511,6 +511,20 @@ def test_cancel_array_has_a_line_for_each_state(played_session, capsys, monkeypa
     assert cancelled == "cancelled 4991 tasks of job 7 (grid)"
     assert already.startswith("9 tasks of job 7 (grid)")
     assert already.endswith("8 COMPLETED, 1 FAILED")
+
+
+def test_tasks_of_an_array_that_slurm_does_not_cancel_are_not_listed_as_cancelled(
+    played_session, monkeypatch
+) -> None:
+    user = played_session.inventory.job_user
+    tasks = array({JobState.RUNNING: range(2)}, user=user)
+    error = SchedulerError("the job can't be cancelled", code="cancel-refused")
+    monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: tasks)
+    monkeypatch.setattr(SlurmClient, "cancel", lambda _, _ids: {"7": error})
+    screen = Screen(json=True, color=False)
+    with refused("cancel-refused", SchedulerError):
+        cancel.cancel(screen, ["7"])
+    assert screen.partial_answer["cancelled"] == []
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

@@ -672,6 +672,33 @@ def test_follow_mends_a_broken_connection(session, cluster, tmp_path, error):
     assert last == "end"
 
 
+class Silent(LocalTransport):
+    """Reads no log."""
+
+    def stream(self, argv):
+        raise UnreachableError("no SSH connection", why=f"for {argv[0]}")
+
+
+def test_follow_gives_up_if_the_cluster_stays_unreachable(session, cluster, tmp_path):
+    steady = tmp_path / "steady"
+    job_id = submitted(session, tmp_path, f"until [ -e '{steady}' ]; do sleep 0.05; done")
+    passed = [0.0]
+
+    def sleep(seconds: float) -> None:
+        passed[0] += seconds
+        assert passed[0] < 600
+
+    clock = Clock(now=lambda: passed[0], sleep=sleep)
+    with refused(UnreachableError.code, UnreachableError):
+        follow(
+            replace(session, scheduler=SlurmClient(Silent(), clock=clock)),
+            job_id,
+            on_output=Follower(),
+        )
+    assert passed[0] >= 60
+    steady.touch()
+
+
 def test_follow_ends_if_the_login_has_expired(session, cluster, tmp_path):
     steady = tmp_path / "steady"
     transport = Breaking(steady, tunnel_refusal(has_grace=False))

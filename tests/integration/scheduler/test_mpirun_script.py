@@ -91,6 +91,8 @@ def test_ranks_meet_on_the_first_node(tmp_path: Path) -> None:
         user_job(tmp_path, "show.py", shows, nodes=2, tasks_per_node=3, launcher="torchrun")
     )
     assert "mpirun -np 2 --hostfile job.hosts " in agents
+    # All ranks of a node would share the core of their agent.
+    assert " --map-by ppr:1:node --bind-to none " in agents
     assert " -x MASTER_ADDR -x MASTER_PORT " in agents
     assert " --nnodes=2 --nproc-per-node=3 " in agents
 

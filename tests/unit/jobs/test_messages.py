@@ -149,6 +149,13 @@ def test_array_is_told_once_for_each_happening_and_at_its_end(outbox: Outbox) ->
     assert "2 COMPLETED, 2 FAILED" in outbox.sent[-1].text
 
 
+def test_job_that_one_look_did_not_list_is_not_told_again(outbox: Outbox) -> None:
+    telling = Telling(cast(Any, outbox), submitted=True)
+    for jobs in ([RUNNING], [], [RUNNING]):
+        telling.look(SESSION, jobs)
+    assert outbox.told == [("12", "start")]
+
+
 def test_clusters_of_a_command_have_jobs_of_their_own(outbox: Outbox) -> None:
     first = Telling(cast(Any, outbox))
     second = first.of_cluster()
