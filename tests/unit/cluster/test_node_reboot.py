@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,13 @@ def test_host_without_answer_does_not_stop_other_reboots() -> None:
 def test_nodes_that_can_not_be_drained_are_not_rebooted(made: dict[str, str], code: str) -> None:
     with rejected(code, UsageError):
         node._refuse_reboot(cluster(**made), ["a"])
+
+
+def test_reboot_of_other_nodes_than_this_machine_is_allowed() -> None:
+    inventory = cluster()
+    *others, last = inventory.hosts
+    here = replace(last, address="127.0.0.1")
+    node._refuse_reboot(replace(inventory, hosts=(*others, here)), ["a", "b"])
 
 
 def test_reboot_without_slurm_is_refused(reboot: Reboot) -> None:

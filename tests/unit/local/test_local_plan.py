@@ -209,6 +209,13 @@ def test_cores_are_disjoint_while_there_are_enough() -> None:
     assert notes == ()
 
 
+def test_cores_of_nodes_of_several_sizes_are_disjoint_while_there_are_enough() -> None:
+    wide = Partition(name="wide", nodes=1, cpus=5)
+    thin = Partition(name="thin", nodes=1, cpus=2)
+    shares, _ = divide(shared_by(wide, thin), Hardware(tuple(range(8)), 16384))
+    assert [share.cores for share in shares] == [(0, 1, 2, 3, 4), (5, 6)]
+
+
 def test_divide_uses_only_allowed_cores() -> None:
     shares, _ = divide(shared_by(Partition(name="train", nodes=2)), Hardware((3, 5), 16384))
     assert [share.cores for share in shares] == [(3,), (5,)]

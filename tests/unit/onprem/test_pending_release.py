@@ -70,6 +70,13 @@ def test_owner_access_is_kept_if_the_spec_names_another_machine(
     assert (pending.machine.address, pending.machine.user) == ("10.0.0.2", "rocky")
 
 
+def test_pending_machine_is_asked_at_its_own_port(workspace: Workspace) -> None:
+    away = dataclasses.replace(host(), port=2222)
+    inventory = inventory_of(hosts=(away,), provider="onprem", baked=False)
+    pending = release.record_pending(away, inventory, SETTINGS, workspace, why="it does not answer")
+    assert (pending.machine.port, pending.machine.user) == (2222, "rocky")
+
+
 def test_silent_machine_stays_pending(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
