@@ -275,6 +275,24 @@ def test_rest_of_a_killed_copy_makes_room_for_the_next(
     assert staged(source).copied
 
 
+def test_copy_that_was_used_longest_ago_makes_room_for_the_next(
+    source: Path, staged: Callable[..., Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [source, tmp_path / "other", tmp_path / "new"]
+    files[2].write_text("new\n")
+    copies = [tmp_path / "disk" / STORE / stage.Files.of(str(path)).key for path in files]
+    for number in (0, 1):
+        staged(files[number])
+        os.utime(copies[number], (number, number))
+    staged(source)
+    real = os.statvfs
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: empty_unless(real(path), not copies[1].exists())
+    )
+    assert staged(files[2]).copied
+    assert [copy.exists() for copy in copies] == [True, False, True]
+
+
 def empty_unless(room: os.statvfs_result, is_empty: bool) -> os.statvfs_result:
     values = list(room)
     values[4] = values[4] if is_empty else 0  # f_bavail

@@ -13,7 +13,7 @@ import pytest
 from payload.cli.config import Measuring, Run, TrainConfig
 from payload.comm.base import Done, Solo
 from payload.device.base import Array, Cpu, Device, Mark
-from payload.parallel.engine import StepResult
+from payload.parallel.engine import Evaluation, StepResult
 from payload.training.metrics import Metrics, Work
 from payload.training.peak import _by_sheet, find_peak
 from payload.training.timing import CommTime, CommTimes, TimedCommunicator
@@ -33,6 +33,20 @@ def test_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
     metrics.close()
     (record,) = records(tmp_path)
     assert (record["grad_norm"], record["loss_scale"], record["skipped"]) == (None, 64, 2)
+
+
+def test_evaluation_has_the_computing_times_since_the_last(tmp_path: Path) -> None:
+    metrics = Metrics(
+        TrainConfig(run=Run(out=tmp_path)), Cpu(), Solo(), Work(1.0), CommTimes(Cpu())
+    )
+    for step in range(1, 41):
+        metrics.begin()
+        metrics.iteration(step, 1, StepResult(2.5, 1.0, 8), lr=1, samples=8)
+        if step in (10, 40):
+            metrics.evaluation(step, 1, Evaluation(loss=2.5, accuracy=0.5), seconds=0.5)
+    metrics.close()
+    evaluations = [each for each in records(tmp_path) if each["kind"] == "evaluation"]
+    assert [each["windows"] for each in evaluations] == [1, 3]
 
 
 def test_resumed_run_tells_the_time_of_the_records_that_it_removes(tmp_path: Path) -> None:

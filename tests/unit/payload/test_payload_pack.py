@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from payload.node import pack
 from payload.node.pack import Tasks, numbers_in, slots_of
+from tests.support.clocks import replace_clock
 
 
 def run_all(tasks: Tasks, failing: dict[int, int]) -> list[int]:
@@ -95,6 +99,31 @@ def test_slots_of_a_node_follow_slurms_variables(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert slots_of(options, ["a", "b", "c"]) == slots
+
+
+def test_tasks_of_a_node_that_is_silent_for_long_start_again_on_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "a,b")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1(x2)")
+    told = io.BytesIO()
+    monkeypatch.setattr(pack, "subprocess", Mock(Popen=lambda *_, **__: Mock(stdin=told)))
+    now = 0.0
+    replace_clock(monkeypatch, pack, monotonic=lambda: now)
+    job = pack.Pack({"tasks": "0-2"}, [])
+    for line in ("0: on a", "1: on b"):
+        job._take(line)
+    job._start_tasks()
+    while now <= pack.SILENT_S:
+        now += pack.STOPPED_S / 2
+        job._take("0: alive")
+        job._forget_silent_nodes()
+    for number in (0, 1):
+        job._take(f"0: end {number} 0 1 2")
+        job._start_tasks()
+    assert told.getvalue().decode().split("\n") == ["0 0 0", "1 1 0", "0 1 0", "0 2 0", ""]
 
 
 def test_numbers_in_a_list_of_tasks() -> None:

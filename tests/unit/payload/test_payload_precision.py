@@ -189,6 +189,12 @@ def test_scale_grows_after_its_interval_and_gives_up_at_one() -> None:
     assert again.state == scale.state == {"value": 1.0, "skipped": 3, "unbroken": 0}
 
 
+def test_fixed_scale_of_a_resumed_run_is_the_one_that_the_user_has_set() -> None:
+    scale = LossScale(8.0)
+    scale.restore({"value": 64.0, "skipped": 3, "unbroken": 1})
+    assert scale.state == {"value": 8.0, "skipped": 3, "unbroken": 0}
+
+
 @pytest.mark.parametrize(
     ("precision", "wanted", "value", "dynamic"),
     [
