@@ -72,7 +72,7 @@ _NO_END = "the job recorded no end: its processes were killed, or its node was l
 # A restarted job appends to its logs (payload/node/task.py).
 _RESTARTED = re.compile(r"^clusterctl: restart ([0-9]{1,6}) of this job$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^#SBATCH\s(.*)", re.MULTILINE)
-_NOTICE = re.compile(r"(?:[BR]+:)?(?:SIG)?(\w+)(?:@(\d{1,9}))?")
+_NOTICE = re.compile(r"(?:[BR]+:)?(?:SIG)?(\w+)(?:@(\d{1,9}))?", re.IGNORECASE)
 # PMIx has lost the connection to a rank (PMIX_ERR_LOST_CONNECTION).
 _LEFT_MPI = re.compile(
     r"mpi/pmix\S*: _errhandler: (?P<host>\S+) \[\d+\]: .*status = -61, source = "
@@ -620,7 +620,7 @@ def _notices(script: str) -> Iterator[tuple[str, int]]:
             match = _NOTICE.fullmatch(value if sign else after)
             if option == "--signal" and match:
                 with suppress(ValueError):
-                    number = match[1]
+                    number = match[1].upper()
                     name = signal.Signals(int(number)).name if number.isdigit() else f"SIG{number}"
                     yield name, int(match[2] or DEFAULT_LEAD_S)
 

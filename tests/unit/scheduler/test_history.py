@@ -559,6 +559,7 @@ def test_last_attempt_has_the_last_sent_signal() -> None:
         ("#SBATCH --signal=USR1@60", True),
         ("#SBATCH --signal USR1@60", True),
         ("#SBATCH --signal=B:SIGUSR1@60", True),
+        ("#SBATCH --signal=b:sigusr1@60", True),
         ("#SBATCH --signal=USR1", True),
         ("#SBATCH --time=10 --signal=USR1@60", True),
         ("#SBATCH --signal=USR1@60  # save before the end", True),
