@@ -73,7 +73,8 @@ EXPENSIVE = 25
 class Report:
     """What pytest reports of a part.
 
-    cpu_s: test module -> CPU seconds of its tests. failures: test module -> number of failed tests.
+    cpu_s: test module -> CPU seconds of its tests. failures: test module -> number of failed tests; "":
+        of failures outside of tests.
     """
 
     passed: int = 0
@@ -146,7 +147,9 @@ def result_of(code: int, report: Path | None) -> Report:
     if report is None:
         return Report(passed=int(code == 0), failed=int(code != 0))
     result = read(report)
-    return replace(result, failed=result.failed or int(code != 0))
+    if code == 0 or result.failed:
+        return result
+    return replace(result, failed=1, failures={**result.failures, "": 1})
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import unchanged
+from scripts.run_tests import result_of
 from scripts.unchanged import KINDS, RECORDS, Kind
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,13 +65,25 @@ def test_all_kinds_run_whole_outside_of_a_checkout(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "failures", [{TEST: 1}, {}, {"tests.integration.payload_other.test_x": 0}], ids=str
+    "failures",
+    [{TEST: 1}, {}, {"tests.integration.payload_other.test_x": 0}, {TEST: 0, "": 1}],
+    ids=str,
 )
 def test_kind_that_failed_or_did_not_run_is_not_recorded(
     checkout: Path, failures: dict[str, int]
 ) -> None:
     unchanged.record(checkout, {PAYLOAD: "content"}, failures)
     assert not (checkout / RECORDS).exists()
+
+
+@pytest.mark.parametrize(("code", "is_recorded"), [(0, True), (3, False)])
+def test_kind_is_not_recorded_if_pytest_itself_failed(
+    checkout: Path, code: int, is_recorded: bool
+) -> None:
+    report = checkout / "report.xml"
+    report.write_text(f'<testsuite tests="1"><testcase classname="{TEST}"/></testsuite>')
+    unchanged.record(checkout, {PAYLOAD: "content"}, result_of(code, report).failures)
+    assert (checkout / RECORDS).exists() is is_recorded
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
