@@ -81,10 +81,11 @@ def certain_hints(lines: Iterable[str], evidence: Evidence) -> Iterator[Hint]:
             yield from function(line, evidence)
 
 
-def hints_of_job(excerpt: Excerpt, facts: Facts, evidence: Evidence) -> Iterator[Hint]:
-    """Yield the hints about the script, and about the frames of the traceback."""
-    yield from _shadow(excerpt)
-    yield from _unanswered_read(facts, evidence)
+def hints_of_script(excerpt: Excerpt, facts: Facts, evidence: Evidence) -> Iterator[Hint]:
+    """Yield the hints about the script."""
+    # With the exit code 1, Python ends at an exception, too.
+    if not excerpt.exception:
+        yield from _unanswered_read(facts, evidence)
     yield from _other_scheduler(evidence)
 
 
@@ -281,7 +282,7 @@ def _similar_to(module: str, known: Iterable[str]) -> str:
     return "" if not near or module.startswith(near[0]) else near[0]
 
 
-def _shadow(excerpt: Excerpt) -> Iterator[Hint]:
+def hints_of_frames(excerpt: Excerpt) -> Iterator[Hint]:
     """Hint at a file of the user that a library has imported in place of a package."""
     about = r"partially initialized module|cannot import name|has no attribute|^ModuleNotFoundError"
     if excerpt.shadow and compiled(about).search(excerpt.exception):

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, reason_in_words
-from clusterctl.scheduler.certain_hints import certain_hints, hints_of_job
+from clusterctl.scheduler.certain_hints import certain_hints, hints_of_frames, hints_of_script
 from clusterctl.scheduler.excerpt import Excerpt, excerpt_of
 from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import Failed
@@ -32,6 +32,8 @@ SHOW_LOG: Final = "`clusterctl logs`"
 _NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
 # Causes that tell what failed, and not why: the program's lines may tell that.
 _WITH_HINTS: Final = frozenset({"build-failed", "module-not-loaded", "time-limit"})
+# Certain hints that hold however the program failed.
+_OF_ANY_END: Final = frozenset({"exit-code", "other-scheduler"})
 # A line that is not indented, and no rule or bracket.
 _STATEMENT: Final = re.compile(r"\S*\w")
 # Python ends with this exit code at an uncaught exception.
@@ -151,9 +153,8 @@ class Diagnosis:
 
     @property
     def _fix_of_end(self) -> str:
-        # What an exit code means proposes nothing.
-        certain = (hint for hint in self.hints if hint.is_certain and hint.name != "exit-code")
-        if hint := next(certain, None):
+        certain = (hint for hint in self.hints if hint.is_certain)
+        if hint := next((hint for hint in certain if hint.name not in _OF_ANY_END), None):
             return hint.fix
         if self.was_read and not self.excerpt.lines:
             return _NO_LOG
@@ -263,7 +264,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _hints(facts: Facts, excerpt: Excerpt, evidence: Evidence) -> Iterator[Hint]:
     """Yield the hints: the certain ones, and what the other lines usually mean."""
     lines = [*hinted_lines(excerpt)]
-    certain = [*hints_of_job(excerpt, facts, evidence), *certain_hints(lines, evidence)]
+    certain = [
+        *hints_of_frames(excerpt),
+        *certain_hints(lines, evidence),
+        *hints_of_script(excerpt, facts, evidence),
+    ]
     yield from certain
     told = {hint.line for hint in certain}
     for line in lines:

@@ -175,6 +175,15 @@ def test_lines_for_another_scheduler_are_told() -> None:
     assert hint_of("other-scheduler", hinted("x\n", script=script)).is_certain
 
 
+def test_lines_of_the_log_explain_the_end_before_the_script() -> None:
+    script = f"{READ}#PBS -l nodes=2\n"
+    missing = hinted(f"{TRACEBACK}ModuleNotFoundError: No module named 'yaml'\n", script=script)
+    assert [hint.name for hint in missing.hints] == ["missing-module", "other-scheduler"]
+    assert missing.fix == missing.hints[0].fix
+    odd = hinted(f"{TRACEBACK}ValueError: odd\n", script=script)
+    assert odd.fix != hint_of("other-scheduler", odd).fix
+
+
 @pytest.mark.parametrize(("port", "is_certain"), [(4711, True), (4712, False), (0, False)])
 def test_port_that_is_master_port_is_named(port: int, is_certain: bool) -> None:
     line = "RuntimeError: server socket failed, port: 4711, Address already in use\n"
