@@ -18,7 +18,7 @@ from typing import Final
 from packaging.utils import canonicalize_name
 
 from clusterctl.scheduler.excerpt import Excerpt
-from clusterctl.scheduler.facts import Evidence, Facts, Here
+from clusterctl.scheduler.facts import ERREXIT, Evidence, Facts, Here
 from clusterctl.scheduler.hints import Hint, way_to_packages
 from clusterctl.scheduler.log_text import compiled
 from clusterctl.spec.sbatch import values_in
@@ -394,9 +394,7 @@ _NOT_STARTED: Final = r"execve\(\): (?P<what>[\w.+-]+): No such file or director
 _STEP_EXPORT: Final = r"^[^#\n]*\bsrun\b[^\n]*--export[= ](?P<value>(?!ALL\b)\S+)"
 # A `read` of the script's own input: not in a loop or a pipe, and without a file.
 _READ: Final = r"^[ \t]*(?:if +)?(?:! +)?(?:IFS=\S* +)?read\b(?![^\n]*(?:<| -\w*[ut]))[^\n]*$"
-_ENDS_AT_ERROR: Final = (
-    r"^[ \t]*set +-(?:\w*e|o +errexit)|^#!.* -\w*e|\bread\b[^\n]*\|\| *\{?[^\n]*\bexit\b"
-)
+_ENDS_AT_ERROR: Final = rf"{ERREXIT}|\bread\b[^\n]*\|\| *\{{?[^\n]*\bexit\b"
 _OTHERS: Final = r"^#(?P<name>PBS|BSUB|PJM) +-"
 _PORT_IN_USE: Final = r"(?i)address already in use|EADDRINUSE|errno: 98\b"
 

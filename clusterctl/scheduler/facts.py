@@ -22,7 +22,7 @@ from clusterctl.scheduler.failed_rank import (
     with_reported_signal,
 )
 from clusterctl.scheduler.history import Attempt
-from clusterctl.scheduler.log_text import without_long_lines
+from clusterctl.scheduler.log_text import compiled, without_long_lines
 from clusterctl.spec.units import format_duration
 from clusterctl.transport.tree import format_size
 
@@ -32,8 +32,8 @@ _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 <
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
 _SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z|c|tc|fi)?sh\b")
 _COMMAND: Final = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
-# The script ends with the first command that fails.
-_ERREXIT: Final = re.compile(r"^#!.* -\w*e|^\s*set (?:-\w+ )*-(?:\w*e|\w*o errexit)", re.MULTILINE)
+# The script ends with the first command that fails: `set -euo pipefail`, `cd x && set -o pipefail -e`.
+ERREXIT: Final = r"^#!.* -\w*e|^[^#\n]*\bset +(?:[-+\w]+ +)*-(?:\w*e|\w*o +errexit)"
 _STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
 _STEP_KILLED: Final = re.compile(
     r"^slurmstepd\S*: error: StepId=(\S+) exceeded (?:job |step )?memory limit", re.MULTILINE
@@ -316,7 +316,7 @@ class Facts:
 def _goes_on(script: str) -> bool:
     """Return whether a script is one of a shell with several commands, and without `set -e`."""
     is_long = len(_COMMAND.findall(script)) > 1
-    return is_shell(script) and is_long and not _ERREXIT.search(script)
+    return is_shell(script) and is_long and not compiled(ERREXIT).search(script)
 
 
 def _largest(failed: Failed, log: str, steps: Sequence[StepInfo]) -> Failed:

@@ -631,7 +631,10 @@ def test_empty_log_on_a_full_disk_is_not_a_silent_program(
         ("#!/bin/bash\nsrun ./fine || ./coarse\n", 6, "the script continued after exit code 4"),
         ("srun ./fine || ./coarse\n", 6, "the job itself ended with exit code 6"),
         ("#!/bin/bash\nset -e\nsrun ./fine\n", 4, ""),
+        ("#!/bin/bash\nset -o pipefail -e\nsrun ./fine\n", 4, ""),
+        ("#!/bin/bash\ncd x; set -uo errexit\nsrun ./fine\n", 4, ""),
         ("#!/bin/bash\n./a\n./b\n", 4, "the script has no `set -e`"),
+        ("#!/bin/bash\nset -o pipefail\n./b  # not set -e\n", 4, "the script has no `set -e`"),
     ],
 )
 def test_exit_codes_of_the_job_and_of_its_rank_are_both_told(
