@@ -22,6 +22,7 @@ from payload.data.loader import local_slice
 from payload.device.base import Array
 from payload.errors import PayloadError, UsageError
 from payload.nn.module import Segment, state_of
+from payload.node.heartbeat import beat
 from payload.parallel.engine import Engine
 from payload.saved_model.safetensors import FilePlan, plan, read
 
@@ -291,6 +292,7 @@ def verify(folder: Path, facts: FileFacts) -> None:
             raise BrokenError(f"{facts.name} has {size} bytes, not {facts.size}")
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):
+                beat()
                 crc32 = zlib.crc32(chunk, crc32)
     except OSError as exc:
         raise BrokenError(f"{facts.name} cannot be read: {exc.strerror}") from exc
@@ -382,6 +384,7 @@ class Reader:
         stored = [(shard, numbers) for shard, numbers in self._shards[tensor] if shard.part == part]
         result: NDArray[Any] = np.empty(stop - start, self._shards[tensor][0][1].dtype)
         filled = start
+        beat()
         for shard, numbers in sorted(stored, key=lambda each: each[0].start):
             last = min(stop, shard.stop)
             if shard.start <= filled < last:

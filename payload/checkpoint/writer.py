@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from payload.checkpoint.folder import INCOMPLETE, OLD
 from payload.errors import PayloadError
+from payload.node.heartbeat import beat
 
 _CHUNK = 1 << 22
 
@@ -88,6 +89,7 @@ def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[
             for start in range(0, len(memory), _CHUNK):
                 if cancelled.is_set():
                     break
+                beat()
                 chunk = memory[start : start + _CHUNK].data
                 crc32 = zlib.crc32(chunk, crc32)
                 while chunk:

@@ -27,6 +27,7 @@ from payload.data.base import Dataset
 from payload.data.datasets import open_dataset
 from payload.data.loader import Feed
 from payload.device.base import Array, Device
+from payload.node.heartbeat import beat
 from payload.node.nvml import open_card
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
@@ -110,6 +111,7 @@ class Team:
         """Train on the same batch for some iterations."""
         for _ in range(iterations):
             self.iterations += 1
+            beat()
             self.times.take()
             began = time.perf_counter()
             feed = self.feed

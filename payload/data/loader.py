@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike
 from payload.data.base import Dataset
 from payload.device.base import Array, Device, Upload
 from payload.nn.module import Draw
+from payload.node.heartbeat import beat
 from payload.parallel.mesh import Mesh
 from payload.parallel.pipeline import MicroBatch
 
@@ -176,6 +177,7 @@ class Loader:
         return tuple(self._device.upload(self._device.pinned_copy(array)) for array in arrays)
 
     def _received(self, uploads: _Uploads) -> MicroBatch:
+        beat()
         inputs, targets, samples = map(self._device.receive, uploads)
         if inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)

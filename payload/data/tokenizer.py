@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from payload.device.base import Array
+from payload.node.heartbeat import beat
 
 Merge = tuple[int, int]
 W = TypeVar("W", bytes, str)
@@ -106,6 +107,7 @@ def encoded(words: Iterable[W], tokens_of: Callable[[W], Sequence[int]], size: i
     parts = []
     for word in words:
         if word not in tokens_by_word:
+            beat()
             tokens_by_word[word] = np.array(tokens_of(word), dtype)
         parts.append(tokens_by_word[word])
     return np.concatenate(parts) if parts else np.empty(0, dtype)
@@ -144,6 +146,7 @@ def learn(text: bytes, size: int) -> BytePairs:
     heap = [(-count, pair) for pair, count in pairs.items()]
     heapq.heapify(heap)
     while _BYTES + len(merges) < size and heap:
+        beat()
         count, best = heapq.heappop(heap)
         if -count != pairs[best]:
             continue

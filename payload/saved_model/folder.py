@@ -23,6 +23,7 @@ from payload.device.base import Array, Device
 from payload.errors import UsageError
 from payload.models import MODELS, module_of
 from payload.nn.module import Context, Parameter, Tape, Unit, state_of, torch_shapes
+from payload.node.heartbeat import beat
 from payload.parallel.engine import Engine
 from payload.saved_model import safetensors
 
@@ -204,6 +205,7 @@ class TrainedModel:
 
     def forward(self, x: Array) -> Array:
         """Return the logits (B, ..., classes) of inputs (B, ...), both on the device."""
+        beat()
         for unit in self.units:
             x = unit.layer.forward(x, Tape(training=False))
         return x
