@@ -53,6 +53,12 @@ class Notice(str):
         return type(self), (self.code, str(self))
 
 
+class Quoted(str):
+    """A text of another process. The screen shows the commands in it as they are."""
+
+    __slots__ = ()
+
+
 class BadValueError(ValueError):
     """A value in a spec, a job file or a flag is malformed or out of range."""
 

@@ -1,4 +1,8 @@
-"""Commands in messages, completed with the cluster that the user has chosen."""
+"""Commands in messages, completed with the cluster that the user has chosen.
+
+A command in backquotes is one for the user to type. A command that another process runs is in
+single quotes, and a text of another process is ``Quoted``: both are shown unchanged.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,8 @@ OF_CLUSTER: Final = (
     "wait",
     "where",
 )
-_COMMAND: Final = re.compile(rf"`clusterctl ({'|'.join(OF_CLUSTER)})((?: [^`]*)?)`")
+# `attach LOGIN` chooses no cluster, `attach` does.
+_COMMAND: Final = re.compile(rf"`clusterctl ({'|'.join(OF_CLUSTER)}|attach(?=`))((?: [^`]*)?)`")
 _CHOICE: Final = re.compile(r" (--cluster|--file|-f)(?=[ =])")
 
 
@@ -71,3 +76,15 @@ def with_cluster(text: str, option: str) -> str:
         return f"`clusterctl {verb} {option}{rest}`"
 
     return _COMMAND.sub(completed, text) if option else text
+
+
+def first_job(nodes: int, *, needs_time: bool = False) -> str:
+    """Return the advice to submit a job, with a command that the cluster runs as it is.
+
+    nodes: how many the default partition can give to a job. needs_time: Slurm accepts no job
+        without a time limit.
+    """
+    # The bundled job `train` ends by itself long before.
+    limit = " --time 10m" if needs_time else ""
+    count = max(1, min(nodes, 2))
+    return f"submit a job with `clusterctl submit train --nodes {count}{limit} --follow`"

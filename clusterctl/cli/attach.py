@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
+from clusterctl.cli.advice import first_job, with_cluster
 from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import NoWait
@@ -116,15 +117,11 @@ def summary(attached: Attached, failure: Failure | None) -> list[str]:
     elif not attached.is_proven:
         size = f"{attached.proof_nodes} nodes or more"
         lines += ["", "not proven yet: the job that proves it still waits in the queue"]
-        lines += [
-            f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"
-        ]
-    # The bundled job `train` ends by itself long before.
-    limit = " --time 10m" if attached.needs_time else ""
-    submit = (
-        f"clusterctl submit train --nodes {attached.proof_nodes}{limit} --follow --cluster {name}"
-    )
-    return [*lines, f"cluster {name!r} is attached", f"submit a job with `{submit}`"]
+        then = f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"
+        lines.append(with_cluster(then, f"--cluster {name}"))
+    advice = first_job(attached.proof_nodes, needs_time=attached.needs_time)
+    lines += [f"cluster {name!r} is attached", with_cluster(advice, f"--cluster {name}")]
+    return lines
 
 
 def detach(
@@ -189,5 +186,6 @@ def proof_failure(attached: Attached) -> Failure | None:
         "not-shared": "`clusterctl detach`, then attach with a --folder that all nodes share",
         "refused": "choose another partition or account with --partition or --account",
     }
-    fix = fixes.get(code, "run `clusterctl attach` again")
-    return Failure(f"proof-{code}", reason, attached.spec.name, "prove", fix)
+    name = attached.spec.name
+    fix = with_cluster(fixes.get(code, "run `clusterctl attach` again"), f"--cluster {name}")
+    return Failure(f"proof-{code}", reason, name, "prove", fix)

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.cli.advice import cluster_option, with_cluster
-from clusterctl.errors import ClusterctlError, Failure, UsageError, printable
+from clusterctl.errors import ClusterctlError, Failure, Quoted, UsageError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,7 +175,7 @@ class Screen:
 
     def _advice(self, text: str) -> str:
         """Return a text whose commands name the cluster that the user has chosen."""
-        if "`clusterctl " not in text:
+        if isinstance(text, Quoted) or "`clusterctl " not in text:
             return text
         return with_cluster(text, cluster_option(self.file, self.cluster))
 
@@ -183,7 +183,10 @@ class Screen:
         return self.color and stream.isatty() and can_draw()
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-        """Return the lines of a table without frames. Columns of numbers are right-aligned."""
+        """Return the lines of a table without frames. Columns of numbers are right-aligned.
+
+        The cells are names, reasons and numbers, mostly of other programs.
+        """
         from rich.cells import cell_len, set_cell_size
 
         numeric = [
@@ -195,11 +198,13 @@ class Screen:
             for row in (head, *rows)
         ]
         widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            "  ".join(
-                " " * (width - cell_len(cell)) + cell if right else set_cell_size(cell, width)
-                for cell, width, right in zip(row, widths, numeric, strict=True)
-            ).rstrip()
+        lines: list[str] = [
+            Quoted(
+                "  ".join(
+                    " " * (width - cell_len(cell)) + cell if right else set_cell_size(cell, width)
+                    for cell, width, right in zip(row, widths, numeric, strict=True)
+                ).rstrip()
+            )
             for row in cells
         ]
         self._heads.add(lines[0])
@@ -287,15 +292,12 @@ class Screen:
                 asdict(replace(failure, fix=self._advice(failure.fix))) for failure in exc.failures
             ]
             self._answer_failure({"failures": failures, **self.partial_answer, **exc.answer})
+        # Only the fix advises; the cause is in the words of the failed tool.
+        exc.fix = self._advice(exc.fix)
         title = "\x1b[1;31merror:\x1b[0m" if self._is_colored(sys.stderr) else "error:"
         try:
             self._own_line()
-            print(
-                title,
-                "\n".join(printable(self._advice(line)) for line in str(exc).split("\n")),
-                file=sys.stderr,
-                flush=True,
-            )
+            print(title, exc, file=sys.stderr, flush=True)
         except OSError:
             # stderr is closed. Only the exit code reports the error.
             silence(sys.stderr)

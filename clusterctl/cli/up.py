@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from clusterctl.cli.advice import first_job
 from clusterctl.cli.options import IfDigest, flag, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import (
@@ -169,6 +170,8 @@ def bring_up(
         screen.partial_answer = {"repaired": [asdict(repair) for repair in cluster.repairs]}
     screen.note(*(f"note: {line}" for line in result.notes))
     nodes = [host.name for host in result.inventory.compute]
+    # A job that names no partition runs in the first.
+    ready = set(result.inventory.partitions[0].nodes) - result.verification.drained.keys()
     answer = {
         "cluster": spec.name,
         "provider": result.inventory.provider,
@@ -185,7 +188,7 @@ def bring_up(
         answer,
         *phase_table(screen, result.phases, total=True),
         f"cluster {spec.name!r} is up: 1 controller, {counted(len(nodes), 'node')}",
-        f"submit a job with `clusterctl submit train --nodes {min(len(nodes), 2)} --follow`",
+        first_job(len(ready)),
     )
     return 0
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from clusterctl.errors import Quoted
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, reason_in_words
 from clusterctl.scheduler.certain_hints import certain_hints, hints_of_frames, hints_of_script
@@ -199,7 +200,7 @@ class Diagnosis:
         if not log_is_shown:
             if self.excerpt.lines and self.excerpt.source != "the job":
                 yield f"{self.excerpt.source} wrote last:"
-            yield from (f"| {line}" for line in self.lines)
+            yield from (Quoted(f"| {line}") for line in self.lines)
         yield from self.told_hints
 
     def as_dict(self) -> dict[str, Any]:

@@ -462,7 +462,7 @@ class Holder:
     def __str__(self) -> str:
         of_user = f" of {self.user}" if self.user else ""
         since = time.strftime("%F %T", time.localtime(self.since))
-        return f"`clusterctl {self.verb}`{of_user} (pid {self.pid}) has been running since {since}"
+        return f"'clusterctl {self.verb}'{of_user} (pid {self.pid}) has been running since {since}"
 
 
 @contextmanager
@@ -473,8 +473,10 @@ def hold(
 
     verb: this clusterctl command, named to other processes. ``what``: the locked resource, for
         messages.
-    waiting: called once, if the lock is not free, with a message about the process that holds the
-    lock. Raise LockedError if another clusterctl process holds the lock for ``wait_s`` seconds,
+    waiting: called if the lock is not free, with a message about the process that holds the lock,
+        and when the lock has become free.
+
+    Raise LockedError if another clusterctl process holds the lock for ``wait_s`` seconds,
     MachineError if the lock file can't be created.
     """
     deadline = time.monotonic() + wait_s
@@ -487,9 +489,12 @@ def hold(
                 fix = "wait until that command is done, or stop its process"
                 raise LockedError(f"another command has locked {what}", why=owner, fix=fix)
             if not is_reported:
-                waiting(f"{owner}; waiting until it is done, for at most {wait_s / 60:g} minutes")
+                minutes = f"{wait_s / 60:g} minutes"
+                waiting(f"{owner}, and has locked {what}; waiting for at most {minutes}")
                 is_reported = True
             time.sleep(_PAUSE_S)
+        if is_reported:
+            waiting(f"{what} is no longer locked")
         try:
             _name_holder(fd, json.dumps(asdict(Holder(verb, os.getpid(), time.time(), _user()))))
             yield

@@ -61,7 +61,7 @@ def test_helper_that_waits_for_a_lock_ends_with_its_caller(tmp_path: Path) -> No
         assert waiter.stdin is not None
         assert waiter.stdout is not None
         try:
-            assert "waiting until" in waiter.stdout.readline()
+            assert "the cache" in waiter.stdout.readline()
             waiter.stdin.close()
             assert waiter.wait(60) == 1
         finally:
@@ -83,7 +83,7 @@ def test_helper_makes_existing_folders_private(
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
         with pytest.raises(LockedError) as caught, helper.state_lock("down", wait_s=0):
             pass
-    assert "`clusterctl up` of " in caught.value.why
+    assert "'clusterctl up' of " in caught.value.why
 
 
 def test_passwords_are_not_on_command_lines(

@@ -41,13 +41,13 @@ def test_lock_held_by_another_process_is_an_error_that_names_it(workspace: Works
         ):
             pass
         assert re.match(
-            rf"`clusterctl up` of \S+ \(pid {process.pid}\) has been running since ",
+            rf"'clusterctl up' of \S+ \(pid {process.pid}\) has been running since ",
             caught.value.why,
         )
         assert str(workspace.lock_holder()) == caught.value.why
 
 
-def test_lock_with_wait_names_the_holder_once_and_gets_it(workspace: Workspace) -> None:
+def test_lock_with_wait_names_the_holder_and_what_is_locked_once(workspace: Workspace) -> None:
     notes: list[str] = []
     with holding_lock(workspace.root) as process:
 
@@ -59,8 +59,9 @@ def test_lock_with_wait_names_the_holder_once_and_gets_it(workspace: Workspace) 
             worker = workspace.lock_holder()
             assert worker is not None
             assert (worker.verb, worker.pid) == ("down", os.getpid())
-    (note,) = notes
-    assert f" (pid {process.pid}) " in note
+    locked, free = notes
+    assert f" (pid {process.pid}) " in locked
+    assert all(repr(workspace.root.name) in note for note in (locked, free))
     assert workspace.lock_holder() is None
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.advice import OF_CLUSTER, cluster_option, with_cluster
+from clusterctl.cli.advice import OF_CLUSTER, cluster_option, first_job, with_cluster
 from clusterctl.cli.output import Screen
 from clusterctl.cli.verbs import VERBS
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, Quoted
 from clusterctl.state.workspace import Workspace
 
 
@@ -31,6 +31,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("`clusterctl up`, then `clusterctl list`", "`clusterctl up --cluster b`, then `clusterctl list`"),
         ("`clusterctl node drain n1`", "`clusterctl node drain --cluster b n1`"),
         ("`clusterctl ssh n1 -- ls -f x`", "`clusterctl ssh --cluster b n1 -- ls -f x`"),
+        ("`clusterctl attach`", "`clusterctl attach --cluster b`"),
+        ("`clusterctl attach LOGIN`", None),
+        ("'clusterctl down' of ada", None),
         ("`clusterctl down --cluster a`", None),
         ("`clusterctl replay --cluster=a 7 --failed`", None),
         ("`clusterctl up -f FILE`", None),
@@ -87,3 +90,23 @@ def test_screen_completes_commands_in_results_notes_and_errors(
     Screen(json=True, color=False, cluster=cluster).error(error)
     (failure,) = json.loads(capsys.readouterr().out)["failures"]
     assert failure["fix"] == "run `clusterctl up --cluster second`"
+
+
+def test_screen_shows_what_others_wrote_unchanged(
+    cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cells of tables, causes of errors, and quoted texts."""
+    theirs = "`clusterctl down`"
+    screen = Screen(json=False, color=False, cluster=cluster)
+    screen.result({}, *screen.table(["NAME"], [[theirs]]), Quoted(theirs))
+    screen.error(ClusterctlError("it failed", code="failed", why=theirs))
+    out, err = capsys.readouterr()
+    assert out.count(theirs) == 2
+    assert theirs in err
+    assert cluster not in out + err
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(0, 1), (1, 1), (2, 2), (16, 2)])
+def test_first_job_fits_the_default_partition(nodes: int, count: int) -> None:
+    assert f" --nodes {count} --follow" in first_job(nodes)
+    assert f" --nodes {count} --time 10m " in first_job(nodes, needs_time=True)

@@ -16,10 +16,14 @@ from clusterctl.cli.up import approve
 from clusterctl.cluster.impact import AffectedJob, Impact
 from clusterctl.cluster.phases import Drift
 from clusterctl.cluster.plan import Plan, prompt_about
+from clusterctl.cluster.up import UpResult
+from clusterctl.cluster.verify import Verification
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import Difference, dump_spec
+from clusterctl.state.inventory import PartitionFacts
+from tests.support.inventories import inventory_with
 from tests.support.messages import refused, shows
 from tests.support.providers import BareProvider, use_provider
 from tests.unit.cluster.specs import spec_of
@@ -296,3 +300,30 @@ def test_dry_run_of_an_up_that_would_cancel_jobs_has_no_digest(
     assert "d-old-1" in capfd.readouterr().err
     assert cli_up.show_changes(Screen(json=True, color=False), SPEC, force=True) == 0
     assert loads(capfd.readouterr().out)["digest"]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "drained", "count"),
+    [
+        ({"train": ("n1",), "short": ("n2",)}, (), 1),
+        ({"train": ("n1", "n2", "n3")}, (), 2),
+        ({"train": ("n1", "n2")}, ("n2",), 1),
+    ],
+)
+def test_up_ends_with_a_job_that_the_default_partition_can_run(
+    partitions: dict[str, tuple[str, ...]],
+    drained: tuple[str, ...],
+    count: int,
+    *,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    use_provider(monkeypatch, lambda *_: BareProvider())
+    inventory = inventory_with(*(PartitionFacts(name, nodes) for name, nodes in partitions.items()))
+    verification = Verification(("n1",), drained=dict.fromkeys(drained, "a fan"))
+    result = UpResult(inventory, verification, (), ())
+    monkeypatch.setattr(cli_up.cluster_up, "up", lambda *_: result)
+    assert cli_up.bring_up(Screen(json=False, color=False), SPEC) == 0
+    assert f" --nodes {count} " in capsys.readouterr().out.splitlines()[-1]

@@ -142,7 +142,7 @@ class SlurmOfThree(Nodes):
         self.reasons = {"b": "noisy disk"}
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        assert str(self.workspace.lock_holder()).startswith("`clusterctl node reboot`")
+        assert str(self.workspace.lock_holder()).startswith("'clusterctl node reboot'")
         return tuple(
             NodeInfo(
                 name, "idle+drain" if name in self.reasons else "idle", self.reasons.get(name, ""), 1, 1, "",
