@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,8 +25,6 @@ from clusterctl.jobs.queue import Listing, find_or_list
 from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
 from clusterctl.runs.folder import GOING_ON
 from clusterctl.scheduler.base import (
-    JOB_FIELDS,
-    Column,
     JobInfo,
     JobState,
     NodeInfo,
@@ -415,7 +412,8 @@ def _show_in_full(
         "diagnosis": diagnosis.as_dict() if diagnosis is not None else None,
         "restarts": told,
     }
-    rows: list[tuple[str, str | None]] = [*_rows(job)] if len(tasks) == 1 else []
+    of_job = ROWS.items() if len(tasks) == 1 else ()
+    rows: list[tuple[str, str | None]] = [(name, text(job)) for name, text in of_job]
     rows += [
         ("folder", job.work_dir),
         ("script", script),
@@ -465,33 +463,30 @@ def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> l
     return [*job_table(screen, tasks), "", *lines, Notice("many-tasks", text)]
 
 
-def _rows(job: JobInfo) -> list[tuple[str, str]]:
-    """Return the name and the text of each value that the view of a single job shows."""
-    rows = sorted(
-        ((name, declared) for name, declared in JOB_FIELDS.items() if declared.row),
-        key=lambda row: row[1].section,
-    )
-    return [(declared.row, _TEXTS.get(name, partial(_text, name))(job)) for name, declared in rows]
-
-
-def _text(name: str, job: JobInfo) -> str:
-    value = getattr(job, name)
-    if JOB_FIELDS[name].utc:
-        return shown_time(value)
-    if value is None:
-        return ""
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
 def _elapsed_and_limit(job: JobInfo) -> str:
     limit = "no limit" if job.time_limit_s is None else f"limit {shown_elapsed(job.time_limit_s)}"
     return f"{shown_elapsed(job.elapsed_s)}, {limit}"
 
 
-# Values of which the view of a single job shows more than the value.
-_TEXTS: Final[Mapping[str, Callable[[JobInfo], str]]] = {
-    "elapsed_s": _elapsed_and_limit,
+# Name of a row of the view of a single job -> its text. Rows without a text are not shown.
+ROWS: Final[Mapping[str, Callable[[JobInfo], str]]] = {
+    "job": lambda job: job.id,
+    "name": lambda job: job.name,
+    "user": lambda job: job.user,
+    "state": lambda job: job.state.value,
     "reason": lambda job: reason_in_words(job.reason),
+    "exit": lambda job: job.exit,
+    "partition": lambda job: job.partition,
+    "account": lambda job: job.account,
+    "qos": lambda job: job.qos,
+    "nodes": lambda job: ", ".join(job.nodes),
+    "resources": lambda job: job.tres,
+    "submitted": lambda job: shown_time(job.submit_time),
+    "started": lambda job: shown_time(job.start_time),
+    "ended": lambda job: shown_time(job.end_time),
+    "elapsed": _elapsed_and_limit,
+    "hang": lambda job: str(job.hang or ""),
+    "alarms": lambda job: ", ".join(map(str, job.alarms)),
 }
 
 
@@ -567,35 +562,16 @@ def _table_of(screen: Screen, groups: Sequence[Sequence[JobInfo]], *, users: boo
     """Return the lines of a table with a line for each group: a job, or the tasks of an array."""
     if not groups:
         return ["no jobs"]
-    columns = {
-        column.head: cells
-        for column, cell in _columns()
-        if users or not column.of_several_users
-        if any(cells := [cell(group) for group in groups]) or not column.if_any
-    }
+    columns = {head: [cell(group) for group in groups] for head, cell in COLUMNS.items()}
+    if not users:
+        del columns["USER"]
+    if not any(columns["REASON"]):
+        del columns["REASON"]
     rows = list(zip(*columns.values(), strict=True))
     hangs = [f"job {job.id} hangs: {job.hang}" for group in groups for job in group if job.hang]
     alarms = [f"job {job.id}: {alarm}" for group in groups for job in group for alarm in job.alarms]
     below = [*hangs, *alarms]
     return [*screen.table([*columns], rows), *(["", *below] if below else [])]
-
-
-# Called with a job, or with the tasks of an array, which share a line.
-_Cell = Callable[[Sequence[JobInfo]], str]
-
-
-def _columns() -> list[tuple[Column, _Cell]]:
-    """Return the columns of the table of jobs: those of which each cell may be empty come last."""
-    columns = [
-        (declared.column, _CELLS.get(name, partial(_cell, name)))
-        for name, declared in JOB_FIELDS.items()
-        if declared.column is not None
-    ]
-    return sorted(columns, key=lambda column: column[0].if_any)
-
-
-def _cell(name: str, jobs: Sequence[JobInfo]) -> str:
-    return _text(name, worst_job(jobs))
 
 
 def _job_id(jobs: Sequence[JobInfo]) -> str:
@@ -616,15 +592,18 @@ def _reason(jobs: Sequence[JobInfo]) -> str:
     return "" if job.ended else job.reason
 
 
-# Columns whose cell is not the text of the value.
-_CELLS: Final[Mapping[str, _Cell]] = {
-    "id": _job_id,
-    "state": _state,
-    "nodes": _nodes,
-    "submit_time": lambda jobs: _short_time(worst_job(jobs).submit_time),
-    "elapsed_s": lambda jobs: shown_elapsed(elapsed_of(jobs)),
-    "exit": lambda jobs: worst_job(jobs).exit or _NONE,
-    "reason": _reason,
+# Head of a column of the table of jobs -> its cell for a job, or for the tasks of an array, which
+# share a line.
+COLUMNS: Final[Mapping[str, Callable[[Sequence[JobInfo]], str]]] = {
+    "JOB": _job_id,
+    "NAME": lambda jobs: worst_job(jobs).name,
+    "USER": lambda jobs: worst_job(jobs).user,
+    "STATE": _state,
+    "NODES": _nodes,
+    "SUBMITTED": lambda jobs: _short_time(worst_job(jobs).submit_time),
+    "ELAPSED": lambda jobs: shown_elapsed(elapsed_of(jobs)),
+    "EXIT": lambda jobs: worst_job(jobs).exit or _NONE,
+    "REASON": _reason,
 }
 
 

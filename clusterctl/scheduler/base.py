@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
-from enum import Enum, IntEnum, StrEnum
+from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from clusterctl.errors import (
     AnswerLostError,
@@ -27,16 +27,6 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.scheduler.history import LOST, Alarm, Hang
-from clusterctl.scheduler.slurm_values import (
-    as_exit_code,
-    as_known_number,
-    as_limit_s,
-    as_number,
-    as_signal,
-    as_task,
-    as_text,
-    expand_nodes,
-)
 from clusterctl.state.run_record import AttemptRecord
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
@@ -135,11 +125,6 @@ _OUTCOMES = {
 }
 
 
-def _as_state(text: str) -> JobState:
-    # The state may be "CANCELLED by 10000".
-    return JobState(text.partition(" ")[0])
-
-
 # Slurm's signal of a task whose log slurmstepd could not open: `IO setup failed` of _fork_all_tasks
 # in src/slurmd/slurmstepd/mgr.c. No process gets it.
 NO_LOG_SIGNAL: Final = 53
@@ -171,86 +156,12 @@ def format_exit(exit_code: int | None, number: int | None) -> str:
         return f"signal {number}"
 
 
-def _always(_: JobState) -> bool:
-    return True
-
-
-def _waits(state: JobState) -> bool:
-    return state is JobState.PENDING
-
-
-def _has_started(state: JobState) -> bool:
-    return state is not JobState.PENDING
-
-
-def _has_ended(state: JobState) -> bool:
-    return state.outcome is not Outcome.GOES_ON
-
-
-class Section(IntEnum):
-    """A part of the view of a single job, in the order of the parts."""
-
-    STATE = 1
-    PLACE = 2
-    TIME = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the table of jobs.
-
-    if_any: the column is shown only if a cell is not empty, and behind the other columns.
-    of_several_users: the column is shown only if the table lists the jobs of all users.
-    """
-
-    head: str
-    if_any: bool = False
-    of_several_users: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobField:
-    """Where a value of a job comes from, and where users see it.
-
-    squeue, sacct: name of the field in the command's output. Several: the first that is not empty.
-    parse: called with the field's text. Returns the value; raises ValueError if the text is
-        invalid.
-    when: called with the job's state. Returns whether the value is meaningful; otherwise it keeps
-        its default, as an exit code of an active job.
-    derived: set by clusterctl, not read from a record of Slurm.
-    json: whether `-o json` shows the value. key: its key there. Default: the name of the value.
-    utc: key of the value in ISO 8601, if the value is a Unix time.
-    row: name of its line in the view of a single job. Empty: no line. section: the part of the view.
-    column: its column in the table of jobs.
-    after: for a property: the value that it follows. Empty: the property is the first value.
-    """
-
-    squeue: str | tuple[str, ...] = ()
-    sacct: str | tuple[str, ...] = ()
-    parse: Callable[[str], object] = as_text
-    when: Callable[[JobState], bool] = _always
-    derived: bool = False
-    json: bool = True
-    key: str = ""
-    utc: str = ""
-    row: str = ""
-    section: Section = Section.STATE
-    column: Column | None = None
-    after: str = ""
-
-    def names(self, command: str) -> tuple[str, ...]:
-        """Return the names of the value's fields in the output of squeue or sacct."""
-        names = self.squeue if command == "squeue" else self.sacct
-        return (names,) if isinstance(names, str) else names
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
     """A job, or a task of a job array.
 
-    This is the only place where a value of a job is declared. From the ``JobField`` of a value
-    follow the fields that squeue and sacct print, the conversion of their records, `-o json`, the
-    view of a single job, and the table of jobs, each in the order of the values here.
+    SQUEUE_VALUES and SACCT_VALUES (slurm_parse.py) say where Slurm's values come from; COLUMNS and
+    ROWS (cli/jobs.py) show them to people, ``as_dict`` to programs.
 
     Times are Unix seconds. Fields without a value, such as the exit code of an active job, are
     None.
@@ -266,175 +177,60 @@ class JobInfo:
     exceeds: set by ``with_limits`` (limits.py) if the job waits for a limit that it alone exceeds.
     """
 
-    # sacct names and numbers tasks in another way: slurm_parse.py reads these values from it.
-    slurm_id: Annotated[int | None, JobField(squeue="JobID", parse=as_number, json=False)] = field(
-        default=None, compare=False
-    )
-    number: Annotated[int, JobField(squeue="ArrayJobID", parse=as_number, json=False)]
-    task: Annotated[int | None, JobField(squeue="ArrayTaskID", parse=as_task, json=False)] = None
-    name: Annotated[
-        str,
-        JobField(squeue="Name", sacct="JobName", parse=str, row="name", column=Column("NAME")),
-    ]
-    user: Annotated[
-        str,
-        JobField(
-            squeue="UserName",
-            sacct="User",
-            parse=str,
-            row="user",
-            column=Column("USER", of_several_users=True),
-        ),
-    ]
-    partition: Annotated[
-        str,
-        JobField(
-            squeue="Partition",
-            sacct="Partition",
-            parse=str,
-            row="partition",
-            section=Section.PLACE,
-        ),
-    ] = ""
-    account: Annotated[
-        str,
-        JobField(squeue="Account", sacct="Account", row="account", section=Section.PLACE),
-    ] = ""
-    qos: Annotated[str, JobField(squeue="QOS", sacct="QOS", row="qos", section=Section.PLACE)] = ""
-    state: Annotated[
-        JobState,
-        JobField(
-            squeue="State", sacct="State", parse=_as_state, row="state", column=Column("STATE")
-        ),
-    ]
-    reason: Annotated[
-        str,
-        JobField(
-            squeue="Reason", sacct="Reason", row="reason", column=Column("REASON", if_any=True)
-        ),
-    ]
-    exit_code: Annotated[
-        int | None,
-        JobField(squeue="exit_code", sacct="ExitCode", parse=as_exit_code, when=_has_ended),
-    ] = None
-    signal: Annotated[
-        int | None,
-        JobField(squeue="exit_code", sacct="ExitCode", parse=as_signal, when=_has_ended),
-    ] = None
-    nodes: Annotated[
-        tuple[str, ...],
-        JobField(
-            squeue="NodeList",
-            sacct="NodeList",
-            parse=expand_nodes,
-            row="nodes",
-            section=Section.PLACE,
-            column=Column("NODES"),
-        ),
-    ] = ()
-    submit_time: Annotated[
-        int | None,
-        JobField(
-            squeue="SubmitTime",
-            sacct="Submit",
-            parse=as_known_number,
-            utc="submitted",
-            row="submitted",
-            section=Section.TIME,
-            column=Column("SUBMITTED"),
-        ),
-    ] = None
-    # Of a pending job, this is Slurm's estimate.
-    start_time: Annotated[
-        int | None,
-        JobField(
-            squeue="StartTime",
-            sacct="Start",
-            parse=as_known_number,
-            when=_has_started,
-            utc="started",
-            row="started",
-            section=Section.TIME,
-        ),
-    ] = None
-    # Of an active job, this is Slurm's estimate.
-    end_time: Annotated[
-        int | None,
-        JobField(
-            squeue="EndTime",
-            sacct="End",
-            parse=as_known_number,
-            when=_has_ended,
-            utc="ended",
-            row="ended",
-            section=Section.TIME,
-        ),
-    ] = None
-    time_limit_s: Annotated[
-        int | None, JobField(squeue="TimeLimit", sacct="Timelimit", parse=as_limit_s)
-    ] = None
-    # Of a pending job, squeue's field has the requested resources.
-    tres: Annotated[
-        str,
-        JobField(
-            squeue="tres-alloc",
-            sacct=("AllocTRES", "ReqTRES"),
-            row="resources",
-            section=Section.PLACE,
-        ),
-    ] = ""
-    expected_start: Annotated[
-        int | None,
-        JobField(squeue="StartTime", sacct="Start", parse=as_known_number, when=_waits, json=False),
-    ] = None
-    work_dir: Annotated[str, JobField(squeue="WorkDir", sacct="WorkDir", parse=str)] = ""
-    comment: Annotated[str, JobField(squeue="Comment", sacct="Comment", json=False)] = ""
-    restarts: Annotated[int | None, JobField(squeue="RestartCnt", parse=as_number, json=False)] = (
-        None
-    )
-    prefix: Annotated[str, JobField(derived=True, json=False)] = ""
-    attempts: Annotated[tuple[AttemptRecord, ...], JobField(derived=True)] = ()
-    hang: Annotated[Hang | None, JobField(derived=True, row="hang", section=Section.TIME)] = None
-    alarms: Annotated[
-        tuple[Alarm, ...], JobField(derived=True, row="alarms", section=Section.TIME)
-    ] = ()
-    exceeds: Annotated[str, JobField(derived=True, json=False)] = ""
+    slurm_id: int | None = field(default=None, compare=False)
+    number: int
+    task: int | None = None
+    name: str
+    user: str
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    state: JobState
+    reason: str
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: tuple[str, ...] = ()
+    submit_time: int | None = None
+    start_time: int | None = None
+    end_time: int | None = None
+    time_limit_s: int | None = None
+    tres: str = ""
+    expected_start: int | None = None
+    work_dir: str = ""
+    comment: str = ""
+    restarts: int | None = None
+    prefix: str = ""
+    attempts: tuple[AttemptRecord, ...] = ()
+    hang: Hang | None = None
+    alarms: tuple[Alarm, ...] = ()
+    exceeds: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the job as printed by `-o json`: Slurm's values, with times as Unix seconds, the
-        times as ISO 8601 in UTC, and what clusterctl found out.
+        """Return the job as printed by `-o json`: its values, with times as Unix seconds and as
+        ISO 8601 in UTC.
         """
-        shown = {name: declared for name, declared in JOB_FIELDS.items() if declared.json}
-        times = {
-            declared.utc: _in_utc(getattr(self, name))
-            for name, declared in shown.items()
-            if declared.utc
+        values = {
+            each.name: plain(getattr(self, each.name))
+            for each in fields(self)
+            if each.name not in _NOT_IN_JSON
         }
-        values = {name: plain(getattr(self, name)) for name in shown}
-        slurms = {
-            declared.key or name: values[name]
-            for name, declared in shown.items()
-            if not declared.derived
+        return {
+            "job_id": self.id,
+            **values,
+            "elapsed_s": self.elapsed_s,
+            "exit": self.exit,
+            "submitted": _in_utc(self.submit_time),
+            "started": _in_utc(self.start_time),
+            "ended": _in_utc(self.end_time),
         }
-        own = {
-            declared.key or name: values[name]
-            for name, declared in shown.items()
-            if declared.derived
-        }
-        return {**slurms, **times, **own}
 
     @property
-    def id(self) -> Annotated[str, JobField(key="job_id", row="job", column=Column("JOB"))]:
+    def id(self) -> str:
         """Job id: ``12``, ``12_3`` for an array task, ``m12`` on a cluster without a scheduler."""
         return self.whole_id if self.task is None else f"{self.whole_id}_{self.task}"
 
     @property
-    def elapsed_s(
-        self,
-    ) -> Annotated[
-        int | None,
-        JobField(after="end_time", row="elapsed", section=Section.TIME, column=Column("ELAPSED")),
-    ]:
+    def elapsed_s(self) -> int | None:
         """Seconds of all known attempts, until now by the local clock if the job runs. None: no
         start yet.
         """
@@ -455,9 +251,7 @@ class JobInfo:
         return self.attempts[-1].start_time if self.attempts else self.start_time
 
     @property
-    def exit(
-        self,
-    ) -> Annotated[str, JobField(after="time_limit_s", row="exit", column=Column("EXIT"))]:
+    def exit(self) -> str:
         """Name of the signal that ended the job, otherwise its exit code. "" if both are
         unknown.
         """
@@ -497,33 +291,13 @@ class JobInfo:
 
     @property
     def ended(self) -> bool:
-        return _has_ended(self.state)
+        return self.outcome is not Outcome.GOES_ON
 
 
-def _job_fields() -> dict[str, JobField]:
-    """Return the declarations of the fields and properties of ``JobInfo``, in their order."""
-    hints = get_type_hints(JobInfo, include_extras=True)
-    found = {each.name: _declaration(hints[each.name]) for each in fields(JobInfo)}
-    properties = {
-        name: _declaration(get_type_hints(each.fget, include_extras=True)["return"])
-        for name, each in vars(JobInfo).items()
-        if isinstance(each, property)
-    }
-    order = [*found]
-    for name, declared in properties.items():
-        if declared is not None:
-            order.insert(order.index(declared.after) + 1 if declared.after else 0, name)
-    declarations = {name: (found | properties)[name] for name in order}
-    return {name: declared for name, declared in declarations.items() if declared is not None}
-
-
-def _declaration(hint: object) -> JobField | None:
-    metadata = getattr(hint, "__metadata__", ())
-    return next((each for each in metadata if isinstance(each, JobField)), None)
-
-
-# Field or property of ``JobInfo`` -> its declaration.
-JOB_FIELDS: Final = _job_fields()
+# Values of a job with which only clusterctl itself works. job_id has the number and the task.
+_NOT_IN_JSON: Final = frozenset(
+    "slurm_id number task expected_start comment restarts prefix exceeds".split()
+)
 
 
 def plain(value: object) -> object:

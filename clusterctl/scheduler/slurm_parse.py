@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.base import JOB_FIELDS, JobInfo, JobState, NodeInfo, StepInfo
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
 from clusterctl.scheduler.slurm_values import (
+    as_exit_code,
     as_known_number,
+    as_limit_s,
     as_number,
+    as_signal,
+    as_task,
     as_text,
     expand_nodes,
     is_number,
@@ -32,13 +35,69 @@ from clusterctl.state.run_record import AttemptRecord
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
-# Command -> value of a job -> the fields of the command's output that have it.
-_FIELDS: Final = {
-    command: {name: names for name, field in JOB_FIELDS.items() if (names := field.names(command))}
-    for command in ("squeue", "sacct")
-}
-_SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
 _Record = dict[str, str]
+# Value of a job -> the field of the command's output that has it, and the conversion of its text.
+_Values = Mapping[str, tuple[str, Callable[[str], object]]]
+
+
+def _as_state(text: str) -> JobState:
+    # The state may be "CANCELLED by 10000".
+    return JobState(text.partition(" ")[0])
+
+
+SQUEUE_VALUES: Final[_Values] = {
+    "slurm_id": ("JobID", as_number),
+    "number": ("ArrayJobID", as_number),
+    "task": ("ArrayTaskID", as_task),
+    "name": ("Name", str),
+    "user": ("UserName", str),
+    "partition": ("Partition", str),
+    "account": ("Account", as_text),
+    "qos": ("QOS", as_text),
+    "state": ("State", _as_state),
+    "reason": ("Reason", as_text),
+    "exit_code": ("exit_code", as_exit_code),
+    "signal": ("exit_code", as_signal),
+    "nodes": ("NodeList", expand_nodes),
+    "submit_time": ("SubmitTime", as_known_number),
+    # Of a pending job, this is Slurm's estimate.
+    "start_time": ("StartTime", as_known_number),
+    # Of an active job, this is Slurm's estimate.
+    "end_time": ("EndTime", as_known_number),
+    "time_limit_s": ("TimeLimit", as_limit_s),
+    # Of a pending job, these are the requested resources.
+    "tres": ("tres-alloc", as_text),
+    "expected_start": ("StartTime", as_known_number),
+    "work_dir": ("WorkDir", str),
+    "comment": ("Comment", as_text),
+    "restarts": ("RestartCnt", as_number),
+}
+# sacct names and numbers tasks in another way: ``_accounted`` reads these values, and the requested
+# resources.
+SACCT_VALUES: Final[_Values] = {
+    "name": ("JobName", str),
+    "user": ("User", str),
+    "partition": ("Partition", str),
+    "account": ("Account", as_text),
+    "qos": ("QOS", as_text),
+    "state": ("State", _as_state),
+    "reason": ("Reason", as_text),
+    "exit_code": ("ExitCode", as_exit_code),
+    "signal": ("ExitCode", as_signal),
+    "nodes": ("NodeList", expand_nodes),
+    "submit_time": ("Submit", as_known_number),
+    "start_time": ("Start", as_known_number),
+    "end_time": ("End", as_known_number),
+    "time_limit_s": ("Timelimit", as_limit_s),
+    "tres": ("AllocTRES", as_text),
+    "expected_start": ("Start", as_known_number),
+    "work_dir": ("WorkDir", str),
+    "comment": ("Comment", as_text),
+}
+# If the text of one of these values is invalid, the job's state is UNKNOWN. If that of another is
+# invalid, only this value is missing.
+_REQUIRED: Final = frozenset({"number", "task", "state", "nodes"})
+_SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +183,13 @@ def _read(record: _Record, name: str, parse: Callable[[str], _V]) -> _V:
 
 
 def _queued(record: _Record) -> Iterator[JobInfo]:
-    yield JobInfo(**_values(record, "squeue"))
+    yield JobInfo(**_values(record, SQUEUE_VALUES))
 
 
 def _accounted(record: _Record) -> Iterator[JobInfo]:
     number, tasks = _accounted_id(record)
-    values = _values(record, "sacct")
+    values = _values(record, SACCT_VALUES)
+    values["tres"] = values["tres"] or as_text(record["ReqTRES"])
     slurm_id = as_known_number(record["JobIDRaw"])
     for task in tasks:
         job = JobInfo(**values, number=number, task=task, slurm_id=slurm_id)
@@ -138,18 +198,27 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
         yield replace(job, end_time=end) if job.state is JobState.REQUEUED else job
 
 
-def _values(record: _Record, command: str) -> dict[str, Any]:
-    """Return the values of a job that a record of squeue or sacct has."""
-    values = {name: _value(record, command, name) for name in _FIELDS[command]}
-    return {name: value for name, value in values.items() if JOB_FIELDS[name].when(values["state"])}
+def _values(record: _Record, table: _Values) -> dict[str, Any]:
+    """Return the values of a job that a record of squeue or sacct has. Raises ValueError if the text
+    of a required value is invalid.
+    """
+    values: dict[str, Any] = {}
+    for name, (field, parse) in table.items():
+        try:
+            values[name] = _read(record, field, parse)
+        except ValueError:
+            if name in _REQUIRED:
+                raise
+    return {name: value for name, value in values.items() if _is_meant(name, values["state"])}
 
 
-def _value(record: _Record, command: str, name: str) -> Any:
-    """Return a value of a job: that of the first of its fields in the record that is not empty."""
-    for field in _FIELDS[command][name]:
-        if value := _read(record, field, JOB_FIELDS[name].parse):
-            return value
-    return value
+def _is_meant(name: str, state: JobState) -> bool:
+    """Return whether Slurm means this value of a job in this state, and does not estimate it."""
+    if name == "start_time":
+        return state is not JobState.PENDING
+    if name == "expected_start":
+        return state is JobState.PENDING
+    return name not in {"exit_code", "signal", "end_time"} or state.outcome is not Outcome.GOES_ON
 
 
 def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
@@ -199,16 +268,19 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
     return int(match["job"]), [int(task) for task in tasks]
 
 
-def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
-    """Convert records. An invalid record becomes a job in state UNKNOWN. read: the field with a
-    job's id.
-    """
+def _jobs(command: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
+    """Convert records. An invalid record becomes a job in state UNKNOWN."""
+    table, convert, id_field = (
+        (SQUEUE_VALUES, _queued, "ArrayJobID")
+        if command == "squeue"
+        else (SACCT_VALUES, _accounted, "JobID")
+    )
     # The nodes of an invalid record are in use too, so its job gets them if possible.
     for record in records:
         try:
-            yield from _queued(record) if command == "squeue" else _accounted(record)
+            yield from convert(record)
         except ValueError as exc:
-            number = re.match(r"[0-9]{0,18}", record[read], re.ASCII)
+            number = re.match(r"[0-9]{0,18}", record[id_field], re.ASCII)
             task = re.fullmatch(r"[0-9]{1,18}", record.get("ArrayTaskID", ""), re.ASCII)
             nodes: tuple[str, ...] = ()
             with suppress(ValueError):
@@ -216,13 +288,13 @@ def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobIn
             yield JobInfo(
                 number=int((number and number[0]) or 0),
                 task=int(task[0]) if task else None,
-                name=_value(record, command, "name"),
-                user=_value(record, command, "user"),
-                partition=_value(record, command, "partition"),
+                name=record[table["name"][0]],
+                user=record[table["user"][0]],
+                partition=record["Partition"],
                 state=JobState.UNKNOWN,
                 nodes=nodes,
                 reason=_parse_message(command, exc),
-                comment=_value(record, command, "comment"),
+                comment=as_text(record["Comment"]),
             )
 
 
@@ -294,22 +366,22 @@ def _load(text: str) -> float | None:
         return None
 
 
-def _names(command: str) -> tuple[str, ...]:
-    """Return the fields that the command prints, each once."""
-    return tuple(dict.fromkeys(chain.from_iterable(_FIELDS[command].values())))
+def _fields(table: _Values) -> tuple[str, ...]:
+    """Return the fields of a table, each once."""
+    return tuple(dict.fromkeys(field for field, _ in table.values()))
 
 
 SQUEUE: Final = Query(
     ("squeue", "--noheader", "--array", "--states=all"),
-    _names("squeue"),
-    partial(_jobs, "squeue", "ArrayJobID"),
+    _fields(SQUEUE_VALUES),
+    partial(_jobs, "squeue"),
 )
 # sacct has a single record for all tasks of an array that never started; the parser yields a job
 # for each. A job that was requeued has a record for each attempt.
 SACCT: Final = Query(
     ("sacct", "--noheader", "--allocations", "--parsable", "--duplicates"),
-    ("JobID", "JobIDRaw", *_names("sacct")),
-    partial(_jobs, "sacct", "JobID"),
+    ("JobID", "JobIDRaw", *_fields(SACCT_VALUES), "ReqTRES"),
+    partial(_jobs, "sacct"),
 )
 STEPS: Final = Query(
     ("sacct", "--noheader", "--parsable"),

@@ -21,7 +21,7 @@ from clusterctl.cluster.status import Status
 from clusterctl.errors import SchedulerError, SlurmAwayError, UsageError, WaitTimeoutError
 from clusterctl.hosts.needs import REPORT, Lack
 from clusterctl.jobs.watch import ChangeNotes, wait
-from clusterctl.scheduler.base import JOB_FIELDS, Column, JobInfo, JobState
+from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.history import Alarm
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
@@ -70,32 +70,6 @@ def test_jobs_fit_a_terminal_of_80_columns(played_session, capsys, monkeypatch) 
     assert max(map(len, lines)) <= 80
     submitted_at = [line[lines[0].index("SUBMITTED") :].split("  ")[0] for line in lines[1:]]
     assert [len(text) for text in submitted_at] == [len("11-27 22:13"), len("2024-11-27")]
-
-
-@pytest.mark.parametrize("if_any", [False, True])
-def test_declared_column_is_in_the_table_and_in_json(
-    played_session, capsys, monkeypatch, if_any
-) -> None:
-    waiting = JobInfo(number=7, name="a", user="ada", state=JobState.PENDING, reason="", qos="high")
-    monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: (waiting, replace(waiting, number=6)))
-    declared = replace(JOB_FIELDS["qos"], column=Column("QOS", if_any=if_any), key="shown_qos")
-    monkeypatch.setitem(JOB_FIELDS, "qos", declared)
-    jobs.jobs(TEXT, ["7", "6"])
-    head, first, _ = (line.split() for line in capsys.readouterr().out.splitlines())
-    # Columns that may be missing come last, as reasons do.
-    expected = "JOB NAME STATE NODES SUBMITTED ELAPSED EXIT".split()
-    assert head == ([*expected, "QOS"] if if_any else [*expected[:2], "QOS", *expected[2:]])
-    assert "high" in first
-    assert waiting.as_dict()["shown_qos"] == "high"
-    others = (replace(waiting, qos=""), replace(waiting, number=6, qos=""))
-    monkeypatch.setattr(SlurmClient, "jobs", lambda _, _ids: others)
-    jobs.jobs(TEXT, ["7", "6"])
-    assert ("QOS" in capsys.readouterr().out) is not if_any
-
-
-def test_special_cells_and_texts_belong_to_declared_columns() -> None:
-    assert jobs._CELLS.keys() <= {name for name, each in JOB_FIELDS.items() if each.column}
-    assert jobs._TEXTS.keys() <= {name for name, each in JOB_FIELDS.items() if each.row}
 
 
 def test_jobs_omits_and_counts_older_jobs(

@@ -1,7 +1,8 @@
-"""The list of nodes in `status`, and how long `jobs --watch` watches."""
+"""The list of nodes in `status`, the table of jobs, and how long `jobs --watch` watches."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.cli import jobs
-from clusterctl.cli.jobs import _rounds, node_rows
+from clusterctl.cli.jobs import _rounds, job_table, node_rows
+from clusterctl.cli.output import Screen
 from clusterctl.jobs.messages import TELLS_NOBODY
 from clusterctl.jobs.queue import Listing
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
@@ -51,3 +53,13 @@ def test_only_a_watch_of_given_jobs_ends_with_them(
     )
     rounds = _rounds(cast(Any, session), ids, None, TELLS_NOBODY)
     assert len([*islice(rounds, 3)]) == count
+
+
+def test_table_of_jobs_has_users_and_reasons_only_if_they_tell_something() -> None:
+    waiting = JobInfo(number=7, name="a", user="ada", state=JobState.PENDING, reason="Priority")
+    screen = Screen(json=False, color=False)
+    usual = "JOB NAME STATE NODES SUBMITTED ELAPSED EXIT".split()
+    assert job_table(screen, [waiting])[0].split() == [*usual, "REASON"]
+    assert job_table(screen, [replace(waiting, reason="")])[0].split() == usual
+    of_all = job_table(screen, [waiting], users=True)[0].split()
+    assert of_all == [*usual[:2], "USER", *usual[2:], "REASON"]
