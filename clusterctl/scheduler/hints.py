@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.excerpt import Excerpt
 from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.util.assets import read_table
@@ -123,22 +122,16 @@ def hints_of_line(line: str, evidence: Evidence) -> Iterator[Hint]:
     special = [each for each in found if not each[0].general]
     for row, match in special or found:
         groups = {name: plain_line(text)[:_COLUMNS] for name, text in match.groupdict("").items()}
-        values = {**groups, **_ways(evidence)}
-        says, fix = (text.format(**values) if "{" in text else text for text in (row.says, row.fix))
+        # The search for packages reads files.
+        ways = {name: way(evidence) for name, way in _WAYS.items() if f"{{{name}}}" in row.fix}
+        says, fix = (
+            text.format(**groups, **ways) if "{" in text else text for text in (row.says, row.fix)
+        )
         yield Hint(name=row.name, line=line, says=says, fix=fix)
 
 
-def _ways(evidence: Evidence) -> dict[str, str]:
-    """Return what the job's user can do to get programs, or packages of Python."""
-    return {
-        "install": _install(evidence.advice),
-        "packages": way_to_packages(evidence),
-        "repair": evidence.advice.repair,
-    }
-
-
-def _install(advice: Advice) -> str:
-    if advice.is_operator:
+def _install(evidence: Evidence) -> str:
+    if evidence.advice.is_operator:
         return "install it on the nodes (`software.packages` of the spec), or use --module or --container"
     return "load it with --module, or use an --env-path or a --container that has it"
 
@@ -154,6 +147,14 @@ def way_to_packages(evidence: Evidence) -> str:
     return f"submit with --requirements {listed}, or with --env-path"
 
 
+# What the job's user can do: the names in fixes of data/hints.yaml.
+_WAYS: Final[Mapping[str, Callable[[Evidence], str]]] = MappingProxyType(
+    {
+        "install": _install,
+        "packages": way_to_packages,
+        "repair": lambda evidence: evidence.advice.repair,
+    }
+)
 _ABOVE: Final = "read the lines above"
 _BY_CODE: Final = MappingProxyType(
     {

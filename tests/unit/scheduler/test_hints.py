@@ -54,6 +54,13 @@ def test_ordinary_line_has_no_hint(line: str) -> None:
     assert not [*hints_of_line(line, Evidence(job=JOB))]
 
 
+def test_hint_about_no_packages_searches_for_none() -> None:
+    def search() -> Packages:
+        raise AssertionError
+
+    assert [*hints_of_line("./a: Permission denied", Evidence(job=JOB, packages=search))]
+
+
 def test_texts_of_all_rows_can_be_filled_in() -> None:
     for name, line in HINTED.items():
         for advice in (OWN, FOREIGN):
