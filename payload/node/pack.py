@@ -16,8 +16,8 @@ job.py starts `run` on the job's first node as its program. `run` starts `work` 
 srun, and tells it by srun's standard input which task to start; `work` prints each end. Slurm is
 not asked about single tasks. A task has its own folder with its logs, a folder with its files, and
 its own session, as in a job array: what signals its process group signals no other task, and
-processes that it leaves running are killed. Each end is added to the file packed.jsonl. If the job
-starts again, tasks that have succeeded there do not run again.
+processes of this group that it leaves running are killed. Each end is added to the file
+packed.jsonl. If the job starts again, tasks that have succeeded there do not run again.
 
 `run` ends with 0 if all tasks have succeeded, with 1 if a task has failed twice, and with 75 if the
 job has to start again for the remaining tasks.
