@@ -83,9 +83,9 @@ _REPORTED = re.compile(rf"^srun: error: \S+: tasks? ({_TASKS}(?:,{_TASKS})*): ",
 
 
 class Hang(NamedTuple):
-    """A time in which all ranks of a job waited without progress. Times are Unix seconds.
+    """A time in which a job made no progress. Times are Unix seconds.
 
-    summary: where the ranks were, such as ``rank 7 on n2 is waiting in MPI at train.py:88``.
+    summary: where the ranks were, such as ``rank 7 on n2 is at train.py:88``.
     since: time of the last progress. noticed: when hang.py recorded the hang.
     until: the next progress, the end of the program, or the last time at which the job is known to
         hang.
@@ -100,9 +100,7 @@ class Hang(NamedTuple):
     is_over: bool = False
 
     def __str__(self) -> str:
-        """Return a line such as ``no progress for 90s: rank 7 on n2 is waiting in MPI at
-        train.py:88``.
-        """
+        """Return a line such as ``no progress for 1m30s: rank 7 on n2 is at train.py:88``."""
         return f"no progress for {self.duration}: {self.summary or 'ranks unknown'}"
 
     @property
@@ -652,11 +650,8 @@ def _hangs(events: Sequence[Event]) -> Iterator[Hang]:
     for number, event in enumerate(events):
         if event["event"] != "hang":
             continue
-        kinds = ("progress", "end", "hang")
+        kinds = ("progress", "end")
         after = next((each for each in events[number + 1 :] if each["event"] in kinds), NOTHING)
-        # hang.py warned, and recorded the same hang again when it ended the program.
-        if after.get("event") == "hang":
-            continue
         seconds = min(_number(event, "seconds") or 0.0, event["time"])
         # hang.py notices progress a moment later.
         age_s = min(max(0.0, _number(after, "age") or 0.0), SKEW_S)

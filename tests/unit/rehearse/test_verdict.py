@@ -164,24 +164,19 @@ def test_frozen_rank_is_itself_a_hang() -> None:
     assert verdict(*events, fault=Fault.RANK_FROZEN).verdict is Verdict.SURVIVES
 
 
-WARNED = {**HANG, "time": 14.0, "action": "warn"}
-
-
 @pytest.mark.parametrize(
     ("fault", "hangs", "expected"),
     [
-        (Fault.RANK_KILLED, (WARNED,), False),
-        (Fault.RANK_KILLED, (WARNED, HANG), True),
-        (Fault.RANK_FROZEN, (WARNED, HANG), False),
-        (Fault.RANK_FROZEN, (WARNED, HANG, AGAIN, {**HANG, "time": 19.0}), True),
+        (Fault.RANK_KILLED, (HANG,), True),
+        (Fault.RANK_FROZEN, (HANG,), False),
+        (Fault.RANK_FROZEN, (HANG, AGAIN, {**HANG, "time": 19.0}), True),
         (Fault.RANK_KILLED, ({**HANG, "time": 12.0},), False),
     ],
-    ids=["warning", "hang", "frozen", "frozen-and-hang", "before-the-fault"],
+    ids=["hang", "frozen", "frozen-and-hang", "before-the-fault"],
 )
-def test_warning_of_a_hang_is_not_a_hang(
+def test_hangs_too_often_counts_hangs_after_the_fault(
     fault: Fault, hangs: tuple[Any, ...], expected: bool
 ) -> None:
-    """hang.py warns of a rank that may only sleep, and ends the job later."""
     assert hangs_too_often(fault, observed(START, *hangs)) is expected
 
 

@@ -312,18 +312,6 @@ def test_hang_lasts_until_the_next_progress(
     assert (two[0].hang or hang).since == 210
 
 
-def test_hangs_of_joins_a_warning_and_its_end() -> None:
-    warned = {**HANG, "time": 100, "action": "warn"}
-    ended = {**HANG, "time": 130, "seconds": 120, "action": "end"}
-    events = history(start(1, 0), warned, ended, end(131, 143), start(150, 1), warned, ended)
-    assert [
-        (hang.since, hang.until, hang.ended_job) for attempt in events for hang in attempt.hangs
-    ] == [
-        (10, 131, True),
-        (10, 130, True),
-    ]
-
-
 @pytest.mark.parametrize("value", [None, True, "x", -1, 2**39, 10**400, [], {}, [1], "\x1b[2J"])
 @pytest.mark.parametrize(
     "key",
