@@ -649,7 +649,9 @@ LED_BY_CTL: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"), baked=
 def session_of(tmp_path: Path, hosts: dict[str, Any], *, is_cloud: bool) -> Any:
     return SimpleNamespace(
         spec=SimpleNamespace(
-            users=(), scheduler_needs=NEEDS["slurm"], provider=SimpleNamespace(is_cloud=is_cloud)
+            users=(),
+            scheduler_needs=NEEDS["slurm"],
+            provider=SimpleNamespace(is_cloud=is_cloud, shares_kernel=False),
         ),
         workspace=Workspace(tmp_path),
         reporter=SILENT,
