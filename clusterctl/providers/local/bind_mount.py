@@ -17,6 +17,7 @@ _OPEN_TREE = 428
 _MOVE_MOUNT = 429
 _AT_FDCWD = -100
 _CLONE = 1
+_RECURSIVE = 0x8000
 _FROM_THE_FILE = 4
 _MOUNT_NAMESPACE = 0x20000
 
@@ -30,7 +31,9 @@ def main(folder: str, pid: str, target: str) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return result
 
-    tree = call("syscall", _OPEN_TREE, _AT_FDCWD, os.fsencode(folder), _CLONE | os.O_CLOEXEC)
+    tree = call(
+        "syscall", _OPEN_TREE, _AT_FDCWD, os.fsencode(folder), _CLONE | _RECURSIVE | os.O_CLOEXEC
+    )
     call("setns", os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY), _MOUNT_NAMESPACE)
     call("syscall", _MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _FROM_THE_FILE)
 

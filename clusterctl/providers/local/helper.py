@@ -219,8 +219,9 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         state = _assign_numbers(state, request)
         facts = state.model_dump(include={"subnet", "distribution", "slurm"})
         answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **facts)
-        notes += _mount_again(request, state)
-        nodes = _start_nodes(request, state, answer, lower)
+        shared = _prepare_shared_folder(request)
+        notes += _mount_again(request, state, shared)
+        nodes = _start_nodes(request, state, answer, lower, shared)
     more = {*request.packages} - {*state.packages}
     if more - {*state.added} or (more and any(node.made for node in nodes)):
         notes += image.install_packages(state.hosts, sorted(more))
@@ -243,11 +244,12 @@ def _prepare_this_machine(
     return notes if machine.booted_with_systemd() else notes + system.disable_autogroup()
 
 
-def _mount_again(request: layout.ClusterRequest, state: layout.ClusterState) -> tuple[str, ...]:
+def _mount_again(
+    request: layout.ClusterRequest, state: layout.ClusterState, shared: Path
+) -> tuple[str, ...]:
     """Mount the shared folder again in running nodes that have lost it. Return a note of them."""
     running = machine.alive()
     machines = [Machine(request.id, node, state.numbers[node.name]) for node in request.nodes]
-    shared = layout.shared_folder(request.id)
     mounted = [
         guest.node.name
         for guest in machines
@@ -262,8 +264,8 @@ def _start_nodes(
     state: layout.ClusterState,
     answer: layout.MadeCluster,
     lower: tuple[Path, ...],
+    shared: Path,
 ) -> tuple[layout.MadeNode, ...]:
-    shared = _prepare_shared_folder(request)
     running = machine.alive()
     machines = [Machine(request.id, node, state.numbers[node.name]) for node in request.nodes]
     new = frozenset(guest.node.name for guest in machines if not guest.folder.is_dir())
