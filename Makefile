@@ -12,7 +12,7 @@ demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take a
 	@scripts/bootstrap --runtime
 	@scripts/demo
 
-test:  ## Before a commit: linters, unit and integration tests, a story on real clusters for each provider
+test:  ## Before a commit: linters, unit and integration tests, stories on real clusters
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 

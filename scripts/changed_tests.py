@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePath
 
 UNIT = "tests/unit"
@@ -61,29 +62,31 @@ STORIES = {
 }
 
 
-def changed_files(root: Path) -> list[str]:
-    """Return the files that differ from the merge base with the main branch, or from HEAD on the
-    main branch.
+def base_of(root: Path) -> str | None:
+    """Return the commit at which the branch leaves the main branch: HEAD on the main branch itself.
+
+    None: this clone lacks the main branch or its history, or ``root`` is not a checkout.
+    """
+    base = None
+    for main in ("main", "origin/main"):
+        with suppress(OSError, subprocess.CalledProcessError):
+            (base,) = _git(root, "merge-base", "HEAD", main)
+    return base
+
+
+def changed_files(root: Path, base: str) -> list[str]:
+    """Return the files that differ from a commit, with new files.
 
     Raises:
         subprocess.CalledProcessError: git fails, for example outside a checkout.
     """
+    compared = _git(root, "diff", "--name-only", "--no-renames", "-z", base)
+    return sorted({*compared, *_git(root, "ls-files", "--others", "--exclude-standard", "-z")})
 
-    def git(*argv: str) -> list[str]:
-        output = subprocess.check_output(
-            ["git", *argv], cwd=root, text=True, stderr=subprocess.DEVNULL
-        )
-        return [word for word in output.strip("\n").split("\0") if word]
 
-    base = "HEAD"
-    for main in ("main", "origin/main"):
-        try:
-            (base,) = git("merge-base", "HEAD", main)
-        except subprocess.CalledProcessError:
-            # The clone lacks this branch or its history.
-            continue
-    compared = git("diff", "--name-only", "--no-renames", "-z", base)
-    return sorted({*compared, *git("ls-files", "--others", "--exclude-standard", "-z")})
+def _git(root: Path, *argv: str) -> list[str]:
+    output = subprocess.check_output(["git", *argv], cwd=root, text=True, stderr=subprocess.DEVNULL)
+    return [word for word in output.strip("\n").split("\0") if word]
 
 
 def modules_of(root: Path) -> dict[str, str]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Inputs of all kinds.
+_OF_ALL = ("requirements", "tests/conftest.py", "tests/integration/conftest.py")
 # Which content of which kind has passed. A new environment has no record.
 RECORDS = Path(".venv/.tests")
 
@@ -32,7 +34,7 @@ class Kind:
 
     @property
     def all_inputs(self) -> tuple[str, ...]:
-        return (*self.tests, *self.inputs, "requirements")
+        return (*self.tests, *self.inputs, *_OF_ALL)
 
 
 KINDS = (
@@ -78,7 +80,14 @@ KINDS = (
     Kind(
         "roles",
         tests=("tests/integration/configure", "tests/integration/roles"),
-        inputs=("ansible", "clusterctl/configure", "clusterctl/hosts", "tests/support/plays.py"),
+        inputs=(
+            "ansible",
+            "clusterctl/configure",
+            "clusterctl/hosts",
+            "clusterctl/spec",
+            "clusterctl/util/assets.py",
+            "tests/support/plays.py",
+        ),
         sample=(
             "tests/integration/roles/test_users_role.py::test_users_role_keeps_other_keys_and_a_linked_ssh_folder",
             "tests/integration/roles/test_fence.py::test_fence_removes_processes_and_files_of_a_job",
@@ -89,7 +98,12 @@ KINDS = (
     Kind(
         "attach",
         tests=("tests/integration/existing",),
-        inputs=("clusterctl/providers/existing", "clusterctl/packages", "clusterctl/scheduler"),
+        inputs=(
+            "clusterctl/providers/existing",
+            "clusterctl/packages",
+            "clusterctl/scheduler",
+            "clusterctl/transport",
+        ),
         sample=(
             "tests/integration/existing/test_place.py::test_place_builds_once_and_keeps_the_mark",
             "tests/integration/existing/test_place.py::test_remove_takes_the_folder_and_nothing_else",
@@ -111,7 +125,7 @@ KINDS = (
     Kind(
         "report",
         tests=("tests/integration/report_page",),
-        inputs=("clusterctl/runs", "templates"),
+        inputs=("clusterctl/runs", "templates", "tests/unit/runs"),
         sample=(
             "tests/integration/report_page/test_report_page.py::test_chart_is_smoothed_and_logarithmic_on_request",
         ),
@@ -119,7 +133,12 @@ KINDS = (
     Kind(
         "packages",
         tests=("tests/integration/packages",),
-        inputs=("clusterctl/packages", "clusterctl/spec", "tests/support/wheels.py"),
+        inputs=(
+            "clusterctl/packages",
+            "clusterctl/spec",
+            "tests/support/wheels.py",
+            "tests/unit/packages",
+        ),
         sample=(
             "tests/integration/packages/test_resolve.py::test_lock_has_dependencies_that_nodes_lack",
             "tests/integration/packages/test_wheelhouse.py::test_wheelhouse_downloads_each_locked_wheel_once",

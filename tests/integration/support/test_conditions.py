@@ -16,7 +16,6 @@ import pytest
 
 from scripts.run_tests import read
 from tests.support.processes import ends_within_a_minute
-from tests.support.sweeps import in_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
 HOOKS = (
@@ -191,9 +190,7 @@ def started(folder: Path, *, trap: str = "true", limit_s: float = 60) -> subproc
     return process
 
 
-@pytest.mark.parametrize(
-    "sign", [signal.SIGINT, signal.SIGKILL, *in_sweep(signal.SIGTERM, signal.SIGHUP)]
-)
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_ended_ends_what_it_started(tmp_path: Path, sign: signal.Signals) -> None:
     with started(tmp_path) as process:
         process.send_signal(sign)
