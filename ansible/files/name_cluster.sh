@@ -4,6 +4,7 @@
 # Slurm has tables for each cluster, whose names begin with the cluster's; table_defs_table has a definition of each.
 set -eu
 name=$(sed -n 's/^ClusterName=//p' /etc/slurm/slurm.conf)
+: "${name:?slurm.conf has no ClusterName}"
 mariadb slurm_acct_db <<END
 UPDATE cluster_table SET name = '$name' WHERE name = '$1';
 UPDATE table_defs_table SET table_name = REPLACE(table_name, '$1', '$name'),

@@ -166,8 +166,11 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
                     beat()
                     visited += 1
                     inner = os.path.join(path, os.fsencode(entry.name))
-                    if entry.is_dir(follow_symlinks=False) and path.count(b"/") < DEEPEST_MEASURED:
-                        folders.append(inner)
+                    if entry.is_dir(follow_symlinks=False):
+                        if path.count(b"/") < DEEPEST_MEASURED:
+                            folders.append(inner)
+                        else:
+                            stops = True
                     elif entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
                         size = size + status.st_size

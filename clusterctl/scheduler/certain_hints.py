@@ -435,7 +435,8 @@ def _other_scheduler(evidence: Evidence) -> Iterator[Hint]:
         mark = match["name"]
         yield _certain(
             "other-scheduler",
-            f"Slurm does not read the script's #{mark} lines, and the job has no {mark} variables",
+            f"clusterctl passes none of the script's #{mark} lines to Slurm, and the job has no "
+            f"{mark} variables",
             "write the lines as #SBATCH; SLURM_SUBMIT_DIR is the folder in which the job starts",
         )
 

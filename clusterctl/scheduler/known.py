@@ -302,7 +302,7 @@ def _by_supervisor(case: _Case) -> Iterator[Cause]:
     if attempt.hang and attempt.hang.ended_job:
         yield Cause(
             code="hang",
-            what=str(attempt.hang),
+            what=f"{attempt.hang}",
             fix="correct the program where the ranks wait; if the program was only slow, use --hang "
             "warn",
         )
