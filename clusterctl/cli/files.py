@@ -9,6 +9,7 @@ from typing import Annotated
 from clusterctl.cli.options import argument, option
 from clusterctl.cli.output import Screen
 from clusterctl.jobs import files
+from clusterctl.jobs.secret_files import left_out_notice
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.put import Sent
 from clusterctl.transport.tree import format_size
@@ -37,8 +38,10 @@ def put(
         screen.note(f"note: not sent, because it is neither a file nor a folder: {path}")
     for path in done.own:
         screen.note(f"note: not sent, because clusterctl keeps its keys or caches there: {path}")
+    if done.secrets:
+        screen.note(f"note: {left_out_notice(done.secrets, 'put its own path')}")
     folder = done.sent.folder
-    skipped = [str(path) for path in (*done.skipped, *done.own)]
+    skipped = [str(path) for path in (*done.skipped, *done.own, *done.secrets)]
     _show_transfer(
         screen, done.sent, started_at, "sent", folder=folder, where=done.place, skipped=skipped
     )

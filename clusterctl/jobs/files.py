@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import MachineError, UsageError
+from clusterctl.jobs.secret_files import reject_own_keys, without_secrets
 from clusterctl.scheduler.session import open_session
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import cache_home, state_home
@@ -26,6 +27,7 @@ class Put:
     skipped: paths that were not sent because they are neither files nor folders.
     own: clusterctl's folders with keys and caches, which are not sent with a folder that contains
         them.
+    secrets: files and folders with secrets, which are sent only if their own path is given.
     place: path on the cluster of the folder that was sent, of a file that got a new name, or the
         folder of several paths or a file.
     """
@@ -33,6 +35,7 @@ class Put:
     sent: Sent
     skipped: tuple[Path, ...]
     own: tuple[Path, ...] = ()
+    secrets: tuple[str, ...] = ()
     place: str = ""
 
 
@@ -46,7 +49,8 @@ def put(
         run, to the folder `files` in clusterctl's folder there.
 
     Raises:
-        UsageError: a path is empty, or the last path is a local file.
+        UsageError: a path is empty, the last path is a local file, or a file is a key with which
+            clusterctl logs in.
         TransferError: the files can't be sent, or changed during the transfer.
         TransportError: the cluster can't be reached.
     """
@@ -60,7 +64,10 @@ def put(
         if "/" in item.path and item.kind is Kind.FOLDER and item.origin.resolve() in own_folders
     )
     items = tuple(item for item in items if not any(map(item.origin.is_relative_to, own)))
+    given = {item.path for item in items if "/" not in item.path}
+    items, secrets = without_secrets(items, given)
     with open_session(chosen) as session:
+        reject_own_keys(items, session.ledger.workspace)
         if remote is None:
             remote = session.site.upload_folder
         elif len(items) == 1 and items[0].kind is Kind.FILE:
@@ -88,7 +95,7 @@ def put(
         tops[0].kind is Kind.FOLDER or tops[0].path != tops[0].origin.name
     )
     place = f"{sent.folder}/{tops[0].path}" if is_place else sent.folder
-    return Put(sent, tuple(skipped), own, place)
+    return Put(sent, tuple(skipped), own, secrets, place)
 
 
 def get(

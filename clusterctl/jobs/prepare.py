@@ -34,6 +34,7 @@ from clusterctl.jobs.environment import (
 )
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
+from clusterctl.jobs.secret_files import reject_own_keys
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import (
     PreparedJob,
@@ -296,6 +297,7 @@ class Preparer:
         self._notes(note for source in sources if source for note in source.notes)
         for job, script, source in zip(jobs, scripts, sources, strict=True):
             reject_sent_secrets(job, script, source)
+            reject_own_keys(source.items if source else (), ledger.workspace, spec)
         prepared = []
         extra_facts = replay.known if replay else {}
         for job, script, source in zip(jobs, scripts, sources, strict=True):

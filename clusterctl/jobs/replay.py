@@ -11,7 +11,7 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -19,7 +19,13 @@ from typing import Any, Final
 from ClusterShell.RangeSet import RangeSet
 
 from clusterctl.errors import Notice, UsageError, printable
-from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, source_of
+from clusterctl.jobs.source import (
+    MAX_BYTES,
+    MAX_FILES,
+    Source,
+    source_of,
+    without_unnamed_secrets,
+)
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.spec.job import JobSpec, Project, job_of
 from clusterctl.spec.job_options import Again, job_options, options_with, quantities_of
@@ -116,7 +122,11 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
         again,
         source,
     )
-    source = source_of(job) if is_current else source
+    if is_current:
+        source = source_of(job)
+    elif source is not None and has_script:
+        # A run may be of a version that sent all files.
+        source = without_unnamed_secrets(replace(source, script=job.place.script), job.include)
     notes = [] if image is None or local_image is not None else [_image_notice(image)]
     if again.code is Code.CURRENT and not has_script:
         text = (
@@ -524,7 +534,9 @@ def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[
             and status.st_size == file.size
             and os.access(path, os.R_OK)
         ):
-            mode = 0o755 if file.executable else 0o644
+            mode = stat.S_IMODE(status.st_mode) & 0o666
+            if file.executable:
+                mode |= mode >> 2 & 0o111
             items.append(Item(file.path, Kind.FILE, path, mode, status.st_mtime_ns, status.st_size))
     hashes = hash_items(items)
     expected = {file.path: file.sha256 for file in files}

@@ -30,6 +30,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.prepare import reject_sent_secrets, reject_without_engine
 from clusterctl.jobs.project import folder_project
+from clusterctl.jobs.secret_files import reject_own_keys
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import SentSource, Submitter, new_token
@@ -288,6 +289,7 @@ def session_folder(
     job = job.model_copy(update={"container": container})
     script = shell_script(job, environment)
     reject_sent_secrets(job, script, source)
+    reject_own_keys(source.items if source else (), session.workspace)
     ours = {SCRIPT: script.encode(errors="surrogateescape")}
     if image_file:
         ours[IMAGE_FILE] = image_file

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.project import project_obstacle
+from clusterctl.jobs.secret_files import left_out_notice, without_secrets
 from clusterctl.scheduler.script import indices_of
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
@@ -119,7 +120,8 @@ def source_of(job: JobSpec) -> Source | None:
         )
         walk.run()
         walk.add_folder(job.place.start)
-        return Source(folder, tuple(walk.items), walk.notes(), job.place.script)
+        source = Source(folder, tuple(walk.items), walk.notes(), job.place.script)
+        return without_unnamed_secrets(source, job.include)
     if job.include:
         raise UsageError(
             f"--include can't select files, because the script's folder is not sent: {folder} is "
@@ -139,6 +141,20 @@ def source_of(job: JobSpec) -> Source | None:
     )
     note = Notice("script-sent-alone", text)
     return Source(folder, (item,) if item else (), (note,) if job.folder else ())
+
+
+def without_unnamed_secrets(source: Source, include: Sequence[str]) -> Source:
+    """Return a job's files without those with secrets, unless ``include`` (--include) has their
+    paths. A note names them.
+
+    Raises UsageError if a file can't be read.
+    """
+    named = {source.script, *map(_literal_path, include)} - {""}
+    items, left_out = without_secrets(source.items, named)
+    if not left_out:
+        return source
+    note = left_out_notice(left_out, f"use its path: {_option('--include', left_out[0])}")
+    return replace(source, items=items, notes=(*source.notes, note))
 
 
 def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:

@@ -496,13 +496,26 @@ def choose_entries(
     # An untrusted host may list a file without the file's folder.
     made = {places[path]: places[to] for path, to in made.items() if places.get(to)}
     chosen = [entry for entry in listing if entry.path in coming]
-    mode = tree.stat().st_mode  # the user's umask
-    for entry in chosen:
-        entry.mode = mode & (0o777 if entry.kind == Kind.FOLDER else 0o666)
+    _set_modes(chosen, source.files, tree.stat().st_mode)
     # The folder of an array's task is in the job's folder and in the program's, but once in the
     # run's folder.
     by_local = {entry.local: entry for entry in reversed(chosen) if entry.local}
     return [entry for entry in chosen if by_local.get(entry.local) is entry], made, skipped
+
+
+def _set_modes(entries: Iterable[Entry], files: str, mode: int) -> None:
+    """Set the modes of files and folders of a run. The program's keep theirs, within the user's
+    umask.
+
+    files: the folder of the program's files. mode: that of a new folder of the user.
+    """
+    for entry in entries:
+        is_folder = entry.kind == Kind.FOLDER
+        if path_of_program(entry.path, files):
+            entry.mode |= stat.S_IRWXU if is_folder else stat.S_IRUSR
+        else:
+            entry.mode = 0o777 if is_folder else 0o666
+        entry.mode &= mode & 0o777
 
 
 def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, list[Entry]]:

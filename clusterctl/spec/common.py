@@ -348,6 +348,11 @@ class ProviderSettings(Model):
         return None
 
     @property
+    def keys(self) -> frozenset[str]:
+        """Paths of the private keys that the spec names, for the first login to hosts."""
+        return frozenset()
+
+    @property
     def machines(self) -> Mapping[str, OnpremHost]:
         """Host name -> address and login, for machines of the user. Empty if clusterctl creates the
         hosts.

@@ -310,6 +310,10 @@ def assemble(folder: bytes, entries: list[Entry]) -> None:
     damaged = [
         entry for entry in folder_entries if not make_entry(os.path.join(folder, entry.path), entry)
     ]
+    for entry in folder_entries:
+        if entry.kind == "folder":
+            # The job writes its files there.
+            os.chmod(os.path.join(folder, entry.path), entry.mode | stat.S_IRWXU)
     for entry in damaged:
         # The file may be gone already if two entries have the same content.
         with contextlib.suppress(FileNotFoundError):
@@ -329,14 +333,13 @@ def make_entry(path: bytes, entry: Entry) -> bool:
     if entry.kind == "link":
         os.symlink(base64.b64decode(entry.payload), path)
         return True
-    fd = os.open(
-        path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 | (entry.mode & 0o100)
-    )
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if entry.kind == "ours":
             write_all(fd, base64.b64decode(entry.payload))
         elif not copy_stored(entry, fd):
             return False
+        os.fchmod(fd, entry.mode)
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
     finally:
         os.close(fd)

@@ -106,6 +106,11 @@ class OnpremSettings(ProviderSettings):
         }
 
     @property
+    def keys(self) -> frozenset[str]:
+        named = (self.access.key, *(host.key for host in self.hosts.values()))
+        return frozenset(key for key in named if key is not None)
+
+    @property
     def machines(self) -> Mapping[str, OnpremHost]:
         """Host name -> address and login. ``access`` supplies the settings that a host's entry
         omits.

@@ -152,7 +152,7 @@ def test_variable_of_env_that_looks_secret_is_pointed_to_secret() -> None:
 @pytest.mark.parametrize("place", ["file", "argument", "variable", "sweep", "note"])
 def test_value_that_would_be_sent_or_recorded_is_refused(tmp_path: Path, place: str) -> None:
     script = user_script(tmp_path, "a.py", "")
-    files = {"file": ".env"}.get(place, "other")
+    files = {"file": "settings.ini"}.get(place, "other")
     (tmp_path / files).write_text("TOKEN='canary-of-this-test'\n" if place == "file" else "x")
     more = {
         "argument": {"args": ("canary-of-this-test",)},
@@ -164,7 +164,7 @@ def test_value_that_would_be_sent_or_recorded_is_refused(tmp_path: Path, place: 
     job = JobSpec(name="a", script=script, secret=secret, **more.get(place, {}))
     with refused("secret-in-files", UsageError):
         reject_sent_secrets(job, rendered(job), source_of(job))
-    plain = JobSpec(name="a", script=script, secret=secret, exclude=(".env",))
+    plain = JobSpec(name="a", script=script, secret=secret, exclude=("settings.ini",))
     reject_sent_secrets(plain, rendered(plain), source_of(plain))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import Notice, UsageError
 from clusterctl.jobs.bundled import reject_missing
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.replay import Code, Replay, ReplayRequest, replay_job, with_changes
@@ -253,6 +253,26 @@ def test_replay_uses_the_files_that_were_sent(collected: Collected, project: Pat
     (run / "conf" / "a.txt").write_text("the job changed it\n")
     with refused("sent-files-missing", UsageError, str(project)):
         replay_job(run, AGAIN)
+
+
+def test_replay_sends_no_secret_of_a_run_unless_it_was_included(
+    collected: Collected, project: Path
+) -> None:
+    """Nor does the replay of a run whose list of files has one although nobody named it."""
+    (project / ".env").write_text("TOKEN=1\n")
+    (project / ".env").chmod(0o600)
+    run, _ = collected("plain.sh", include=["/.env"])
+    replay = replay_job(run, AGAIN)
+    assert replay.source is not None
+    assert {item.path: item.mode for item in replay.source.files}[".env"] == 0o600
+    assert replay.source.notes == ()
+    edit(run, "environment.json", lambda facts: facts["client"]["job"].update(include=[]))
+    replay = replay_job(run, AGAIN)
+    assert replay.source is not None
+    assert ".env" not in {item.path for item in replay.source.files}
+    assert [note.code for note in replay.source.notes if isinstance(note, Notice)] == [
+        "secrets-not-sent"
+    ]
 
 
 def test_replay_of_a_single_script_sends_only_it(collected: Collected) -> None:

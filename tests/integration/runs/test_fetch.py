@@ -13,11 +13,12 @@ from contextlib import contextmanager
 import pytest
 
 from clusterctl.errors import CollectError, UnreachableError
+from clusterctl.runs.fetch import Source
 from tests.support.hostile import HOSTILE_NAMES
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.transfers import Cutting
-from tests.unit.runs.fetched import Talk, content, fetch
+from tests.unit.runs.fetched import Talk, content, fetch, fetch_source
 
 
 def test_hostile_names_survive(remote, tree):
@@ -50,13 +51,31 @@ def test_fetch_takes_regular_files_and_names_the_others(remote, tree, tmp_path, 
     assert skipped == links | {"pipe": "a named pipe", "socket": "a socket"}
 
 
-def test_fetch_ignores_modes_and_hard_links(remote, tree):
+def test_fetch_keeps_modes_of_the_program_within_the_umask(remote, tree):
+    """Files of clusterctl itself and of Slurm get the mode of a new file of the user."""
+    modes = {"files/key": 0o600, "files/run.sh": 0o775, "files/dir/data": 0o444, "files/dir": 0o550}
+    (remote / "files" / "dir").mkdir(parents=True)
+    for name in ("files/key", "files/run.sh", "files/dir/data", "job.sh"):
+        (remote / name).write_text("x")
+    for name, mode in modes.items():
+        (remote / name).chmod(mode)
+    (remote / "job.sh").chmod(0o600)
+    umask = os.umask(0o027)
+    try:
+        fetch_source(Source(str(remote), files="files"), tree)
+    finally:
+        os.umask(umask)
+    got = {str(p.relative_to(tree)): p.stat().st_mode & 0o777 for p in tree.rglob("*")}
+    assert got == {"key": 0o600, "run.sh": 0o750, "dir": 0o750, "dir/data": 0o440, "job.sh": 0o640}
+
+
+def test_fetch_ignores_special_modes_and_hard_links(remote, tree):
     (remote / "suid").write_text("x")
     (remote / "suid").chmod(0o6777)
     os.link(remote / "suid", remote / "b")
     fetch(remote, tree)
     assert content(tree) == {b"suid": b"x", b"b": b"x"}
-    assert (tree / "suid").stat().st_mode & 0o7133 == 0
+    assert (tree / "suid").stat().st_mode & 0o7022 == 0
     assert (tree / "suid").stat().st_ino != (tree / "b").stat().st_ino
 
 

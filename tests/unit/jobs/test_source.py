@@ -69,7 +69,6 @@ def test_siblings_and_subfolders_travel_without_caches_and_runs(project, tmp_pat
         project,
         "utils.py",
         "conf/a.yaml",
-        ".env",
         "utils.pyc",
         "__pycache__/x",
         "pkg/__pycache__/y",
@@ -85,7 +84,7 @@ def test_siblings_and_subfolders_travel_without_caches_and_runs(project, tmp_pat
     write(project, "runs/1/run.json", "runs/1/big.bin", "other/run.json")
     (project / "runs" / "1" / "run.json").write_text(json.dumps(record()))
     (project / "other" / "run.json").write_text('{"token": "of somebody else"}')
-    assert files(project) == {"train.py", "utils.py", "conf/a.yaml", ".env", "other/run.json"}
+    assert files(project) == {"train.py", "utils.py", "conf/a.yaml", "other/run.json"}
 
 
 def test_empty_folders_modes_and_hostile_names_travel(project):
