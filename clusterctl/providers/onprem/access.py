@@ -12,7 +12,6 @@ import shlex
 import subprocess
 import threading
 import time
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -134,7 +133,6 @@ class JumpConnections:
         self.config = config.absolute()
         self._masters: dict[str, Master | None] = {}
         self._lock = threading.Lock()
-        weakref.finalize(self, _close, self._masters)
 
     def options(self, peer: SshHost) -> tuple[str, ...]:
         """Return ssh's options for a login to ``peer`` through the connection to its jump host.
@@ -164,11 +162,6 @@ class JumpConnections:
                     return None
             time.sleep(pause_s)
         return None
-
-
-def _close(masters: Mapping[str, Master | None]) -> None:
-    for master in filter(None, masters.values()):
-        master.close()
 
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.yaml"

@@ -159,7 +159,9 @@ import sys
 from pathlib import Path
 from scripts import run_tests
 run_tests.end_by_signals()
-sys.exit(run_tests.run(sys.argv[3:], limit_s=float(sys.argv[1]), grace_s=int(sys.argv[2])))
+with run_tests.started(sys.argv[3:], grace_s=int(sys.argv[2])) as process:
+    code, _ = run_tests.ended(process, float(sys.argv[1]))
+sys.exit(code)
 """
 WAITS = (
     'trap "echo interrupted >ending; exit 3" INT; sleep 300 & echo $! >pid; while :; do wait; done'
