@@ -1119,7 +1119,7 @@ while [[ $1 == -* ]]; do shift; done
 [[ $* == *task.py* ]] || exec "$@"
 trap 'exit 137' TERM
 printf %s "$LINE" >&2
-until [[ $(<stderr.log) == "$LINE"* ]]; do sleep 0.05; done
+until [[ -z $LINE ]] || grep -q CANCELLED stderr.log; do sleep 0.05; done
 echo ready
 until [[ -s scancel-call ]]; do sleep 0.05; done
 exit 75"""
