@@ -202,8 +202,9 @@ def hangs_too_often(fault: Fault, observed: Observation) -> bool:
     """Return whether a hang ended the job after the fault. A frozen rank is itself a hang, but only
     once.
     """
-    hangs = [hang.noticed for attempt in observed.history for hang in attempt.hangs]
-    after = [at for at in hangs if observed.fault_at and at > observed.fault_at]
+    hangs = [hang for attempt in observed.history for hang in attempt.hangs]
+    ended = [hang.noticed for hang in hangs if hang.ended_job]
+    after = [at for at in ended if observed.fault_at and at > observed.fault_at]
     return len(after) > (fault is Fault.RANK_FROZEN)
 
 
