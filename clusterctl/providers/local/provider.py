@@ -65,7 +65,6 @@ from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.numbers import counted
 
-_SHARED = layout.SHARED
 _KEEP_IMAGE: Final = (
     "nodes keep the image they were built from: `up` can't upgrade their distribution or their "
     "Slurm in place"
@@ -81,7 +80,7 @@ class LocalProvider(Provider):
     _settings: LocalSettings
     takes_single_hosts = False
     recreates_hosts = True
-    known_shared = _SHARED
+    known_shared = layout.SHARED
 
     def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:
         self._settings = settings
@@ -173,7 +172,7 @@ class LocalProvider(Provider):
                     provider=self._settings.type,
                     hosts=tuple(self._image_host(answer, group, group) for group in answer),
                     network="",
-                    shared=_SHARED,
+                    shared=layout.SHARED,
                     baked=True,
                 )
                 bake(inventory)
@@ -487,7 +486,7 @@ def _inventory(
         provider=spec.provider.type,
         hosts=tuple(_host(node, share_of.get(node.name), release) for node in made.nodes),
         network=str(made.subnet),
-        shared=_SHARED,
+        shared=layout.SHARED,
         oversubscribed=is_oversubscribed(sizes),
         slurm=slurm if slurm and slurm != distribution.slurm else "",
         pmix=slurm not in distribution.slurm_without_pmix,
