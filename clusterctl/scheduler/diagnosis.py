@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clusterctl.errors import Quoted
 from clusterctl.scheduler.advice import Advice
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, reason_in_words
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, plain, reason_in_words
 from clusterctl.scheduler.certain_hints import certain_hints, hints_of_frames, hints_of_script
 from clusterctl.scheduler.excerpt import Excerpt, excerpt_of
 from clusterctl.scheduler.facts import Evidence, Facts
@@ -220,7 +220,7 @@ class Diagnosis:
             "signal": self.signal,
             "lines": list(self.lines),
             "facts": self.facts.as_dict(),
-            "shown": _as_json(asdict(self.excerpt)),
+            "shown": plain(self.excerpt),
             "hints": [hint.as_dict() for hint in self.hints],
         }
 
@@ -321,7 +321,3 @@ def diagnose_waiting(
 
 def _short(line: str) -> str:
     return line if len(line) <= _COLUMNS else f"{line[:_COLUMNS]}…"
-
-
-def _as_json(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
