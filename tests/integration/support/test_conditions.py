@@ -47,7 +47,9 @@ def run_tests(tmp_path: Path) -> RunTests:
             "no:cacheprovider",
         ]
         argv += [f"--junitxml={tmp_path / 'report.xml'}", *options]
-        environ = {**os.environ, **(env or {})}
+        # With folders of its own: pytest ends by removing those of earlier runs beside its own, and
+        # a whole run's take longer than this one's time.
+        environ = {**os.environ, "PYTEST_DEBUG_TEMPROOT": str(tmp_path), **(env or {})}
         return subprocess.run(
             argv,
             cwd=tmp_path,

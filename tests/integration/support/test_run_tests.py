@@ -81,7 +81,8 @@ def test_every_test_of_a_group_runs_in_one_worker(tmp_path: Path) -> None:
     )
     options = ["-n2", "--dist=loadscope", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
     argv = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
-    subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=200)
+    environ = {**os.environ, "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}  # as in test_conditions.py
+    subprocess.run(argv, cwd=ROOT, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=200)
     ran = log.read_text().splitlines()
     assert len(ran) == 12
     # A group's tests ran in several workers.
