@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -47,9 +47,10 @@ from clusterctl.scheduler.availability import (
     drain_reason,
     find_unusable_nodes,
     group_by_availability,
+    is_reserved,
     slurm_state_text,
 )
-from clusterctl.scheduler.base import JobState, Nodes
+from clusterctl.scheduler.base import JobState, NodeInfo, Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, session_of, site_of
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
@@ -513,8 +514,9 @@ def examine_cluster(
         with Connections(workspace.ssh_config) as connections:
             report = _examine(spec, inventory, connections, hosts)
             unreached = _find_blocked_ports(spec, inventory, connections, report)
-            lost = find_lost_jobs(inventory, connections.to, report.facts)
-            report = replace(report, findings=(*report.findings, *unreached, *lost))
+            report = replace(report, findings=(*report.findings, *unreached))
+            by_slurm = slurm_findings(inventory, connections.to, report)
+            report = replace(report, findings=(*report.findings, *by_slurm))
         hosts_known = inventory.hosts
     facts = dict(report.facts)
     for host in hosts_known:
@@ -538,24 +540,48 @@ def examine_cluster(
     return replace(report, facts=facts, findings=(*report.findings, *pending))
 
 
-def find_lost_jobs(
-    inventory: Inventory, to: Connect, answered: Collection[str]
-) -> tuple[Finding, ...]:
-    """Return a finding for each node that Slurm believes to run a job from before the node's last
-    boot, as after a power cut of all hosts.
+def slurm_findings(inventory: Inventory, to: Connect, report: DoctorReport) -> tuple[Finding, ...]:
+    """Return what Slurm reports of the examined nodes: that it starts no jobs on a node, or shows a job
+    as running that started before the node's last boot, as after a power cut of all hosts.
+
+    report: what is known of the hosts. A node with an error there gets no further one.
     """
-    nodes = [host.name for host in inventory.compute if host.name in answered]
-    if not inventory.scheduler_needs.has_daemons or inventory.controller.name not in answered:
+    controller = inventory.controller.name
+    faulty = {finding.host for finding in report.errors}
+    if not inventory.scheduler_needs.has_daemons or controller in faulty - report.facts.keys():
         return ()
+    names = {host.name for host in inventory.compute} & report.facts.keys()
     try:
         scheduler = scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S)
-        lost = _nodes_with_lost_jobs(nodes, scheduler, to)
-    except (SlurmError, CommandError, TransportError):
-        # Slurm does not answer, which other findings explain.
-        return ()
+        nodes = [node for node in scheduler.nodes() if node.name in names - faulty]
+        lost = _nodes_with_lost_jobs(sorted(names), scheduler, to)
+    except (SlurmError, CommandError, TransportError) as exc:
+        is_explained = controller in faulty
+        silent = Finding(controller, "error", exc.code, exc.what, exc.why, exc.fix)
+        return () if is_explained else (silent,)
+    return (*_lost_jobs(lost), *_idle_for_a_reason(nodes))
+
+
+def _lost_jobs(lost: Mapping[str, str]) -> Iterator[Finding]:
+    """lost: node -> words that name its jobs."""
     what = "Slurm shows a job that has ended as running"
     fix = "run `clusterctl up`, which has Slurm requeue the job"
-    return tuple(Finding(host, "error", "job-lost", what, why, fix) for host, why in lost.items())
+    for host, why in lost.items():
+        yield Finding(host, "error", "job-lost", what, why, fix)
+
+
+def _idle_for_a_reason(nodes: Sequence[NodeInfo]) -> Iterator[Finding]:
+    """Yield an error for each node that Slurm does not use, and a warning for each that a person has
+    drained.
+    """
+    what = "Slurm starts no jobs on the node"
+    for host, why in find_unusable_nodes(nodes):
+        fix = "run `clusterctl up`, which returns the node to service or tells what keeps it out"
+        yield Finding(host, "error", "node-out", what, why, fix)
+    for node in group_by_availability(nodes)[Availability.DRAINED]:
+        if not is_reserved(node):
+            fix = f"`clusterctl node resume {node.name}`, once the node may be used again"
+            yield Finding(node.name, "warning", "node-drained", what, drain_reason(node), fix)
 
 
 def _find_blocked_ports(

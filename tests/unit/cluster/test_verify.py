@@ -14,14 +14,15 @@ import pytest
 from clusterctl.cluster.verify import (
     Link,
     Verification,
-    find_lost_jobs,
     find_obstacles,
     reject_unfit_nodes,
+    slurm_findings,
     wait_until_ready,
 )
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, UnreachableError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.availability import find_unusable_nodes
@@ -389,14 +390,59 @@ def test_up_ends_with_what_nodes_lack_that_their_health_check_drained(
     assert (failure.host, failure.code, cause in failure.cause) == (NAMES[0], code, True)
 
 
-@pytest.mark.parametrize(("age_s", "codes"), [(60, ["job-lost"] * 2), (9000, [])])
-def test_doctor_names_nodes_that_booted_while_their_job_ran(age_s: int, codes: list[str]) -> None:
+def doctor(
+    nodes: Step, jobs: Step, *, age_s: int = 9000, **found: Finding
+) -> dict[str, tuple[str, str]]:
+    """Return host -> level and code of what Slurm reports, of hosts that have booted ``age_s`` ago.
+
+    found: earlier findings.
+    """
     hosts: dict[str, Transport] = {
-        "d-ctl": ScriptedTransport([NOW, running(*NAMES, start=1000)]),
+        "d-ctl": ScriptedTransport([nodes, NOW, jobs]),
         **{name: booted(age_s) for name in NAMES},
     }
-    found = find_lost_jobs(INVENTORY, hosts.__getitem__, hosts)
-    assert [finding.code for finding in found] == codes
+    facts = dict.fromkeys(hosts, cast("HostFacts", None))
+    report = DoctorReport(tuple(found.values()), facts)
+    findings = slurm_findings(INVENTORY, hosts.__getitem__, report)
+    return {each.host: (each.level, each.code) for each in findings}
+
+
+ALLOCATED = sinfo(d_train_1="allocated", d_train_2="allocated")
+
+
+@pytest.mark.parametrize(("age_s", "lost"), [(60, NAMES), (9000, ())])
+def test_doctor_names_nodes_that_booted_while_their_job_ran(
+    age_s: int, lost: Sequence[str]
+) -> None:
+    found = doctor(ALLOCATED, running(*NAMES, start=1000), age_s=age_s)
+    assert found == dict.fromkeys(lost, ("error", "job-lost"))
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "by", "found"),
+    [
+        ("down*", "Not responding", "slurm", ("error", "node-out")),
+        ("idle*", "", "", ("error", "node-out")),
+        ("idle+drain", "Kill task failed", "root", ("error", "node-out")),
+        ("idle+drain", "noisy disk", "ada", ("warning", "node-drained")),
+        ("idle+drain", "clusterctl health: no room", "root", ("warning", "node-drained")),
+    ],
+)
+def test_doctor_says_of_no_node_that_it_is_well_which_slurm_does_not_use(
+    state: str, reason: str, by: str, found: tuple[str, str]
+) -> None:
+    nodes = sinfo(reason, by, d_train_1="idle", d_train_2=state)
+    assert doctor(nodes, queued()) == {NAMES[1]: found}
+    known = Finding(NAMES[1], "error", "munge-failed", "", "", "")
+    assert doctor(nodes, queued(), known=known) == {}
+
+
+def test_doctor_says_that_slurm_does_not_answer_unless_it_has_the_reason() -> None:
+    silent = Step(("sinfo", "..."), stderr="slurm_load_partitions: Unable to contact slurm", rc=1)
+    ((host, (level, _)),) = doctor(silent, queued()).items()
+    assert (host, level) == ("d-ctl", "error")
+    known = Finding("d-ctl", "error", "disk-full", "", "", "")
+    assert doctor(silent, queued(), known=known) == {}
 
 
 def test_up_accepts_nodes_that_a_person_drained() -> None:
