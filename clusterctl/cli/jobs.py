@@ -23,8 +23,8 @@ from clusterctl.jobs.kept_files import summary
 from clusterctl.jobs.messages import Telling, chosen_receivers
 from clusterctl.jobs.queue import Listing, find_or_list
 from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
-from clusterctl.runs.folder import GOING_ON
 from clusterctl.scheduler.base import (
+    GOING_ON,
     JobInfo,
     JobState,
     NodeInfo,

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Final
 
 from clusterctl.errors import Notice, SchedulerError, UsageError
-from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.usage import By, month_start, next_month, usage_of_jobs
 from clusterctl.util.numbers import counted
@@ -39,6 +38,9 @@ def check_budget(session: Session, note: LineReporter) -> None:
         reason = "the cluster has no accounting"
         note(Notice("budget-unchecked", f"note: the budget was not checked: {reason}"))
         return
+    # Few clusters have a budget.
+    from clusterctl.providers.registry import provider_of  # noqa: PLC0415
+
     spec = session.spec
     provider = provider_of(spec.provider)
     usage = usage_of_jobs(jobs, [By.MONTH], first, lambda name: provider.node_price(spec, name))

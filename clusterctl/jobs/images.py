@@ -13,7 +13,7 @@ from clusterctl.jobs.remote_registry import LOOPBACK, UNREACHABLE, fetch_image, 
 from clusterctl.packages.wheelhouse import cache_of_downloads
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.remote_folders import LAYERS
-from clusterctl.spec.remote_reference import Reference
+from clusterctl.spec.remote_reference import SCHEME, Reference
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.transport.put import Upload, store_of
@@ -21,7 +21,6 @@ from clusterctl.transport.tree import Progress
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import LineReporter
 
-SCHEME: Final = "docker://"
 _PROGRAM: Final = "clusterctl.jobs.remote_registry"
 # A controller whose network drops packets is silent for longer, since registries have many addresses.
 _SILENCE_S: Final = 60.0

@@ -27,11 +27,6 @@ from clusterctl.jobs.bundled import (
     with_model,
 )
 from clusterctl.jobs.earlier import with_from_run
-from clusterctl.jobs.environment import (
-    builder_for,
-    existing_environment,
-    suggesting_no_requirements,
-)
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.secret_files import reject_own_keys
@@ -45,12 +40,6 @@ from clusterctl.jobs.submit import (
     start_receiver,
 )
 from clusterctl.jobs.times import with_local_times
-from clusterctl.packages.project_files import (
-    find_package_file,
-    member_roots,
-    note_of_unread_lock,
-    unsupported_packages,
-)
 from clusterctl.scheduler.base import Outcome, refusing_wrong_ids, worst_job
 from clusterctl.scheduler.script import Environment, fitted_to
 from clusterctl.scheduler.session import Session, site_of
@@ -351,14 +340,20 @@ class Preparer:
             raise excluded("--env-path", "--requirements")
         if job.script is None or job.container is not None or job.env_path:
             return job
+        if not job.requirements and not reads_packages_beside(job):
+            return job
+        # Most jobs have no packages.
+        from clusterctl.jobs.environment import suggesting_no_requirements  # noqa: PLC0415
+        from clusterctl.packages import project_files  # noqa: PLC0415
+
         file = job.requirements or None
         with suggesting_no_requirements():
             if reads_packages_beside(job):
                 file = self._found_packages(job, job.script, inventory)
             if file is None:
                 return job
-            members = [root.resolve() for root in member_roots(file)]
-        if note := note_of_unread_lock(file):
+            members = [root.resolve() for root in project_files.member_roots(file)]
+        if note := project_files.note_of_unread_lock(file):
             self._notes([note])
         place = job.place
         top = place.folder.resolve()
@@ -370,11 +365,13 @@ class Preparer:
         """Return the file beside a Python program that lists its packages, and note it. None: there is
         no such file, pip can't install what it lists, or all jobs have its packages.
         """
-        file = find_package_file(script, job.place.folder)
+        from clusterctl.packages import project_files  # noqa: PLC0415 - as above
+
+        file = project_files.find_package_file(script, job.place.folder)
         common = inventory.requirements
         if file is None or (common and file == Path(os.path.realpath(common))):
             return None
-        if error := unsupported_packages(file):
+        if error := project_files.unsupported_packages(file):
             text = f"the packages of {file.name} are not installed: {error.why}; {error.fix}"
             self._notes([Notice("packages-not-installed", text)])
             return None
@@ -415,6 +412,8 @@ class Preparer:
         if job.env_path:
             return replace(environment, prefix=_prefix(session, job, job.env_path))
         if inventory.requirements or job.requirements or lock:
+            from clusterctl.jobs.environment import builder_for  # noqa: PLC0415 - as above
+
             builder = builder_for(session, environment, job, self.note) if session else None
             resolver = environments(report=self.note, heard=self.detail, builder=builder)
             environment = resolver.resolve_for_job(inventory, workspace, spec, job, lock)
@@ -436,6 +435,8 @@ def _prefix(session: Session | None, job: JobOptions, wanted: str) -> str:
         if isinstance(job, JobSpec) and job.script is not None:
             partition = partition_name(session.site, job)
             needs_python = language_of(job.script) is Language.PYTHON
+        from clusterctl.jobs.environment import existing_environment  # noqa: PLC0415
+
         return existing_environment(session, wanted, partition, needs_python=needs_python)
     if wanted.startswith("/"):
         return wanted

@@ -28,7 +28,6 @@ from clusterctl.errors import (
     marking_side_effects,
     printable,
 )
-from clusterctl.jobs.images import SCHEME, fetch
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.claims import First
@@ -47,6 +46,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import sbatch_words
 from clusterctl.spec.names import first_few
 from clusterctl.spec.remote_folders import JOBS
+from clusterctl.spec.remote_reference import SCHEME
 from clusterctl.spec.sbatch import requests_of
 from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
@@ -395,6 +395,9 @@ class Submitter:
         """
         container = job.container
         if container is not None and container.startswith(SCHEME):
+            # Few jobs have an image from a registry.
+            from clusterctl.jobs.images import fetch  # noqa: PLC0415
+
             fetched = fetch(self.session, nodes, container, self.report, self.progress)
             return fetched.reference, fetched.file
         image = _local_image(job)

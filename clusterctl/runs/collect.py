@@ -46,7 +46,6 @@ from clusterctl.runs.fetch import (
 from clusterctl.runs.folder import (
     ACCOUNTING,
     BEING_COLLECTED,
-    GOING_ON,
     choose_run_folder,
     collected_files,
     damaged_files,
@@ -57,6 +56,7 @@ from clusterctl.runs.folder import (
     write_sums,
 )
 from clusterctl.scheduler.base import (
+    GOING_ON,
     AccountingAwayError,
     JobInfo,
     JobState,

@@ -17,7 +17,6 @@ from pathlib import Path
 from clusterctl.errors import CollectError
 from clusterctl.runs.fetch import CollectedFiles
 from clusterctl.runs.places import Links, make_links
-from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.state.ledger import CLIENT_FACTS, FROM_JOB, RUN_FILE, SUMS_FILE
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import open_private
@@ -27,8 +26,6 @@ ACCOUNTING = "sacct.json"
 BEING_COLLECTED = "run-being-collected"
 _SUM = re.compile(rb"(\\?)([0-9a-f]{64})  (.+)")
 _EMPTY = hashlib.sha256().hexdigest()
-# Job states in which a collected run is only a snapshot.
-GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
 # The escape sequences of sha256sum in file names, and the characters they stand for.
 _PLAIN = {b"\\\\": b"\\", b"\\n": b"\n", b"\\r": b"\r"}

@@ -26,7 +26,7 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.runs.fetch import shown_path
-from clusterctl.runs.folder import GOING_ON
+from clusterctl.scheduler.base import GOING_ON
 from clusterctl.scheduler.session import site_of
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import FROM_JOB, SENT_FILES, JobEntry, Ledger, note_copied_folder

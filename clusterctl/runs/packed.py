@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.failed_rank import signal_of
-from clusterctl.state.run_record import AttemptRecord, TaskRecord
+from clusterctl.state.attempts import AttemptRecord
+from clusterctl.state.run_record import TaskRecord
 
 # The job's program writes it (payload/node/pack.py).
 _RECORDS: Final = "packed.jsonl"

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import provider_of
 from clusterctl.runs.fetch import Manifest
-from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
+from clusterctl.runs.folder import ACCOUNTING, write_kept, write_sums
 from clusterctl.runs.packed import packed_tasks
 from clusterctl.runs.series import (
     config_of_task,
@@ -32,6 +32,7 @@ from clusterctl.runs.series import (
 )
 from clusterctl.runs.time_use import find_time_use
 from clusterctl.scheduler.base import (
+    GOING_ON,
     AccountingAwayError,
     JobInfo,
     Jobs,

@@ -35,7 +35,8 @@ from clusterctl.scheduler.history import EVENTS_FILE, Attempt, attempts_of, node
 from clusterctl.scheduler.records import restarts_of
 from clusterctl.scheduler.remote_logs import END, end_of
 from clusterctl.spec.sweep import Form, configured_name
-from clusterctl.state.run_record import AttemptRecord, Metric, Value
+from clusterctl.state.attempts import AttemptRecord
+from clusterctl.state.run_record import Metric, Value
 from clusterctl.util.numbers import finite, is_number
 
 _OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)

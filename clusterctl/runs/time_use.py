@@ -30,7 +30,8 @@ from clusterctl.runs.series import (
 )
 from clusterctl.scheduler.history import SKEW_S, Attempt, Event, Hang
 from clusterctl.scheduler.limits import GPU, amounts_of
-from clusterctl.state.run_record import AttemptRecord, RunRecord, TaskRecord
+from clusterctl.state.attempts import AttemptRecord
+from clusterctl.state.run_record import RunRecord, TaskRecord
 from clusterctl.util.numbers import finite
 
 

@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 from typing_extensions import override  # until Python 3.12
 
 from clusterctl.errors import CollectError, Failure, MachineError, UsageError, printable
-from clusterctl.runs.folder import GOING_ON
+from clusterctl.scheduler.base import GOING_ON
 from clusterctl.state.ledger import PROGRAM_FOLDER, SYNCED_FILE
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import write_atomic

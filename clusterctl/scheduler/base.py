@@ -27,7 +27,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.scheduler.history import LOST, Alarm, Hang
-from clusterctl.state.run_record import AttemptRecord
+from clusterctl.state.attempts import AttemptRecord
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -123,6 +123,8 @@ _OUTCOMES = {
     **{JobState(word): Outcome.FAILED for word in _FAILED},
     **{JobState(word): Outcome.CANCELLED for word in _CANCELLED},
 }
+# States in which a job has not ended. A run that is collected then is only a snapshot.
+GOING_ON: Final = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
 
 # Slurm's signal of a task whose log slurmstepd could not open: `IO setup failed` of _fork_all_tasks

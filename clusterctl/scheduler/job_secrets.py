@@ -10,14 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import CommandError, TransferError
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import SBATCH_MAY_HANG_S, Session
-from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.remote_folders import SECRETS
 from clusterctl.state.ledger import JobEntry
 from clusterctl.transport.base import Transport, remote_argv, remove_folders
+
+if TYPE_CHECKING:
+    from clusterctl.spec.job_options import JobOptions
 
 _PROGRAM = "clusterctl.scheduler.remote_secrets"
 # A host that is down must not delay commands for long.

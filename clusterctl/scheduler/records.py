@@ -27,8 +27,8 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.scheduler.history import SKEW_S, Attempt, Event, attempts_of, events_of
 from clusterctl.scheduler.parts import fold_tasks, tasks_of
+from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.ledger import Change, JobEntry, Ledger
-from clusterctl.state.run_record import AttemptRecord
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.progress import Clock
 from clusterctl.util.terminal import plain_line

@@ -31,7 +31,7 @@ from clusterctl.scheduler.slurm_values import (
     expand_nodes,
     is_number,
 )
-from clusterctl.state.run_record import AttemptRecord
+from clusterctl.state.attempts import AttemptRecord
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 
 DOCKER_HUB = "docker.io"
+# What an image in a registry begins with.
+SCHEME = "docker://"
 # The grammar of https://github.com/distribution/reference (regexp.go).
 _HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"

@@ -7,17 +7,22 @@ file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    computed_field,
+)
 from typing_extensions import TypedDict  # until Python 3.12
 
 from clusterctl.errors import CollectError
-from clusterctl.spec.units import format_duration
+from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.ledger import RUN_FILE, UNCHANGED, has_files_of_runs, token_of_run
-from clusterctl.util.numbers import counted
 
 
 class _Stored(BaseModel):
@@ -53,7 +58,8 @@ class Metric:
 
 
 Value = str | int | Annotated[float, Field(allow_inf_nan=False)] | bool | None
-Time = Annotated[int, Field(ge=0, le=1 << 40)]  # Unix seconds
+_LATEST = 1 << 40  # Unix seconds
+Time = Annotated[int, Field(ge=0, le=_LATEST)]  # Unix seconds
 
 
 class SweepRecord(TypedDict, total=False):
@@ -86,34 +92,13 @@ class ScalingRecord(TypedDict, total=False):
     time_to: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRecord:
-    """A time in which a job had its nodes, as Slurm knows it: from a start to the next requeue or
-    the end. Unix seconds.
+def _with_plausible_times(attempt: AttemptRecord) -> AttemptRecord:
+    if not all(0 <= time <= _LATEST for time in (attempt.start_time, attempt.end_time or 0)):
+        raise ValueError(f"no time between 0 and {_LATEST}")
+    return attempt
 
-    state: Slurm's state of an attempt that has ended, such as PREEMPTED. "": unknown.
-    """
 
-    start_time: Time
-    end_time: Time | None = None
-    nodes: tuple[str, ...] = ()
-    state: str = ""
-
-    def __str__(self) -> str:
-        """Return a text such as ``2026-11-27 09:30:00 UTC on 2 nodes for 42s``."""
-        start = datetime.fromtimestamp(self.start_time, UTC)
-        lasted = "" if self.end_time is None else f" for {format_duration(self.seconds)}"
-        nodes = counted(len(self.nodes), "node")
-        return f"{start:%Y-%m-%d %H:%M:%S} UTC on {nodes}{lasted}"
-
-    @property
-    def seconds(self) -> int:
-        """Duration; 0 if the attempt has not ended."""
-        return self.seconds_until(self.start_time)
-
-    def seconds_until(self, now: int) -> int:
-        """Return the duration; until ``now``, in Unix seconds, if the attempt has not ended."""
-        return max(0, (now if self.end_time is None else self.end_time) - self.start_time)
+_Attempts = tuple[Annotated[AttemptRecord, AfterValidator(_with_plausible_times)], ...]
 
 
 class TaskRecord(_Stored):
@@ -144,7 +129,7 @@ class TaskRecord(_Stored):
     metrics: dict[str, Metric] = {}
     left_out: tuple[str, ...] = ()
     interruptions: tuple[dict[str, Any], ...] = ()
-    attempts: tuple[AttemptRecord, ...] = ()
+    attempts: _Attempts = ()
     gpu_energy_j: float | None = None
     tres: str = ""
     time_limit_s: int | None = None

@@ -14,7 +14,7 @@ from clusterctl.runs.report import report_of
 from clusterctl.runs.scaling import scaling_of
 from clusterctl.runs.series import gpu_energy_j, summarize
 from clusterctl.runs.telemetry import node_use
-from clusterctl.state.run_record import AttemptRecord
+from clusterctl.state.attempts import AttemptRecord
 from tests.unit.runs.made import TIME, made_run
 
 Gpus = list[dict[str, Any]]

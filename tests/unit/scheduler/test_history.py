@@ -18,7 +18,7 @@ from clusterctl.scheduler.records import (
     with_all_attempts,
     with_recorded_exit,
 )
-from clusterctl.state.run_record import AttemptRecord
+from clusterctl.state.attempts import AttemptRecord
 
 
 def history(*events: dict[str, Any]) -> tuple[Attempt, ...]:
