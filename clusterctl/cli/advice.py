@@ -11,45 +11,12 @@ import shlex
 from pathlib import Path
 from typing import Final
 
+from clusterctl.cli.verbs import VERBS
 from clusterctl.state.workspace import clusters_up
 
-# The commands that act on the cluster which -f or --cluster selects.
-OF_CLUSTER: Final = (
-    "bundle create",
-    "cancel",
-    "code",
-    "collect",
-    "detach",
-    "doctor",
-    "down",
-    "get",
-    "invite",
-    "jobs",
-    "logs",
-    "node add",
-    "node drain",
-    "node forget",
-    "node reboot",
-    "node remove",
-    "node replace",
-    "node resume",
-    "plan",
-    "put",
-    "rehearse",
-    "replay",
-    "shell",
-    "ssh",
-    "stacks",
-    "status",
-    "submit",
-    "top",
-    "up",
-    "usage",
-    "wait",
-    "where",
-)
 # `attach LOGIN` chooses no cluster, `attach` does.
-_COMMAND: Final = re.compile(rf"`clusterctl ({'|'.join(OF_CLUSTER)}|attach(?=`))((?: [^`]*)?)`")
+_OF_CLUSTER: Final = "|".join(name for name, verb in VERBS.items() if verb.of_cluster)
+_COMMAND: Final = re.compile(rf"`clusterctl ({_OF_CLUSTER}|attach(?=`))((?: [^`]*)?)`")
 _CHOICE: Final = re.compile(r" (--cluster|--file|-f)(?=[ =])")
 
 

@@ -66,7 +66,9 @@ def limits(screen: Screen) -> None:
 
 def log(
     screen: Screen,
-    last: Annotated[int, option("Show so many calls.", "--last", "-n", min=1)] = _RECENT,
+    last: Annotated[
+        int, option("Show so many calls.", "--last", "-n", least=1, metavar="N")
+    ] = _RECENT,
 ) -> None:
     """Show the calls of agents, the last at the end.
 

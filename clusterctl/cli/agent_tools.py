@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final
 
-from clusterctl.cli.main import CommandLineError, LazyVerb
+import click
+
+from clusterctl.cli.main import LazyVerb
 from clusterctl.cli.options import given_flags
 from clusterctl.cli.verbs import VERBS
 from clusterctl.spec.agent import AgentLimits, read_limits
@@ -208,7 +210,7 @@ def limits_of_user() -> AgentLimits:
 @cache
 def command_of(verb: str) -> Any:
     """Return the command that the command line runs for a verb."""
-    return LazyVerb(verb.rpartition(" ")[2], *VERBS[verb]).load()
+    return LazyVerb(verb).load()
 
 
 def read_words(verb: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -216,11 +218,11 @@ def read_words(verb: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[st
 
     Return (its parameters, of its flags those that are set). None: the command refuses the words.
     """
-    function = VERBS[verb][0]()
+    function = VERBS[verb].load()
     try:
         with command_of(verb).make_context(verb, [*words]) as context:
             params = dict(context.params)
-    except CommandLineError:
+    except click.UsageError:
         return None
     return params, given_flags(getattr(function, "flags", ()), params)
 
@@ -240,26 +242,25 @@ def _declared(verb: str) -> Iterator[Argument]:
         # The longest name: --nodes, not -N.
         option = max(words, key=len, default="")
         name = option.strip("-").replace("-", "_") or param.name
-        kind, is_list, choices = _type_of(param.type_descriptor.annotation)
+        kind, choices = _type_of(param.type)
         yield Argument(
             name=name,
             kind=kind,
             help=_HELP.get(name, " ".join((param.help or "").replace(" Repeatable.", "").split())),
             option=option,
             off=max(param.secondary_opts, key=len, default=""),
-            is_list=is_list,
+            is_list=param.multiple or param.nargs == -1,
             required=param.required,
             choices=choices,
         )
 
 
-def _type_of(annotation: Any) -> tuple[type, bool, tuple[str, ...]]:
-    """Return (type of a value, whether there are several, the only values)."""
-    is_list = get_origin(annotation) in {list, tuple}
-    kind = get_args(annotation)[0] if is_list else annotation
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return str, is_list, tuple(str(each.value) for each in kind)
-    return (kind if kind in {bool, int, float} else str), is_list, ()
+def _type_of(kind: click.ParamType[Any]) -> tuple[type, tuple[str, ...]]:
+    """Return (type of a value, the only values)."""
+    if isinstance(kind, click.Choice):
+        return str, tuple(kind.choices)
+    kinds = {"boolean": bool, "integer": int, "integer range": int, "float range": float}
+    return kinds.get(kind.name, str), ()
 
 
 def schema_of(verb: str) -> dict[str, Any]:
@@ -279,7 +280,7 @@ def schema_of(verb: str) -> dict[str, Any]:
 
 def help_of(verb: str) -> str:
     """Return the description of a tool: the first sentence of the command's help."""
-    _, summary = VERBS[verb]
+    summary = VERBS[verb].summary
     if TOOLS[verb].kind.is_planned:
         return f"{summary} Without `token`: a dry run, which returns one."
     return summary
@@ -287,10 +288,8 @@ def help_of(verb: str) -> str:
 
 def page_of(verb: str) -> str:
     """Return the whole help of a command, as text."""
-    from typer import Context
-
     command = command_of(verb)
-    with Context(command, info_name=f"clusterctl {verb}") as context:
+    with click.Context(command, info_name=f"clusterctl {verb}") as context:
         return str(command.get_help(context))
 
 

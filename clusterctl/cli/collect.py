@@ -54,7 +54,7 @@ _SELECTION: Final = {
         str,
         "Which checkpoints of each run to copy; skipped checkpoints are listed. Default: latest.",
         metavar="latest|all|none",
-        tab=lambda: list(CHECKPOINTS),
+        tab=tuple(CHECKPOINTS),
     ),
     "max_checkpoint": flag(
         str,
@@ -98,7 +98,7 @@ def collect(
             "machine and with your keys, once: wandb, mlflow or trackio. Repeatable. Without IDs, of "
             "all runs of this folder's project that are here.",
             metavar="TOOL",
-            tab=lambda: [*TRACKERS],
+            tab=tuple(TRACKERS),
         ),
     ] = None,
     **given: Any,

@@ -1,14 +1,12 @@
-"""The command completion, and the answers to a shell that completes a command line."""
+"""The command completion."""
 
 from __future__ import annotations
 
-import io
-import os
-from contextlib import redirect_stdout, suppress
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
-import typer
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from clusterctl.cli.main import COMPLETION_VARIABLE, PROGRAM, app
 from clusterctl.cli.options import argument
@@ -21,6 +19,13 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
+_KINDS: Final[Mapping[Shell, type[ShellComplete]]] = {
+    Shell.BASH: BashComplete,
+    Shell.ZSH: ZshComplete,
+    Shell.FISH: FishComplete,
+}
+
+
 def completion(screen: Screen, shell: Annotated[Shell, argument("Your shell.")]) -> None:
     """Print the completion script of a shell.
 
@@ -28,17 +33,5 @@ def completion(screen: Screen, shell: Annotated[Shell, argument("Your shell.")])
         compinit;
     fish: clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish
     """
-    os.environ[COMPLETION_VARIABLE] = f"source_{shell}"
-    register_shells()
-    printed = io.StringIO()
-    with redirect_stdout(printed), suppress(SystemExit):
-        app(prog_name=PROGRAM)
-    script = printed.getvalue().strip()
+    script = _KINDS[shell](app, {}, PROGRAM, COMPLETION_VARIABLE).source().strip()
     screen.document({"shell": shell.value, "script": script}, script)
-
-
-def register_shells() -> None:
-    """Register shells with Typer, which does this only for programs with its completion options."""
-    other_program = typer.Typer(add_completion=True)
-    other_program.command()(lambda: None)
-    typer.main.get_command(other_program)

@@ -50,7 +50,7 @@ def logs(
         bool, option("Follow the output until the job has ended.", "--follow", "-f")
     ] = False,
     rank: Annotated[
-        int | None, option("Show only the output of this rank.", min=0, metavar="N")
+        int | None, option("Show only the output of this rank.", least=0, metavar="N")
     ] = None,
     label: Annotated[bool, option("Begin each line with its rank, such as `1: `.")] = False,
     raw: Annotated[bool, option("Write the bytes unchanged to files and pipes.")] = False,

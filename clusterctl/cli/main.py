@@ -9,52 +9,45 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
 
-from clusterctl.cli import options
-from clusterctl.cli.options import end_of, verb
+from clusterctl import __version__
+from clusterctl.cli.options import COMMON, command, end_of, parameter_of
 from clusterctl.cli.output import ENDINGS, Screen, Terminated, silence, writing
 from clusterctl.cli.refusals import is_help, refusal_of, reject_words_before_dashes
-from clusterctl.cli.verbs import GROUPS, VERBS, Import
+from clusterctl.cli.verbs import GROUPS, VERBS, Panel
 from clusterctl.errors import ClusterctlError, UsageError
 
 PROGRAM = "clusterctl"
-# The error that Typer raises for a wrong command line. It has no public name in all versions of
-# Typer.
-CommandLineError: Final[Any] = typer.BadParameter.__base__
-# A shell's completion script sets this variable to get completions. If it is source_SHELL, Typer
-# prints the script.
+# A shell's completion script sets this variable to get completions.
 COMPLETION_VARIABLE = "_CLUSTERCTL_COMPLETE"
 
 
-class LazyVerb(TyperCommand):
+class LazyVerb(click.Command):
     """A command that imports its module only when it is called or its help is shown."""
 
-    def __init__(self, name: str, load_function: Import, summary: str) -> None:
-        super().__init__(name, help=summary, rich_markup_mode=None)
-        self._load_function = load_function
+    def __init__(self, words: str) -> None:
+        super().__init__(words.rpartition(" ")[2], help=VERBS[words].summary)
+        self._words = words
 
-    def load(self) -> TyperCommand:
+    def load(self) -> click.Command:
         """Import the command's function. Return the command with its parameters and full help."""
-        return command(str(self.name), verb(self._load_function()))
+        return command(str(self.name), VERBS[self._words].load())
 
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
-    ) -> Any:
+    ) -> click.Context:
         loaded = self.load()
         typed = tuple(args)
         try:
             context = loaded.make_context(info_name, args, parent, **extra)
-        except CommandLineError as exc:
+        except click.UsageError as exc:
             # With a context, the message contains the name of the command.
             if exc.ctx is None:
-                context = typer.Context(loaded, info_name=info_name, parent=parent)
-                exc.ctx = context
+                exc.ctx = click.Context(loaded, info_name=info_name, parent=parent)
             raise
         # During completion, the command line is incomplete.
         if self.name in {"submit", "rehearse"} and not context.resilient_parsing:
@@ -62,12 +55,12 @@ class LazyVerb(TyperCommand):
         return context
 
 
-class _Group(TyperGroup):
+class _Group(click.Group):
     """A group of commands. Without a command, it runs its command ``list``, if it has one."""
 
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
-    ) -> Any:
+    ) -> click.Context:
         names_none = args[0].startswith("-") and args[0] not in {"-h", "--help"} if args else True
         # During completion, the command may still follow.
         if names_none and "list" in self.commands and not extra.get("resilient_parsing"):
@@ -75,33 +68,66 @@ class _Group(TyperGroup):
         return super().make_context(info_name, args, parent, **extra)
 
 
-def command(name: str, function: Callable[..., None]) -> TyperCommand:
-    typer_app = typer.Typer(rich_markup_mode=None, add_completion=False)
-    typer_app.command(name)(function)
-    return typer.main.get_command(typer_app)  # type: ignore[return-value]
+class _Program(click.Group):
+    """The program. Its help lists the commands below the headings of their panels."""
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        widest = max(map(len, self.commands))
+        for panel in Panel:
+            rows = [
+                (name.ljust(widest), each.get_short_help_str(formatter.width))
+                for name, each in self.commands.items()
+                if PANELS[name] is panel
+            ]
+            with formatter.section(panel.value):
+                formatter.write_dl(rows)
 
 
-def _program() -> TyperGroup:
-    root = typer.Typer(
-        name=PROGRAM,
+# Command or group of commands -> its panel, in the order of the help.
+PANELS: Final = {
+    words.partition(" ")[0]: VERBS[words].panel or GROUPS[words.partition(" ")[0]].panel
+    for words in VERBS
+}
+
+
+def _version(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted:
+        click.echo(f"clusterctl {__version__}")
+        ctx.exit()
+
+
+def _program() -> click.Group:
+    version = click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_version,
+        help="Show the version.",
+    )
+
+    @click.pass_context
+    def root(ctx: click.Context, /, **common: Any) -> None:
+        ctx.obj = common
+
+    program = _Program(
+        PROGRAM,
+        callback=root,
+        params=[*(parameter_of(name, kind, None) for name, kind in COMMON.items()), version],
         help="Create a Slurm cluster from one YAML file, run jobs on it, and collect their "
         "results.",
         no_args_is_help=True,
-        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    root.callback()(options.root)
-    program = typer.main.get_group(root)
-    groups = {
-        name: _Group(name=name, help=summary, no_args_is_help=True, rich_markup_mode=None)
-        for name, summary in GROUPS.items()
-    }
-    for words, (load_function, summary) in VERBS.items():
-        *group, name = words.split()
-        owner = groups[group[0]] if group else program
-        owner.add_command(LazyVerb(name, load_function, summary))
-    for group_of_verbs in groups.values():
-        program.add_command(group_of_verbs)
+    for name in PANELS:
+        if name in VERBS:
+            program.add_command(LazyVerb(name))
+            continue
+        group = _Group(name, help=GROUPS[name].summary, no_args_is_help=True)
+        for words in VERBS:
+            if words.startswith(f"{name} "):
+                group.add_command(LazyVerb(words))
+        program.add_command(group)
     return program
 
 
@@ -114,17 +140,13 @@ _AGAIN_S = 0.05
 def run() -> int:
     """Run the command in ``sys.argv``, and return the exit code."""
     end_by_signals()
-    if COMPLETION_VARIABLE in os.environ:
-        from clusterctl.cli.completion import register_shells
-
-        register_shells()
     try:
         # Commands handle errors of their own output; `writing` handles errors of click's output,
         # the help.
         with writing(sys.stdout):
             code = app(prog_name=PROGRAM, standalone_mode=False) or 0
             sys.stdout.flush()
-    except CommandLineError as exc:
+    except click.UsageError as exc:
         return _refuse(exc)
     except ClusterctlError as exc:
         # The command line is wrong, or the error of a command could not be shown.
@@ -166,11 +188,11 @@ def _signal_again(lost: sys.UnraisableHookArgs) -> None:
         threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
 
 
-def _refuse(exc: Any) -> int:
+def _refuse(exc: click.UsageError) -> int:
     json = _wants_json()
     message = exc.format_message()
     if is_help(message) and not json:
-        typer.echo(message, err=True)
+        click.echo(message, err=True)
         return UsageError.exit_code
     return _show(refusal_of(exc), json=json)
 

@@ -13,16 +13,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
-import typer
+import click
 
-from clusterctl import __version__
 from clusterctl.cli.output import ENDINGS, Screen, Terminated
+from clusterctl.cli.verbs import VerbFunction
 from clusterctl.errors import (
     ClusterctlError,
     Failure,
@@ -34,6 +35,8 @@ from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, permission_error, read_rows
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from clusterctl.spec.job_options import JobOption
 
 # Completions come from the workspace and the current folder, never from the network. They have no
@@ -44,7 +47,7 @@ _NOT_PLAIN = re.compile(r"[^\w.+-]")
 INTERRUPTED = 130
 
 
-def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+def job_ids(ctx: click.Context, incomplete: str) -> list[tuple[str, str]]:
     """Complete IDs of jobs submitted from this machine, newest first. Return (ID, job's name)."""
     entries: dict[str, dict[str, Any]] = {}
     with suppress(OSError, UnicodeDecodeError):
@@ -57,20 +60,20 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     ]
 
 
-def run_names(incomplete: str) -> list[str]:
+def run_names(_: object, incomplete: str) -> list[str]:
     return offered(sorted(path.parent.name for path in Path("runs").glob("*/run.json")), incomplete)
 
 
-def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
+def hosts(ctx: click.Context, incomplete: str) -> list[str]:
     return offered((host["name"] for host in _hosts(ctx)), incomplete)
 
 
-def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
+def partitions(ctx: click.Context, incomplete: str) -> list[str]:
     names = dict.fromkeys(host["partition"] for host in _hosts(ctx) if host.get("partition"))
     return offered(names, incomplete)
 
 
-def clusters(incomplete: str) -> list[str]:
+def clusters(_: object, incomplete: str) -> list[str]:
     try:
         return offered(clusters_up(), incomplete)
     except MachineError:
@@ -82,7 +85,7 @@ def offered(words: Iterable[str], incomplete: str) -> list[str]:
     return [word for word in words if word.startswith(incomplete) and _PLAIN.fullmatch(word)]
 
 
-def _workspace(ctx: typer.Context) -> Path:
+def _workspace(ctx: click.Context) -> Path:
     """Return the workspace folder of the cluster that the options typed so far select."""
     typed = {
         **(ctx.parent.params if ctx.parent else {}),
@@ -96,7 +99,7 @@ def _workspace(ctx: typer.Context) -> Path:
     return Path(os.devnull)
 
 
-def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
+def _hosts(ctx: click.Context) -> list[dict[str, Any]]:
     try:
         return list(json.loads((_workspace(ctx) / "hosts.json").read_bytes())["hosts"])
     except (OSError, ValueError, KeyError):
@@ -104,25 +107,45 @@ def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
 
 
 Words = list[str] | None
-# A function that returns completions.
-Tab = Callable[..., Sequence[object]]
+# A function that returns completions of a word, each with a text about it or without.
+Tab = Callable[[click.Context, str], Sequence[str] | Sequence[tuple[str, str]]]
 # A word in ``JobOption.tab`` -> its completions.
 _TABS: Final[Mapping[str, Tab]] = {"partitions": partitions, "runs": run_names}
 # The end of the keyword argument of a flag that sets another flag's keyword argument.
 _SYNONYM: Final = "_synonym"
 
 
-def option(text: str, *names: str, tab: Tab | None = None, **settings: Any) -> Any:
-    """Return a Typer option with this help text.
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What is declared of a parameter of a command; its name, type and default are the function's.
 
-    names: the option's flags. Empty: derived from the name of the parameter.
-    tab: a function that returns completions when the user presses TAB.
+    help: one or more sentences. names: the flags of an option. Empty: derived from its name.
+    metavar: the placeholder for its value. Default: the type.
+    tab: returns completions when the user presses TAB, or has them.
+    parser: converts the value. It raises ValueError with the reason if the value is wrong.
+    least, most: the limits of a number. hidden: whether the help leaves it out.
     """
-    return typer.Option(*names, help=text, autocompletion=tab, **settings)
+
+    help: str
+    names: tuple[str, ...] = ()
+    _: KW_ONLY
+    is_argument: bool = False
+    metavar: str | None = None
+    tab: Tab | tuple[str, ...] = ()
+    parser: Callable[[str], Any] | None = None
+    least: float | None = None
+    most: float | None = None
+    hidden: bool = False
 
 
-def argument(text: str, *, tab: Tab | None = None, **settings: Any) -> Any:
-    return typer.Argument(help=text, autocompletion=tab, **settings)
+def option(text: str, *names: str, **more: Any) -> Declared:
+    """Return the declaration of an option. more: fields of ``Declared``."""
+    return Declared(text, names, **more)
+
+
+def argument(text: str, **more: Any) -> Declared:
+    """Return the declaration of an argument. more: fields of ``Declared``."""
+    return Declared(text, is_argument=True, **more)
 
 
 def flag(kind: Any, text: str, *names: str, **settings: Any) -> Any:
@@ -144,16 +167,12 @@ def job_flags(options: Iterable[JobOption]) -> dict[str, Any]:
         else:
             names = [own.flag, *(letters if own.sbatch == own.flag else [])]
         text = f"{own.help} Repeatable." if own.is_list else own.help
-        tab = _TABS[own.tab] if isinstance(own.tab, str) else _words(own.tab)
+        tab = _TABS[own.tab] if isinstance(own.tab, str) else own.tab
         flags[own.name] = flag(own.kind, text, *names, metavar=own.metavar, tab=tab)
         if own.sbatch and own.sbatch != own.flag and not own.has_own_values:
             slurms = flag(own.kind, f"{own.flag}.", own.sbatch, *letters, hidden=True)
             flags[f"{own.name}{_SYNONYM}"] = slurms
     return flags
-
-
-def _words(words: Sequence[str]) -> Tab | None:
-    return (lambda: list(words)) if words else None
 
 
 class Output(StrEnum):
@@ -164,7 +183,7 @@ class Output(StrEnum):
 def folder_path(text: str) -> Path:
     """Parse the path of a folder. Reject an empty text, which would mean the current folder."""
     if not text:
-        raise typer.BadParameter("the path is empty; write . for the current folder")
+        raise ValueError("the path is empty; write . for the current folder")
     return Path(text)
 
 
@@ -212,28 +231,6 @@ COMMON: Final = {
 }
 
 
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"clusterctl {__version__}")
-        raise typer.Exit
-
-
-def root(
-    ctx: typer.Context,
-    file: File = None,
-    cluster: Cluster = None,
-    output: Format = None,
-    verbose: Verbose = False,
-    no_color: NoColor = False,
-    version: Annotated[
-        bool, option("Show the version.", "--version", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    ctx.obj = dict(zip(COMMON, (file, cluster, output, verbose, no_color), strict=True))
-
-
-Verb = Callable[..., int | None]
-_BY_NAME: Final = inspect.Parameter.KEYWORD_ONLY
 # The help of --goal.
 GOAL: Final = (
     "whether the metric's lowest (min) or highest (max) value is best. Default: by the metric's "
@@ -241,13 +238,13 @@ GOAL: Final = (
 )
 
 
-def takes(flags: Mapping[str, Any]) -> Callable[[Verb], Verb]:
+def takes(flags: Mapping[str, Any]) -> Callable[[VerbFunction], VerbFunction]:
     """Return a decorator that adds options to a command, which gets those that the user sets.
 
-    flags: name of the keyword argument -> annotation of its option for Typer.
+    flags: name of the keyword argument -> type of its option, with its declaration.
     """
 
-    def decorate(function: Verb) -> Verb:
+    def decorate(function: VerbFunction) -> VerbFunction:
         function.flags = flags  # type: ignore[attr-defined]
         return function
 
@@ -263,56 +260,130 @@ def given_flags(flags: Iterable[str], arguments: Mapping[str, Any]) -> dict[str,
     }
 
 
-def verb(function: Verb) -> Callable[..., None]:
-    """Turn ``function(screen, ...)`` into a Typer command that also has the options in ``COMMON``.
+def command(name: str, function: VerbFunction) -> click.Command:
+    """Turn ``function(screen, ...)`` into a command that also has the options in ``COMMON``.
 
     The function returns the exit code; ``None`` is 0. An option of the function replaces the option
     with the same name in ``COMMON``. The traceback of an unexpected error is written to the state
     folder.
     """
     flags = getattr(function, "flags", {})
-    declared = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-    rest = inspect.Parameter.VAR_KEYWORD
-    by_name = {
-        parameter.name: parameter
-        for parameter in declared
-        if parameter.kind is not rest and parameter.name not in flags
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    declared = {
+        parameter.name: (parameter.annotation, parameter.default)
+        for parameter in own
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.name not in flags
     }
-    more = {**flags, **{name: kind for name, kind in COMMON.items() if name not in by_name}}
-    by_name |= {
-        name: inspect.Parameter(name, _BY_NAME, default=None, annotation=more[name])
-        for name in more
-    }
+    common = {name: kind for name, kind in COMMON.items() if name not in declared}
+    declared |= {name: (kind, None) for name, kind in {**flags, **common}.items()}
+    return click.Command(
+        name,
+        params=[parameter_of(name, *each) for name, each in declared.items()],
+        callback=click.pass_context(functools.partial(_call, function, flags)),
+        help=inspect.getdoc(function),
+    )
 
-    @functools.wraps(function)
-    def command(ctx: typer.Context, **arguments: Any) -> None:
-        common = {name: arguments.pop(name, None) for name in COMMON}
-        # An empty name is not the same as none: a variable of a script may be empty.
-        common = {n: ctx.obj[n] if v in (None, False) else v for n, v in common.items()}
-        output = common.pop("output")
-        no_color = common.pop("no_color") or os.environ.get("NO_COLOR")
-        screen = Screen(
-            json=output == "json", markdown=output == "md", color=not no_color, **common
-        )
-        given = given_flags(flags, arguments)
-        arguments = {name: arguments[name] for name in arguments if name not in flags} | given
+
+def _call(
+    function: VerbFunction, flags: Mapping[str, Any], ctx: click.Context, /, **arguments: Any
+) -> int:
+    """Call a command's function, show how it ends, and return the exit code."""
+    common = {name: arguments.pop(name, None) for name in COMMON}
+    # An empty name is not the same as none: a variable of a script may be empty.
+    common = {n: ctx.obj[n] if v in (None, False) else v for n, v in common.items()}
+    output = common.pop("output")
+    no_color = common.pop("no_color") or os.environ.get("NO_COLOR")
+    screen = Screen(json=output == "json", markdown=output == "md", color=not no_color, **common)
+    given = given_flags(flags, arguments)
+    arguments = {name: arguments[name] for name in arguments if name not in flags} | given
+    try:
+        return function(screen, **arguments) or 0
+    except (Exception, *ENDINGS) as exc:
+        return end_of(exc, screen)
+
+
+def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
+    """Return the parameter of a command for a declared type, ``Annotated[TYPE, Declared]``."""
+    kind, declared = get_args(annotation)
+    (kind,) = {*(get_args(kind) if NoneType in get_args(kind) else (kind,))} - {NoneType}
+    is_list = get_origin(kind) is list
+    if is_list:
+        (kind,) = get_args(kind)
+    required = default is inspect.Parameter.empty
+    if isinstance(default, StrEnum):
+        default = default.value
+    settings: dict[str, Any] = {
+        "metavar": declared.metavar,
+        "required": required,
+        "default": None if required else default,
+        "shell_complete": _completer(declared.tab),
+    }
+    if declared.is_argument:
+        count = -1 if is_list else 1
+        kind = _type_of(kind, declared)
+        return click.Argument([name], type=kind, nargs=count, help=declared.help, **settings)
+    names = declared.names or (f"--{name.replace('_', '-')}",)
+    if kind is bool:
+        del settings["metavar"]
+        settings["is_flag"] = True
+    else:
+        settings["type"] = _type_of(kind, declared)
+        settings["show_default"] = default not in (None, "", required)
+    return click.Option(
+        [*names, name], help=declared.help, hidden=declared.hidden, multiple=is_list, **settings
+    )
+
+
+def _completer(tab: Tab | tuple[str, ...]) -> Callable[..., list[CompletionItem[str]]] | None:
+    if not tab:
+        return None
+
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> Any:
+        # Only completion needs it.
+        from click.shell_completion import CompletionItem
+
+        found = tab(ctx, incomplete) if callable(tab) else offered(tab, incomplete)
+        pairs = ((each, None) if isinstance(each, str) else each for each in found)
+        return [CompletionItem(value, help=text) for value, text in pairs]
+
+    return complete
+
+
+class _Choice(click.Choice[str]):
+    """One of the values of an enumeration of texts."""
+
+    def __init__(self, kind: type[StrEnum]) -> None:
+        super().__init__([each.value for each in kind])
+        self.kind = kind
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self.kind(super().convert(str(value), param, ctx))
+
+
+def _type_of(kind: Any, declared: Declared) -> click.ParamType[Any]:
+    limits: dict[str, Any] = {"min": declared.least, "max": declared.most}
+    if declared.parser is not None:
+        return _Parsed(declared.parser)
+    if kind is int:
+        return click.INT if {*limits.values()} == {None} else click.IntRange(**limits)
+    if kind is float:
+        return click.FloatRange(**limits)
+    if kind is Path:
+        return click.Path(path_type=Path)
+    return click.STRING if kind is str else _Choice(kind)
+
+
+class _Parsed(click.ParamType[Any]):
+    name = "text"
+
+    def __init__(self, parser: Callable[[str], Any]) -> None:
+        self._parser = parser
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
-            code = function(screen, **arguments) or 0
-        except (Exception, *ENDINGS) as exc:
-            code = end_of(exc, screen)
-        raise typer.Exit(code)
-
-    parameters = [inspect.Parameter("ctx", _BY_NAME, annotation=typer.Context)]
-    parameters += [parameter.replace(kind=_BY_NAME) for parameter in by_name.values()]
-    for parameter in parameters:
-        kind, info = (*get_args(parameter.annotation), None, None)[:2]
-        # Without the flag's name, Typer would also add ``--no-NAME``. Typer stores the first of the
-        # given flags as the ``default``.
-        if kind is bool and info.default is ... and not info.param_decls:
-            info.param_decls = (f"--{parameter.name.replace('_', '-')}",)
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    return command
+            return self._parser(value) if isinstance(value, str) else value
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
 
 
 def end_of(exc: BaseException, screen: Screen) -> int:

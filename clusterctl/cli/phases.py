@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from clusterctl.cli.options import Verb, Words, option
+from clusterctl.cli.options import Words, option
 from clusterctl.cli.output import ENDINGS, Screen, can_draw
 from clusterctl.cli.pictures import console, running_tasks
+from clusterctl.cli.verbs import VerbFunction
 from clusterctl.errors import UsageError, printable
 from clusterctl.providers.base import FINGERPRINT, OfferedKey, Prompts
 from clusterctl.state.chosen_spec import reject_foreign
@@ -42,12 +43,11 @@ AcceptHostKey = Annotated[
         "Accept an on-prem host's key with this fingerprint. Repeatable.",
         "--accept-host-key",
         metavar="SHA256:...",
-        show_default=False,
     ),
 ]
 
 
-def for_operators(function: Verb) -> Verb:
+def for_operators(function: VerbFunction) -> VerbFunction:
     """Refuse a command, which changes hosts, for a cluster that other people operate."""
 
     @functools.wraps(function)

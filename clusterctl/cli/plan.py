@@ -231,7 +231,6 @@ def doctor(
         argument(
             "Check only these hosts. With --bundle, also the archive's name.",
             metavar="[HOST]...",
-            show_default=False,
         ),
     ] = None,
     bundle: Annotated[

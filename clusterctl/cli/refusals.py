@@ -8,8 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import typer
-from typer.core import TyperGroup
+import click
 
 from clusterctl.cli.verbs import VERBS
 from clusterctl.errors import UsageError
@@ -62,29 +61,24 @@ _EXTRA = re.compile(r"unexpected extra argument.*\(([a-z][a-z0-9-]*)\)")
 _SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
 _UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option:? '?([^\s']+)'?)")
 _NEGATION = re.compile("^--(no-?)?")
-# How the messages of ValueErrors begin that pydantic relays.
-_OF_PYDANTIC = "Value error, "
 
 
 def is_help(message: str) -> bool:
-    """Return whether Typer's message is the help, which it is if no command is given."""
+    """Return whether click's message is the help, which it is if no command is given."""
     return message.startswith("Usage:")
 
 
-def refusal_of(exc: Any) -> UsageError:
-    """Return the error for a wrong command line.
-
-    exc: Typer's error, whose class has no public name.
-    """
-    context: typer.Context | None = exc.ctx
+def refusal_of(exc: click.UsageError) -> UsageError:
+    """Return the error for a wrong command line."""
+    context = exc.ctx
     path = context.command_path if context else "clusterctl"
     near = ""
-    if context is not None and hasattr(exc, "option_name") and getattr(exc, "possibilities", None):
-        # Typer's message lists the possibilities.
-        exc.possibilities = _safe_guesses(exc.possibilities, _typed(exc.option_name), context)
-        near = did_you_mean(exc.option_name, exc.possibilities)
-    text = exc.format_message().replace(_OF_PYDANTIC, "")
-    is_group = context is not None and isinstance(context.command, TyperGroup)
+    if context is not None and isinstance(exc, click.NoSuchOption) and exc.possibilities:
+        guesses = _safe_guesses(exc.possibilities, _typed(exc.option_name), context)
+        near = did_you_mean(exc.option_name, guesses)
+        exc = click.NoSuchOption(exc.option_name, possibilities=guesses, ctx=context)
+    text = exc.format_message()
+    is_group = context is not None and isinstance(context.command, click.Group)
     fix = f"`{path} --help` lists the {'commands' if is_group else 'options'}"
     if is_help(text):
         text = "no command was given"
@@ -178,7 +172,7 @@ def _typed(option: str) -> list[str]:
     return [option]
 
 
-def _safe_guesses(names: Sequence[str], typed: Sequence[str], context: typer.Context) -> list[str]:
+def _safe_guesses(names: Sequence[str], typed: Sequence[str], context: click.Context) -> list[str]:
     """Return the names that neither mean an option's opposite nor misread the word after it."""
     params = [
         param for param in context.command.get_params(context) if getattr(param, "is_flag", False)

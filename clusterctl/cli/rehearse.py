@@ -21,7 +21,7 @@ from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.units import format_duration
 
 FaultNames = Annotated[
-    list[Fault] | None, option("Cause only this fault. Repeatable.", tab=lambda: list(Fault))
+    list[Fault] | None, option("Cause only this fault. Repeatable.", tab=tuple(Fault))
 ]
 
 

@@ -90,11 +90,16 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
     "sweep": flag(
         str, "List the tasks of this sweep, the best first.", metavar="RUN", tab=run_names
     ),
-    "goal": flag(str, f"With --sweep: {GOAL}", metavar="min|max", tab=lambda: ["min", "max"]),
+    "goal": flag(str, f"With --sweep: {GOAL}", metavar="min|max", tab=("min", "max")),
     "tasks": flag(bool, "Show a line for each task of an array.", "--tasks"),
     "ledger": flag(bool, "Show how the runs used their time, and the sum.", "--ledger"),
     "limit": flag(
-        int, f"Show at most this many. Default: {_LAST}; in JSON: all.", "--limit", "-n", min=1
+        int,
+        f"Show at most this many. Default: {_LAST}; in JSON: all.",
+        "--limit",
+        "-n",
+        least=1,
+        metavar="N",
     ),
     "folders": flag(
         list[Path],
@@ -580,7 +585,7 @@ def report(
         bool, option("Serve the report on the loopback address until Ctrl-C.")
     ] = False,
     port: Annotated[
-        int, option("Port of --serve. Default: a free port.", min=0, max=65535, metavar="PORT")
+        int, option("Port of --serve. Default: a free port.", least=0, most=65535, metavar="PORT")
     ] = 0,
     output: Annotated[
         Form | None,

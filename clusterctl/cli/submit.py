@@ -24,7 +24,6 @@ from clusterctl.cli.options import (
     takes,
 )
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.cli.ranking import BEST, best_places
 from clusterctl.cli.waiting import Timeout, follow_job, timeout_of, wait_for
 from clusterctl.errors import (
     ClusterctlError,
@@ -143,11 +142,11 @@ METRIC_FLAGS: Final[Mapping[str, Any]] = {
         "With --scaling: the metric that measures speed. Default: samples_per_s or the time. With "
         "--sweep: the metric that ranks the tasks. Default: the evaluation's loss.",
     ),
-    "goal": flag(str, f"With --metric: {GOAL}", metavar="min|max", tab=lambda: ["min", "max"]),
+    "goal": flag(str, f"With --metric: {GOAL}", metavar="min|max", tab=("min", "max")),
 }
 
 
-def jobs_to_submit(incomplete: str) -> list[str]:
+def jobs_to_submit(_: object, incomplete: str) -> list[str]:
     """Complete names of bundled jobs, and of scripts and job files in the current folder."""
     names: list[str] = []
     with suppress(OSError):
@@ -266,6 +265,8 @@ def _submit_first(
     screen: Screen, submission: Submission, text: str, watching: Watching | None
 ) -> None:
     """Submit a job to several places. Show, and follow if asked for, the job that starts first."""
+    from clusterctl.cli.ranking import BEST, best_places
+
     chosen = screen.chosen()
     (job,) = submission.jobs
     found: tuple[Place, ...] = ()

@@ -138,7 +138,7 @@ def top(
     once: Annotated[bool, option("Print the state once, and end.")] = False,
     interval: Annotated[
         float | None,
-        option("Seconds between two looks. Default: 2.", metavar="S", min=0.5, max=3600),
+        option("Seconds between two looks. Default: 2.", metavar="S", least=0.5, most=3600),
     ] = None,
     notify: Notify = None,
 ) -> None:

@@ -43,7 +43,6 @@ def where(
         argument(
             "A job as for `submit`. Without it, only the options count.",
             metavar="JOB",
-            show_default=False,
             tab=jobs_to_submit,
         ),
     ] = _NO_PROGRAM,

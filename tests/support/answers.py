@@ -6,7 +6,6 @@ says is always there, fails the test that sees it.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from clusterctl.cli import output, verbs
+from clusterctl.cli import output
 from clusterctl.cli.verbs import GROUPS, VERBS
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "json.md"
@@ -43,17 +42,8 @@ def verb_of(words: Sequence[str]) -> str:
 
 @cache
 def _functions() -> Mapping[tuple[str, str], str]:
-    """Return (module, name) of the function of each verb -> the verb, from the text of verbs.py."""
-    found = {}
-    tree = ast.parse(Path(verbs.__file__).read_text(encoding="utf-8"))
-    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
-        for decorator in function.decorator_list:
-            if isinstance(decorator, ast.Call) and isinstance(decorator.args[0], ast.Constant):
-                result = next(node for node in function.body if isinstance(node, ast.Return)).value
-                if isinstance(result, ast.Attribute) and isinstance(result.value, ast.Name):
-                    key = f"clusterctl.cli.{result.value.id}", result.attr
-                    found[key] = str(decorator.args[0].value)
-    return found
+    """Return (module, name) of the function of each verb -> the verb."""
+    return {(verb.module, verb.function.partition(":")[2]): name for name, verb in VERBS.items()}
 
 
 def _verb_of_caller() -> str:

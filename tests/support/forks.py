@@ -150,7 +150,6 @@ def _prepare_clusterctl() -> Callable[[], object]:
     for path in sorted((root / "clusterctl").rglob("*.py")):
         if not path.stem.startswith(("remote_", "__")):
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
-    importlib.import_module("typer.rich_utils")  # what tells of a refusal
     return importlib.import_module("clusterctl.__main__").main  # type: ignore[no-any-return]
 
 

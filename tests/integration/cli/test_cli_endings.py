@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from clusterctl import errors
-from clusterctl.cli.options import COMMON, verb
+from clusterctl.cli.options import COMMON, command
 from clusterctl.cli.output import Screen
 from tests.support.messages import shows
 from tests.support.terminal import on_terminal, terminal
@@ -185,14 +184,14 @@ def test_list_names_a_damaged_workspace_beside_the_others(cli: Clusterctl) -> No
 
 BUGGY = """#!{python}
 from clusterctl.__main__ import main
-from clusterctl.cli.main import app, command
+from clusterctl.cli.main import app
 from clusterctl.cli.messages import Notify
-from clusterctl.cli.options import verb
+from clusterctl.cli.options import command
 
 def bug(screen, notify: Notify = None):
     {{}}["nothing"]
 
-app.add_command(command("bug", verb(bug)))
+app.add_command(command("bug", bug))
 main()
 """
 
@@ -225,7 +224,7 @@ def test_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None:
     [
         ("pydantic/__init__", "raise ImportError('of another Python')", "validate"),
         ("pydantic", "x = 1", "validate"),
-        ("typer", "raise RuntimeError('old')", "list"),
+        ("click", "raise RuntimeError('old')", "list"),
         ("ruamel/yaml", "1 / 0", "submit x.yaml --dry-run"),
     ],
 )
@@ -256,9 +255,9 @@ def test_folder_above_clusterctl_is_not_blamed(
         )
         is None
     )
-    found = errors.foreign_package_error(ImportError(path=str(tmp_path / "typer.py")))
+    found = errors.foreign_package_error(ImportError(path=str(tmp_path / "click.py")))
     assert found is not None
-    assert found.where == str(tmp_path / "typer.py")
+    assert found.where == str(tmp_path / "click.py")
 
 
 SIGNALLED_IN_A_FINALIZER = """
@@ -296,10 +295,8 @@ def test_full_disk_anywhere_is_not_reported_as_a_bug(
     def fail(screen: Screen) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), named)
 
-    app = typer.Typer()
-    app.command()(verb(fail))
-    app.command("other")(verb(fail))
-    assert app(["other"], standalone_mode=False, obj=dict.fromkeys(COMMON)) == 1
+    other = command("other", fail)
+    assert other.main([], standalone_mode=False, obj=dict.fromkeys(COMMON)) == 1
     shown = capsys.readouterr().err
     assert os.strerror(errno.ENOSPC) in shown
     assert "bug" not in shown
@@ -311,8 +308,6 @@ def test_path_without_permission_is_not_reported_as_a_bug(
     def fail(screen: Screen) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/inventory")
 
-    app = typer.Typer()
-    app.command()(verb(fail))
-    app.command("other")(verb(fail))
-    assert app(["other"], standalone_mode=False, obj=dict.fromkeys(COMMON)) == 1
+    other = command("other", fail)
+    assert other.main([], standalone_mode=False, obj=dict.fromkeys(COMMON)) == 1
     assert shows(capsys.readouterr().err, "path-not-permitted")

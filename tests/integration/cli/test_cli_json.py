@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from clusterctl.cli.main import app
-from clusterctl.cli.options import COMMON, verb
+from clusterctl.cli.options import COMMON, command
 from clusterctl.cli.output import Screen, Terminated
 from scripts.cli_reference import verbs
 from tests.support.processes import eventually, until_it_sleeps
@@ -145,11 +144,8 @@ def test_wrong_command_line_is_answered(cli: Clusterctl, words: tuple[str, ...],
 
 def answer_of(program: Callable[[Screen], None], capsys: pytest.CaptureFixture[str]) -> Any:
     """Return (exit code, answer) of a verb that runs this program."""
-    typer_app = typer.Typer()
-    typer_app.command()(verb(program))
-    typer_app.command("other")(verb(program))
     given = {**dict.fromkeys(COMMON), "output": "json"}
-    code = typer_app(["other"], standalone_mode=False, obj=given)
+    code = command("other", program).main([], standalone_mode=False, obj=given)
     out = capsys.readouterr().out
     assert out.count("\n") == 1, out
     return code, json.loads(out)

@@ -125,7 +125,7 @@ def test_near_name_keeps_the_meaning(
 
 
 def options_of(verb: str) -> set[str]:
-    return {name for param in LazyVerb(verb, *VERBS[verb]).load().params for name in param.opts}
+    return {name for param in LazyVerb(verb).load().params for name in param.opts}
 
 
 @pytest.mark.parametrize("typed", HABITS)

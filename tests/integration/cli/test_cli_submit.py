@@ -214,7 +214,7 @@ def test_runs_are_offered(cli: Clusterctl, run: Path) -> None:
     (run.parent / "half").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cli.cwd)
-        assert run_names("") == [run.name]
+        assert run_names(None, "") == [run.name]
 
 
 @pytest.mark.parametrize(

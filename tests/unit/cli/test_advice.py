@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.advice import OF_CLUSTER, cluster_option, first_job, with_cluster
+from clusterctl.cli.advice import cluster_option, first_job, with_cluster
 from clusterctl.cli.output import Screen
-from clusterctl.cli.verbs import VERBS
 from clusterctl.errors import ClusterctlError, Quoted
 from clusterctl.state.workspace import Workspace
 
@@ -57,22 +56,6 @@ def test_cluster_option_is_the_users_choice(cluster: str) -> None:
     assert cluster_option(Path("my spec.yaml"), None) == "--file 'my spec.yaml'"
     assert cluster_option(None, "unknown") == ""
     assert cluster_option(None, None) == ""
-
-
-# Commands that need no cluster, or take its name as an argument.
-OTHERS = (
-    "agent limits",
-    "agent log",
-    "agent resume",
-    "mcp",
-    *("attach", "bundle show", "bundle verify", "cache list", "cache prune", "completion"),
-    *("image bake", "init", "list", "orphans list", "orphans remove", "report", "runs diff"),
-    *("runs list", "runs rm", "runs show", "schema", "storage list", "storage remove", "validate"),
-)
-
-
-def test_each_command_is_about_a_cluster_or_not() -> None:
-    assert sorted([*OF_CLUSTER, *OTHERS]) == sorted(VERBS)
 
 
 def test_screen_completes_commands_in_results_notes_and_errors(

@@ -13,7 +13,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.cli.main import LazyVerb
-from clusterctl.cli.verbs import VERBS
 from clusterctl.errors import UsageError
 from clusterctl.jobs.shell import salloc_options
 from clusterctl.scheduler.refusals import Asked
@@ -163,7 +162,7 @@ def test_flag_and_slurm_can_not_set_the_same_quantity(name: str) -> None:
 
 def test_job_option_has_a_flag_a_key_and_a_keyword() -> None:
     flags = {
-        verb: [name for param in LazyVerb(verb, *VERBS[verb]).load().params for name in param.opts]
+        verb: [name for param in LazyVerb(verb).load().params for name in param.opts]
         for verb in ("submit", "rehearse", "shell", "replay")
     }
     own = [option for option in OPTIONS.values() if not option.is_argument]

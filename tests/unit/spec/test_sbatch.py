@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.main import LazyVerb
-from clusterctl.cli.verbs import VERBS
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec.job import job_of
 from clusterctl.spec.job_options import flags_for, job_options
@@ -66,7 +65,7 @@ def test_names_of_options_and_flags_in_the_table_exist() -> None:
     assert {option.role for option in table.values()} == {"", "ours", "never"}
     flags = {
         name
-        for param in LazyVerb("submit", *VERBS["submit"]).load().params
+        for param in LazyVerb("submit").load().params
         for name in (*param.opts, *param.secondary_opts)
     }
     advice = [flags_for(Request(option, None)) for option in table.values()]
