@@ -64,7 +64,9 @@ _SRUN_ENDS: Final = re.compile(
 _SRUN_KILLED: Final = re.compile(
     rf"^clusterctl: srun waits for ranks that have {NO_SLURMSTEPD}", re.MULTILINE
 )
-_STEP_ENDED: Final = re.compile(r"^srun: Terminating StepId=(?P<step>\S+)", re.MULTILINE)
+_STEP_ENDED: Final = re.compile(
+    r"^srun: (?:launch/slurm: _step_signal: )?Terminating StepId=(?P<step>\S+)", re.MULTILINE
+)
 _NODE_FAILURE: Final = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _MPIRUN: Final = re.compile(
     r"(?:mpirun|prterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"
@@ -288,11 +290,12 @@ def is_survived(failed: Failed, log: str, exit_code: int | None) -> bool:
 
 def _of_srun(log: str, exit_code: int | None) -> Failed | None:
     """Return the first failed rank in srun's messages, if possible a rank that srun itself did not
-    kill. Of a script with several steps, it is a rank of the step that gave the job's exit code.
+    kill. Of a script with several steps, it is a rank of the last step that may have given the job's
+    exit code: the step's is the largest of its ranks, such as that of a rank that srun killed.
     """
-    firsts = _first_of_each_step(log)
-    own = [first for first in firsts if first.in_a_shell == exit_code]
-    if len(firsts) > 1 and own:
+    steps = _failed_steps(log)
+    own = [ranks[0] for ranks in steps if exit_code in {rank.in_a_shell for rank in ranks}]
+    if len(steps) > 1 and own:
         return own[-1]
     end = _SRUN_ENDS.search(log)
     if end is not None and (ends_before := _ends_by_srun(log[: end.start()])):
@@ -302,15 +305,23 @@ def _of_srun(log: str, exit_code: int | None) -> Failed | None:
     return next(by_itself, ends[0] if ends else None)
 
 
-def _first_of_each_step(log: str) -> list[Failed]:
-    """Return the rank with whose failure srun ended the step, for each step."""
-    firsts: dict[str, Failed] = {}
-    start = 0
-    for ended in _STEP_ENDED.finditer(log):
-        if ends := _ends_by_srun(log[start : ended.start()]):
-            firsts.setdefault(ended["step"], ends[-1])
-        start = ended.end()
-    return list(firsts.values())
+def _failed_steps(log: str) -> list[list[Failed]]:
+    """Return the ranks that failed in each step that srun has ended: first that with whose failure srun
+    ended the step.
+    """
+    *parts, rest = _STEP_ENDED.split(log)
+    steps: dict[str, list[Failed]] = {}
+    ranks: list[Failed] = []
+    for text, step in zip(parts[::2], parts[1::2], strict=True):
+        ends = _ends_by_srun(text)
+        if ends and step not in steps:
+            # srun tells of the other ranks of a step after it has ended the step.
+            ranks += ends[:-1]
+            ranks = steps[step] = ends[-1:]
+        else:
+            ranks += ends
+    ranks += _ends_by_srun(rest)
+    return [*steps.values()]
 
 
 def _of_mpirun(log: str) -> Failed | None:

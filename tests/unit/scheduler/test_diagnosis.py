@@ -614,6 +614,15 @@ def test_later_of_two_steps_that_end_alike_ended_the_script() -> None:
     assert (found.rank, found.host) == (2, "n2")
 
 
+def test_step_ended_the_script_if_the_exit_code_is_that_of_a_rank_that_srun_killed() -> None:
+    warm_up = STEP.format("Exited with exit code 1", 1) + "srun: error: n2: task 1: Killed\n"
+    step = STEP.format("Exited with exit code 5", 2) + "srun: error: n2: task 1: Terminated\n"
+    step = step.replace("srun: T", "srun: launch/slurm: _step_signal: T")  # Slurm 22.05
+    job = replace(JOB, exit_code=143)
+    found = diagnose(Evidence(job=job, log=warm_up + step, script="#!/bin/bash\n"))
+    assert (found.exit_code, found.rank) == (5, 0)
+
+
 @pytest.mark.parametrize(
     ("log", "is_full", "code"),
     [("", True, "disk-full"), ("", False, "exit-code"), ("step 3\n", True, "exit-code")],
