@@ -424,7 +424,7 @@ def _show_in_full(
     lines += [f"{name:<10} {value}" for name, value in rows if value]
     lines += ["", *map(str, restarts)] if restarts else []
     if diagnosis is not None:
-        lines += ["", diagnosis.summary, *diagnosis.details(), f"fix: {diagnosis.fix}"]
+        lines += ["", diagnosis.summary, *diagnosis.details(), f"fix: {diagnosis.fix_with_log}"]
     if len(tasks) == 1 and job.state is JobState.COMPLETED and job.token:
         lines += [f"note: {notice}" for notice in notices_of_completed(session, job)]
     screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)

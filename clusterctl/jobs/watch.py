@@ -392,7 +392,7 @@ def raise_failures(
     error = kind(
         head.summary + _others(failures),
         why="\n".join(head.details(log_is_shown=log_is_shown)),
-        fix=_fix_of(head),
+        fix=head.fix_with_log,
         failures=tuple(_failure(failure, kind) for failure in failures),
     )
     error.answer = {"diagnosis": head.as_dict()}
@@ -410,15 +410,7 @@ def _others(failures: Sequence[Diagnosis]) -> str:
 
 def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
     cause = "\n".join([f"{diagnosis.summary} ({diagnosis.facts.state})", *diagnosis.lines])
-    return Failure(kind.code, cause, host=diagnosis.host or None, fix=_fix_of(diagnosis))
-
-
-def _fix_of(diagnosis: Diagnosis) -> str:
-    if not diagnosis.has_log:
-        return diagnosis.fix
-    from clusterctl.scheduler.diagnosis import fix_with_log  # noqa: PLC0415 - as above
-
-    return fix_with_log(diagnosis.fix, f"clusterctl logs {diagnosis.job_id}")
+    return Failure(kind.code, cause, host=diagnosis.host or None, fix=diagnosis.fix_with_log)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,25 +146,35 @@ class Diagnosis:
             if self._is_by_exception:
                 return words
             words = f"; last exception{words}"
-        written = excerpt.beside if excerpt.beside_of == "stderr" else excerpt.last
-        last = next((line for line in reversed(written) if _STATEMENT.match(line)), "")
         # Other ranks may have written it.
         is_of_others = facts.failed.rank is not None and excerpt.source == "the job"
+        last = self._last_line
         return words if is_of_others or not last else f"{words}; last line: {_short(last)}"
 
     @property
+    def _last_line(self) -> str:
+        excerpt = self.excerpt
+        written = excerpt.beside if excerpt.beside_of == "stderr" else excerpt.last
+        return next((line for line in reversed(written) if _STATEMENT.match(line)), "")
+
+    @property
     def _fix_of_end(self) -> str:
-        certain = (hint for hint in self.hints if hint.is_certain)
+        # The program may have gone on after another line.
+        end = self.excerpt.exception if self._is_by_exception else self._last_line
+        certain = (hint for hint in self.hints if hint.is_certain and hint.line in {"", end})
         if hint := next((hint for hint in certain if hint.name not in _OF_ANY_END), None):
             return hint.fix
         if self.was_read and not self.excerpt.lines:
             return _NO_LOG
-        return f"only the log can tell more: {SHOW_LOG}"
+        more = "whether a hint applies" if self.hints else "more"
+        return f"only the log can tell {more}: {SHOW_LOG}"
 
     @property
-    def has_log(self) -> bool:
-        """Whether the job may have written a log. A pending job has none."""
-        return self.facts.job.ended and (bool(self.excerpt.lines) or not self.was_read)
+    def fix_with_log(self) -> str:
+        """The fix, with the command that shows the job's log, if the job may have written one."""
+        may_have_log = self.facts.job.ended and (bool(self.excerpt.lines) or not self.was_read)
+        show = f"`clusterctl logs {self.job_id}`"
+        return fix_with_log(self.fix, show) if may_have_log else self.fix
 
     @property
     def lines(self) -> tuple[str, ...]:

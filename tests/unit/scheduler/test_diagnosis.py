@@ -452,13 +452,19 @@ def test_job_requeued_in_held_state_after_a_failed_launch_was_held_by_slurm() ->
     assert diagnose(Evidence(job=job)).code == "held-after-launch-failure"
 
 
-# Lines of a script that went on, and the code and words of the cause.
-
-
 def test_command_that_shows_the_log_is_given_once() -> None:
-    command = "clusterctl logs 12"
-    assert fix_with_log(diagnosis_of("odd\n").fix, command).count("logs") == 1
-    assert fix_with_log("rename x", command) == f"rename x; the whole log: {command}"
+    assert diagnosis_of("odd\n").fix_with_log.count("clusterctl logs 12") == 1
+    assert fix_with_log("rename x", "less log") == "rename x; the whole log: less log"
+
+
+@pytest.mark.parametrize("more", ["", "the plain model is used\nthe model is too bad\n"])
+def test_fix_is_that_of_a_hint_only_if_its_line_is_the_last(more: str) -> None:
+    """After another line the program may have gone on. The hint has its fix in any case."""
+    line = "Error in library(fine) : there is no package called \u2018fine\u2019\n"
+    found = diagnosis_of(line + more)
+    (hint,) = (hint for hint in found.hints if hint.name == "missing-package")
+    assert hint.is_certain
+    assert (found.fix == hint.fix) == (not more)
 
 
 MEASURED = re.compile(r"n\d|[\d.]+ GiB").findall
