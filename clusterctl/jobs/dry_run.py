@@ -16,7 +16,7 @@ from clusterctl.scheduler.script import array_of, time_limit_s
 from clusterctl.scheduler.site import Site
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sbatch import Request, requests_of
+from clusterctl.spec.sbatch import Directive, directives_of
 from clusterctl.state.inventory import PartitionFacts
 from clusterctl.util.digest import digest_of, plan_changed
 
@@ -91,7 +91,7 @@ def _use_of(
     script = UserScript.of(job)
     requests = (
         *(script.directives.effective(job) if script is not None else ()),
-        *requests_of(job.slurm),
+        *directives_of(job.slurm),
     )
     partition = _partition_of(site, job, requests)
     tasks = _tasks(array_of(job, script))
@@ -110,7 +110,7 @@ def _cost(hours: float | None, usd_per_hour: float | None) -> float | None:
     return None if hours is None or usd_per_hour is None else hours * usd_per_hour
 
 
-def _partition_of(site: Site, job: JobSpec, requests: Sequence[Request]) -> PartitionFacts | None:
+def _partition_of(site: Site, job: JobSpec, requests: Sequence[Directive]) -> PartitionFacts | None:
     """Return the partition of a job. None: it is unknown, or one of several."""
     named = [request.value for request in requests if request.own_name == "--partition"]
     name = job.partition or (named[-1] if named else site.inventory.partitions[0].name)
@@ -125,7 +125,7 @@ def _tasks(array: str) -> int | None:
     return count_at_most(array) if _ARRAY.fullmatch(array) else None
 
 
-def _nodes(job: JobSpec, script: UserScript | None, requests: Sequence[Request]) -> int | None:
+def _nodes(job: JobSpec, script: UserScript | None, requests: Sequence[Directive]) -> int | None:
     """Return the number of nodes of a job, or of each task of an array."""
     values = {request.own_name: request.value or "" for request in requests}
     if values.keys() & _MAY_ADD:

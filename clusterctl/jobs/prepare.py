@@ -54,7 +54,7 @@ from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import OPTIONS, JobOptions
 from clusterctl.spec.names import ENGINES, NODE_RECEIVERS, SIF_ENGINES, Launcher, first_few
 from clusterctl.spec.program import Language, is_job_file, language_of
-from clusterctl.spec.sbatch import requests_of
+from clusterctl.spec.sbatch import directives_of
 from clusterctl.spec.units import format_duration
 from clusterctl.state.inventory import Inventory, job_inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
@@ -147,7 +147,7 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
     for field in (varied, "after", "ranks", *(() if job.sweep else ("array",))):
         if field in job.model_fields_set:
             raise excluded(OPTIONS[field].flag, _flag_of(scaling))
-    if any("--dependency" in request.quantities for request in requests_of(job.slurm)):
+    if any("--dependency" in request.quantities for request in directives_of(job.slurm)):
         raise excluded("--slurm --dependency", "--scaling")
     script = UserScript.of(job)
     for option in ("array", "dependency"):
@@ -608,7 +608,7 @@ def mail_notice(site: Site, controller: Transport, jobs: Sequence[JobSpec]) -> N
 
 def _asks_for_mail(job: JobSpec) -> bool:
     script = UserScript.of(job)
-    given = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
+    given = [*(script.directives.options if script else ()), *directives_of(job.slurm)]
     kinds = [one.value for one in given if one.option and one.option.name == "mail-type"]
     # Of several, the last counts.
     return bool(kinds) and (kinds[-1] or "").upper() != "NONE"

@@ -31,7 +31,7 @@ from clusterctl.spec.job import JobSpec, Project, job_of
 from clusterctl.spec.job_options import Again, job_options, options_with, quantities_of
 from clusterctl.spec.metrics import goal_of
 from clusterctl.spec.program import BUNDLED_JOBS, is_module
-from clusterctl.spec.sbatch import quoted, requests_of
+from clusterctl.spec.sbatch import quoted, directives_of
 from clusterctl.spec.sweep import Form, are_pairs, configured_name, sweep_arguments
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE, run_path
 from clusterctl.transport.remote_open import read_json
@@ -294,7 +294,7 @@ def _given_again(given: dict[str, Any], replaced: Iterable[str]) -> dict[str, An
     ``replaced``.
     """
     slurm: list[str] = []
-    for request in requests_of(given.get("slurm", ())):
+    for request in directives_of(given.get("slurm", ())):
         if "--dependency" in request.quantities:
             if "singleton" in re.split("[,?]", str(request.value)):
                 slurm.append("--dependency=singleton")

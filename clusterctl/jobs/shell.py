@@ -55,7 +55,7 @@ from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
 from clusterctl.spec.job_options import JobOptions, sbatch_words
 from clusterctl.spec.names import Launcher
-from clusterctl.spec.sbatch import requests_of
+from clusterctl.spec.sbatch import directives_of
 from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, remove_folder, wrap_command
 from clusterctl.transport.login import login_of
@@ -206,7 +206,7 @@ def shell_job(options: JobOptions, site: Site) -> JobSpec:
     Raises UsageError if the folder of --folder can't be sent, or options exclude each other.
     """
     reject_quantities_twice(options.given)
-    for request in requests_of(options.slurm):
+    for request in directives_of(options.slurm):
         if request.option is not None and not request.option.salloc:
             raise UsageError(
                 f"--slurm {request.own_name} does not apply to a shell",
@@ -326,12 +326,12 @@ def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]])
 
 def salloc_options(job: JobSpec) -> list[str]:
     """Return the options of salloc for a job of ``shell_job``, without its name."""
-    return [*sbatch_words(job, defaults=True), *map(str, requests_of(job.slurm))]
+    return [*sbatch_words(job, defaults=True), *map(str, directives_of(job.slurm))]
 
 
 @contextmanager
 def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Lease]:
-    """Request nodes from Slurm. At the block's end, release them or withdraw the request.
+    """Directive nodes from Slurm. At the block's end, release them or withdraw the request.
 
     job: of ``shell_job``. ssh: logs in as the job user. Raises UsageError on clusters without
         Slurm.
@@ -341,7 +341,7 @@ def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Le
     options = salloc_options(job)
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), "--job-name=shell", *options]
     line, script = wrap_command(hold, path=session.inventory.slurm_path)
-    asked = session.site.asked(options, requests_of(job.slurm))
+    asked = session.site.asked(options, directives_of(job.slurm))
     lease = Lease(session, ssh, ssh.alone(controller, line), script, asked)
     try:
         yield lease

@@ -47,7 +47,7 @@ from clusterctl.spec.job_options import sbatch_words
 from clusterctl.spec.names import first_few
 from clusterctl.spec.remote_folders import JOBS
 from clusterctl.spec.remote_reference import SCHEME
-from clusterctl.spec.sbatch import requests_of
+from clusterctl.spec.sbatch import directives_of
 from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
@@ -532,8 +532,8 @@ class Submitter:
                 session.scheduler.script_name,
                 submitted_at=entry.submitted_at,
                 directives=(
-                    *(script.directives.requests if script else ()),
-                    *requests_of(job.slurm),
+                    *(script.directives.options if script else ()),
+                    *directives_of(job.slurm),
                 ),
                 options=_asked(job, script),
             )
@@ -725,5 +725,5 @@ def _asked(job: JobSpec, script: UserScript | None) -> tuple[str, ...]:
     return (
         *(line.removeprefix("#SBATCH").strip() for line in own),
         *sbatch_words(job, defaults=False),
-        *map(str, requests_of(job.slurm)),
+        *map(str, directives_of(job.slurm)),
     )

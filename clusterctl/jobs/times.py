@@ -9,7 +9,7 @@ from typing import Final
 
 from clusterctl.scheduler.user_script import points_in_time
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sbatch import Request, quoted, requests_of
+from clusterctl.spec.sbatch import Directive, quoted, directives_of
 from clusterctl.transport.base import Transport
 
 # The formats of sbatch for a time of day, and for a date with a time or without one.
@@ -35,7 +35,7 @@ def with_local_times(
     now: the time in the user's time zone, without its name. Default: the current time.
     """
     now = now or datetime.now()
-    given = requests_of(job.slurm)
+    given = directives_of(job.slurm)
     timed = points_in_time(job)
     options = [quoted(str(request)) for request in given if request.own_name not in timed]
     notes: list[str] = []
@@ -55,7 +55,7 @@ def with_local_times(
     return (job.model_copy(update={"slurm": tuple(options)}) if timed else job), tuple(notes)
 
 
-def _notes_unchanged(request: Request, moment: datetime | None) -> Iterator[str]:
+def _notes_unchanged(request: Directive, moment: datetime | None) -> Iterator[str]:
     if moment is not None:
         yield f"{request} is in your time zone; a submission converts it to the cluster's"
     elif not (request.value or "").lower().startswith("now"):

@@ -31,7 +31,7 @@ from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.trial import Trial
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sbatch import requests_of
+from clusterctl.spec.sbatch import directives_of
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import payload_hash
@@ -307,7 +307,7 @@ def _held(job: JobSpec) -> Notice | None:
     """Return why a job does not start anywhere. Slurm also expects a start of held jobs."""
     script = UserScript.of(job)
     own = script.directives.effective(job) if script is not None else ()
-    names = {request.own_name for request in (*own, *requests_of(job.slurm))}
+    names = {request.own_name for request in (*own, *directives_of(job.slurm))}
     if "--hold" not in names:
         return None
     return Notice("where-held", "the job is held (--hold): it starts after `scontrol release`")

@@ -35,7 +35,7 @@ from clusterctl.util.progress import Clock
 if TYPE_CHECKING:
     from clusterctl.scheduler.slurm_parse import PartitionInfo
     from clusterctl.scheduler.trial import Trial
-    from clusterctl.spec.sbatch import Request
+    from clusterctl.spec.sbatch import Directive
 
 _UNUSABLE = frozenset(
     "DOWN DRAIN DRAINED DRAINING FAIL ERROR UNKNOWN NOT_RESPONDING MAINT POWERED_DOWN FUTURE".split()
@@ -414,7 +414,7 @@ class JobRequest:
     nodes: tuple[str, ...] = ()
     limit_s: int = 0
     submitted_at: float = 0.0
-    directives: tuple[Request, ...] = ()
+    directives: tuple[Directive, ...] = ()
     options: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()

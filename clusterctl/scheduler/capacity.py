@@ -16,13 +16,13 @@ from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.slurm_values import gpus_by_type
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sbatch import Request, requests_of
+from clusterctl.spec.sbatch import Directive, directives_of
 from clusterctl.spec.units import parse_slurm_memory_mib
 
 # A node with another flag, such as PLANNED or COMPLETING, may be kept for another job.
 _FREE_STATES: Final = frozenset({"IDLE", "MIXED"})
 _FREE_FLAGS: Final = frozenset({"CLOUD", "DYNAMIC_NORM"})
-# The quantities, as in ``Request.quantities``, that decide a Shape, some in ways that depend on the
+# The quantities, as in ``Directive.quantities``, that decide a Shape, some in ways that depend on the
 # nodes.
 _QUANTITIES: Final = frozenset(
     (
@@ -161,10 +161,10 @@ def shape_of(job: JobSpec) -> Shape | None:
     )
 
 
-def _requests(job: JobSpec, script: UserScript | None) -> Iterator[Request]:
+def _requests(job: JobSpec, script: UserScript | None) -> Iterator[Directive]:
     """Yield the options of the script and of --slurm that decide the shape of a job."""
     own = script.directives.effective(job) if script is not None else ()
-    for request in (*own, *requests_of(job.slurm)):
+    for request in (*own, *directives_of(job.slurm)):
         if request.quantities & _QUANTITIES:
             yield request
 

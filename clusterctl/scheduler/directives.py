@@ -19,11 +19,11 @@ from clusterctl.spec.job_options import OPTIONS, flag_of, quantities_of
 from clusterctl.spec.program import safe_name
 from clusterctl.spec.sbatch import (
     MARK,
-    Request,
+    Directive,
     directive_lines,
     quoted,
-    requests,
-    requests_of,
+    directives_in,
+    directives_of,
     split_words,
 )
 from clusterctl.state.ledger import PROGRAM_FOLDER
@@ -46,13 +46,13 @@ _OF_GPUS: Final = frozenset({"--gpu-bind", "--gpu-freq"})
 class Directives:
     """The #SBATCH lines of a script.
 
-    script: the file's name. lines: the lines, verbatim. requests: the options in them.
+    script: the file's name. lines: the lines, verbatim. options: the options in them.
     late: numbers of the #SBATCH lines after the first command, which sbatch ignores.
     """
 
     script: str
     lines: tuple[str, ...] = ()
-    requests: tuple[Request, ...] = ()
+    options: tuple[Directive, ...] = ()
     late: tuple[int, ...] = ()
 
     @classmethod
@@ -79,25 +79,25 @@ class Directives:
         words = [
             (number, word) for number, line in texts.items() for word in _words(path, number, line)
         ]
-        return cls(path.name, tuple(texts.values()), tuple(requests(words)), late)
+        return cls(path.name, tuple(texts.values()), tuple(directives_in(words)), late)
 
-    def last(self, name: str) -> Request | None:
+    def last(self, name: str) -> Directive | None:
         """Return the last option with this name, which is the option that sbatch uses."""
         return next(
-            (r for r in reversed(self.requests) if r.option and r.option.name == name), None
+            (r for r in reversed(self.options) if r.option and r.option.name == name), None
         )
 
     def notes(self, job: JobSpec) -> Iterator[str]:
         """Yield a line for each thing that the script's #SBATCH lines ask for in vain."""
-        ignored: dict[str, list[Request]] = {}
-        for request in self.requests:
-            if request.option and request.option.instead:
-                ignored.setdefault(request.option.instead, []).append(request)
+        ignored: dict[str, list[Directive]] = {}
+        for directive in self.options:
+            if directive.option and directive.option.instead:
+                ignored.setdefault(directive.option.instead, []).append(directive)
         for instead, options in ignored.items():
-            names = " and ".join(dict.fromkeys(request.own_name for request in options))
-            has = "has" if len({request.own_name for request in options}) == 1 else "have"
+            names = " and ".join(dict.fromkeys(directive.own_name for directive in options))
+            has = "has" if len({directive.own_name for directive in options}) == 1 else "have"
             yield (
-                f"{self._place(request.line for request in options)}: {names} {has} no effect: "
+                f"{self._place(directive.line for directive in options)}: {names} {has} no effect: "
                 f"{instead}"
             )
         named = self.last("job-name")
@@ -133,32 +133,32 @@ class Directives:
         Raises:
             UsageError: a line contradicts the flags, or is not an option of a job.
         """
-        kept = [in_program_folder(request, job) for request in self.effective(job)]
-        for request in kept:
-            if contradiction := _contradiction(job, request):
+        kept = [in_program_folder(directive, job) for directive in self.effective(job)]
+        for directive in kept:
+            if contradiction := _contradiction(job, directive):
                 problem, fix = contradiction
-                place = f"`#SBATCH {request}` in line {request.line} of {self.script}"
+                place = f"`#SBATCH {directive}` in line {directive.line} of {self.script}"
                 raise UsageError(f"{place} {problem}", code="directive-refused", fix=fix)
-        if kept == list(self.requests):
+        if kept == list(self.options):
             return self.lines
-        lines = (group for _, group in groupby(kept, key=lambda request: request.line))
+        lines = (group for _, group in groupby(kept, key=lambda directive: directive.line))
         return tuple(
-            f"{MARK} {' '.join(quoted(str(request)) for request in line)}" for line in lines
+            f"{MARK} {' '.join(quoted(str(directive)) for directive in line)}" for line in lines
         )
 
-    def effective(self, job: JobSpec) -> list[Request]:
+    def effective(self, job: JobSpec) -> list[Directive]:
         """Return the options that the job's flags do not replace."""
         replaced = self._replaced(job)
-        return [new for request in self.requests if (new := request.without(replaced))]
+        return [new for directive in self.options if (new := directive.without(replaced))]
 
     def _replaced(self, job: JobSpec) -> frozenset[str]:
         """Return the quantities that the job's flags set."""
-        ours = {r.own_name for r in self.requests if r.option and r.option.role == "ours"}
+        ours = {r.own_name for r in self.options if r.option and r.option.role == "ours"}
         given = {*quantities_of(job.model_fields_set), *ours}
-        for request in requests_of(job.slurm):
-            given |= {*request.quantities, request.own_name}
-        shapers = (r for r in self.requests if r.option and r.option.name in _SETS_SHAPE)
-        shape = {quantity for request in shapers for quantity in request.quantities}
+        for directive in directives_of(job.slurm):
+            given |= {*directive.quantities, directive.own_name}
+        shapers = (r for r in self.options if r.option and r.option.name in _SETS_SHAPE)
+        shape = {quantity for directive in shapers for quantity in directive.quantities}
         if given & _SHAPE and given | shape >= _SHAPE:
             given.add("--ntasks")
         return frozenset(
@@ -206,25 +206,25 @@ def _comments_of_shell(lines: Sequence[str]) -> Iterator[int]:
                 ends.append(part["end"].strip("'\"\\"))
 
 
-def in_program_folder(request: Request, job: JobSpec) -> Request:
+def in_program_folder(directive: Directive, job: JobSpec) -> Directive:
     """Return an option, with the path of --input below the program's folder, to which the file is
     sent.
     """
-    path = request.value or ""
-    if request.own_name != "--input" or path.startswith("/"):
-        return request
-    return replace(request, value=posixpath.normpath(f"{PROGRAM_FOLDER}/{job.place.start}/{path}"))
+    path = directive.value or ""
+    if directive.own_name != "--input" or path.startswith("/"):
+        return directive
+    return replace(directive, value=posixpath.normpath(f"{PROGRAM_FOLDER}/{job.place.start}/{path}"))
 
 
-def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
+def _contradiction(job: JobSpec, directive: Directive) -> tuple[str, str] | None:
     """Return the problem and the fix if an option of the script contradicts the job's flags, or
     None.
     """
-    name = request.own_name
+    name = directive.own_name
     flags = job.model_fields_set
-    value = request.value or ""
-    if request.option and request.option.role == "never":
-        use = request.option.use
+    value = directive.value or ""
+    if directive.option and directive.option.role == "never":
+        use = directive.option.use
         advice = f", and use `clusterctl submit {use}`" if use else ""
         return "is not an option of a job", f"leave it out of the script{advice}"
     if name == "--ntasks":
@@ -238,12 +238,12 @@ def _contradiction(job: JobSpec, request: Request) -> tuple[str, str] | None:
     if "nodes" in flags and count > job.nodes:
         fix = f"use --nodes {count}, or name other nodes with --slurm --nodelist=NODES"
         return f"names more nodes than --nodes {job.nodes}", fix
-    if any(name == given.own_name for given in requests_of(job.slurm)):
+    if any(name == given.own_name for given in directives_of(job.slurm)):
         return (
             f"can't be combined with --slurm {name}",
             "leave out either, or pass --gpus or --cpus",
         )
-    flag = next((flag_of(quantity) for quantity in request.quantities), "")
+    flag = next((flag_of(quantity) for quantity in directive.quantities), "")
     if flag and "gpu" in name and "gpus" in flags and not job.gpus:
         return "needs GPUs, and --gpus is 0", f"replace it with {flag}"
     return None

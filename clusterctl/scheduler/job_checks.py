@@ -14,7 +14,7 @@ from clusterctl.scheduler.user_script import UserScript, partition_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import quantities_of
 from clusterctl.spec.program import is_python
-from clusterctl.spec.sbatch import requests_of
+from clusterctl.spec.sbatch import directives_of
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.inventory import Inventory
 
@@ -116,7 +116,7 @@ def _has_default_limits(inventory: Inventory, job: JobSpec) -> bool:
         "partition": inventory.partitions[0].name,
     }
     script = UserScript.of(job)
-    requests = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
+    requests = [*(script.directives.options if script else ()), *directives_of(job.slurm)]
     if any(request.quantities & quantities_of(defaults) for request in requests):
         return False
     return all(getattr(job, name) in {None, value} for name, value in defaults.items())

@@ -14,7 +14,7 @@ from clusterctl.scheduler.advice import Advice
 
 if TYPE_CHECKING:
     from clusterctl.spec.job_options import Refusal
-    from clusterctl.spec.sbatch import Request
+    from clusterctl.spec.sbatch import Directive
 
 _TOO_LARGE: Final = re.compile(
     "node configuration is not available|Node count|More processors|limit", re.IGNORECASE
@@ -39,7 +39,7 @@ class Asked:
     """
 
     options: Sequence[str] = ()
-    directives: Sequence[Request] = ()
+    directives: Sequence[Directive] = ()
     advice: Advice = advice.OWN
     lists_accounts: bool = True
 
@@ -126,7 +126,7 @@ def _rules() -> list[tuple[str, frozenset[str], Refusal]]:
     return sorted(rules, key=lambda rule: rule[2].is_vague)
 
 
-def _places(requests: Sequence[Request]) -> str:
+def _places(requests: Sequence[Directive]) -> str:
     """Return the requests as the user wrote them: in lines of the script, or (line 0) with
     --slurm.
     """

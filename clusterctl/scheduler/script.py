@@ -22,7 +22,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, Again, sbatch_words
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.program import ONE_RANK_JOBS
-from clusterctl.spec.sbatch import plain_array, quoted, requests_of
+from clusterctl.spec.sbatch import plain_array, quoted, directives_of
 from clusterctl.spec.sweep import MAX_TASKS
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER, SWEEP_FILE
@@ -274,7 +274,7 @@ def fills_nodes(job: JobSpec, script: UserScript | None) -> bool:
 
 def _requested(job: JobSpec, script: UserScript | None) -> frozenset[str]:
     """Return the quantities that the script's lines and --slurm set."""
-    requests = [*(script.directives.requests if script else ()), *requests_of(job.slurm)]
+    requests = [*(script.directives.options if script else ()), *directives_of(job.slurm)]
     return frozenset(quantity for request in requests for quantity in request.quantities)
 
 
@@ -650,7 +650,7 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
     task = "-%a" if is_array(job, script) else ""
     has_directives = script is not None and bool(script.directives.lines)
     given = sbatch_words(_with_signal(job, script), defaults=not has_directives)
-    more = [str(in_program_folder(request, job)) for request in requests_of(job.slurm)]
+    more = [str(in_program_folder(request, job)) for request in directives_of(job.slurm)]
     return [
         f"--job-name={job.name}",
         f"--output=stdout{task}.log",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.script import Environment
     from clusterctl.spec.job import JobSpec
     from clusterctl.spec.models import ClusterSpec
-    from clusterctl.spec.sbatch import Request
+    from clusterctl.spec.sbatch import Directive
 
 # Raises UsageError if the site can't run the job.
 Check: TypeAlias = "Callable[[Site, JobSpec], None]"
@@ -157,7 +157,7 @@ class Site(ABC):
         """Raise UsageError if the cluster does not run Slurm, for operations that need it."""
         return
 
-    def asked(self, options: Sequence[str], directives: Sequence[Request]) -> Asked:
+    def asked(self, options: Sequence[str], directives: Sequence[Directive]) -> Asked:
         """Return a request to Slurm, which explains a refusal. See ``Asked``."""
         return Asked(options, directives, self.advice, not self.inventory.no_accounting)
 

@@ -94,10 +94,10 @@ class OwnSlurm(Site):
 
     def without_nodes(self, job: JobSpec, names: Collection[str]) -> JobSpec:
         from clusterctl.scheduler.user_script import UserScript  # noqa: PLC0415 - as above
-        from clusterctl.spec.sbatch import requests_of  # noqa: PLC0415 - as above
+        from clusterctl.spec.sbatch import directives_of  # noqa: PLC0415 - as above
 
         script = UserScript.of(job)
-        given = (*(script.directives.requests if script else ()), *requests_of(job.slurm))
+        given = (*(script.directives.options if script else ()), *directives_of(job.slurm))
         # Of several options --exclude, only the last counts.
         values = [
             request.value

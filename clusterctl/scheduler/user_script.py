@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.program import INTERPRETERS, Language, language_of
-from clusterctl.spec.sbatch import Request, requests_of
+from clusterctl.spec.sbatch import Directive, directives_of
 from clusterctl.spec.units import format_duration
 
 if TYPE_CHECKING:
@@ -126,12 +126,12 @@ def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
     return "", ""
 
 
-def points_in_time(job: JobSpec) -> dict[str, Request]:
+def points_in_time(job: JobSpec) -> dict[str, Directive]:
     """Return name -> option for options of sbatch that are points in time, such as ``--begin``."""
     script = UserScript.of(job)
-    own = script.directives.requests if script is not None else ()
+    own = script.directives.options if script is not None else ()
     # An option of --slurm replaces that of the script, and the last of several options counts.
-    requests = (*own, *requests_of(job.slurm))
+    requests = (*own, *directives_of(job.slurm))
     return {
         request.own_name: request for request in requests if request.option and request.option.clock
     }

@@ -21,7 +21,7 @@ from clusterctl.spec.program import (
     reads_words,
     safe_name,
 )
-from clusterctl.spec.sbatch import requests_of, values_in
+from clusterctl.spec.sbatch import directives_of, values_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
 
 def reject_quantities_twice(options: Mapping[str, Any]) -> None:
     """Raise UsageError if a flag and an option of --slurm set the same quantity."""
-    for request in requests_of(options.get("slurm", ())):
+    for request in directives_of(options.get("slurm", ())):
         for name in options:
             is_same = name in OPTIONS and OPTIONS[name].sbatch in request.quantities
             if is_same and request.option and not request.option.beside:

@@ -63,7 +63,7 @@ from clusterctl.spec.job_values import (
     Variables,
 )
 from clusterctl.spec.names import Launcher
-from clusterctl.spec.sbatch import Request, option_of_clusterctl, requests_of, sbatch_options
+from clusterctl.spec.sbatch import Directive, option_of_clusterctl, directives_of, sbatch_options
 from clusterctl.spec.sweep import Scaling, Sweep, as_sweep
 from clusterctl.spec.units import shown
 
@@ -98,7 +98,7 @@ class Refusal:
 
     pattern: what Slurm's message has. lists: the command that lists valid values. Empty: the value
         itself is to be corrected.
-    also: more quantities, as in ``Request.quantities``, that the message may be about.
+    also: more quantities, as in ``Directive.quantities``, that the message may be about.
     is_conflict: whether the message is about another option that can't be used beside this one.
     is_vague: whether messages about other options may have the pattern, so that it is tried last.
     """
@@ -244,7 +244,7 @@ def _dependencies(after: tuple[str, ...]) -> str:
 
 def _sbatch_text(value: str) -> str:
     """Return a text of --slurm. Reject options for quantities that only a flag can set."""
-    for request in requests_of([value]):
+    for request in directives_of([value]):
         names = [name for name in _set_by(request) if OPTIONS[name].is_only_flag]
         if names and not (request.option and request.option.beside):
             raise option_of_clusterctl(request, flags_for(request))
@@ -760,17 +760,17 @@ def options_with(**traits: object) -> tuple[str, ...]:
 
 
 def quantities_of(names: Iterable[str]) -> frozenset[str]:
-    """Return the quantities, as in ``Request.quantities``, that options set. names: of fields."""
+    """Return the quantities, as in ``Directive.quantities``, that options set. names: of fields."""
     return frozenset(OPTIONS[name].sbatch for name in names if name in OPTIONS) - {""}
 
 
-def _set_by(request: Request) -> list[str]:
+def _set_by(request: Directive) -> list[str]:
     """Return the names of the options for the quantities of an option of sbatch."""
     names = [name for name, option in OPTIONS.items() if option.sbatch in request.quantities]
     return names or [name for one in request.quantities for name in _PRODUCTS.get(one, ())]
 
 
-def flags_for(request: Request) -> str:
+def flags_for(request: Directive) -> str:
     """Return the flags of `submit` to use in place of an option of sbatch.
 
     Empty: there are none, so --slurm passes the option.

@@ -51,7 +51,7 @@ class SbatchOption:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Directive:
     """An option of sbatch with its value, in a line of a script or in a text of --slurm.
 
     option: None if sbatch has no such option. The value is then the word itself.
@@ -75,7 +75,7 @@ class Request:
 
     @property
     def quantities(self) -> frozenset[str]:
-        """The quantities that the request sets. Each is named as the option that usually sets it,
+        """The quantities that the directive sets. Each is named as the option that usually sets it,
         such as ``--mem``, which also stands for ``--mem-per-cpu``.
         """
         if self.option is None:
@@ -84,8 +84,8 @@ class Request:
             return frozenset(quantity for quantity, _ in self._entries())
         return frozenset({f"--{self.option.same or self.option.name}"})
 
-    def without(self, quantities: Iterable[str]) -> Request | None:
-        """Return the request without these quantities, or ``None`` if nothing remains."""
+    def without(self, quantities: Iterable[str]) -> Directive | None:
+        """Return the directive without these quantities, or ``None`` if nothing remains."""
         remaining = self.quantities.difference(quantities)
         if self.option is None or remaining == self.quantities:
             return self
@@ -152,7 +152,7 @@ def values_in(lines: Iterable[str], *names: str) -> dict[str, str]:
             return {}
     return {
         found.own_name: found.value
-        for found in requests(words)
+        for found in directives_in(words)
         if found.own_name in names and found.value
     }
 
@@ -191,7 +191,7 @@ def quoted(word: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
 
 
-def requests(words: Iterable[tuple[int, str]]) -> Iterator[Request]:
+def directives_in(words: Iterable[tuple[int, str]]) -> Iterator[Directive]:
     """Yield the options in words, as sbatch's getopt finds them. ``words``: pairs (number of line,
     word).
     """
@@ -199,40 +199,40 @@ def requests(words: Iterable[tuple[int, str]]) -> Iterator[Request]:
     for line, word in remaining:
         option = sbatch_option(word)
         if option is None:
-            yield Request(None, word, line)
+            yield Directive(None, word, line)
         elif word.startswith("--"):
             _, equals, value = word.partition("=")
-            yield Request(option, value if equals else _next_value(option, remaining), line)
+            yield Directive(option, value if equals else _next_value(option, remaining), line)
         else:
             yield from _letters(word[1:], line, remaining)
 
 
-def _letters(letters: str, line: int, remaining: Iterator[tuple[int, str]]) -> Iterator[Request]:
+def _letters(letters: str, line: int, remaining: Iterator[tuple[int, str]]) -> Iterator[Directive]:
     """Yield the options in a word of short options, such as ``HN2`` of ``-HN2``."""
     while letters:
         option = sbatch_option(f"-{letters}")
         if option is None:
-            yield Request(None, f"-{letters}", line)
+            yield Directive(None, f"-{letters}", line)
             return
         letters, value = (letters[1:], "") if option.value == "absent" else ("", letters[1:])
-        yield Request(option, value or _next_value(option, remaining), line)
+        yield Directive(option, value or _next_value(option, remaining), line)
 
 
 def _next_value(option: SbatchOption, remaining: Iterator[tuple[int, str]]) -> str | None:
     return next(remaining, (0, None))[1] if option.value == "required" else None
 
 
-def requests_of(texts: Iterable[str]) -> tuple[Request, ...]:
+def directives_of(texts: Iterable[str]) -> tuple[Directive, ...]:
     """Return the options in texts of --slurm.
 
     Raises:
         BadValueError: a text has no option, a wrong option, or an option that clusterctl itself
             sets or that does not describe a job.
     """
-    options: list[Request] = []
+    options: list[Directive] = []
     for text in texts:
         try:
-            given = list(requests((0, word) for word in split_words(text)))
+            given = list(directives_in((0, word) for word in split_words(text)))
         except ValueError as exc:
             raise BadValueError("not-an-sbatch-option", f"{shown(text)}: {exc}") from exc
         if not given or not text.isprintable():
@@ -240,31 +240,31 @@ def requests_of(texts: Iterable[str]) -> tuple[Request, ...]:
                 "has no option" if text.isprintable() else "has a character that can't be printed"
             )
             raise BadValueError("not-an-sbatch-option", f"{shown(text)} {problem}")
-        for request in given:
-            _check(request)
+        for directive in given:
+            _check(directive)
         options += given
     return tuple(options)
 
 
-def _check(request: Request) -> None:
-    option = request.option
+def _check(directive: Directive) -> None:
+    option = directive.option
     code = "not-an-sbatch-option"
     if option is None:
-        names = () if str(request).partition("=")[0] in _OF_SALLOC else sbatch_options()
-        near = did_you_mean(str(request), [f"--{name}" for name in names])
-        raise BadValueError(code, f"sbatch has no option {request}{f': {near}' if near else ''}")
-    if (option.value, request.value is None) in {("required", True), ("absent", False)}:
-        problem = "needs a value" if request.value is None else "has no value"
-        raise BadValueError(code, f"{request.own_name} {problem}")
+        names = () if str(directive).partition("=")[0] in _OF_SALLOC else sbatch_options()
+        near = did_you_mean(str(directive), [f"--{name}" for name in names])
+        raise BadValueError(code, f"sbatch has no option {directive}{f': {near}' if near else ''}")
+    if (option.value, directive.value is None) in {("required", True), ("absent", False)}:
+        problem = "needs a value" if directive.value is None else "has no value"
+        raise BadValueError(code, f"{directive.own_name} {problem}")
     if option.role:
-        raise option_of_clusterctl(request, option.use)
+        raise option_of_clusterctl(directive, option.use)
 
 
-def option_of_clusterctl(request: Request, flags: str) -> BadValueError:
+def option_of_clusterctl(directive: Directive, flags: str) -> BadValueError:
     """Return the error for an option that --slurm can't pass. flags: those of `submit` in its
     place. Empty: there are none.
     """
     advice = f"use {flags} of `clusterctl submit`" if flags else "leave it out"
     return BadValueError(
-        "option-of-clusterctl", f"clusterctl itself sets {request.own_name}: {advice}"
+        "option-of-clusterctl", f"clusterctl itself sets {directive.own_name}: {advice}"
     )

@@ -20,7 +20,7 @@ from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, un
 from clusterctl.scheduler.directives import Directives
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
-from clusterctl.spec.sbatch import requests_of
+from clusterctl.spec.sbatch import directives_of
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step, captured, records, slurm_output
@@ -446,7 +446,7 @@ def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_a
     directives = Directives.read(
         Path("x.sh"), ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])]
     )
-    fix = Asked(directives.lines, directives.requests).fix(
+    fix = Asked(directives.lines, directives.options).fix(
         f"Batch job submission failed: {refusal}"
     )
     assert at_fault in fix
@@ -467,7 +467,7 @@ def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_a
 def test_fix_for_refusal_names_an_option_of_slurm(
     refusal: str, option: str, not_at_fault: str
 ) -> None:
-    fix = Asked([option], requests_of([option])).fix(refusal)
+    fix = Asked([option], directives_of([option])).fix(refusal)
     assert f"`--slurm {option}`" in fix
     assert not_at_fault not in fix
 

@@ -252,7 +252,7 @@ def test_directives_end_at_the_first_command() -> None:
     )
     found = Directives.read(Path("a.sh"), text.split("\n"))
     assert found.lines == ("#SBATCH -N2", "#SBATCH--time=5")
-    assert [(str(request), request.line) for request in found.requests] == [
+    assert [(str(request), request.line) for request in found.options] == [
         ("--nodes=2", 4),
         ("--time=5", 5),
     ]

@@ -30,7 +30,7 @@ from clusterctl.spec.job_options import (
     job_options,
     sbatch_words,
 )
-from clusterctl.spec.sbatch import requests_of, sbatch_options
+from clusterctl.spec.sbatch import directives_of, sbatch_options
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
 from tests.support.messages import refused
@@ -147,7 +147,7 @@ def test_refusal_names_the_option_as_the_user_wrote_it(name: str) -> None:
     stderr = f"Batch job submission failed: {option.refusal.pattern} is invalid"
     assert option.flag in Asked().fix(stderr)
     text = "--mem-per-cpu=1G" if name == "mem" else f"{option.sbatch}=x"
-    assert f"--slurm {text}" in Asked(directives=requests_of([text])).fix(stderr)
+    assert f"--slurm {text}" in Asked(directives=directives_of([text])).fix(stderr)
 
 
 @pytest.mark.parametrize("name", PASSED)

@@ -14,10 +14,10 @@ from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec.job import job_of
 from clusterctl.spec.job_options import flags_for, job_options
 from clusterctl.spec.sbatch import (
-    Request,
+    Directive,
     quoted,
-    requests,
-    requests_of,
+    directives_in,
+    directives_of,
     sbatch_options,
     split_words,
 )
@@ -68,7 +68,7 @@ def test_names_of_options_and_flags_in_the_table_exist() -> None:
         for param in LazyVerb("submit").load().params
         for name in (*param.opts, *param.secondary_opts)
     }
-    advice = [flags_for(Request(option, None)) for option in table.values()]
+    advice = [flags_for(Directive(option, None)) for option in table.values()]
     used = {word for text in advice for word in text.split() if word[0] == "-"}
     assert {"--note", "--dry-run", "--gpus", "--no-requeue"} < used <= {*flags, "--help"}
 
@@ -96,7 +96,7 @@ def test_names_of_options_and_flags_in_the_table_exist() -> None:
 )
 def test_directive_is_parsed_as_sbatch_parses_it(text: str, shown: list[str] | None) -> None:
     expected = ["--comment=it's", "--mail-user=ab", '--wckey=x y"z'] if shown is None else shown
-    found = [str(request) for request in requests((1, word) for word in split_words(text))]
+    found = [str(request) for request in directives_in((1, word) for word in split_words(text))]
     assert found == expected
     assert split_words(" ".join(map(quoted, found))) == found
 
@@ -110,7 +110,7 @@ def test_open_quote_is_an_error() -> None:
 def test_option_of_salloc_is_not_a_misspelling() -> None:
     for text, is_slip in (("--no-shell", False), ("--no-kli", True)):
         with refused("not-an-sbatch-option", BadValueError) as found:
-            requests_of([text])
+            directives_of([text])
         assert ("--no-kill" in str(found.value)) is is_slip
 
 
@@ -137,7 +137,7 @@ def test_option_of_salloc_is_not_a_misspelling() -> None:
 )
 def test_option_that_slurm_can_not_pass_is_refused(text: str, code: str | None, shown: str) -> None:
     if code is None:
-        assert [str(request) for request in requests_of([text])] == ["--exclusive"]
+        assert [str(request) for request in directives_of([text])] == ["--exclusive"]
         return
     with refused(code, UsageError, shown):
         job_options({"slurm": [text]})
