@@ -37,6 +37,7 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.page import REPORT_FILE, write_report
 from clusterctl.runs.report import report_of
 from clusterctl.runs.series import summarize
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import connect_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import job_inventory
@@ -161,7 +162,9 @@ def jobs(rounds: int, given: argparse.Namespace) -> None:
         workspace = Workspace.of(cluster.name)
         with connect_session(job_inventory(workspace), workspace) as opened:
             job = JobSpec(name="small", script=script)
-            prepared = PreparedJob(job, opened.site.render(job), source_of(job))
+            prepared = PreparedJob(
+                Request.read(job), opened.site.render(Request.read(job)), source_of(job)
+            )
             ids = [Submitter(opened).submit(prepared).job_id for _ in range(given.jobs)]
         wait_for_all(cluster)
         out = cluster.folder / "out"

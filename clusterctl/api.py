@@ -325,7 +325,7 @@ class Cluster:
         """Read the jobs in ``target``, and reject mistakes that are visible without a cluster."""
         jobs = read_jobs(str(target), self._given(args, options), variants)
         reject_invalid_arguments(jobs, model)
-        return Submission(jobs, model)
+        return Submission.of(jobs, model)
 
     @staticmethod
     def _given(args: _Args, options: JobKeywords) -> dict[str, object]:
@@ -399,7 +399,7 @@ class Cluster:
             )
         replay = replay_job(row.run.directory, again)
         reject_invalid_arguments((replay.job,))
-        (job,) = self._submit(Submission((replay.job,), replay=replay))
+        (job,) = self._submit(Submission.of((replay.job,), replay=replay))
         return job
 
     def job(self, job_id: str | int) -> Job:

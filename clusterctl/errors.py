@@ -208,6 +208,25 @@ def unaccompanied(option: str, needed: str) -> UsageError:
     )
 
 
+def raise_together(errors: Iterable[UsageError]) -> None:
+    """Raise a single error for all errors about a command. Nothing is raised if there are none."""
+    found = [*{str(error): error for error in errors}.values()]
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        causes = [f"{one.where}: {one.cause}" if one.where else one.cause for one in found]
+        raise UsageError(
+            f"{len(found)} values do not fit",
+            code="several-faults",
+            why="\n".join(causes),
+            fix="\n".join(dict.fromkeys(one.fix for one in found if one.fix)),
+            failures=tuple(
+                Failure(one.code, cause, fix=one.fix)
+                for one, cause in zip(found, causes, strict=True)
+            ),
+        )
+
+
 def foreign_package_error(exc: BaseException) -> UsageError | None:
     """Return the error to show if a package of PYTHONPATH caused an exception, or None."""
     folders = [

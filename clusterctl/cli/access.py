@@ -24,13 +24,13 @@ from clusterctl.jobs.shell import (
     parse_forwards,
     requested_nodes,
     session_folder,
-    shell_job,
+    shell_request,
 )
 from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import Submitter
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
-from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder
@@ -114,10 +114,10 @@ def shell(
     with open_session(screen.chosen()) as session, ExitStack() as stack:
         check_budget(session, screen.note)
         ssh = OpenSSH(session.workspace.ssh_config, session.inventory.job_user)
-        job = shell_job(options, session.site)
+        request = shell_request(options, session.site)
         environment = _environment(screen, session, options)
-        folder = _folder(screen, stack, session, job, environment)
-        lease = stack.enter_context(requested_nodes(session, ssh, job))
+        folder = _folder(screen, stack, session, request, environment)
+        lease = stack.enter_context(requested_nodes(session, ssh, request))
         with screen.working("waiting for nodes"):
             while isinstance(allocation := lease.allocation(), str):
                 _note_wait(screen, session, allocation)
@@ -132,7 +132,7 @@ def shell(
             folder.path,
             terminal=terminal,
             forwards=forwards,
-            in_container=job.container is not None,
+            in_container=request.job.container is not None,
         )
         code, answer = _run(screen, argv, {"job_id": allocation.job_id, "nodes": allocation.nodes})
         files = folder.changes
@@ -193,14 +193,14 @@ def _environment(screen: Screen, session: Session, options: JobOptions) -> Envir
 
 
 def _folder(
-    screen: Screen, stack: ExitStack, session: Session, job: JobSpec, environment: Environment
+    screen: Screen, stack: ExitStack, session: Session, request: Request, environment: Environment
 ) -> SessionFolder:
     """Create the session's folder on the cluster. Closing ``stack`` removes it if no files were
     written.
     """
     with screen.transfers() as progress:
         submitter = Submitter(session, screen.note, progress)
-        folder = stack.enter_context(session_folder(submitter, job, environment))
+        folder = stack.enter_context(session_folder(submitter, request, environment))
     for note in folder.source.notes if folder.source is not None else ():
         screen.note(f"note: {note}")
     if folder.sent is not None:

@@ -12,8 +12,8 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError
 from clusterctl.jobs.first import Place, reject_unfit
 from clusterctl.jobs.where import Candidate, candidates_of, ranked
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
-from clusterctl.spec.job import JobSpec
 
 # The value of --first for the first N places of the ranking.
 BEST: Final = re.compile(r"best:([2-9]|[1-9][0-9])")
@@ -27,7 +27,7 @@ class Ranking:
     answers: Answers[tuple[Candidate, ...]]
 
 
-def rank(screen: Screen, job: JobSpec, *, is_for_first: bool = False) -> Ranking:
+def rank(screen: Screen, request: Request, *, is_for_first: bool = False) -> Ranking:
     """Ask the user's clusters for the places of a job, and note those that do not answer.
 
     is_for_first: leave out the clusters on which `submit --first` is not possible.
@@ -41,8 +41,8 @@ def rank(screen: Screen, job: JobSpec, *, is_for_first: bool = False) -> Ranking
     def ask(name: str) -> tuple[Candidate, ...]:
         with open_session(clusters[name], patience_s=SHOWN_PATIENCE_S) as session:
             if is_for_first:
-                reject_unfit(session, job)
-            return candidates_of(session, job)
+                reject_unfit(session, request.job)
+            return candidates_of(session, request)
 
     with screen.working("asking the clusters"):
         answers = ask_all([*clusters], ask)
@@ -51,12 +51,12 @@ def rank(screen: Screen, job: JobSpec, *, is_for_first: bool = False) -> Ranking
     return Ranking(places, answers)
 
 
-def best_places(screen: Screen, job: JobSpec, count: int) -> tuple[Place, ...]:
+def best_places(screen: Screen, request: Request, count: int) -> tuple[Place, ...]:
     """Return the first places of the ranking that accept the job, at most ``count``.
 
     Raises UsageError if there are fewer than two.
     """
-    ranking = rank(screen, job, is_for_first=True)
+    ranking = rank(screen, request, is_for_first=True)
     places = tuple(each.place for each in ranking.places if each.is_submittable)[:count]
     if len(places) < 2:  # noqa: PLR2004
         raise UsageError(

@@ -145,18 +145,20 @@ def _advice_for_sbatch_option(word: str) -> str:
     """Return the fix for an option of sbatch, such as ``-w``; "" for another unknown option."""
     # Other commands do not need the options of sbatch.
     from clusterctl.spec.job_options import flags_for
-    from clusterctl.spec.sbatch import requests
+    from clusterctl.spec.sbatch import directives_in
 
-    request = next(requests((0, text) for text in _typed(word)))
-    option = request.option
-    if option is None or word not in {request.own_name, f"-{option.letter}"}:
+    directive = next(directives_in((0, text) for text in _typed(word)))
+    option = directive.option
+    if option is None or word not in {directive.own_name, f"-{option.letter}"}:
         return ""
     if option.role and not option.use:
         return f"leave it out, because clusterctl sets {word}"
-    if flags := flags_for(request):
+    if flags := flags_for(directive):
         return f"use `clusterctl submit JOB {flags}`"
-    value = "=VALUE" if option.value == "required" and request.value is None else ""
-    return f"`clusterctl submit JOB --slurm {shlex.quote(f'{request}{value}')}` passes it to sbatch"
+    value = "=VALUE" if option.value == "required" and directive.value is None else ""
+    return (
+        f"`clusterctl submit JOB --slurm {shlex.quote(f'{directive}{value}')}` passes it to sbatch"
+    )
 
 
 def _typed(option: str) -> list[str]:

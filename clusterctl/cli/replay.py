@@ -34,9 +34,9 @@ from clusterctl.jobs.replay import Code, Replay, replay_job
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, named_run
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session, open_session, site_of
 from clusterctl.scheduler.site import Site
-from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.state.inventory import planned_inventory
 
@@ -77,7 +77,7 @@ def replay(
         )
         return
     replay = replay_job(row.run.directory, again)
-    submission = Submission((replay.job,), replay=replay)
+    submission = Submission.of((replay.job,), replay=replay)
     reject_invalid_arguments(submission.jobs)
     watching = Watching.of(
         submission.jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ()
@@ -85,13 +85,13 @@ def replay(
     shown = TwoSteps.of(dry_run=dry_run, if_digest=if_digest).look(screen, submission, "replay")
     if dry_run and shown is not None:
         site = site_of(planned_inventory(shown.spec))
-        more = _note_differences(screen, row, replay, changes, site, shown.jobs[0].job)
+        more = _note_differences(screen, row, replay, changes, site, shown.jobs[0].request)
         show_scripts(screen, shown, more)
         return
     with telling_of_no_job(screen), open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission, shown)
-        job = prepared[0].job
-        more = _note_differences(screen, row, replay, changes, session.site, job)
+        request = prepared[0].request
+        more = _note_differences(screen, row, replay, changes, session.site, request)
         rows = submit_and_note(screen, session, prepared, more)
         if watching is not None:
             is_followed = watch_jobs(screen, session, rows, (replay.job,), watching)
@@ -137,10 +137,10 @@ def _note_differences(
     replay: Replay,
     changes: Mapping[str, str],
     site: Site,
-    job: JobSpec,
+    request: Request,
 ) -> dict[str, Any]:
-    listed = differences(row, replay, changes, site, job)
-    tasks = f", tasks {job.array}" if "of_failed" in replay.known else ""
+    listed = differences(row, replay, changes, site, request)
+    tasks = f", tasks {request.job.array}" if "of_failed" in replay.known else ""
     screen.note(
         *(f"note: {note}" for note in replay.notes),
         f"replay of {row.shown}{tasks}; " + ("differences:" if listed else "no known differences"),

@@ -235,7 +235,7 @@ def submit(
         return
     reject_invalid_arguments(jobs, model)
     watching = Watching.of(jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ())
-    submission = Submission(jobs, model)
+    submission = Submission.of(jobs, model)
     if first is not None:
         _submit_first(screen, submission, first, watching)
         return
@@ -268,10 +268,11 @@ def _submit_first(
     from clusterctl.cli.ranking import BEST, best_places
 
     chosen = screen.chosen()
-    (job,) = submission.jobs
+    (request,) = submission.requests
+    job = request.job
     found: tuple[Place, ...] = ()
     if best := BEST.fullmatch(text):
-        found = best_places(screen, job, int(best[1]))
+        found = best_places(screen, request, int(best[1]))
         screen.note(f"--first {','.join(place.shown for place in found)}")
         chosen = ChosenCluster(name=found[0].cluster, note=chosen.note)
     with ExitStack() as stack:
@@ -286,7 +287,7 @@ def _submit_first(
             reject_unfit(session, job)
         prepared = []
         for place in places:
-            of_place = replace(submission, jobs=(place.of_job(job),))
+            of_place = replace(submission, requests=(place.of(request),))
             (ready,) = prepare(screen, sessions[place.cluster], of_place)
             prepared.append((place.cluster, ready))
         first = new_first([place.cluster for place in places])
@@ -482,7 +483,7 @@ class TwoSteps:
         spec = spec_of_existing(screen.chosen())
         with screen.working("preparing the job"):
             jobs = pinned(preparer(screen).render(submission, spec))
-        identity, most = most_of_jobs(spec, [job.job for job in jobs])
+        identity, most = most_of_jobs(spec, [job.request for job in jobs])
         shown = Shown(jobs, spec, digest(command, identity, jobs), most)
         require_digest(shown.digest, self.digest)
         return shown

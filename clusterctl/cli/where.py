@@ -14,6 +14,7 @@ from clusterctl.cli.submit import jobs_to_submit
 from clusterctl.errors import Notice, UsageError
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.where import NOW_S, Accuracy, Candidate
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.units import format_duration
@@ -56,7 +57,7 @@ def where(
     The best place comes first: Slurm accepts the job there, expects the earliest start, and the
     price is low. Nothing is submitted. With `--cluster`, only this cluster is asked.
     """
-    ranking = rank(screen, single_job(read_jobs(target, given, variant or ())))
+    ranking = rank(screen, Request.read(single_job(read_jobs(target, given, variant or ()))))
     now = time.time()
     answer = {
         "places": [each.as_dict(now) for each in ranking.places],

@@ -11,8 +11,8 @@ from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.up import UpOptions
 from clusterctl.jobs.dry_run import AtMost, at_most
 from clusterctl.providers.registry import provider_of
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, site_of
-from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import (
@@ -26,7 +26,7 @@ from clusterctl.util.assets import file_sha256
 from clusterctl.util.digest import digest_of
 
 
-def most_of_jobs(spec: ClusterSpec, jobs: Sequence[JobSpec]) -> tuple[tuple[str, str], AtMost]:
+def most_of_jobs(spec: ClusterSpec, requests: Sequence[Request]) -> tuple[tuple[str, str], AtMost]:
     """Return the identity of a spec's cluster, and the most that jobs can use there.
 
     If the cluster is up, its present partitions and prices count, not those of the spec.
@@ -42,7 +42,7 @@ def most_of_jobs(spec: ClusterSpec, jobs: Sequence[JobSpec]) -> tuple[tuple[str,
         # Nodes that are a part of this machine cost nothing.
         return 0.0 if usd is None and applied.provider.shares_kernel else usd
 
-    return identity_of(workspace), at_most(site, jobs, price)
+    return identity_of(workspace), at_most(site, requests, price)
 
 
 def reject_up(cluster: ClusterContext, plan: Plan, options: UpOptions) -> None:

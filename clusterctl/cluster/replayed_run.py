@@ -12,9 +12,8 @@ from clusterctl.jobs.replay import Code, Replay, ReplayRequest
 from clusterctl.runs.compare import Difference
 from clusterctl.runs.find import Row, latest_tasks
 from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.site import Site
-from clusterctl.scheduler.user_script import partition_name
-from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import payload_hash
 
 _MAX_FILES: Final = 20
@@ -75,16 +74,18 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
 
 
 def differences(
-    row: Row, replay: Replay, changes: Mapping[str, str], site: Site, job: JobSpec
+    row: Row, replay: Replay, changes: Mapping[str, str], site: Site, request: Request
 ) -> list[Difference]:
-    """Return known differences between run ``row`` and its replay ``job`` on cluster ``site``."""
+    """Return known differences between run ``row`` and its replay on cluster ``site``."""
     run = row.run
+    job = request.job
+    partition = request.partition_name_in(site.inventory)
     programs = payload_hash()
     compared = [
         ("code", "clusterctl", replay.version, __version__),
         ("code", "its programs", replay.payload if job.bundled else programs, programs),
         ("job", "cluster", run.cluster, site.inventory.cluster),
-        ("job", "partition", run.partition, partition_name(site, job) or run.partition),
+        ("job", "partition", run.partition, partition or run.partition),
         *(
             ("configuration", key, row.config.get(key.replace("-", "_")), value)
             for key, value in changes.items()

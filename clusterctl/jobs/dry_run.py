@@ -12,11 +12,8 @@ from typing import Any, Final
 
 from clusterctl.jobs.submit import PreparedJob, content_of
 from clusterctl.scheduler.parts import count_at_most
-from clusterctl.scheduler.script import array_of, time_limit_s
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.site import Site
-from clusterctl.scheduler.user_script import UserScript
-from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sbatch import Directive, directives_of
 from clusterctl.state.inventory import PartitionFacts
 from clusterctl.util.digest import digest_of, plan_changed
 
@@ -63,12 +60,12 @@ class AtMost:
         return f"at most: node hours {hours}, {self.currency} {usd}"
 
 
-def at_most(site: Site, jobs: Sequence[JobSpec], price: Price) -> AtMost:
+def at_most(site: Site, requests: Sequence[Request], price: Price) -> AtMost:
     """Return the most that jobs can use on a site, as the site's ``fitted_to`` returns them."""
-    uses = [_use_of(site, job, price) for job in jobs]
+    uses = [_use_of(site, request, price) for request in requests]
     tasks, hours, costs = zip(*uses, strict=True)
     return AtMost(
-        jobs=len(jobs),
+        jobs=len(requests),
         tasks=_sum(tasks),
         node_hours=_rounded(_sum(hours)),
         usd=_rounded(_sum(costs)),
@@ -85,18 +82,13 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _use_of(
-    site: Site, job: JobSpec, price: Price
+    site: Site, request: Request, price: Price
 ) -> tuple[int | None, float | None, float | None]:
     """Return a job's number of tasks, node hours and USD. None: unknown."""
-    script = UserScript.of(job)
-    requests = (
-        *(script.directives.effective(job) if script is not None else ()),
-        *directives_of(job.slurm),
-    )
-    partition = _partition_of(site, job, requests)
-    tasks = _tasks(array_of(job, script))
-    nodes = _nodes(job, script, requests)
-    run_s = _run_s(site, job, script, partition)
+    partition = request.partition_in(site.inventory)
+    tasks = _tasks(request.array)
+    nodes = _nodes(request)
+    run_s = _run_s(site, request, partition)
     usd_per_hour = price(partition.name) if partition is not None else None
     if tasks is None or nodes is None:
         return tasks, None, _cost(None, usd_per_hour)
@@ -110,14 +102,6 @@ def _cost(hours: float | None, usd_per_hour: float | None) -> float | None:
     return None if hours is None or usd_per_hour is None else hours * usd_per_hour
 
 
-def _partition_of(site: Site, job: JobSpec, requests: Sequence[Directive]) -> PartitionFacts | None:
-    """Return the partition of a job. None: it is unknown, or one of several."""
-    named = [request.value for request in requests if request.own_name == "--partition"]
-    name = job.partition or (named[-1] if named else site.inventory.partitions[0].name)
-    by_name = {partition.name: partition for partition in site.inventory.partitions}
-    return by_name.get(name or "")
-
-
 def _tasks(array: str) -> int | None:
     """Return how many tasks a job with this array has in Slurm. None: the text can't be read."""
     if not array:
@@ -125,31 +109,29 @@ def _tasks(array: str) -> int | None:
     return count_at_most(array) if _ARRAY.fullmatch(array) else None
 
 
-def _nodes(job: JobSpec, script: UserScript | None, requests: Sequence[Directive]) -> int | None:
+def _nodes(request: Request) -> int | None:
     """Return the number of nodes of a job, or of each task of an array."""
-    values = {request.own_name: request.value or "" for request in requests}
-    if values.keys() & _MAY_ADD:
+    # A flag of clusterctl does not change the number of nodes that another option sets.
+    names = {one.own_name for one in (*request.own, *request.slurm)}
+    if names & _MAY_ADD:
         return None
-    if "nodes" in job.model_fields_set or not (script and script.directives.lines):
-        return job.nodes
-    if "--nodes" in values:
-        return int(values["--nodes"]) if values["--nodes"].isdecimal() else None
-    others = values.keys() - _ON_ONE_NODE
-    is_single = not others or (others == {"--ntasks"} and values["--ntasks"] == "1")
+    if nodes := request.value("--nodes"):
+        return int(nodes) if nodes.isdecimal() else None
+    others = names - _ON_ONE_NODE
+    is_single = not others or (others == {"--ntasks"} and request.value("--ntasks") == "1")
     return 1 if is_single else None
 
 
-def _run_s(
-    site: Site, job: JobSpec, script: UserScript | None, partition: PartitionFacts | None
-) -> float | None:
+def _run_s(site: Site, request: Request, partition: PartitionFacts | None) -> float | None:
     """Return how long a job can run in seconds, over all attempts."""
-    limit_s = time_limit_s(job, script)
+    limit_s = request.time_s
     if limit_s is None and partition is not None and not site.inventory.is_foreign:
         limit_s = partition.max_time
     if limit_s is None:
         return None
     # Slurm counts limits in minutes.
     limit_s = -(-limit_s // site.time_unit_s) * site.time_unit_s
+    job = request.job
     if job.chain is not None:
         # The last attempt may start just before the end of the chain.
         return job.chain + limit_s

@@ -26,10 +26,8 @@ from clusterctl.packages.wheelhouse import (
     wheel_path,
 )
 from clusterctl.scheduler.script import Environment
-from clusterctl.scheduler.session import Session, site_of
-from clusterctl.scheduler.user_script import partition_name
+from clusterctl.scheduler.session import Session
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
-from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_spec, planned_distribution
@@ -102,6 +100,7 @@ class Environments:
         distribution: Distribution,
         job: JobOptions | None = None,
         replayed: str | None = None,
+        partition: str | None = None,
     ) -> Environment:
         """Return the Python environment for a cluster's and a job's pip requirements. Send
         nothing but the sources that ``builder`` builds.
@@ -129,7 +128,7 @@ class Environments:
             lock = self._resolve(common)
         if job is not None and job.requirements:
             held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
-            gpus = has_gpus(inventory, _partition_name(inventory, job))
+            gpus = has_gpus(inventory, partition)
             with suggesting_no_requirements():
                 lists.append(PackageList.read(job.requirements, node))
                 if lists[-1].file != job.requirements:
@@ -144,13 +143,16 @@ class Environments:
         spec: ClusterSpec | None,
         job: JobOptions,
         replayed: str | None,
+        *,
+        partition: str | None,
     ) -> Environment:
         """Do the same as ``resolve``, for the distribution that a spec's hosts have or will get.
 
         spec: None: that of the last `up`.
         """
         planned = planned_distribution(spec or applied_spec(workspace), workspace)
-        return self.resolve(inventory, planned or distribution_of(DEFAULT), job, replayed)
+        node = planned or distribution_of(DEFAULT)
+        return self.resolve(inventory, node, job, replayed, partition)
 
     def _resolve(self, requirements: Requirements) -> Lock:
         return resolve(requirements, Pip(requirements.node, self.report, self.heard), self.builder)
@@ -320,13 +322,6 @@ def _unfit_environment(wanted: str, host: str, result: Result) -> UsageError:
         why=reason,
         fix=fix,
     )
-
-
-def _partition_name(inventory: Inventory, job: JobOptions) -> str | None:
-    """Return the name of a job's partition; None if #SBATCH lines of its script may set it."""
-    if isinstance(job, JobSpec):
-        return partition_name(site_of(inventory), job)
-    return job.partition or inventory.partitions[0].name
 
 
 def _is_there(transport: Transport, environment: Environment) -> bool:

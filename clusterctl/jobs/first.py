@@ -15,6 +15,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, new_token
 from clusterctl.scheduler.claims import First, settle
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import Inventory
@@ -39,12 +40,11 @@ class Place:
         text = f"{self.cluster}/{self.partition}" if self.partition else self.cluster
         return f"{text}@{self.account}" if self.account else text
 
-    def of_job(self, job: JobSpec) -> JobSpec:
-        """Return the job for this place."""
+    def of(self, request: Request) -> Request:
+        """Return the request for this place."""
         chosen = {"partition": self.partition, "account": self.account}
-        return job.model_copy(
-            update={name: value for name, value in chosen.items() if value is not None}
-        )
+        changes = {name: value for name, value in chosen.items() if value is not None}
+        return request.of(request.job.model_copy(update=changes))
 
 
 def places_of(text: str, inventory: Inventory, clusters: Sequence[str]) -> tuple[Place, ...]:

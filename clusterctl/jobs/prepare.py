@@ -18,6 +18,7 @@ from clusterctl.errors import (
     excluded,
     marking_side_effects,
     printable,
+    raise_together,
 )
 from clusterctl.jobs.budget import check_budget
 from clusterctl.jobs.bundled import (
@@ -41,21 +42,15 @@ from clusterctl.jobs.submit import (
 )
 from clusterctl.jobs.times import with_local_times
 from clusterctl.scheduler.base import Outcome, refusing_wrong_ids, worst_job
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import Environment, fitted_to
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.scheduler.site import Site
-from clusterctl.scheduler.user_script import (
-    UserScript,
-    partition_name,
-    partition_of,
-    points_in_time,
-)
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import OPTIONS, JobOptions
 from clusterctl.spec.names import ENGINES, NODE_RECEIVERS, SIF_ENGINES, Launcher, first_few
 from clusterctl.spec.program import Language, is_job_file, language_of
 from clusterctl.spec.sbatch import directives_of
-from clusterctl.spec.units import format_duration
 from clusterctl.state.inventory import Inventory, job_inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
@@ -90,14 +85,31 @@ _NO_READ_ONLY: Final = "ch-run"
 class Submission:
     """The jobs of a `submit` or `replay` command.
 
-    jobs: a single job, or several from a job file.
+    requests: of a single job, or of several from a job file.
     model: the trained model to use. None: the jobs need no model, or their arguments name it.
     replay: for `clusterctl replay`, the rebuilt job with its files. None: `clusterctl submit`.
     """
 
-    jobs: Sequence[JobSpec]
+    requests: Sequence[Request]
     model: ChosenModel | None = None
     replay: Replay | None = None
+
+    @classmethod
+    def of(
+        cls,
+        jobs: Iterable[JobSpec],
+        model: ChosenModel | None = None,
+        replay: Replay | None = None,
+    ) -> Submission:
+        """Return the submission of jobs. Their scripts are read here, and only here.
+
+        Raises UsageError: a script can't be read.
+        """
+        return cls([Request.read(job) for job in jobs], model, replay)
+
+    @property
+    def jobs(self) -> tuple[JobSpec, ...]:
+        return tuple(request.job for request in self.requests)
 
 
 def read_jobs(
@@ -147,12 +159,8 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
     for field in (varied, "after", "ranks", *(() if job.sweep else ("array",))):
         if field in job.model_fields_set:
             raise excluded(OPTIONS[field].flag, _flag_of(scaling))
-    if any("--dependency" in request.quantities for request in directives_of(job.slurm)):
+    if any("--dependency" in one.quantities for one in directives_of(job.slurm)):
         raise excluded("--slurm --dependency", "--scaling")
-    script = UserScript.of(job)
-    for option in ("array", "dependency"):
-        if script is not None and script.directives.last(option):
-            raise excluded(f"#SBATCH --{option}", "--scaling")
     if (
         scaling.weak
         and job.sweep
@@ -253,7 +261,10 @@ class Preparer:
         """Return the Python environment for `clusterctl shell`. UsageError: requirements can't be
         met.
         """
-        return self._environment(session.inventory, session.workspace, job, session=session)
+        partition = job.partition or session.inventory.partitions[0].name
+        return self._environment(
+            session.inventory, session.workspace, job, partition, session=session
+        )
 
     def _prepared(
         self,
@@ -263,24 +274,23 @@ class Preparer:
         session: Session | None = None,
         spec: ClusterSpec | None = None,
     ) -> tuple[PreparedJob, ...]:
-        for job in submission.jobs:
-            site.reject_unsupported(job)
+        jobs = submission.jobs
         if session is not None:
-            needed = [_with_open_dependencies(session, job) for job in submission.jobs]
-            submission = replace(submission, jobs=needed)
-        given, model = with_model(submission.jobs, submission.model, ledger, session)
+            jobs = tuple(_with_open_dependencies(session, job) for job in jobs)
+        given, model = with_model(jobs, submission.model, ledger, session)
         if submission.replay is None:
             given = [self._with_packages(job, site.inventory) for job in given]
-        jobs = self._completed(site, given, ledger, session)
+        pairs = zip(submission.requests, given, strict=True)
+        requests = self._completed(site, [one.of(job) for one, job in pairs], ledger, session)
+        jobs = tuple(request.job for request in requests)
         reject_invalid_arguments(jobs, submission.model, ledger)
-        for job in jobs:
-            for check in site.checks:
-                check(site, job)
         # All jobs are checked before packages are resolved or a job is sent.
-        scripts = [site.render(job) for job in jobs]
-        for job in jobs:
-            if session is not None and job.container is not None:
-                reject_without_engine(session, job, partition_name(site, job))
+        raise_together(fault for request in requests for fault in site.faults(request))
+        scripts = [site.render(request) for request in requests]
+        for request in requests:
+            if session is not None and request.job.container is not None:
+                partition = request.partition_name_in(site.inventory)
+                reject_without_engine(session, request.job, partition)
         replay = submission.replay
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         self._notes(note for source in sources if source for note in source.notes)
@@ -289,23 +299,31 @@ class Preparer:
             reject_own_keys(source.items if source else (), ledger.workspace, spec)
         prepared = []
         extra_facts = replay.known if replay else {}
-        for job, script, source in zip(jobs, scripts, sources, strict=True):
+        for request, script, source in zip(requests, scripts, sources, strict=True):
             lock = replay.lock if replay else None
             environment = self._environment(
-                site.inventory, ledger.workspace, job, session=session, spec=spec, lock=lock
+                site.inventory,
+                ledger.workspace,
+                request.job,
+                request.partition_name_in(site.inventory),
+                session=session,
+                spec=spec,
+                lock=lock,
             )
             is_own = environment.lock or environment.prefix
-            text = site.render(job, environment) if is_own else script
-            prepared.append(PreparedJob(job, text, source, environment, extra_facts=extra_facts))
+            text = site.render(request, environment) if is_own else script
+            prepared.append(
+                PreparedJob(request, text, source, environment, extra_facts=extra_facts)
+            )
         return tuple(prepared)
 
     def _completed(
-        self, site: Site, jobs: Sequence[JobSpec], ledger: Ledger, session: Session | None
-    ) -> list[JobSpec]:
-        """Return the jobs with the files of earlier runs, and with the defaults of the site. Note
-        what the user may not expect.
+        self, site: Site, requests: Sequence[Request], ledger: Ledger, session: Session | None
+    ) -> list[Request]:
+        """Return the requests with the files of earlier runs, and with the defaults of the site.
+        Note what the user may not expect.
         """
-        continued = [with_from_run(job, ledger, session) for job in jobs]
+        continued = [with_from_run(request.job, ledger, session) for request in requests]
         for note in dict.fromkeys(note for _, note in continued if note):
             self.note(note)
         jobs = [job for job, _ in continued]
@@ -321,16 +339,16 @@ class Preparer:
             self.note(notice)
         self._notes(filter(None, map(plain_secret_notice, jobs)))
         self._notes(filter(None, map(node_messages_notice, jobs)))
-        jobs = [fitted_to(site, job) for job in restarted]
-        if any(map(points_in_time, jobs)):
-            timed = [with_local_times(session.transport if session else None, job) for job in jobs]
-            jobs = [job for job, _ in timed]
-            self._notes(note for _, notes in timed for note in notes)
-        read = [(script, job) for job in jobs if (script := UserScript.of(job)) is not None]
-        self._notes(note for script, job in read for note in script.notes(job))
-        if session is not None and (mail := mail_notice(site, session.transport, jobs)):
+        pairs = zip(requests, restarted, strict=True)
+        requests = [fitted_to(site, request.of(job)) for request, job in pairs]
+        transport = session.transport if session else None
+        timed = [with_local_times(transport, request) for request in requests]
+        requests = [request for request, _ in timed]
+        self._notes(note for _, notes in timed for note in notes)
+        self._notes(note for request in requests for note in request.notes())
+        if session is not None and (mail := mail_notice(site, session.transport, requests)):
             self._notes([mail])
-        return jobs
+        return requests
 
     def _with_packages(self, job: JobSpec, inventory: Inventory) -> JobSpec:
         """Return the job with the file that lists its packages, if there is one beside a Python
@@ -390,12 +408,16 @@ class Preparer:
         inventory: Inventory,
         workspace: Workspace,
         job: JobOptions,
+        partition: str | None,
         *,
         session: Session | None = None,
         spec: ClusterSpec | None = None,
         lock: str | None = None,
     ) -> Environment:
-        """Return a job's Python environment. lock: of a replayed job ("": it has no packages)."""
+        """Return a job's Python environment.
+
+        partition: that of the job. None: any. lock: of a replayed job ("": it has no packages).
+        """
         environment = Environment.of(inventory)
         bundled = job.bundled if isinstance(job, JobSpec) else None
         if bundled or job.container:
@@ -410,13 +432,15 @@ class Preparer:
                 )
             return environment
         if job.env_path:
-            return replace(environment, prefix=_prefix(session, job, job.env_path))
+            return replace(environment, prefix=_prefix(session, job, partition, job.env_path))
         if inventory.requirements or job.requirements or lock:
             from clusterctl.jobs.environment import builder_for  # noqa: PLC0415 - as above
 
             builder = builder_for(session, environment, job, self.note) if session else None
             resolver = environments(report=self.note, heard=self.detail, builder=builder)
-            environment = resolver.resolve_for_job(inventory, workspace, spec, job, lock)
+            environment = resolver.resolve_for_job(
+                inventory, workspace, spec, job, lock, partition=partition
+            )
         wheels = environment.lock.wheels if environment.lock else ()
         if job.launcher is Launcher.TORCHRUN and not any(wheel.name == "torch" for wheel in wheels):
             raise UsageError(
@@ -427,16 +451,13 @@ class Preparer:
         return environment
 
 
-def _prefix(session: Session | None, job: JobOptions, wanted: str) -> str:
+def _prefix(session: Session | None, job: JobOptions, partition: str | None, wanted: str) -> str:
     """Return the folder of the environment of --env-path. Without a session, nobody is asked."""
     if session is not None:
-        partition = job.partition
-        needs_python = False
-        if isinstance(job, JobSpec) and job.script is not None:
-            partition = partition_name(session.site, job)
-            needs_python = language_of(job.script) is Language.PYTHON
         from clusterctl.jobs.environment import existing_environment  # noqa: PLC0415
 
+        script = job.script if isinstance(job, JobSpec) else None
+        needs_python = script is not None and language_of(script) is Language.PYTHON
         return existing_environment(session, wanted, partition, needs_python=needs_python)
     if wanted.startswith("/"):
         return wanted
@@ -535,16 +556,14 @@ def with_restarts(site: Site, job: JobSpec) -> JobSpec:
 
     A training that continues an earlier run resumes from the newest checkpoint unless its arguments
     say otherwise. After a restart, a training resumes in any case.
-    Raises UsageError if the job can't have a chain.
     """
     changes: dict[str, Any] = {}
     if job.bundled == "train" and job.from_run is not None and not _has(job, "--resume"):
         changes["args"] = (*job.args, "--resume", "auto")
     if site.restarts_jobs:
-        if job.chain is not None:
-            _reject_useless_chain(site, job, job.chain)
         is_default = job.bundled == "train" and _has(job, "--save-interval")
-        if job.chain is not None or (is_default and "requeue" not in job.model_fields_set):
+        is_open = "requeue" not in job.model_fields_set
+        if is_open and (job.chain is not None or is_default):
             changes["requeue"] = True
     return job.model_copy(update=changes) if changes else job
 
@@ -593,9 +612,10 @@ def node_messages_notice(job: JobSpec) -> Notice | None:
     return Notice("messages-from-node", text)
 
 
-def mail_notice(site: Site, controller: Transport, jobs: Sequence[JobSpec]) -> Notice | None:
+def mail_notice(site: Site, controller: Transport, requests: Sequence[Request]) -> Notice | None:
     """Return a message if a job asks Slurm for mails (--mail-type), and its cluster sends none."""
-    asking = [job.name for job in jobs if _asks_for_mail(job)]
+    kinds = {request.job.name: request.value("--mail-type") for request in requests}
+    asking = [name for name, kind in kinds.items() if kind.upper() not in {"", "NONE"}]
     program = site.missing_mail_program(controller) if asking else ""
     if not program:
         return None
@@ -604,14 +624,6 @@ def mail_notice(site: Site, controller: Transport, jobs: Sequence[JobSpec]) -> N
         f"{first_few(asking)}: no mail is sent, because the controller has no {program} (MailProg "
         "of Slurm): use --notify instead of --mail-type",
     )
-
-
-def _asks_for_mail(job: JobSpec) -> bool:
-    script = UserScript.of(job)
-    given = [*(script.directives.options if script else ()), *directives_of(job.slurm)]
-    kinds = [one.value for one in given if one.option and one.option.name == "mail-type"]
-    # Of several, the last counts.
-    return bool(kinds) and (kinds[-1] or "").upper() != "NONE"
 
 
 def reject_sent_secrets(job: JobSpec, script: str, source: Source | None) -> None:
@@ -660,39 +672,6 @@ def _bytes_of(path: Path) -> bytes:
 
 def _has(job: JobSpec, flag: str) -> bool:
     return any(word.partition("=")[0] == flag for word in job.args)
-
-
-def _reject_useless_chain(site: Site, job: JobSpec, chain_s: int) -> None:
-    if "requeue" in job.model_fields_set and not job.requeue:
-        raise excluded("--chain", "--no-requeue")
-    script = UserScript.of(job)
-    if script is not None and job.time is None and script.directives.last("time"):
-        return
-    if (
-        job.partition is None
-        and script is not None
-        and (own := script.directives.last("partition"))
-    ):
-        # It may be a list of partitions.
-        if own.value not in {partition.name for partition in site.inventory.partitions}:
-            return
-        job = job.model_copy(update={"partition": own.value})
-    limit_s = job.time or partition_of(site, job).max_time
-    if limit_s is None:
-        raise UsageError(
-            "--chain needs a time limit",
-            code="chain-without-limit",
-            why="the job is requeued each time that it reaches its time limit",
-            fix="add the time limit of an attempt, such as --time 4h",
-        )
-    if chain_s < limit_s:
-        raise UsageError(
-            f"--chain {format_duration(chain_s)} is shorter than the job's time limit of "
-            f"{format_duration(limit_s)}",
-            code="chain-too-short",
-            why="--chain is the total time of all attempts of the job",
-            fix="use a longer --chain, or only --time",
-        )
 
 
 def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[Submitted]:

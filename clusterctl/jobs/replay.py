@@ -31,7 +31,7 @@ from clusterctl.spec.job import JobSpec, Project, job_of
 from clusterctl.spec.job_options import Again, job_options, options_with, quantities_of
 from clusterctl.spec.metrics import goal_of
 from clusterctl.spec.program import BUNDLED_JOBS, is_module
-from clusterctl.spec.sbatch import quoted, directives_of
+from clusterctl.spec.sbatch import directives_of, quoted
 from clusterctl.spec.sweep import Form, are_pairs, configured_name, sweep_arguments
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE, run_path
 from clusterctl.transport.remote_open import read_json

@@ -26,6 +26,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
     printable,
+    raise_together,
     unaccompanied,
 )
 from clusterctl.jobs.prepare import reject_sent_secrets, reject_without_engine
@@ -34,8 +35,10 @@ from clusterctl.jobs.secret_files import reject_own_keys
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import SentSource, Submitter, new_token
+from clusterctl.scheduler.job_checks import check_partition
 from clusterctl.scheduler.job_secrets import remove_session_secrets, send_secrets
 from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import (
     FILES,
     SECRETS,
@@ -51,9 +54,8 @@ from clusterctl.scheduler.script import (
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.site import Site
 from clusterctl.scheduler.slurm_values import expand_nodes
-from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec, reject_quantities_twice
-from clusterctl.spec.job_options import JobOptions, sbatch_words
+from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.sbatch import directives_of
 from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER
@@ -200,16 +202,17 @@ class SessionFolder:
                     yield host, printable(os.fsdecode(path))
 
 
-def shell_job(options: JobOptions, site: Site) -> JobSpec:
-    """Return a job with an interactive session's options. Its ``script``, a folder, never runs.
+def shell_request(options: JobOptions, site: Site) -> Request:
+    """Return the request of an interactive session. The ``script`` of its job, a folder, never
+    runs.
 
     Raises UsageError if the folder of --folder can't be sent, or options exclude each other.
     """
     reject_quantities_twice(options.given)
-    for request in directives_of(options.slurm):
-        if request.option is not None and not request.option.salloc:
+    for directive in directives_of(options.slurm):
+        if directive.option is not None and not directive.option.salloc:
             raise UsageError(
-                f"--slurm {request.own_name} does not apply to a shell",
+                f"--slurm {directive.own_name} does not apply to a shell",
                 code="not-a-salloc-option",
                 why="salloc, which allocates the nodes, has no such option",
                 fix="leave it out; --env sets variables, and < redirects the input of a command",
@@ -221,7 +224,8 @@ def shell_job(options: JobOptions, site: Site) -> JobSpec:
         raise unaccompanied("--mount", "--container")
     if isinstance(job.folder, Path):
         job = job.model_copy(update={"project": folder_project(job.folder)})
-    return with_launcher(with_account(site, job), has_pmix=site.inventory.pmix)
+    request = with_account(site, Request.read(job))
+    return request.of(with_launcher(request.job, has_pmix=site.inventory.pmix))
 
 
 def shell_script(job: JobSpec, environment: Environment) -> str:
@@ -255,7 +259,7 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
         starter = [*words.launcher, *ranks, *([container] if container else [])]
     return render(
         "job.sbatch.j2",
-        **common_words(job, None, environment, payload_hash()),
+        **common_words(job, environment, payload_hash()),
         shell_script=True,
         own_directives=(),
         options=(),
@@ -269,7 +273,7 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
 
 @contextmanager
 def session_folder(
-    submitter: Submitter, job: JobSpec, environment: Environment
+    submitter: Submitter, request: Request, environment: Environment
 ) -> Iterator[SessionFolder]:
     """Create an interactive session's folder on the cluster, and send the files of --folder.
 
@@ -280,8 +284,10 @@ def session_folder(
         TransferError, TransportError: the files could not be sent.
     """
     session = submitter.session
+    job = request.job
     source = source_of(job) if job.folder else None
-    partition = partition_of(session.site, job).name
+    raise_together(check_partition(session.site, request))
+    partition = request.partition_name_in(session.inventory)
     nodes = session.transports_of_partition(partition)
     hosts = session.hosts_with_files((session.transport.host, *(node.host for node in nodes)))
     reject_without_engine(session, job, partition)
@@ -324,24 +330,19 @@ def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]])
     return Notice("shell-files-kept", f"the session wrote files into {place}: {names}{more}; {fix}")
 
 
-def salloc_options(job: JobSpec) -> list[str]:
-    """Return the options of salloc for a job of ``shell_job``, without its name."""
-    return [*sbatch_words(job, defaults=True), *map(str, directives_of(job.slurm))]
-
-
 @contextmanager
-def requested_nodes(session: Session, ssh: OpenSSH, job: JobSpec) -> Iterator[Lease]:
+def requested_nodes(session: Session, ssh: OpenSSH, request: Request) -> Iterator[Lease]:
     """Directive nodes from Slurm. At the block's end, release them or withdraw the request.
 
-    job: of ``shell_job``. ssh: logs in as the job user. Raises UsageError on clusters without
+    request: of ``shell_request``. ssh: logs in as the job user. Raises UsageError on clusters without
         Slurm.
     """
     session.site.reject_without_slurm()
     controller = session.transport.host
-    options = salloc_options(job)
+    options = [*map(str, request.options)]
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), "--job-name=shell", *options]
     line, script = wrap_command(hold, path=session.inventory.slurm_path)
-    asked = session.site.asked(options, directives_of(job.slurm))
+    asked = session.site.asked(request.options)
     lease = Lease(session, ssh, ssh.alone(controller, line), script, asked)
     try:
         yield lease
@@ -398,7 +399,7 @@ class Lease:
             raise SlurmError(
                 "Slurm did not allocate the nodes",
                 code="allocation-refused",
-                where=" ".join(["salloc", *self._asked.options]),
+                where=" ".join(["salloc", *map(str, self._asked.options)]),
                 why=reason,
                 fix=self._asked.fix(reason),
             )

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.project import project_obstacle
 from clusterctl.jobs.secret_files import left_out_notice, without_secrets
-from clusterctl.scheduler.script import indices_of
-from clusterctl.scheduler.user_script import UserScript
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import first_few
 from clusterctl.spec.program import repository_of
@@ -113,9 +112,7 @@ def source_of(job: JobSpec) -> Source | None:
             folder / job.place.script,
             Include.of(job.include, folder),
             patterns("--exclude", job.exclude, folder),
-            # The script of an interactive session is a folder.
-            has_tasks=not job.script.is_dir()
-            and bool(indices_of(job, UserScript.read(job.script))),
+            has_tasks=bool(Request.read(job).indices),
             image=None if job.container is None else Path(job.container),
         )
         walk.run()

@@ -33,21 +33,17 @@ from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.claims import First
 from clusterctl.scheduler.job_secrets import remove_old_secrets, remove_secrets, send_secrets
 from clusterctl.scheduler.parts import Part, parts_of
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import (
     PLAIN,
     Environment,
-    array_of,
-    as_for_slurm,
     with_dependency,
 )
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.user_script import UserScript, partition_name
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.job_options import sbatch_words
 from clusterctl.spec.names import first_few
 from clusterctl.spec.remote_folders import JOBS
 from clusterctl.spec.remote_reference import SCHEME
-from clusterctl.spec.sbatch import directives_of
 from clusterctl.state.inventory import applied_text
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
@@ -99,7 +95,7 @@ class Content:
 class PreparedJob:
     """A job that has passed all checks and is ready to be submitted.
 
-    script: the text of the job script.
+    request: what the job asks of the scheduler. script: the text of the job script.
     source: the files to send with the job, if any.
     token: the job's identifier from ``start_receiver``. Empty: ``start_receiver`` was not called.
     extra_facts: entries to add to environment.client.json, such as the git commit of a replayed
@@ -109,7 +105,7 @@ class PreparedJob:
     content: what the job's files must be when they are sent. None: they may have changed.
     """
 
-    job: JobSpec
+    request: Request
     script: str
     source: Source | None = None
     environment: Environment = PLAIN
@@ -118,6 +114,10 @@ class PreparedJob:
     first: First | None = None
     image_file: bytes = b""
     content: Content | None = None
+
+    @property
+    def job(self) -> JobSpec:
+        return self.request.job
 
 
 def content_of(prepared: PreparedJob) -> Content:
@@ -302,7 +302,9 @@ class Submitter:
         job for the others. Raise UnreachableError if no node answers.
         """
         session = self.session
-        nodes = session.transports_of_partition(partition_name(session.site, prepared.job))
+        nodes = session.transports_of_partition(
+            prepared.request.partition_name_in(session.inventory)
+        )
         by_name = {name: to for name, to in session.unshared_nodes.items() if to in nodes}
         _, failed = call_on_hosts(by_name, lambda name: by_name[name].run(["true"]))
         silent = {name: exc for name, exc in failed.items() if isinstance(exc, UnreachableError)}
@@ -311,20 +313,21 @@ class Submitter:
         if len(silent) == len(nodes):
             raise next(iter(silent.values()))
         names = sorted(silent)
-        job = session.site.without_nodes(prepared.job, names)
+        request = session.site.without_nodes(prepared.request, names)
         text = (
             f"note: {', '.join(names)} does not answer, so the job will not run there: hosts share "
             "no folder, and it could not get the job's files"
         )
         self.report(Notice("node-left-out", text))
         unshared = {name: to for name, to in session.unshared_nodes.items() if name not in silent}
-        prepared = replace(prepared, job=job, script=session.site.render(job, prepared.environment))
+        script = session.site.render(request, prepared.environment)
+        prepared = replace(prepared, request=request, script=script)
         return replace(self, session=replace(session, unshared_nodes=unshared)), prepared
 
     def _submit_to_all(self, prepared: PreparedJob) -> Submitted:
         session = self.session
         inventory = self.session.inventory
-        partition = partition_name(session.site, prepared.job)
+        partition = prepared.request.partition_name_in(session.inventory)
         nodes = session.transports_of_partition(partition)
         prepared = self._with_image(prepared, nodes)
         job = prepared.job
@@ -364,7 +367,7 @@ class Submitter:
         except (SchedulerError, TransferError, TransportError):
             self._withdraw(entry)
             raise
-        job_id = self._submit(job, entry)
+        job_id = self._submit(prepared.request, entry)
         return Submitted(job_id, job.name, prepared.script, remote_dir, token, source)
 
     def _with_image(self, prepared: PreparedJob, nodes: Sequence[Transport]) -> PreparedJob:
@@ -376,15 +379,15 @@ class Submitter:
         if image is None and wanted is not None and wanted.image:
             raise plan_changed("the container image has changed")
         container, image_file = self.place_image(prepared.job, nodes)
-        job = prepared.job.model_copy(update={"container": container})
+        request = prepared.request.of(prepared.job.model_copy(update={"container": container}))
         if image is None:
-            return replace(prepared, job=job, image_file=image_file)
+            return replace(prepared, request=request, image_file=image_file)
         # Stored files are named by their hash.
         if wanted is not None and Path(container or "").name != wanted.image:
             raise plan_changed("the container image has changed")
-        script = self.session.site.render(job, prepared.environment)
+        script = self.session.site.render(request, prepared.environment)
         extra_facts = {"image": str(image), **prepared.extra_facts}
-        return replace(prepared, job=job, script=script, extra_facts=extra_facts)
+        return replace(prepared, request=request, script=script, extra_facts=extra_facts)
 
     def place_image(self, job: JobSpec, nodes: Sequence[Transport]) -> tuple[str | None, bytes]:
         """Fetch a job's container image from its registry, or send a local one to the controller
@@ -520,25 +523,20 @@ class Submitter:
         )
         return sent.folder, sent_source, files
 
-    def _submit(self, job: JobSpec, entry: JobEntry) -> str:
+    def _submit(self, of_job: Request, entry: JobEntry) -> str:
         session = self.session
         folder = entry.remote_dir or ""
-        script = UserScript.of(job)
         try:
             request = JobRequest(
                 entry.token,
-                job.name,
+                of_job.job.name,
                 folder,
                 session.scheduler.script_name,
                 submitted_at=entry.submitted_at,
-                directives=(
-                    *(script.directives.options if script else ()),
-                    *directives_of(job.slurm),
-                ),
-                options=_asked(job, script),
+                options=of_job.options,
             )
-            request = session.site.request(request, job)
-            if parts := parts_of(array_of(job, script), session.inventory.max_array):
+            request = session.site.request(request, of_job)
+            if parts := parts_of(of_job.array, session.inventory.max_array):
                 return self._submit_parts(request, entry, parts)
             return self._submit_whole(request, entry)
         except (SchedulerError, UnreachableError):
@@ -596,7 +594,7 @@ class Submitter:
         with marking_side_effects():
             session.ledger.update(entry, held="complete")
             try:
-                if not any(given.own_name == "--hold" for given in request.directives):
+                if not any(given.own_name == "--hold" for given in request.options):
                     session.scheduler.release(ids[:1])
             except (SchedulerError, TransportError) as exc:
                 raise self._unfinished("started", exc) from exc
@@ -662,7 +660,7 @@ def client_facts(
         # Paths that are not UTF-8 become text.
         "job": json.loads(json.dumps(recorded_job, default=str)),
         # All other fields are defaults, which a script's own #SBATCH lines override.
-        "given": sorted(job.model_fields_set - {"run_module", "project"}),
+        "given": sorted(job.model_fields_set - {"run_module", "project", "places"}),
         "requirements": environment.lock.text if environment.lock else None,
         "git": known["git"] if "git" in known else _git(folder, patience_s),
         **{key: value for key, value in known.items() if key not in {"git", "job"}},
@@ -716,14 +714,3 @@ def outputs_file(job: JobSpec) -> dict[str, bytes]:
     script = [literal_pattern(job.place.script)] if job.script is not None else []
     content = {"version": 2, "patterns": [*job.outputs, *script]}
     return {OUTPUTS_FILE: (json.dumps(content, indent=1) + "\n").encode()}
-
-
-def _asked(job: JobSpec, script: UserScript | None) -> tuple[str, ...]:
-    """Return the options for Slurm in a job's script, without those that clusterctl sets."""
-    job = as_for_slurm(job, script)
-    own = script.directives.without_replaced(job) if script is not None else ()
-    return (
-        *(line.removeprefix("#SBATCH").strip() for line in own),
-        *sbatch_words(job, defaults=False),
-        *map(str, directives_of(job.slurm)),
-    )

@@ -7,9 +7,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
-from clusterctl.scheduler.user_script import points_in_time
-from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sbatch import Directive, quoted, directives_of
+from clusterctl.scheduler.request import Request
+from clusterctl.spec.sbatch import Directive, quoted
 from clusterctl.transport.base import Transport
 
 # The formats of sbatch for a time of day, and for a date with a time or without one.
@@ -27,32 +26,39 @@ _SLURM_FORMAT: Final = _DATES[0]
 
 
 def with_local_times(
-    transport: Transport | None, job: JobSpec, now: datetime | None = None
-) -> tuple[JobSpec, tuple[str, ...]]:
-    """Return the job with its points in time in the controller's time zone, and a note about each.
+    transport: Transport | None, request: Request, now: datetime | None = None
+) -> tuple[Request, tuple[str, ...]]:
+    """Return the request with its points in time in the controller's time zone, and a note about each.
 
     transport: runs commands where sbatch runs. None: the time zone there is not known.
     now: the time in the user's time zone, without its name. Default: the current time.
     """
     now = now or datetime.now()
-    given = directives_of(job.slurm)
-    timed = points_in_time(job)
-    options = [quoted(str(request)) for request in given if request.own_name not in timed]
+    given = request.slurm
+    timed = {
+        one.own_name: one
+        for one in (*request.own, *given)
+        if one.option is not None and one.option.clock
+    }
+    if not timed:
+        return request, ()
+    options = [quoted(str(one)) for one in given if one.own_name not in timed]
     notes: list[str] = []
-    for request in timed.values():
-        moment = moment_of(request.value or "", now)
+    for directive in timed.values():
+        moment = moment_of(directive.value or "", now)
         if moment is None or transport is None:
-            notes += _notes_unchanged(request, moment)
-            if request in given:
-                options.append(quoted(str(request)))
+            notes += _notes_unchanged(directive, moment)
+            if directive in given:
+                options.append(quoted(str(directive)))
             continue
         asked = ("date", "-d", f"@{int(moment.timestamp())}", f"+{_SLURM_FORMAT}")
         there = transport.run(asked).stdout.strip()
-        options.append(f"{request.own_name}={there}")
+        options.append(f"{directive.own_name}={there}")
         here = moment.strftime(f"{_SLURM_FORMAT} %Z")
         elsewhere = "" if here.startswith(there) else f", {there} on the cluster"
-        notes.append(f"{request} is {here} in your time zone{elsewhere}")
-    return (job.model_copy(update={"slurm": tuple(options)}) if timed else job), tuple(notes)
+        notes.append(f"{directive} is {here} in your time zone{elsewhere}")
+    job = request.job.model_copy(update={"slurm": tuple(options)})
+    return request.of(job), tuple(notes)
 
 
 def _notes_unchanged(request: Directive, moment: datetime | None) -> Iterator[str]:

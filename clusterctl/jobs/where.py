@@ -21,17 +21,11 @@ from clusterctl.jobs.first import Place
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
-from clusterctl.scheduler.script import (
-    fitted_to,
-    render_script,
-    time_limit_s,
-)
+from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.script import fitted_to, render_script
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.trial import Trial
-from clusterctl.scheduler.user_script import UserScript
-from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sbatch import directives_of
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import payload_hash
@@ -151,7 +145,7 @@ class _Memory:
         write_atomic(workspace.where, f"{json.dumps(asdict(kept))}\n")
 
 
-def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
+def candidates_of(session: Session, request: Request) -> tuple[Candidate, ...]:
     """Return the places of a cluster for a job.
 
     Slurm is asked about the places at the pace of the site, first about those of which no answer
@@ -164,15 +158,16 @@ def candidates_of(session: Session, job: JobSpec) -> tuple[Candidate, ...]:
     session.site.reject_without_slurm()
     partitions, jobs = session.scheduler.partitions_and_own_jobs()
     nodes = session.scheduler.nodes()
-    limit_s = time_limit_s(job, UserScript.of(job))
-    held = _held(job)
-    obstacles = {each.name: held or _obstacle(each, limit_s) for each in partitions}
-    scripts = {place: _script(session, place.of_job(job)) for place in _places(session, job, nodes)}
+    held = _held(request)
+    obstacles = {each.name: held or _obstacle(each, request.time_s) for each in partitions}
+    scripts = {
+        place: _script(session, place.of(request)) for place in _places(session, request, nodes)
+    }
     memory = _Memory.read(session.workspace)
     memory = _with_trials(session, memory, [*scripts.values()])
     memory = replace(memory, estimates=_with_starts(session, memory.estimates, jobs))
     memory.write(session.workspace, time.time())
-    shape = shape_of(job)
+    shape = shape_of(request)
     return tuple(
         _candidate(
             session,
@@ -207,16 +202,16 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=key)
 
 
-def _places(session: Session, job: JobSpec, nodes: Sequence[NodeInfo]) -> Iterator[Place]:
+def _places(session: Session, request: Request, nodes: Sequence[NodeInfo]) -> Iterator[Place]:
     """Yield the places that the job's options leave open."""
     partitions = dict.fromkeys(name for node in nodes for name in node.partitions)
+    job = request.job
     if job.partition is not None:
         if job.partition not in partitions:
             raise session.site.unknown_partition(job.partition)
         partitions = {job.partition: None}
     accounts: Sequence[str | None] = (job.account,)
-    script = UserScript.of(job)
-    if job.account is None and not (script and script.directives.last("account")):
+    if request.last("--account") is None:
         with suppress(ClusterctlError):
             accounts = session.scheduler.accounts(session.inventory.job_user)
     for partition in partitions:
@@ -224,10 +219,10 @@ def _places(session: Session, job: JobSpec, nodes: Sequence[NodeInfo]) -> Iterat
             yield Place(session.inventory.cluster, partition, account)
 
 
-def _script(session: Session, job: JobSpec) -> str:
+def _script(session: Session, request: Request) -> str:
     """Return the job script for a place. Slurm alone judges whether the job fits there."""
     site = session.site
-    return render_script(site.inventory, fitted_to(site, job), payload_hash=payload_hash())
+    return render_script(site.inventory, fitted_to(site, request), payload_hash=payload_hash())
 
 
 def _key(script: str) -> str:
@@ -303,12 +298,9 @@ def _waits_for_endless_jobs(trial: Trial) -> bool:
     return trial.start is not None and trial.start - trial.asked_at > _LATEST_S
 
 
-def _held(job: JobSpec) -> Notice | None:
+def _held(request: Request) -> Notice | None:
     """Return why a job does not start anywhere. Slurm also expects a start of held jobs."""
-    script = UserScript.of(job)
-    own = script.directives.effective(job) if script is not None else ()
-    names = {request.own_name for request in (*own, *directives_of(job.slurm))}
-    if "--hold" not in names:
+    if request.last("--hold") is None:
         return None
     return Notice("where-held", "the job is held (--hold): it starts after `scontrol release`")
 

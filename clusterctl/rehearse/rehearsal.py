@@ -170,7 +170,7 @@ class Rehearser:
         """
         reject_other_clusters(self.session)
         self._provider.start_ahead()
-        (prepared,) = preparer.prepare(self.session, Submission((job,)))
+        (prepared,) = preparer.prepare(self.session, Submission.of((job,)))
         undisturbed = self._undisturbed(prepared)
         if not undisturbed.observed.writes:
             self.report(Notice("no-checkpoints", _NO_CHECKPOINTS))
@@ -252,7 +252,9 @@ class Rehearser:
         killed.
         """
         noted = prepared.job.model_copy(update={"note": f"rehearsal: {note}"})
-        submitted = Submitter(self.session, self.report).submit(replace(prepared, job=noted))
+        submitted = Submitter(self.session, self.report).submit(
+            replace(prepared, request=prepared.request.of(noted))
+        )
         observed = Observation(submitted.job_id, submitted.remote_dir)
         try:
             yield observed

@@ -627,9 +627,9 @@ def _ranks(row: Row, per_node: object) -> int:
     with suppress(OSError, UsageError):
         directives = Directives.read(script, script.read_text(errors="replace").splitlines())
     counts = {
-        request.option.name: int(request.value)
-        for request in directives.requests
-        if request.option is not None and request.value is not None and request.value.isdecimal()
+        one.option.name: int(one.value)
+        for one in directives.options
+        if one.option is not None and one.value is not None and one.value.isdecimal()
     }
     in_options = per_node if isinstance(per_node, int) else 1
     in_script = counts.get("ntasks-per-node", counts.get("tasks-per-node", in_options))

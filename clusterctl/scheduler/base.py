@@ -400,7 +400,7 @@ class JobRequest:
     it.
 
     submitted_at: Unix seconds by the local clock.
-    directives, options: of the user's script and of flags, which an error names.
+    options: those for Slurm in the script, which an error names.
     more, arguments: further options of sbatch, and arguments of the script.
     nodes, limit_s (0: no limit): used only on clusters without a scheduler. Slurm reads them in the
     script.
@@ -414,8 +414,7 @@ class JobRequest:
     nodes: tuple[str, ...] = ()
     limit_s: int = 0
     submitted_at: float = 0.0
-    directives: tuple[Directive, ...] = ()
-    options: tuple[str, ...] = ()
+    options: tuple[Directive, ...] = ()
     more: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 

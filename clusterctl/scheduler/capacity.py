@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.slurm_values import gpus_by_type
-from clusterctl.scheduler.user_script import UserScript
-from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sbatch import Directive, directives_of
 from clusterctl.spec.units import parse_slurm_memory_mib
 
 # A node with another flag, such as PLANNED or COMPLETING, may be kept for another job.
@@ -128,45 +126,36 @@ def _free_of(node: NodeInfo) -> _Free | None:
     )
 
 
-def shape_of(job: JobSpec) -> Shape | None:
+def shape_of(request: Request) -> Shape | None:
     """Return what a job asks of each of its nodes. None: it depends on the nodes."""
-    script = UserScript.of(job)
-    given = {request.own_name: request for request in _requests(job, script)}
+    given = {one.own_name: one for one in request.options if one.quantities & _QUANTITIES}
     if given.keys() - _READ.keys():
         return None
     values: dict[str, int] = {}
     gpu_type = ""
-    for name, request in given.items():
+    for name, directive in given.items():
         with suppress(ValueError):
-            values[name] = _READ[name](request.value or "")
+            values[name] = _READ[name](directive.value or "")
         if name not in values:
             return None
         if name in {"--gres", "--gpus-per-node"} and (
-            typed := _TYPED_GPUS.match(request.value or "")
+            typed := _TYPED_GPUS.match(directive.value or "")
         ):
             gpu_type = typed["type"] or ""
-    nodes = values.get("--nodes", job.nodes)
-    tasks = values.get("--ntasks-per-node", job.tasks_per_node)
+    nodes = values.get("--nodes", 1)
+    tasks = values.get("--ntasks-per-node", 1)
     if all_tasks := values.get("--ntasks"):
-        if all_tasks > 1 and "--nodes" not in values and "nodes" not in job.model_fields_set:
+        if all_tasks > 1 and "--nodes" not in values:
             # Slurm chooses the number of nodes.
             return None
         tasks = -(-all_tasks // nodes)
     return Shape(
         nodes=nodes,
-        cpus=tasks * values.get("--cpus-per-task", job.cpus or 1),
-        memory_mib=values.get("--mem", job.mem or 0),
-        gpus=values.get("--gpus-per-node", values.get("--gres", job.gpus)),
+        cpus=tasks * values.get("--cpus-per-task", 1),
+        memory_mib=values.get("--mem", 0),
+        gpus=values.get("--gpus-per-node", values.get("--gres", 0)),
         gpu_type=gpu_type,
     )
-
-
-def _requests(job: JobSpec, script: UserScript | None) -> Iterator[Directive]:
-    """Yield the options of the script and of --slurm that decide the shape of a job."""
-    own = script.directives.effective(job) if script is not None else ()
-    for request in (*own, *directives_of(job.slurm)):
-        if request.quantities & _QUANTITIES:
-            yield request
 
 
 def _gpus(value: str) -> int:

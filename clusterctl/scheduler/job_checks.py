@@ -1,54 +1,203 @@
-"""Checks of a job before its submission. A site has those that apply to it (see site.py)."""
+"""Checks of a job before its submission: each yields an error for everything that does not fit.
+
+A site has the checks that apply to it (see site.py), and runs all of them, so that a user sees all
+errors at once.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import UsageError, excluded, unaccompanied
-from clusterctl.scheduler.parts import parts_of, tasks_of
-from clusterctl.scheduler.script import array_of, dependencies_of
+from clusterctl.scheduler.capacity import shape_of
+from clusterctl.scheduler.parts import count_at_most, parts_of, tasks_of
+from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.script import is_launched
 from clusterctl.scheduler.slurm_values import expand_nodes
-from clusterctl.scheduler.user_script import UserScript, partition_of
-from clusterctl.spec.job import JobSpec
-from clusterctl.spec.job_options import quantities_of
+from clusterctl.spec.job_options import OPTIONS, flag_of
+from clusterctl.spec.names import Launcher
 from clusterctl.spec.program import is_python
-from clusterctl.spec.sbatch import directives_of
-from clusterctl.spec.units import parse_slurm_time_s
-from clusterctl.state.inventory import Inventory
+from clusterctl.spec.sbatch import Directive
+from clusterctl.spec.sweep import MAX_TASKS
+from clusterctl.spec.units import format_duration
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.site import Site
+    from clusterctl.state.inventory import Inventory, PartitionFacts
 
 _BY_PMIX: Final = re.compile(r"^[^#\n]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)", re.MULTILINE)
 
 
-def reject_pmix(site: Site, job: JobSpec) -> None:
-    """Raise UsageError if the job's shell script uses PMIx, and Slurm has no PMIx plugin."""
-    if site.inventory.pmix or job.script is None or is_python(job.script):
+def check_partition(site: Site, request: Request) -> Iterator[UsageError]:
+    """Yield errors if a partition is unknown, or if none of the partitions can run the job."""
+    partitions = {partition.name: partition for partition in site.inventory.partitions}
+    names = request.partitions or (site.inventory.partitions[0].name,)
+    for name in names:
+        if name not in partitions:
+            yield _at(request, "--partition", site.unknown_partition(name))
+    # If all are unknown, the other values are compared with the partitions that the user can name.
+    open_to_job = [partitions[name] for name in names if name in partitions]
+    open_to_job = open_to_job or [*partitions.values()]
+    yield from _check_nodes(request, open_to_job)
+    yield from _check_share(site.inventory, request, open_to_job)
+    yield from _check_time(request, open_to_job, site.time_unit_s)
+
+
+def _at(request: Request, name: str, error: UsageError) -> UsageError:
+    """Return an error about a quantity, with the place of the option that sets it."""
+    of_quantity = (one for one in reversed(request.options) if name in one.quantities)
+    directive = request.last(name) or next(of_quantity, None)
+    error.where = directive.place if directive is not None else error.where
+    return error
+
+
+def _check_nodes(request: Request, partitions: Sequence[PartitionFacts]) -> Iterator[UsageError]:
+    wanted = request.value("--nodes").partition("-")[0]
+    largest = max(partitions, key=lambda partition: len(partition.nodes))
+    count = len(largest.nodes)
+    if wanted.isdecimal() and int(wanted) > count:
+        error = UsageError(
+            f"the job asks for {wanted} nodes",
+            code="too-many-nodes",
+            why=f"partition {largest.name} has {count}",
+            fix=f"use --nodes {count} or fewer, or another partition",
+        )
+        yield _at(request, "--nodes", error)
+
+
+def _check_time(
+    request: Request, partitions: Sequence[PartitionFacts], unit_s: int
+) -> Iterator[UsageError]:
+    limits = [partition.max_time for partition in partitions]
+    wanted_s = request.time_s
+    longest = max(partitions, key=lambda partition: partition.max_time or 0)
+    longest_s = longest.max_time
+    if wanted_s is None or longest_s is None or None in limits:
         return
-    if _BY_PMIX.search(job.script.read_text(errors="replace")):
-        raise UsageError(
-            f"the script {job.script.name} starts ranks with PMIx",
+    # In slurm.conf a limit of 90 s becomes 2 minutes.
+    if -(-wanted_s // unit_s) > -(-longest_s // unit_s):
+        error = UsageError(
+            f"the job asks for a time limit of {format_duration(wanted_s)}",
+            code="time-above-limit",
+            why=f"the time limit (max_time) of partition {longest.name} is "
+            f"{format_duration(longest_s)}",
+            fix="use a shorter --time, or another partition",
+        )
+        yield _at(request, "--time", error)
+
+
+def _check_share(
+    inventory: Inventory, request: Request, partitions: Sequence[PartitionFacts]
+) -> Iterator[UsageError]:
+    """Yield errors if the job asks for more of a node than any node has."""
+    shape = shape_of(request)
+    if shape is None:
+        return
+    hosts = {host.name: host for host in inventory.hosts}
+    nodes = [hosts.get(name) for partition in partitions for name in partition.nodes]
+    asked: Mapping[str, tuple[int, list[int | None], str]] = {
+        "CPUs": (shape.cpus, [node.cpus if node else None for node in nodes], "--cpus-per-task"),
+        "MiB of memory": (
+            shape.memory_mib,
+            [node.memory_mib if node else None for node in nodes],
+            "--mem",
+        ),
+        "GPUs": (shape.gpus, [partition.gpus for partition in partitions], "--gpus-per-node"),
+    }
+    for what, (wanted, known, name) in asked.items():
+        numbers = [number for number in known if number is not None]
+        if len(numbers) < len(known) or wanted <= max(numbers, default=wanted):
+            continue
+        error = UsageError(
+            f"the job asks for {wanted} {what} of each node",
+            code="node-too-small",
+            why=f"no node of {', '.join(partition.name for partition in partitions)} has more than "
+            f"{max(numbers)}",
+            fix="ask for less of a node, or use another partition",
+        )
+        yield _at(request, name, error)
+
+
+def check_directives(site: Site, request: Request) -> Iterator[UsageError]:  # noqa: ARG001
+    """Yield errors about lines that can't be read, are no options of a job, or contradict flags."""
+    if request.script is not None:
+        yield from request.script.directives.faults
+    for directive in request.own:
+        if contradiction := _contradiction(request, directive):
+            problem, fix = contradiction
+            yield UsageError(f"{directive.place} {problem}", code="directive-refused", fix=fix)
+
+
+def _contradiction(request: Request, directive: Directive) -> tuple[str, str] | None:
+    """Return the problem and the fix if an option of the script contradicts the job's flags, or
+    None.
+    """
+    job = request.job
+    name = directive.own_name
+    flags = job.model_fields_set
+    value = directive.value or ""
+    if directive.option and directive.option.role == "never":
+        use = directive.option.use
+        advice = f", and use `clusterctl submit {use}`" if use else ""
+        return "is not an option of a job", f"leave it out of the script{advice}"
+    if name == "--ntasks":
+        shape = (OPTIONS["nodes"], OPTIONS["tasks_per_node"])
+        for own, other in (shape, reversed(shape)):
+            least = getattr(job, own.name)
+            if own.name in flags and value.isdecimal() and int(value) < least:
+                problem = f"asks for fewer tasks in total than {own.flag} {least}"
+                return problem, f"also pass {other.flag}, which replaces --ntasks"
+    count = _count_nodes(value) if name == "--nodelist" else 0
+    if "nodes" in flags and count > job.nodes:
+        fix = f"use --nodes {count}, or name other nodes with --slurm --nodelist=NODES"
+        return f"names more nodes than --nodes {job.nodes}", fix
+    if any(name == given.own_name for given in request.slurm):
+        return (
+            f"can't be combined with --slurm {name}",
+            "leave out either, or pass --gpus or --cpus",
+        )
+    flag = next((flag_of(quantity) for quantity in directive.quantities), "")
+    if flag and "gpu" in name and "gpus" in flags and not job.gpus:
+        return "needs GPUs, and --gpus is 0", f"replace it with {flag}"
+    return None
+
+
+def _count_nodes(names: str) -> int:
+    with suppress(ValueError):
+        return len(expand_nodes(names))
+    return 0
+
+
+def check_pmix(site: Site, request: Request) -> Iterator[UsageError]:
+    """Yield an error if the job's shell script uses PMIx, and Slurm has no PMIx plugin."""
+    script = request.job.script
+    if site.inventory.pmix or script is None or is_python(script):
+        return
+    if _BY_PMIX.search(script.read_text(errors="replace")):
+        yield UsageError(
+            f"the script {script.name} starts ranks with PMIx",
             code="no-pmix",
-            where=str(job.script),
+            where=str(script),
             why="the PMIx plugin of Slurm is not installed on this cluster, so the job step "
             "would fail",
             fix="in the script, use `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",
         )
 
 
-def reject_useless_build(site: Site, job: JobSpec) -> None:
-    """Raise UsageError if the job has nothing to build, or its nodes could not find the result."""
+def check_build(site: Site, request: Request) -> Iterator[UsageError]:
+    """Yield errors if the job has nothing to build, or its nodes could not find the result."""
+    job = request.job
     if job.build is None:
         return
     if job.bundled:
-        raise excluded("--build", f"the bundled job {job.bundled}")
+        yield excluded("--build", f"the bundled job {job.bundled}")
     if job.container:
-        raise excluded("--build", "--container")
+        yield excluded("--build", "--container")
     if not site.inventory.is_shared and job.nodes > 1:
-        raise UsageError(
+        yield UsageError(
             "--build needs a folder that all nodes share",
             code="build-not-shared",
             why="the program is built on the job's first node",
@@ -56,21 +205,21 @@ def reject_useless_build(site: Site, job: JobSpec) -> None:
         )
 
 
-def reject_useless_mount(site: Site, job: JobSpec) -> None:  # noqa: ARG001
-    """Raise UsageError if the job mounts folders, and has no container."""
-    if job.mount and not job.container:
-        raise unaccompanied("--mount", "--container")
+def check_mount(site: Site, request: Request) -> Iterator[UsageError]:  # noqa: ARG001
+    """Yield an error if the job mounts folders, and has no container."""
+    if request.job.mount and not request.job.container:
+        yield unaccompanied("--mount", "--container")
 
 
-def reject_excluded_nodes(site: Site, job: JobSpec) -> None:
-    """Raise UsageError if a pattern of --exclude is a node, which sbatch's option of this name
-    excludes.
+def check_excluded_files(site: Site, request: Request) -> Iterator[UsageError]:
+    """Yield an error for each pattern of --exclude that is a node, which sbatch's option of this
+    name excludes.
     """
     nodes = {name for partition in site.inventory.partitions for name in partition.nodes}
-    for pattern in job.exclude:
+    for pattern in request.job.exclude:
         with suppress(ValueError):
             if not nodes.isdisjoint(expand_nodes(pattern)):
-                raise UsageError(
+                yield UsageError(
                     f"--exclude leaves out files, but {pattern} names a node",
                     code="exclude-names-node",
                     fix=f"use --slurm --exclude={pattern} for the node, or --exclude /{pattern} "
@@ -78,83 +227,158 @@ def reject_excluded_nodes(site: Site, job: JobSpec) -> None:
                 )
 
 
-def reject_large_array(site: Site, job: JobSpec) -> None:
-    """Raise UsageError if the job's array has an index above the site's limit."""
-    indices = array_of(job, UserScript.of(job))
-    # Without the step of a range, and the number of tasks at a time.
-    highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
-    if indices and highest >= site.array_limit:
-        raise site.array_too_large(indices, highest)
-
-
-def reject_many_tasks(site: Site, job: JobSpec) -> None:
-    """Raise UsageError if the job's array has more tasks than Slurm's queue takes of the user."""
-    inventory = site.inventory
-    indices = array_of(job, UserScript.of(job))
-    count = len(tasks_of(indices))
-    if (
-        inventory.max_submit is not None
-        and count > inventory.max_submit
-        and _has_default_limits(inventory, job)
-    ):
-        raise UsageError(
-            f"the array {indices} has {count} tasks",
-            code="too-many-tasks",
-            why=f"your account may have {inventory.max_submit} jobs in Slurm's queue (MaxSubmitJobs)",
-            fix=f"submit arrays or sweeps of at most {inventory.max_submit} tasks, "
-            "or use another --account or --qos",
+def check_launcher(site: Site, request: Request) -> Iterator[UsageError]:
+    """Yield errors if the launcher can't start the program, or not as many ranks."""
+    job = request.job
+    script = request.script
+    is_shell = script is not None and not script.is_python
+    if job.launcher is Launcher.TORCHRUN and (script is None or is_shell):
+        yield UsageError(
+            "torchrun can start only Python programs",
+            code="torchrun-needs-python",
+            why="a shell script starts its ranks itself"
+            if is_shell
+            else "the bundled jobs are MPI programs",
+            fix="leave --launcher out",
+        )
+    if job.ranks is None or job.pack:
+        return
+    # Without Slurm, mpirun starts all ranks.
+    by_mpirun = is_launched(job, script) and (
+        job.launcher is Launcher.MPIRUN
+        or (bool(site.rank_ssh) and job.launcher is not Launcher.TORCHRUN)
+    )
+    problem = ""
+    fix = "use --launcher mpirun"
+    if is_shell:
+        problem = "a shell script starts its ranks itself"
+        fix = f"in the script, use mpirun -n {job.ranks}"
+    elif not by_mpirun and job.launcher is Launcher.MPIRUN:
+        problem = "a job of a single task has no launcher"
+        fix = "use a larger --tasks-per-node"
+    elif not by_mpirun:
+        problem = f"only mpirun can leave tasks free for MPI_Comm_spawn, not {job.launcher}"
+    elif (script is None or not script.directives.lines) and job.ranks > job.tasks:
+        problem = f"the job has {job.tasks} tasks"
+        fix = "use a larger --nodes or --tasks-per-node"
+    if problem:
+        yield UsageError(
+            f"--ranks {job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix
         )
 
 
-def _has_default_limits(inventory: Inventory, job: JobSpec) -> bool:
+def check_array(site: Site, request: Request) -> Iterator[UsageError]:
+    """Yield an error if the job's array has an index above the site's limit, or more tasks than
+    Slurm's queue takes of the user.
+    """
+    inventory = site.inventory
+    indices = request.array
+    # Without the step of a range, and the number of tasks at a time.
+    highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
+    if indices and highest >= site.array_limit:
+        yield _at(request, "--array", site.array_too_large(indices, highest))
+        return
+    count = len(tasks_of(indices))
+    most = inventory.max_submit
+    if most is not None and count > most and _has_default_limits(inventory, request):
+        error = UsageError(
+            f"the array {indices} has {count} tasks",
+            code="too-many-tasks",
+            why=f"your account may have {most} jobs in Slurm's queue (MaxSubmitJobs)",
+            fix=f"submit arrays or sweeps of at most {most} tasks, "
+            "or use another --account or --qos",
+        )
+        yield _at(request, "--array", error)
+
+
+def _has_default_limits(inventory: Inventory, request: Request) -> bool:
     """Return whether the limits that `attach` has read are those of the job, which may name another
     QOS.
     """
     defaults = {
-        "account": inventory.account,
-        "qos": inventory.qos,
-        "partition": inventory.partitions[0].name,
+        "--account": inventory.account,
+        "--qos": inventory.qos,
+        "--partition": inventory.partitions[0].name,
     }
-    script = UserScript.of(job)
-    requests = [*(script.directives.options if script else ()), *directives_of(job.slurm)]
-    if any(request.quantities & quantities_of(defaults) for request in requests):
-        return False
-    return all(getattr(job, name) in {None, value} for name, value in defaults.items())
+    return all(request.value(name) in {"", default} for name, default in defaults.items())
 
 
-def reject_long_script(site: Site, job: JobSpec) -> None:
-    """Raise UsageError if the time limit in a script's #SBATCH lines is above its partition's, as
-    for --time.
-
-    The Slurm of other people may accept such a job, which then never starts.
-    """
-    script = UserScript.read(job.script) if job.script is not None else None
-    own_time = script.directives.last("time") if script is not None and job.time is None else None
-    if script is None or own_time is None:
+def check_pack(site: Site, request: Request) -> Iterator[UsageError]:  # noqa: ARG001
+    """Yield errors if the job packs no tasks, too many, or tasks with ranks."""
+    job = request.job
+    if not job.pack:
         return
-    own = script.directives.last("partition")
-    name = job.partition or (own.value if own is not None else None)
-    limit_s = None
-    with suppress(ValueError):
-        limit_s = parse_slurm_time_s(own_time.value)
-    # It may be a list of partitions.
-    if limit_s is not None and name in {partition.name for partition in site.inventory.partitions}:
-        partition_of(site, job.model_copy(update={"time": limit_s, "partition": name}))
+    array = request.indices
+    if count_at_most(array) > MAX_TASKS:
+        yield UsageError(
+            f"the array {array} has more than {MAX_TASKS:,} tasks",
+            code="too-many-packed-tasks",
+            why="a job can't pack more tasks",
+            fix=f"submit several jobs of at most {MAX_TASKS:,} tasks",
+        )
+    elif not tasks_of(array):
+        yield UsageError(
+            "--pack needs the tasks of an array or a sweep",
+            code="pack-without-tasks",
+            fix="add --array or --sweep, or leave out --pack",
+        )
+    for name in ("ranks", "launcher"):
+        if name in job.model_fields_set:
+            yield excluded("--pack", OPTIONS[name].flag)
 
 
-def reject_parts_in_turn(inventory: Inventory, job: JobSpec, script: str) -> None:
-    """Raise UsageError if parts of an array that run in turn would need a dependency that Slurm
+def check_scaling(site: Site, request: Request) -> Iterator[UsageError]:  # noqa: ARG001
+    """Yield errors if the script sets what a scaling sets."""
+    for name in ("--array", "--dependency") if request.job.scaling is not None else ():
+        lines = request.script.directives.options if request.script is not None else ()
+        for directive in (one for one in lines if one.own_name == name):
+            yield excluded(directive.place, "--scaling")
+
+
+def check_chain(site: Site, request: Request) -> Iterator[UsageError]:
+    """Yield errors if a job with --chain is not requeued, or if its attempts have no time limit, or
+    a longer one.
+    """
+    job = request.job
+    if job.chain is None:
+        return
+    if "requeue" in job.model_fields_set and not job.requeue:
+        yield excluded("--chain", "--no-requeue")
+    partition = request.partition_in(site.inventory)
+    has_time = request.last("--time") is not None
+    of_partition = partition.max_time if partition is not None else None
+    limit_s = request.time_s if has_time else of_partition
+    if limit_s is None and partition is not None and not has_time:
+        yield UsageError(
+            "--chain needs a time limit",
+            code="chain-without-limit",
+            why="the job is requeued each time that it reaches its time limit",
+            fix="add the time limit of an attempt, such as --time 4h",
+        )
+    if limit_s is not None and job.chain < limit_s:
+        yield UsageError(
+            f"--chain {format_duration(job.chain)} is shorter than the job's time limit of "
+            f"{format_duration(limit_s)}",
+            code="chain-too-short",
+            why="--chain is the total time of all attempts of the job",
+            fix="use a longer --chain, or only --time",
+        )
+
+
+def check_parts_in_turn(site: Site, request: Request) -> Iterator[UsageError]:
+    """Yield an error if parts of an array that run in turn would need a dependency that Slurm
     refuses.
     """
-    array = array_of(job, UserScript.of(job))
-    own = dependencies_of(script)
-    if "?" in own and any(part.in_turn for part in parts_of(array, inventory.max_array)):
-        raise UsageError(
-            f"the array {array} can't have the dependency {own}",
+    most = site.inventory.max_array
+    own = request.value("--dependency")
+    if "?" in own and any(part.in_turn for part in parts_of(request.array, most)):
+        error = UsageError(
+            f"the array {request.array} can't have the dependency {own}",
             code="dependency-refused",
-            why=f"Slurm gets the array in parts (MaxArraySize is {inventory.max_array}), each waits "
+            why=f"Slurm gets the array in parts (MaxArraySize is {most}), each waits "
             "for the part before it, and Slurm accepts no list of dependencies with both "
             "`,` and `?`",
             fix="leave out the number of tasks at a time (%N), or name a single job in the "
             "dependency",
         )
+        yield _at(request, "--dependency", error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +32,7 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import (
     PLAIN,
     VERIFICATION_PER_NODE_S,
@@ -44,7 +45,6 @@ from clusterctl.scheduler.script import (
     verification_argv,
     watch_options,
 )
-from clusterctl.scheduler.user_script import UserScript, partition_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.names import MPI_SSH, Launcher
@@ -341,30 +341,20 @@ def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any
     return {"state": state, "reason": reason, "exit_code": exit_code, "signal": ended_by}
 
 
-def with_nodes(request: JobRequest, site: Site, job: JobSpec) -> JobRequest:
-    """Return the request with the first nodes of the job's partition, and the job's time limit.
-
-    Raises UsageError if the job asks for more than the partition has.
-    """
-    partition = partition_of(site, job)
-    nodes = partition.nodes[: job.nodes]
-    limit_s = job.time or partition.max_time or 0
+def with_nodes(request: JobRequest, site: Site, of_job: Request) -> JobRequest:
+    """Return the request with the first nodes of the job's partition, and the job's time limit."""
+    partition = of_job.partition_in(site.inventory) or site.inventory.partitions[0]
+    nodes = partition.nodes[: of_job.job.nodes]
+    limit_s = of_job.job.time or partition.max_time or 0
     return replace(request, partition=partition.name, nodes=nodes, limit_s=limit_s)
 
 
 def render_mpirun_script(
-    site: Site, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
+    site: Site, request: Request, *, payload_hash: str, environment: Environment = PLAIN
 ) -> str:
     """Return the bash script that runs a job. The script is started on the job's first node."""
-    nodes = with_nodes(JobRequest("", job.name, "", ""), site, job).nodes
-    script = UserScript.of(job)
-    if script is not None and script.directives.lines:
-        raise UsageError(
-            f"the script {script.name} has #SBATCH lines, and this cluster does not run Slurm",
-            code="needs-slurm",
-            why=f"the first is {script.directives.lines[0].strip()!r}",
-            fix="remove the #SBATCH lines, and use options of `clusterctl submit` instead",
-        )
+    job = request.job
+    nodes = with_nodes(JobRequest("", job.name, "", ""), site, request).nodes
     words = Words(
         folder='"$PWD"',
         start='env -C "$start"',
@@ -376,7 +366,7 @@ def render_mpirun_script(
     )
     return render(
         "job.mpirun.j2",
-        **common_words(job, script, environment, payload_hash),
+        **common_words(job, environment, payload_hash),
         nodes=nodes,
         slots=job.tasks_per_node,
         cpus=job.cpus or 1,
@@ -386,7 +376,7 @@ def render_mpirun_script(
                 f"--nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
             )
         ),
-        program=program(job, script, environment, words, cluster=site.inventory.cluster),
+        program=program(request, environment, words, cluster=site.inventory.cluster),
     )
 
 
@@ -403,8 +393,17 @@ def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
     return f"mpirun -np {ranks} --hostfile job.hosts {spread}", mpirun_exports(job)
 
 
-def reject_slurm_options(job: JobSpec) -> None:
-    """Raise UsageError if the job uses options that only Slurm supports."""
+def check_slurm_options(site: Site, request: Request) -> Iterator[UsageError]:  # noqa: ARG001
+    """Yield errors if the job uses options or lines that only Slurm supports."""
+    job = request.job
+    script = request.script
+    if script is not None and script.directives.lines:
+        yield UsageError(
+            f"the script {script.name} has #SBATCH lines, and this cluster does not run Slurm",
+            code="needs-slurm",
+            why=f"the first is {script.directives.lines[0].strip()!r}",
+            fix="remove the #SBATCH lines, and use options of `clusterctl submit` instead",
+        )
     given = {option.name: option.flag for option in OPTIONS.values() if option.needs_slurm}
     given = {name: flag for name, flag in given.items() if getattr(job, name)}
     # A scaling and a sweep also set options of Slurm.
@@ -414,7 +413,7 @@ def reject_slurm_options(job: JobSpec) -> None:
     if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
         flags.append("--launcher srun")
     if flags:
-        raise UsageError(
+        yield UsageError(
             f"this cluster has no scheduler, so jobs can't use {', '.join(flags)}",
             code="needs-slurm",
             why="only Slurm supports them; without it, jobs do not queue, and a job has its "

@@ -5,7 +5,7 @@ values.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -33,13 +33,12 @@ _LIST: Final = "sacctmgr show associations where user=$USER format=account,parti
 class Asked:
     """The options of a request to Slurm.
 
-    options: the options of sbatch or salloc. directives: those in the user's script and of --slurm,
-        with their places. advice: what users can do about the cluster itself.
+    options: the options of sbatch or salloc, with their places.
+    advice: what users can do about the cluster itself.
     lists_accounts: whether Slurm's accounting tells the user's accounts.
     """
 
-    options: Sequence[str] = ()
-    directives: Sequence[Directive] = ()
+    options: Sequence[Directive] = ()
     advice: Advice = advice.OWN
     lists_accounts: bool = True
 
@@ -48,7 +47,7 @@ class Asked:
         option.
         """
         if re.search("time limit|deadline", refusal, re.IGNORECASE) and (
-            late := [request for request in self.directives if request.own_name == "--deadline"]
+            late := [one for one in self.options if one.own_name == "--deadline"]
         ):
             return (
                 f"leave out {_places(late)}, or use a time that leaves the job's --time until then"
@@ -64,21 +63,21 @@ class Asked:
         for flag, quantities, rule in _rules():
             if not re.search(rule.pattern, refusal, re.IGNORECASE):
                 continue
-            lines = [request for request in self.directives if request.quantities & quantities]
-            if flag == "--time" and not lines and not self._has_time:
+            asked = self._with(quantities)
+            if flag == "--time" and not any(one.own_name == flag for one in asked):
                 limits = f"`clusterctl ssh '{rule.lists}'` shows the limits"
                 return f"pass the time that the job needs with --time; {limits}"
-            subject = _places(lines) or flag
+            subject = _places(asked) or flag
             if rule.is_conflict:
-                return f"leave out {subject}" + (f", or {flag}" if lines else "")
+                return f"leave out {subject}" + (f", or {flag}" if subject != flag else "")
             if not rule.lists:
                 return f"correct {subject}"
             return f"leave out {subject}, or use a value from `clusterctl ssh '{rule.lists}'`"
         return ""
 
-    @property
-    def _has_time(self) -> bool:
-        return any(re.match(r"(--time\b(?!-)|-t)", option) for option in self.options)
+    def _with(self, quantities: Collection[str]) -> list[Directive]:
+        """Return the options that set one of these quantities."""
+        return [one for one in self.options if not one.quantities.isdisjoint(quantities)]
 
     def _general_fix(self, refusal: str) -> str:
         if not _TOO_LARGE.search(refusal):
@@ -91,18 +90,15 @@ class Asked:
         if self.advice.sets_account:
             more += f"; {self.advice.sets_account}"
         if _ACCOUNT.search(refusal):
-            if not any(option.startswith(("--account", "-A")) for option in self.options):
+            given = _places(self._with({"--account"}))
+            if not given:
                 return f"name your Slurm account with --account{more}"
-            given = (
-                _places([r for r in self.directives if "--account" in r.quantities]) or "--account"
-            )
             leave = f"leave out {given}, or " if self.advice.is_operator else ""
             return f"{leave}use another account, or another --partition or --qos{more}"
         if not _OF_ACCOUNT.search(refusal):
             return ""
         if _JOBS_LIMIT.search(refusal):
-            is_array = any(option.startswith(("--array", "-a")) for option in self.options)
-            fewer = "submit fewer tasks, or " if is_array else ""
+            fewer = "submit fewer tasks, or " if self._with({"--array"}) else ""
             return (
                 f"{fewer}use another --account or --qos, or submit again when fewer of your jobs "
                 f"wait or run{more}"
@@ -126,14 +122,6 @@ def _rules() -> list[tuple[str, frozenset[str], Refusal]]:
     return sorted(rules, key=lambda rule: rule[2].is_vague)
 
 
-def _places(requests: Sequence[Directive]) -> str:
-    """Return the requests as the user wrote them: in lines of the script, or (line 0) with
-    --slurm.
-    """
-    places = (
-        f"`#SBATCH {given}` in line {given.line} of the script"
-        if given.line
-        else f"`--slurm {given}`"
-        for given in requests
-    )
-    return " and ".join(places)
+def _places(options: Sequence[Directive]) -> str:
+    """Return the places of options, for a message."""
+    return " and ".join(dict.fromkeys(one.place for one in options))

@@ -6,25 +6,23 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import UsageError, excluded
-from clusterctl.scheduler.directives import Directives, in_program_folder
-from clusterctl.scheduler.parts import count_at_most, fold_tasks, tasks_of
+from clusterctl.errors import UsageError
+from clusterctl.scheduler.directives import Directives
+from clusterctl.scheduler.parts import fold_tasks, tasks_of
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec import remote_folders
 from clusterctl.spec.alarms import alarm_options
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.job_options import OPTIONS, Again, sbatch_words
+from clusterctl.spec.job_options import OPTIONS, Again
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.program import ONE_RANK_JOBS
-from clusterctl.spec.sbatch import plain_array, quoted, directives_of
-from clusterctl.spec.sweep import MAX_TASKS
-from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.spec.sbatch import quoted
 from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import archives_of
@@ -59,19 +57,11 @@ _ON_THE_CPU: Final = ("probe", "export")
 # A job without progress for this long hangs, unless the user gives another time. Work in silence looks
 # the same.
 _SILENCE_S: Final = 600
-# The options of sbatch that tell how many tasks of a packed job run on a node at a time.
-_TASK_COUNTS: Final = {"--ntasks", "--ntasks-per-node"}
-_MEMORY: Final = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 # The variable of the job's script with the folder of the program's files.
 FILES: Final = '"$files"'
 # The option of job.py and task.py with the folder of the job's secrets (scheduler/job_secrets.py),
 # as the script's variable has it.
 SECRETS: Final = '--secrets="$secrets"'
-# Slurm checks time limits once a minute: a signal less than 60 s before the end could come too
-# late. A short job gets the signal later, because it would otherwise get the signal at its start.
-_SIGNAL = "USR1"
-_SIGNAL_S = 60
-_SIGNAL_PART = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,29 +160,15 @@ class Words:
     started_by: str
 
 
-def program(
-    job: JobSpec, script: UserScript | None, environment: Environment, words: Words, *, cluster: str
-) -> list[str]:
-    """Return the parts of a job's command line, for bash. UsageError: torchrun can't start the
-    program.
+def program(request: Request, environment: Environment, words: Words, *, cluster: str) -> list[str]:
+    """Return the parts of a job's command line, for bash.
 
     cluster: the cluster's name, which the command that continues a training contains.
     """
+    job = request.job
+    script = request.script
     torchrun = job.launcher is Launcher.TORCHRUN
-    if torchrun and (script is None or not script.is_python):
-        raise UsageError(
-            "torchrun can start only Python programs",
-            code="torchrun-needs-python",
-            why="a shell script starts its ranks itself"
-            if script
-            else "the bundled jobs are MPI programs",
-            fix="leave --launcher out",
-        )
     is_rank = is_launched(job, script)
-    if job.ranks is not None:
-        _reject_ranks(
-            job, script, by_mpirun=is_rank and not torchrun and "--of=mpirun" in words.started_by
-        )
     runner = ' "$node"/rank.py' if is_rank and script is not None and not torchrun else ""
     is_python = script is None or script.is_python
     env = program_variables(job, cluster, is_alone=is_python and not is_rank)
@@ -202,7 +178,7 @@ def program(
     if is_rank:
         parts += [*words.launcher, *([] if torchrun else rank_starter(job, python, words))]
     if job.pack:
-        parts.append(f'"$python" -IS "$node"/pack.py run {" ".join(_pack_options(job, script))}')
+        parts.append(f'"$python" -IS "$node"/pack.py run {" ".join(_pack_options(request))}')
     elif not torchrun:
         parts.append(words.start)
     if job.container is not None:
@@ -247,46 +223,22 @@ def container_command(
     return f'"$python" -IS "$node"/job.py container {" ".join(options)}'
 
 
-def _pack_options(job: JobSpec, script: UserScript | None) -> Iterator[str]:
+def _pack_options(request: Request) -> Iterator[str]:
     """Yield the options of pack.py."""
+    job = request.job
     if job.secret:
         yield SECRETS
     numbers, _, most = str(job.array).partition("%")
     yield f"--tasks={fold_tasks(tasks_of(numbers))}"
     if most:
         yield f"--most={most}"
-    if fills_nodes(job, script):
+    if request.fills_nodes:
         yield "--fit"
     yield f"--files={FILES}"
     if job.place.start != ".":
         yield f"--start={shlex.quote(job.place.start)}"
     if job.sweep is not None:
         yield "--sweep"
-
-
-def fills_nodes(job: JobSpec, script: UserScript | None) -> bool:
-    """Return whether a packed job has whole nodes, because nothing tells how many tasks run on a
-    node at a time.
-    """
-    is_given = "tasks_per_node" in job.model_fields_set
-    return job.pack and not is_given and not _requested(job, script) & _TASK_COUNTS
-
-
-def _requested(job: JobSpec, script: UserScript | None) -> frozenset[str]:
-    """Return the quantities that the script's lines and --slurm set."""
-    requests = [*(script.directives.options if script else ()), *directives_of(job.slurm)]
-    return frozenset(quantity for request in requests for quantity in request.quantities)
-
-
-def as_for_slurm(job: JobSpec, script: UserScript | None) -> JobSpec:
-    """Return the job as Slurm gets it: packed tasks are no array, and may need whole nodes."""
-    if not job.pack:
-        return job
-    # Slurm would give a job of whole nodes only the default part of their memory.
-    has_memory = job.mem is not None or bool(_requested(job, script) & _MEMORY)
-    whole = ("--exclusive", *(() if has_memory else ("--mem=0",)))
-    more = whole if fills_nodes(job, script) else ()
-    return job.model_copy(update={"array": None, "slurm": (*job.slurm, *more)})
 
 
 def program_variables(job: JobSpec, cluster: str = "", *, is_alone: bool) -> dict[str, str]:
@@ -340,26 +292,6 @@ def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:
     options = f"--nnodes={words.nodes} --nproc-per-node={words.slots} --rdzv-id={words.job_id}"
     task = f'{python} -IS "$node"/task.py --of=torchrun{secrets}'
     return [f'{python} -IS "$node"/job.py torchrun {python}', options, task]
-
-
-def _reject_ranks(job: JobSpec, script: UserScript | None, *, by_mpirun: bool) -> None:
-    problem = ""
-    fix = "use --launcher mpirun"
-    if script is not None and not script.is_python:
-        problem = "a shell script starts its ranks itself"
-        fix = f"in the script, use mpirun -n {job.ranks}"
-    elif not by_mpirun and job.launcher is Launcher.MPIRUN:
-        problem = "a job of a single task has no launcher"
-        fix = "use a larger --tasks-per-node"
-    elif not by_mpirun:
-        problem = f"only mpirun can leave tasks free for MPI_Comm_spawn, not {job.launcher}"
-    elif (script is None or not script.directives.lines) and (job.ranks or 0) > job.tasks:
-        problem = f"the job has {job.tasks} tasks"
-        fix = "use a larger --nodes or --tasks-per-node"
-    if problem:
-        raise UsageError(
-            f"--ranks {job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix
-        )
 
 
 def _in_program_folder(path: str) -> str:
@@ -455,8 +387,9 @@ def with_gpus(site: Site, job: JobSpec) -> JobSpec:
     return job.model_copy(update=changes)
 
 
-def with_account(site: Site, job: JobSpec) -> JobSpec:
-    """Return the job with the cluster's account and QOS, unless the job or its script names others.
+def with_account(site: Site, request: Request) -> Request:
+    """Return the request with the cluster's account and QOS, unless the job or its script names
+    others.
 
     It also names the site's default partition, if there is one.
     """
@@ -465,15 +398,16 @@ def with_account(site: Site, job: JobSpec) -> JobSpec:
         "qos": site.inventory.qos,
         "partition": site.default_partition,
     }
-    script = (
-        UserScript.read(job.script) if job.script is not None and not job.script.is_dir() else None
-    )
+    job = request.job
     changes = {
         name: value
         for name, value in defaults.items()
-        if value and getattr(job, name) is None and not (script and script.directives.last(name))
+        if value and request.last(OPTIONS[name].sbatch) is None
     }
-    return job.model_copy(update=changes) if changes else job
+    places = dict.fromkeys(changes, f"the default of cluster {site.inventory.cluster}")
+    if not changes:
+        return request
+    return request.of(job.model_copy(update={**changes, "places": {**job.places, **places}}))
 
 
 def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
@@ -482,50 +416,24 @@ def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
     return job.model_copy(update={"launcher": Launcher.MPIRUN}) if by_srun else job
 
 
-def with_tasks(job: JobSpec) -> JobSpec:
-    """Return the job; if its tasks are packed, with the array of its script. UsageError: it has no
-    tasks, or its tasks have ranks.
+def fitted_to(site: Site, request: Request) -> Request:
+    """Return the request with the site's defaults for GPUs, ranks, launcher, account and partition,
+    and with the tasks that its job packs.
     """
-    if not job.pack:
-        return job
-    array = indices_of(job, UserScript.of(job))
-    if count_at_most(array) > MAX_TASKS:
-        raise UsageError(
-            f"the array {array} has more than {MAX_TASKS:,} tasks",
-            code="too-many-packed-tasks",
-            why="a job can't pack more tasks",
-            fix=f"submit several jobs of at most {MAX_TASKS:,} tasks",
-        )
-    if not tasks_of(array):
-        raise UsageError(
-            "--pack needs the tasks of an array or a sweep",
-            code="pack-without-tasks",
-            fix="add --array or --sweep, or leave out --pack",
-        )
-    for name in ("ranks", "launcher"):
-        if name in job.model_fields_set:
-            raise excluded("--pack", OPTIONS[name].flag)
-    return job.model_copy(update={"array": array})
-
-
-def fitted_to(site: Site, job: JobSpec) -> JobSpec:
-    """Return the job with the site's defaults for GPUs, ranks, launcher, account and partition, and
-    with its tasks.
-
-    Raises the errors of ``with_tasks``.
-    """
-    job = with_tasks(job)
-    job = job if job.pack else with_gpus(site, job)
-    return with_account(site, with_launcher(job, has_pmix=site.inventory.pmix))
+    job = request.job
+    packed = job.model_copy(update={"array": request.indices})
+    job = packed if job.pack else with_gpus(site, job)
+    return with_account(site, request.of(with_launcher(job, has_pmix=site.inventory.pmix)))
 
 
 def render_script(
-    inventory: Inventory, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
+    inventory: Inventory, request: Request, *, payload_hash: str, environment: Environment = PLAIN
 ) -> str:
     """Return the sbatch script of a job."""
-    script = UserScript.of(job)
-    has_tasks = is_array(job, script)
-    for_slurm = as_for_slurm(job, script)
+    job = request.job
+    script = request.script
+    has_tasks = bool(request.array)
+    task = "-%a" if has_tasks else ""
     job_options = [
         *watch_options(job, inventory, environment),
         *(["--requeue"] if job.requeue else []),
@@ -535,15 +443,20 @@ def render_script(
     ]
     return render(
         "job.sbatch.j2",
-        **common_words(job, script, environment, payload_hash),
+        **common_words(job, environment, payload_hash),
         shell_script=script is not None and not script.is_python,
-        own_directives=script.directives.without_replaced(for_slurm) if script else (),
-        options=_options(for_slurm, script),
+        own_directives=request.lines,
+        options=(
+            f"--job-name={job.name}",
+            f"--output=stdout{task}.log",
+            f"--error=stderr{task}.log",
+            *(quoted(str(option)) for option in (*request.flags, *request.slurm)),
+        ),
         array=has_tasks,
         launcher=job.launcher,
         starter=(),
         job_options=" ".join(job_options),
-        program=program(job, script, environment, slurm_words(job), cluster=inventory.cluster),
+        program=program(request, environment, slurm_words(job), cluster=inventory.cluster),
     )
 
 
@@ -578,16 +491,16 @@ def watch_options(job: JobSpec, inventory: Inventory, environment: Environment) 
     return [f"--telemetry={inventory.interval_s:g}", *hang, *alarms, *files]
 
 
-def common_words(
-    job: JobSpec, script: UserScript | None, environment: Environment, payload_hash: str
-) -> dict[str, str]:
+def common_words(job: JobSpec, environment: Environment, payload_hash: str) -> dict[str, str]:
     """Return placeholder -> text for the templates of job scripts, the same for Slurm and for
     mpirun.
 
     ``needs`` lists the files that must be in the current folder to start the script by hand.
     """
+    # The script of an interactive session is a folder.
+    has_script = job.script is not None and not job.script.is_dir()
     files = [
-        *([f"{PROGRAM_FOLDER}/{job.place.script}"] if script else []),
+        *([f"{PROGRAM_FOLDER}/{job.place.script}"] if has_script else []),
         *([SWEEP_FILE] if job.sweep is not None else []),
     ]
     return {
@@ -597,7 +510,7 @@ def common_words(
         "secrets": f"${{PWD%/*/*}}/{remote_folders.SECRETS}/${{PWD##*/}}" if job.secret else "",
         "image": _image(job.container) if job.container else "",
         "files": PROGRAM_FOLDER,
-        "script": shlex.quote(job.place.script) if script else "",
+        "script": shlex.quote(job.place.script) if has_script else "",
         "start": "" if job.place.start == "." else f"/{shlex.quote(job.place.start)}",
         "profile": environment.profile,
         "path": environment.path,
@@ -605,12 +518,6 @@ def common_words(
         "python": f"{environment.base}/bin/python",
         "payload": f"{environment.payloads}/{payload_hash}",
     }
-
-
-def indices_of(job: JobSpec, script: UserScript | None) -> str:
-    """Return the indices of a job's tasks, from its option or its script. Empty: it has no tasks."""
-    own = script.directives.last("array") if job.array is None and script is not None else None
-    return str(plain_array(own.value if own is not None else job.array) or "")
 
 
 def _load_modules(job: JobSpec) -> str:
@@ -629,36 +536,6 @@ def _load_modules(job: JobSpec) -> str:
     )
 
 
-def array_of(job: JobSpec, script: UserScript | None) -> str:
-    """Return the indices of a job's array in Slurm. Empty: the job is not an array, or its tasks
-    are packed into a single job.
-    """
-    return "" if job.pack else indices_of(job, script)
-
-
-def is_array(job: JobSpec, script: UserScript | None) -> bool:
-    return bool(array_of(job, script))
-
-
-def _options(job: JobSpec, script: UserScript | None) -> list[str]:
-    """Return clusterctl's sbatch options for a job. Script lines that set the same quantities are
-    left out.
-
-    If the script has #SBATCH lines, only flags given on the command line are returned, not the
-    defaults.
-    """
-    task = "-%a" if is_array(job, script) else ""
-    has_directives = script is not None and bool(script.directives.lines)
-    given = sbatch_words(_with_signal(job, script), defaults=not has_directives)
-    more = [str(in_program_folder(request, job)) for request in directives_of(job.slurm)]
-    return [
-        f"--job-name={job.name}",
-        f"--output=stdout{task}.log",
-        f"--error=stderr{task}.log",
-        *map(quoted, [*given, *more]),
-    ]
-
-
 def dependencies_of(script: str) -> str:
     """Return the dependencies in the lines of a job script, as Slurm reads them."""
     own = Directives.read(Path("job.sbatch"), script.splitlines()).last("dependency")
@@ -669,24 +546,6 @@ def with_dependency(script: bytes, dependency: str) -> str:
     """Return the option for sbatch that adds a dependency to those in the lines of a job script."""
     own = dependencies_of(script.decode(errors="replace"))
     return f"--dependency={','.join([*filter(None, [own]), dependency])}"
-
-
-def time_limit_s(job: JobSpec, script: UserScript | None) -> int | None:
-    """Return the time limit that a job or its script asks for. None: it asks for none."""
-    if job.time is None and script is not None and (own := script.directives.last("time")):
-        with suppress(ValueError):
-            return parse_slurm_time_s(own.value)
-    return job.time
-
-
-def _with_signal(job: JobSpec, script: UserScript | None) -> JobSpec:
-    """Return the job; if it is requeued, with a signal shortly before its time limit."""
-    own_signal = script is not None and script.directives.last("signal")
-    if not job.requeue or job.signal or own_signal:
-        return job
-    limit_s = time_limit_s(job, script)
-    lead_s = _SIGNAL_S if limit_s is None else min(_SIGNAL_S, max(limit_s // _SIGNAL_PART, 1))
-    return job.model_copy(update={"signal": f"{_SIGNAL}@{lead_s}"})
 
 
 def _launcher(job: JobSpec) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ three. Code outside this package calls these methods, and never asks which site 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -26,13 +26,13 @@ from clusterctl.state.ledger import Ledger
 from clusterctl.transport.base import Connect, Transport
 
 if TYPE_CHECKING:
+    from clusterctl.scheduler.request import Request
     from clusterctl.scheduler.script import Environment
-    from clusterctl.spec.job import JobSpec
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.spec.sbatch import Directive
 
-# Raises UsageError if the site can't run the job.
-Check: TypeAlias = "Callable[[Site, JobSpec], None]"
+# Yields an error for everything that does not fit the site.
+Check: TypeAlias = "Callable[[Site, Request], Iterator[UsageError]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class Site(ABC):
         """The indices of arrays must be lower."""
         return self.inventory.max_array
 
-    def without_nodes(self, job: JobSpec, names: Collection[str]) -> JobSpec:
-        """Return the job, which the scheduler does not start on the nodes ``names``, which don't
-        answer.
+    def without_nodes(self, request: Request, names: Collection[str]) -> Request:
+        """Return the request of the job, which the scheduler does not start on the nodes ``names``,
+        which don't answer.
         """
-        return job
+        return request
 
     def array_too_large(self, indices: str, highest: int) -> UsageError:
         """Return the error for an array with an index above the limit."""
@@ -149,17 +149,13 @@ class Site(ABC):
         """Wait until the controller sees the files that ended jobs have written on their nodes."""
         return
 
-    def reject_unsupported(self, job: JobSpec) -> None:
-        """Raise UsageError if the job has options that the site does not support."""
-        return
-
     def reject_without_slurm(self) -> None:
         """Raise UsageError if the cluster does not run Slurm, for operations that need it."""
         return
 
-    def asked(self, options: Sequence[str], directives: Sequence[Directive]) -> Asked:
+    def asked(self, options: Sequence[Directive]) -> Asked:
         """Return a request to Slurm, which explains a refusal. See ``Asked``."""
-        return Asked(options, directives, self.advice, not self.inventory.no_accounting)
+        return Asked(options, self.advice, not self.inventory.no_accounting)
 
     @abstractmethod
     def client(
@@ -208,10 +204,15 @@ class Site(ABC):
     def checks(self) -> Sequence[Check]:
         """The checks of a job before its submission, in their order."""
 
-    @abstractmethod
-    def render(self, job: JobSpec, environment: Environment | None = None) -> str:
-        """Return the text of a job's script. UsageError: the job can't run."""
+    def faults(self, request: Request) -> Iterator[UsageError]:
+        """Yield an error for everything in a job that does not fit the site."""
+        for check in self.checks:
+            yield from check(self, request)
 
     @abstractmethod
-    def request(self, request: JobRequest, job: JobSpec) -> JobRequest:
+    def render(self, request: Request, environment: Environment | None = None) -> str:
+        """Return the text of a job's script. The job has no ``faults``."""
+
+    @abstractmethod
+    def request(self, request: JobRequest, of_job: Request) -> JobRequest:
         """Return the request to the scheduler, completed with what the script does not have."""

@@ -28,8 +28,8 @@ from clusterctl.transport.base import Connect, Transport
 from clusterctl.util.assets import payload_hash
 
 if TYPE_CHECKING:
+    from clusterctl.scheduler.request import Request
     from clusterctl.scheduler.script import Environment
-    from clusterctl.spec.job import JobSpec
     from clusterctl.spec.models import ClusterSpec
 
 
@@ -61,28 +61,30 @@ class OwnSlurm(Site):
         from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415
 
         return (
-            checks.reject_pmix,
-            checks.reject_useless_build,
-            checks.reject_useless_mount,
-            checks.reject_excluded_nodes,
-            checks.reject_large_array,
-            checks.reject_many_tasks,
+            checks.check_directives,
+            checks.check_partition,
+            checks.check_array,
+            checks.check_pack,
+            checks.check_scaling,
+            checks.check_chain,
+            checks.check_launcher,
+            checks.check_pmix,
+            checks.check_build,
+            checks.check_mount,
+            checks.check_excluded_files,
         )
 
-    def render(self, job: JobSpec, environment: Environment | None = None) -> str:
+    def render(self, request: Request, environment: Environment | None = None) -> str:
         from clusterctl.scheduler.script import Environment, render_script  # noqa: PLC0415
-        from clusterctl.scheduler.user_script import partition_name  # noqa: PLC0415
 
-        # This raises an error if the partition does not fit.
-        partition_name(self, job)
         return render_script(
             self.inventory,
-            job,
+            request,
             payload_hash=payload_hash(),
             environment=environment or Environment.of(self.inventory),
         )
 
-    def request(self, request: JobRequest, job: JobSpec) -> JobRequest:
+    def request(self, request: JobRequest, of_job: Request) -> JobRequest:
         return request
 
     def missing_mail_program(self, controller: Transport) -> str:
@@ -92,20 +94,11 @@ class OwnSlurm(Site):
             return ""
         return program[1]
 
-    def without_nodes(self, job: JobSpec, names: Collection[str]) -> JobSpec:
-        from clusterctl.scheduler.user_script import UserScript  # noqa: PLC0415 - as above
-        from clusterctl.spec.sbatch import directives_of  # noqa: PLC0415 - as above
-
-        script = UserScript.of(job)
-        given = (*(script.directives.options if script else ()), *directives_of(job.slurm))
+    def without_nodes(self, request: Request, names: Collection[str]) -> Request:
         # Of several options --exclude, only the last counts.
-        values = [
-            request.value
-            for request in given
-            if request.option and request.option.name == "exclude" and request.value
-        ]
-        excluded = ",".join([*values[-1:], *names])
-        return job.model_copy(update={"slurm": (*job.slurm, f"--exclude={excluded}")})
+        excluded = ",".join(filter(None, [request.value("--exclude"), *names]))
+        slurm = (*request.job.slurm, f"--exclude={excluded}")
+        return request.of(request.job.model_copy(update={"slurm": slurm}))
 
 
 class ForeignSlurm(OwnSlurm):
@@ -188,14 +181,7 @@ class ForeignSlurm(OwnSlurm):
     def checks(self) -> Sequence[Check]:
         from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415 - as above
 
-        return (*super().checks, checks.reject_long_script)
-
-    def render(self, job: JobSpec, environment: Environment | None = None) -> str:
-        from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415 - as above
-
-        script = super().render(job, environment)
-        checks.reject_parts_in_turn(self.inventory, job, script)
-        return script
+        return (*super().checks, checks.check_parts_in_turn)
 
 
 class Mpirun(Site):
@@ -205,11 +191,6 @@ class Mpirun(Site):
     restarts_jobs = False
     shares_gpus = False
     time_unit_s = 1
-
-    def reject_unsupported(self, job: JobSpec) -> None:
-        from clusterctl.scheduler.mpirun import reject_slurm_options  # noqa: PLC0415 - as above
-
-        reject_slurm_options(job)
 
     def reject_without_slurm(self) -> None:
         raise UsageError(
@@ -235,22 +216,28 @@ class Mpirun(Site):
     @property
     def checks(self) -> Sequence[Check]:
         from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415 - as above
+        from clusterctl.scheduler.mpirun import check_slurm_options  # noqa: PLC0415 - as above
 
-        return (checks.reject_useless_build, checks.reject_excluded_nodes)
+        return (
+            check_slurm_options,
+            checks.check_partition,
+            checks.check_launcher,
+            checks.check_build,
+            checks.check_excluded_files,
+        )
 
-    def render(self, job: JobSpec, environment: Environment | None = None) -> str:
+    def render(self, request: Request, environment: Environment | None = None) -> str:
         from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415
         from clusterctl.scheduler.script import Environment  # noqa: PLC0415
 
-        self.reject_unsupported(job)
         return render_mpirun_script(
             self,
-            job,
+            request,
             payload_hash=payload_hash(),
             environment=environment or Environment.of(self.inventory),
         )
 
-    def request(self, request: JobRequest, job: JobSpec) -> JobRequest:
+    def request(self, request: JobRequest, of_job: Request) -> JobRequest:
         from clusterctl.scheduler.mpirun import with_nodes  # noqa: PLC0415 - as above
 
-        return with_nodes(request, self, job)
+        return with_nodes(request, self, of_job)

@@ -279,7 +279,7 @@ class SlurmClient(Jobs):
         """
         # Appended logs survive a requeue. A second sbatch in the folder, by hand, truncates them.
         comment = comment_of(request.token)
-        asked = Asked(request.options, request.directives, self.advice, not self.no_accounting)
+        asked = Asked(request.options, self.advice, not self.no_accounting)
         options = (
             f"--comment={comment}",
             f"--chdir={request.folder}",
@@ -353,7 +353,7 @@ class SlurmClient(Jobs):
             raise SlurmError(
                 "Slurm rejected the job",
                 code="slurm-refused",
-                where=" ".join(["sbatch", *asked.options]) if asked.options else "",
+                where=" ".join(["sbatch", *map(str, asked.options)]) if asked.options else "",
                 why=reason,
                 fix=asked.fix(reason),
             )

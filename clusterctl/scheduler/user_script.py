@@ -1,11 +1,11 @@
-"""The scripts that users submit, and the partitions of their jobs."""
+"""The scripts that users submit."""
 
 from __future__ import annotations
 
 import codecs
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Final
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.program import INTERPRETERS, Language, language_of
-from clusterctl.spec.sbatch import Directive, directives_of
-from clusterctl.spec.units import format_duration
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.site import Site
     from clusterctl.spec.job import JobSpec
-    from clusterctl.state.inventory import PartitionFacts
+    from clusterctl.spec.sbatch import Directive
 
 _ASKS_SLURM: Final = re.compile(r"[^#]*\bscontrol\b.*\bshow\b.*\bjob")
 _COMMAND: Final = re.compile(r"[^#]*\bCommand\b")
@@ -41,11 +38,6 @@ class UserScript:
     directives: Directives
     is_python: bool
     asks_for_command: int = 0
-
-    @classmethod
-    def of(cls, job: JobSpec) -> UserScript | None:
-        """Read a job's script, if it has a script. Raises the errors of ``read``."""
-        return cls.read(job.script) if job.script is not None else None
 
     @classmethod
     def read(cls, path: Path) -> UserScript:
@@ -76,9 +68,12 @@ class UserScript:
         asks_for_command = asking[0] if asking and wants_command else 0
         return cls(path.name, interpreter, directives, python, asks_for_command)
 
-    def notes(self, job: JobSpec) -> Iterator[str]:
-        """Yield a line for each thing that the script asks of Slurm in vain."""
-        yield from self.directives.notes(job)
+    def notes(self, job: JobSpec, kept: Sequence[Directive]) -> Iterator[str]:
+        """Yield a line for each thing that the script asks of Slurm in vain.
+
+        kept: the options of its #SBATCH lines that neither flags nor --slurm replace.
+        """
+        yield from self.directives.notes(job, kept)
         if self.asks_for_command:
             problem = (
                 "`scontrol show job` names clusterctl's job.sbatch, which is not in the "
@@ -124,56 +119,3 @@ def _encoding_fault(path: Path, content: bytes) -> tuple[str, str]:
         reason = "its lines end with carriage returns, so that it is a single line for bash"
         return reason, f"convert it with `sed -i 's/\\r/\\n/g' {name}`"
     return "", ""
-
-
-def points_in_time(job: JobSpec) -> dict[str, Directive]:
-    """Return name -> option for options of sbatch that are points in time, such as ``--begin``."""
-    script = UserScript.of(job)
-    own = script.directives.options if script is not None else ()
-    # An option of --slurm replaces that of the script, and the last of several options counts.
-    requests = (*own, *directives_of(job.slurm))
-    return {
-        request.own_name: request for request in requests if request.option and request.option.clock
-    }
-
-
-def partition_name(site: Site, job: JobSpec) -> str | None:
-    """Return the partition of a job, or None if the script's #SBATCH lines set it."""
-    script = (
-        UserScript.read(job.script) if job.partition is None and job.script is not None else None
-    )
-    if script is not None and script.directives.last("partition"):
-        return None
-    return partition_of(site, job).name
-
-
-def partition_of(site: Site, job: JobSpec) -> PartitionFacts:
-    """Return a job's partition (default: the first); raise UsageError if it is unknown or too
-    small.
-    """
-    by_name = {partition.name: partition for partition in site.inventory.partitions}
-    partition = (
-        site.inventory.partitions[0] if job.partition is None else by_name.get(job.partition)
-    )
-    if partition is None:
-        raise site.unknown_partition(job.partition or "")
-    count = len(partition.nodes)
-    if job.nodes > count:
-        raise UsageError(
-            f"the job asks for {job.nodes} nodes",
-            code="too-many-nodes",
-            why=f"partition {partition.name} has {count}",
-            fix=f"use --nodes {count} or fewer, or another partition",
-        )
-    longest = partition.max_time
-    # In slurm.conf a limit of 90 s becomes 2 minutes.
-    unit = site.time_unit_s
-    if job.time is not None and longest is not None and -(-job.time // unit) > -(-longest // unit):
-        raise UsageError(
-            f"the job asks for a time limit of {format_duration(job.time)}",
-            code="time-above-limit",
-            why=f"the time limit (max_time) of partition {partition.name} is "
-            f"{format_duration(longest)}",
-            fix="use a shorter --time, or another partition",
-        )
-    return partition

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from clusterctl.errors import BadValueError, UsageError, excluded
 from clusterctl.spec.job_options import OPTIONS, JobOptions, job_options
@@ -46,6 +46,7 @@ class JobSpec(JobOptions):
     run_module: name of the Python module to run, as `python -m` does; ``script`` is its file. None: run
         ``script``.
     project: None: the project is the script's folder.
+    places: name of an option -> where its value stands, for messages. Default: its flag.
     ``model_fields_set``: names of the fields that the caller set.
     """
 
@@ -54,6 +55,7 @@ class JobSpec(JobOptions):
     script: Path | None = None
     run_module: str | None = None
     project: Project | None = None
+    places: Mapping[str, str] = Field({})
 
     @model_validator(mode="after")
     def _has_one_program(self) -> Self:
@@ -68,7 +70,7 @@ class JobSpec(JobOptions):
         """The fields, as environment.client.json has them: ``mem`` and ``time`` as text: ``4GiB``,
         ``1h``; the names of secrets.
         """
-        values = {**self.model_dump(exclude={"secret"}), "secret": (*self.secret,)}
+        values = {**self.model_dump(exclude={"secret", "places"}), "secret": (*self.secret,)}
         if self.project is not None:
             del values["project"]["folder"]
         return values

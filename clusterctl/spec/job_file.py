@@ -139,7 +139,18 @@ def jobs_of_file(
             fix=f"submit a job file, which has the key `job`; `clusterctl -f {path} up` creates "
             "the cluster",
         )
-    return _jobs(path, document, job_options(flags), variants)
+    options = job_options(flags)
+    return tuple(
+        job.model_copy(
+            update={
+                "places": {
+                    name: f"`{name}` of {path.name}"
+                    for name in job.model_fields_set.difference(options.model_fields_set)
+                }
+            }
+        )
+        for job in _jobs(path, document, options, variants)
+    )
 
 
 def _jobs(

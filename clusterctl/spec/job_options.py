@@ -63,7 +63,7 @@ from clusterctl.spec.job_values import (
     Variables,
 )
 from clusterctl.spec.names import Launcher
-from clusterctl.spec.sbatch import Directive, option_of_clusterctl, directives_of, sbatch_options
+from clusterctl.spec.sbatch import Directive, directives_of, option_of_clusterctl, sbatch_options
 from clusterctl.spec.sweep import Scaling, Sweep, as_sweep
 from clusterctl.spec.units import shown
 
@@ -792,19 +792,6 @@ def flags_for(request: Directive) -> str:
 def flag_of(quantity: str) -> str:
     """Return the flag that sets a quantity. Empty: there is no flag."""
     return next((one.flag for one in OPTIONS.values() if one.sbatch == quantity), "")
-
-
-def sbatch_words(job: JobOptions, *, defaults: bool) -> list[str]:
-    """Return a job's options of sbatch and salloc.
-
-    defaults: also pass the defaults that Slurm needs, such as ``--nodes=1``.
-    """
-    return [
-        word
-        for name, option in OPTIONS.items()
-        if name in job.model_fields_set or (defaults and option.writes_default)
-        for word in option.words(getattr(job, name))
-    ]
 
 
 _SPELLED: Final = {"args": "the arguments after --"}

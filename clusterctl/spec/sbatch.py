@@ -56,12 +56,14 @@ class Directive:
 
     option: None if sbatch has no such option. The value is then the word itself.
     value: None: the option has no value.
-    line: the number of the line, from 1. 0: the text of --slurm.
+    line: the number of the line of the script, from 1. 0: it is not in the script.
+    place: where the user wrote the option, for messages.
     """
 
     option: SbatchOption | None
     value: str | None
     line: int = 0
+    place: str = ""
 
     def __str__(self) -> str:
         if self.option is None:
@@ -242,7 +244,7 @@ def directives_of(texts: Iterable[str]) -> tuple[Directive, ...]:
             raise BadValueError("not-an-sbatch-option", f"{shown(text)} {problem}")
         for directive in given:
             _check(directive)
-        options += given
+        options += (replace(one, place=f"`--slurm {one}`") for one in given)
     return tuple(options)
 
 

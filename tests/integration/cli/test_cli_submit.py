@@ -241,7 +241,7 @@ def test_submit_whose_job_can_not_be_written_down_may_have_one(
     script = tmp_path / "a.sh"
     script.write_text("#!/bin/bash\n")
     prepared = Preparer(lambda _: None).prepare(
-        session, Submission([job_spec(str(script), {"folder": False})])
+        session, Submission.of([job_spec(str(script), {"folder": False})])
     )
     update = Ledger.update
 

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
 from clusterctl.jobs.source import Item, manifest
-from clusterctl.scheduler.job_checks import reject_useless_build
+from clusterctl.scheduler.job_checks import check_build
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import Environment, render_script
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import file_sha256
 from payload.node.build import key_of
 from tests.support.inventories import inventory_with
-from tests.support.messages import refused
 from tests.support.played.batch import HASH, INVENTORY, Batch, play, rendered, shell_job
 
 # Counts its calls in the folder above the jobs' folders.
@@ -95,7 +94,7 @@ def test_another_environment_or_gpu_is_another_build(batch: Batch) -> None:
         files = again(batch, f"a-{number}", "#!/bin/sh\necho one\n")
         job = job_of(batch, files, "./program")
         prefix = Environment(prefix=f"{batch.folder.parent}/{environment}")
-        text = render_script(INVENTORY, job, payload_hash=HASH, environment=prefix)
+        text = render_script(INVENTORY, Request.read(job), payload_hash=HASH, environment=prefix)
         assert batch.run(text)[:2] == (0, "one\n")
         assert calls(batch) == count
 
@@ -225,5 +224,5 @@ def test_modules_are_loaded_in_order_or_end_the_job(
     ],
 )
 def test_build_that_nothing_could_use_is_refused(job: JobSpec, code: str) -> None:
-    with refused(code, UsageError):
-        reject_useless_build(site_of(inventory_with()), job)
+    faults = check_build(site_of(inventory_with()), Request(job))
+    assert [fault.code for fault in faults] == [code]

@@ -10,6 +10,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from tests.support.messages import refused
 
@@ -32,7 +33,8 @@ def test_submission_sends_changing_files_as_they_are(session, cluster, job):
     with (project / "submit.log").open("a") as file:
         file.write("submitted job 2\n")
     notes: list[str] = []
-    prepared = PreparedJob(job, session.site.render(job, None), source)
+    request = Request.read(job)
+    prepared = PreparedJob(request, session.site.render(request, None), source)
     first = Submitter(session, notes.append).submit(prepared)
     sent = Path(first.remote_dir, "files")
     assert (sent / "submit.log").read_text() == "submitted job 1\n"
@@ -47,7 +49,9 @@ def test_submission_lists_files_again_that_shrink_or_vanish(session, cluster, jo
     assert source is not None
     (source.folder / "result.csv").write_text("4\n")
     (source.folder / "part.tmp").unlink()
-    done = Submitter(session).submit(PreparedJob(job, session.site.render(job, None), source))
+    request = Request.read(job)
+    prepared = PreparedJob(request, session.site.render(request, None), source)
+    done = Submitter(session).submit(prepared)
     sent = Path(done.remote_dir, "files")
     assert (sent / "result.csv").read_text() == "4\n"
     assert {path.name for path in sent.iterdir()} >= {"job.sh", "submit.log", "result.csv"}
@@ -57,8 +61,8 @@ def test_submission_lists_files_again_that_shrink_or_vanish(session, cluster, jo
 
 def test_submission_without_its_script_is_refused(session, cluster, job):
     source = source_of(job)
-    script = session.site.render(job, None)
+    script = session.site.render(Request.read(job), None)
     job.place.folder.joinpath("job.sh").unlink()
     with refused("file-unreadable", UsageError, "job.sh"):
-        Submitter(session).submit(PreparedJob(job, script, source))
+        Submitter(session).submit(PreparedJob(Request.read(job), script, source))
     assert cluster.ledger.entries() == ()

@@ -49,7 +49,7 @@ def run_with(session: Session, cluster: PlayedCluster, local_folder: Path) -> Ca
         script = local_folder / "go.sh"
         script.write_text(f"#!/bin/bash\n{SHOW}\n")
         job = job_spec("go.sh", {"folder": False, "from_run": run, **options})
-        prepared = Preparer(lambda _: None).prepare(session, Submission([job]))
+        prepared = Preparer(lambda _: None).prepare(session, Submission.of([job]))
         (done,) = submit_prepared(Submitter(session), prepared)
         cluster.wait_until_ended(done.job_id)
         return "".join(
@@ -106,7 +106,7 @@ def test_from_run_of_a_collected_run_sends_it_and_records_the_copy(
 def test_from_run_is_passed_to_the_ranks_of_every_launcher(session, local_folder, options, passed):
     (local_folder / "train.py").write_text("")
     job = job_spec("train.py", {"from_run": "old-1-sum", "folder": False, **options})
-    (prepared,) = Preparer(lambda _: None).prepare(session, Submission([job]))
+    (prepared,) = Preparer(lambda _: None).prepare(session, Submission.of([job]))
     assert passed in prepared.script
 
 
@@ -115,7 +115,7 @@ def test_from_run_is_visible_in_a_container(session, local_folder):
     (local_folder / "train.py").write_text("")
     options = {"folder": False, "container": "/shared/x.sif", "env": [f"{FROM_RUN}=/other/a run"]}
     (prepared,) = Preparer(lambda _: None).prepare(
-        session, Submission([job_spec("train.py", options)])
+        session, Submission.of([job_spec("train.py", options)])
     )
     assert """ --bind="$SLURM_SUBMIT_DIR",'/other/a run' """ in prepared.script
 

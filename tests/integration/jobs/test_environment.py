@@ -26,6 +26,7 @@ from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.submit import PreparedJob, client_facts
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.wheelhouse import Lock, Wheel, pins, wheel_path
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
@@ -55,7 +56,7 @@ def a_spec(requirements: Path | None = None) -> ClusterSpec:
 
 def environment_for(spec: ClusterSpec, job: JobSpec) -> Environment:
     """The environment that a job is prepared with; its other files are not looked at."""
-    (prepared,) = Preparer(SILENT.note).render(Submission((job,)), spec)
+    (prepared,) = Preparer(SILENT.note).render(Submission.of((job,)), spec)
     return prepared.environment
 
 
@@ -444,7 +445,7 @@ def program(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def prepared(job: JobSpec, spec: ClusterSpec | None = None) -> tuple[PreparedJob, list[str]]:
     """A job that `submit` has prepared, with the notes to the user."""
     notes: list[str] = []
-    (done,) = Preparer(notes.append).render(Submission((job,)), spec or a_spec())
+    (done,) = Preparer(notes.append).render(Submission.of((job,)), spec or a_spec())
     return done, notes
 
 
@@ -475,7 +476,7 @@ def test_packages_of_a_file_beside_a_program_that_do_not_exist_stop_the_job(prog
     program.with_name("requirements.txt").write_text("missing\n")
     notes: list[str] = []
     with refused("requirements-unmet", UsageError) as caught:
-        Preparer(notes.append).render(Submission((JobSpec(name="a", script=program),)), a_spec())
+        Preparer(notes.append).render(Submission.of((JobSpec(name="a", script=program),)), a_spec())
     # Before they are resolved, nobody knows.
     assert not any("installed" in note for note in notes)
     assert "--no-requirements" in caught.value.fix
@@ -557,7 +558,7 @@ def test_script_and_the_record_of_a_job(session, first: Environment, tmp_path: P
     assert first.lock is not None
     job = JobSpec(name="mine", script=tmp_path / "my program.py")
     (tmp_path / "my program.py").touch()
-    text = session.site.render(job, first)
+    text = session.site.render(Request.read(job), first)
     folder = f'"$HOME"/clusterctl/environments/{first.lock.key}/bin'
     assert f"export CLUSTERCTL_PATH={folder}:/opt/clusterctl/env/bin " in text
     assert f' {folder}/python "$files"/' in text

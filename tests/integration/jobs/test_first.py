@@ -31,6 +31,7 @@ from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.runs.collect import collect, uncollected
 from clusterctl.scheduler.claims import First, claim_of, settle
 from clusterctl.scheduler.records import DELAY_S
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -64,7 +65,9 @@ def raced(session: Session, folder: Path, first: First, count: int = 2) -> list[
     """Submit jobs with --first, which add a line to the file ``ran``. Return their ids."""
     (script := folder / "job.sh").write_text('echo "$SLURM_JOB_ID" >>"$HOME/ran"\n')
     job = JobSpec(name="mine", script=script)
-    prepared = PreparedJob(job, session.site.render(job), source_of(job))
+    prepared = PreparedJob(
+        Request.read(job), session.site.render(Request.read(job)), source_of(job)
+    )
     jobs = [("here", prepared)] * count
     return [
         submitted.job_id for _, submitted in submit_first({"here": Submitter(session)}, jobs, first)
@@ -240,7 +243,13 @@ def test_first_time_out_leaves_the_jobs(session, cluster, other, tmp_path):
 def test_first_rejected_job_cancels_the_submitted_jobs(session, cluster, tmp_path):
     (script := tmp_path / "job.sh").write_text("true\n")
     job = JobSpec(name="mine", script=script)
-    jobs = [("here", PreparedJob(job, session.site.render(job), source_of(job))) for _ in range(2)]
+    jobs = [
+        (
+            "here",
+            PreparedJob(Request.read(job), session.site.render(Request.read(job)), source_of(job)),
+        )
+        for _ in range(2)
+    ]
     submissions = submit_first({"here": Submitter(session)}, jobs, First("f", is_across=True))
     _, submitted = next(submissions)
     with cluster.state() as state:
@@ -261,7 +270,9 @@ def test_first_rejected_job_cancels_what_can_be_cancelled(session, cluster, tmp_
     """The error is that of the submission, also if another cluster can't be reached by then."""
     (script := tmp_path / "job.sh").write_text("true\n")
     job = JobSpec(name="mine", script=script)
-    prepared = PreparedJob(job, session.site.render(job), source_of(job))
+    prepared = PreparedJob(
+        Request.read(job), session.site.render(Request.read(job)), source_of(job)
+    )
     submitters = {"far": Submitter(session), "here": Submitter(session)}
     jobs = [(where, prepared) for where in ("far", "here", "here")]
     submissions = submit_first(submitters, jobs, First("f", is_across=True))
@@ -343,8 +354,8 @@ def test_places_wrong_are_refused(text, code):
 
 def test_place_sets_partition_and_account_of_a_job(tmp_path):
     job = JobSpec(name="mine", script=tmp_path / "job.sh", account="mine")
-    here = Place("d", "short").of_job(job)
-    there = Place("d", None, "proj").of_job(job)
+    here = Place("d", "short").of(Request(job)).job
+    there = Place("d", None, "proj").of(Request(job)).job
     assert (here.partition, here.account) == ("short", "mine")
     assert (there.partition, there.account) == (None, "proj")
 

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from clusterctl.cluster.user_proof import prove_job_user
 from clusterctl.errors import SlurmError, TransferError, UnreachableError, VerifyError
-from clusterctl.jobs.shell import session_folder, shell_job
+from clusterctl.jobs.shell import session_folder, shell_request
 from clusterctl.jobs.submit import Submitted, Submitter
 from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
@@ -124,11 +124,15 @@ def test_submit_without_shared_folder_sends_the_folder_to_each_node(
     assert given(nodes["o1"], done) == set()
 
 
-def test_script_with_a_partition_directive_is_sent_to_all_nodes(
+def test_script_is_sent_to_the_nodes_of_its_partition_directive(
     apart: Session, nodes: dict[str, ApartNode], job: JobSpec
 ) -> None:
     assert job.script is not None
-    for option, names in (("--time=5", {"n1", "n2"}), ("-N1 -pother", {"n1", "n2", "o1"})):
+    for option, names in (
+        ("--time=5", {"n1", "n2"}),
+        ("-N1 -pother", {"o1"}),
+        ("-pother,train", {"n1", "n2", "o1"}),
+    ):
         job.script.write_text(f"#!/bin/bash\n#SBATCH {option}\necho hello\n")
         done = submit(apart, job)
         assert {name for name, node in nodes.items() if "job.sh" in given(node, done)} == names
@@ -183,7 +187,7 @@ def test_folder_of_a_shell_is_on_the_nodes_of_its_partition(
             if [*(node.home / "clusterctl/jobs").glob("shell.*")]
         }
 
-    job = shell_job(job_options(options), apart.site)
+    job = shell_request(job_options(options), apart.site)
     with session_folder(Submitter(apart), job, Environment()) as folder:
         assert remote_folders() == names
     assert remote_folders() == set()

@@ -24,6 +24,7 @@ from clusterctl.errors import (
 from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_local_files
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -57,7 +58,9 @@ def test_submit_stages_script_spec_and_program(session, cluster, job):
     assert names >= {"job.sbatch", "spec.yaml", "environment.client.json"}
     assert [path.name for path in (folder / "files").iterdir()] == ["my 'job.sh"]
     # What the dry run shows.
-    assert (folder / "job.sbatch").read_text() == done.script == session.site.render(job)
+    assert (
+        (folder / "job.sbatch").read_text() == done.script == session.site.render(Request.read(job))
+    )
     assert folder.stat().st_mode & 0o777 == 0o700
     assert json.loads((folder / "environment.client.json").read_text())["job"]["name"] == "mine"
     known = cluster.job(done.job_id)
@@ -102,10 +105,12 @@ def test_exclude_of_nodes_is_not_exclude_of_files(session, cluster, job):
     preparer = Preparer(lambda _: None)
     for pattern in ("demo-train-2", "demo-train-[1-9]", "x,demo-train-1"):
         with rejected("exclude-names-node", UsageError, f"--slurm --exclude={pattern}"):
-            preparer.prepare(session, Submission([job.model_copy(update={"exclude": (pattern,)})]))
+            preparer.prepare(
+                session, Submission.of([job.model_copy(update={"exclude": (pattern,)})])
+            )
     for pattern in ("/demo-train-2", "demo-train-3", "*.log", "demo-train-["):
         (prepared,) = preparer.prepare(
-            session, Submission([job.model_copy(update={"exclude": (pattern,)})])
+            session, Submission.of([job.model_copy(update={"exclude": (pattern,)})])
         )
         assert "--exclude" not in prepared.script
 
@@ -113,7 +118,7 @@ def test_exclude_of_nodes_is_not_exclude_of_files(session, cluster, job):
 def test_mount_without_container_is_refused(session: Session, job: JobSpec) -> None:
     mounts = job.model_copy(update={"mount": ("/data:/data",)})
     with rejected("option-needs-option", UsageError):
-        Preparer(lambda _: None).prepare(session, Submission([mounts]))
+        Preparer(lambda _: None).prepare(session, Submission.of([mounts]))
 
 
 @pytest.mark.parametrize(
@@ -141,11 +146,11 @@ def test_container_is_refused_if_no_node_can_run_it(
         )
         nodes[f"demo-train-{number}"] = ScriptedTransport([asked])
     preparer = Preparer(lambda _: None)
-    submission = Submission([job.model_copy(update={"container": path})])
+    submission = Submission.of([job.model_copy(update={"container": path})])
     with rejected("no-container-engine", UsageError) if is_refused else nullcontext():
         preparer.prepare(replace(session, nodes=nodes), submission)
     elsewhere = job.model_copy(update={"container": path, "module": ("apptainer",)})
-    preparer.prepare(replace(session, nodes=nodes), Submission([elsewhere]))
+    preparer.prepare(replace(session, nodes=nodes), Submission.of([elsewhere]))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,7 @@ def test_read_only_mount_is_refused_if_the_engine_of_the_nodes_has_none(
     nodes = {f"demo-train-{number}": ScriptedTransport([asked]) for number in (1, 2)}
     wanted = job.model_copy(update={"container": "/shared/x", "mount": (mount,)})
     with rejected("no-read-only-mount", UsageError) if is_refused else nullcontext() as caught:
-        Preparer(lambda _: None).prepare(replace(session, nodes=nodes), Submission([wanted]))
+        Preparer(lambda _: None).prepare(replace(session, nodes=nodes), Submission.of([wanted]))
     if is_refused:
         assert "--mount /data:/data," in caught.value.fix
 
@@ -175,7 +180,7 @@ def test_lines_without_an_effect_are_noted_once_before_the_submission(session, j
     )
     notes = []
     jobs = [JobSpec(name=name, script=script) for name in "ab"]
-    Preparer(notes.append).prepare(session, Submission(jobs))
+    Preparer(notes.append).prepare(session, Submission.of(jobs))
     assert [note for note in notes if "own.sh, line 2" in note and "--output" in note] == notes[:1]
     assert [note for note in notes if "own.sh, line 4" in note] == notes[1:2]
 
@@ -186,7 +191,7 @@ def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
 
     def dependencies(*after: str) -> list[str]:
         (prepared,) = preparer.prepare(
-            session, Submission([job.model_copy(update={"after": after})])
+            session, Submission.of([job.model_copy(update={"after": after})])
         )
         return re.findall("--dependency=(.*)", prepared.script)
 
@@ -287,7 +292,8 @@ def test_submit_brings_the_payload_once(session, cluster, job):
 def test_refusal_names_the_flag_and_the_choices(cluster, job, answer, fix):
     with cluster.state() as state:
         state["refuse"] = f"sbatch: error: {answer}"
-    with rejected("slurm-refused", SlurmError, fix, why=answer, where="sbatch --time=00:01:00"):
+    where = "sbatch --nodes=1 --ntasks-per-node=1 --time=00:01:00"
+    with rejected("slurm-refused", SlurmError, fix, why=answer, where=where):
         submit(cluster.session(), job.model_copy(update={"time": 60}))
     assert [entry.refused for entry in cluster.ledger.entries()] == [True]
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []

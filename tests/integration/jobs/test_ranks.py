@@ -18,12 +18,21 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.scheduler.job_checks import check_launcher
+from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import data_folder
 from payload.node import task as node_task
-from tests.support.messages import refused
-from tests.support.played.batch import HASH, Batch, play, rendered, shell_job, user_script
+from tests.support.played.batch import (
+    HASH,
+    INVENTORY,
+    Batch,
+    play,
+    rendered,
+    shell_job,
+    user_script,
+)
 from tests.support.processes import suspend
 
 NOISY = """\
@@ -225,8 +234,8 @@ def test_torchrun_starts_only_python_programs(batch, own):
     job = JobSpec(name="j", bundled="train", launcher="torchrun")
     if own:
         job = shell_job(batch, "true", launcher="torchrun")
-    with refused("torchrun-needs-python", UsageError):
-        rendered(job)
+    faults = check_launcher(site_of(INVENTORY), Request.read(job))
+    assert [fault.code for fault in faults] == ["torchrun-needs-python"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from clusterctl.jobs.replay import Code, Replay, ReplayRequest, replay_job, with
 from clusterctl.jobs.source import manifest, source_of
 from clusterctl.jobs.submit import client_facts
 from clusterctl.runs.collect import collect
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.sweep import are_pairs
@@ -66,7 +67,7 @@ def collected(session: Session, project: Path, tmp_path: Path) -> Collected:
         (folder / "environment.json").write_text(json.dumps({"client": facts}))
         if job.sweep is not None:
             (folder / "sweep-tasks.json").write_text(json.dumps(job.sweep.record))
-        return folder, session.site.render(job)
+        return folder, session.site.render(Request.read(job))
 
     return run
 
@@ -122,7 +123,7 @@ def test_script_is_that_of_the_original(
     """Also where a script's own lines win over defaults, but not over flags."""
     run, script = collected(target, **flags)
     replay = replay_job(run, AGAIN)
-    assert session.site.render(replay.job) == script
+    assert session.site.render(Request.read(replay.job)) == script
 
 
 def test_drawn_values_of_a_sweep_are_those_of_the_original(
@@ -300,7 +301,7 @@ def test_project_is_replayed_from_its_run(really, session, project, monkeypatch,
     monkeypatch.chdir(project / "conf")
     (job,) = read_jobs(target if target.startswith("-m") else f"../{target}", {})
     assert (job.place.folder, job.place.start) == (project, "conf")
-    script = session.site.render(job)
+    script = session.site.render(Request.read(job))
     run = really(job).directory
     monkeypatch.chdir(project.parent)
     for moved in (False, True):
@@ -308,7 +309,7 @@ def test_project_is_replayed_from_its_run(really, session, project, monkeypatch,
             project.rename(project.with_name("moved"))
         again = replay_job(run, AGAIN)
         assert listed(again) == json.loads((run / "source.json").read_text())
-        assert session.site.render(again.job) == script
+        assert session.site.render(Request.read(again.job)) == script
 
 
 def test_damaged_project_is_not_replayed(really, project):

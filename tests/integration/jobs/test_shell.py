@@ -18,9 +18,8 @@ from clusterctl.jobs.shell import (
     Allocation,
     Lease,
     kept_notice,
-    salloc_options,
     session_folder,
-    shell_job,
+    shell_request,
     shell_script,
 )
 from clusterctl.jobs.submit import Submitter
@@ -100,8 +99,8 @@ class Node:
         self.in_container = "container" in options
         # A login shell begins with the PATH of the system.
         (batch.folder.parent / ".bash_profile").write_text(f"PATH={batch.environment['PATH']}")
-        job = shell_job(job_options(options), site_of(INVENTORY))
-        text = shell_script(job, Environment())
+        job = shell_request(job_options(options), site_of(INVENTORY))
+        text = shell_script(job.job, Environment())
         text = text.replace(
             f"$HOME/clusterctl/store/archives/{payload_hash()}", str(batch.payload / HASH)
         )
@@ -273,7 +272,7 @@ def test_values_on_a_host_that_did_not_answer_are_removed_later(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOKEN", "canary")
-    job = shell_job(job_options({"secret": ["TOKEN"]}), site_of(INVENTORY))
+    job = shell_request(job_options({"secret": ["TOKEN"]}), site_of(INVENTORY))
     with (
         monkeypatch.context() as away,
         session_folder(Submitter(session), job, Environment()) as folder,
@@ -295,7 +294,7 @@ def test_new_and_changed_files_of_a_session_are_listed_and_kept(
         (tmp_path / name).write_text(name)
     for name in ("link", "turned"):
         (tmp_path / name).symlink_to("same.txt")
-    job = shell_job(job_options({"folder": "."}), site_of(INVENTORY))
+    job = shell_request(job_options({"folder": "."}), site_of(INVENTORY))
     with session_folder(Submitter(session), job, Environment()) as folder:
         there = Path(folder.program_dir)
         assert {path.name for path in there.iterdir()} == {
@@ -331,7 +330,7 @@ def test_folder_of_a_session_without_new_files_is_removed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("a")
-    job = shell_job(job_options(options), site_of(INVENTORY))
+    job = shell_request(job_options(options), site_of(INVENTORY))
     with session_folder(Submitter(session), job, Environment()) as folder:
         assert (Path(folder.program_dir) / "a.txt").exists() is bool(options)
         # `down` looks for its folders by this name.
@@ -350,7 +349,7 @@ def test_unlistable_folder_is_listed_once(
         type(session.transport), "stream", lambda *args: listed.append(args) or stream(*args)
     )
     with session_folder(
-        Submitter(session), shell_job(job_options({}), site_of(INVENTORY)), Environment()
+        Submitter(session), shell_request(job_options({}), site_of(INVENTORY)), Environment()
     ) as folder:
         Path(folder.program_dir).rmdir()
         assert isinstance(folder.changes, TransportError)
@@ -367,11 +366,11 @@ def test_options_that_a_shell_can_not_have_are_refused(tmp_path: Path) -> None:
         ({"exclude": ["*.bin"]}, "option-needs-option"),
     ):
         with refused(code, UsageError):
-            shell_job(job_options(options), site_of(INVENTORY))
-    job = shell_job(
+            shell_request(job_options(options), site_of(INVENTORY))
+    job = shell_request(
         job_options({"slurm": ["--exclude=n1"]}), site_of(replace(INVENTORY, pmix=False))
     )
-    assert job.launcher == "mpirun"
+    assert job.job.launcher == "mpirun"
 
 
 @pytest.mark.parametrize(
@@ -385,10 +384,10 @@ def test_shell_on_an_attached_cluster_names_its_account(
     options: dict[str, Any], asked: list[str]
 ) -> None:
     attached = site_of(replace(INVENTORY, is_foreign=True, account="proj1", qos="short"))
-    words = salloc_options(shell_job(job_options(options), attached))
+    words = [*map(str, shell_request(job_options(options), attached).options)]
     named = dict(word.removeprefix("--").split("=") for word in words)
     assert [named.get(name) for name in ("account", "qos", "partition")] == asked
     assert not {"account", "qos", "partition"} & {
         word[2:].partition("=")[0]
-        for word in salloc_options(shell_job(job_options({}), site_of(INVENTORY)))
+        for word in [*map(str, shell_request(job_options({}), site_of(INVENTORY)).options)]
     }

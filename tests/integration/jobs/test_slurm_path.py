@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.jobs import ssh_entry
-from clusterctl.jobs.shell import Allocation, requested_nodes
+from clusterctl.jobs.shell import Allocation, requested_nodes, shell_request
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.state.inventory import CONTROLLER, PartitionFacts, job_inventory
@@ -74,7 +74,8 @@ def test_programs_may_use_the_python_of_jobs(session: Session) -> None:
 def test_shell_finds_slurm(session: Session) -> None:
     """The step starts over another connection than that of salloc."""
     ssh = OpenSSH(session.workspace.ssh_config)
-    with requested_nodes(session, ssh, JobOptions()) as lease:
+    request = shell_request(JobOptions(), session.site)
+    with requested_nodes(session, ssh, request) as lease:
         allocation = lease.allocation()
         assert isinstance(allocation, Allocation)
         argv = allocation.argv(["true"], "/jobs/shell-1", terminal=False)

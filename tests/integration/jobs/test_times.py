@@ -13,7 +13,7 @@ from tests.unit.jobs.test_times import (
 
 def test_submission_says_the_time_zone_of_a_time(session, tmp_path: Path) -> None:
     notes: list[str] = []
-    job = job_of(tmp_path, "--begin=2030-01-01")
-    (prepared,) = Preparer(notes.append).prepare(session, Submission([job]))
+    request = job_of(tmp_path, "--begin=2030-01-01")
+    (prepared,) = Preparer(notes.append).prepare(session, Submission([request]))
     assert "#SBATCH --begin=2030-01-01T00:00:00" in prepared.script
     assert [note for note in notes if "JST" in note] == notes

@@ -18,6 +18,7 @@ from clusterctl.jobs.submit import PreparedJob
 from clusterctl.rehearse import rehearsal
 from clusterctl.rehearse.rehearsal import Rehearser
 from clusterctl.rehearse.verdict import Fault, Trial, Verdict
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -86,7 +87,9 @@ def rehearsed(
         start_ahead=lambda: None, signal_ranks=signal_ranks, kill_host=kill_host
     )
     monkeypatch.setattr(rehearsal, "provider_of", lambda _: provider)
-    prepared = PreparedJob(job, session.site.render(job, None), source=source_of(job))
+    prepared = PreparedJob(
+        Request.read(job), session.site.render(Request.read(job), None), source=source_of(job)
+    )
     preparer: Any = SimpleNamespace(prepare=lambda *_: (prepared,))
     (trial,) = Rehearser(session, lambda _: None).rehearse(preparer, job, [fault]).trials
     return trial

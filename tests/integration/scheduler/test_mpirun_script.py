@@ -12,12 +12,12 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import planned_inventory
 from clusterctl.util.assets import payload_hash
-from tests.support.messages import refused
 from tests.support.played.batch import place_payload, play
 
 SPEC = ClusterSpec.model_validate(
@@ -38,8 +38,12 @@ def train(**fields: Any) -> JobSpec:
     return JobSpec(name="train", bundled="train", **fields)
 
 
+def faults(spec: ClusterSpec, job: JobSpec) -> list[UsageError]:
+    return [*site_of(planned_inventory(spec)).faults(Request.read(job))]
+
+
 def text(job: JobSpec) -> str:
-    return site_of(planned_inventory(SPEC)).render(job)
+    return site_of(planned_inventory(SPEC)).render(Request.read(job))
 
 
 def user_job(folder: Path, name: str, content: str, **fields: Any) -> JobSpec:
@@ -126,17 +130,20 @@ def test_program_without_mpirun_has_the_hosts_variables(tmp_path: Path) -> None:
     ],
 )
 def test_slurm_options_without_slurm_are_refused(words, flag) -> None:
-    with refused("needs-slurm", UsageError, flag):
-        text(train(**words))
+    (fault,) = faults(SPEC, train(**words))
+    assert (fault.code, flag in fault.what) == ("needs-slurm", True)
 
 
 def test_lines_for_slurm_are_refused(tmp_path: Path) -> None:
-    with refused("needs-slurm", UsageError, "#SBATCH --nodes=2"):
-        text(user_job(tmp_path, "s.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n"))
+    job = user_job(tmp_path, "s.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n")
+    (fault,) = faults(SPEC, job)
+    assert (fault.code, "#SBATCH --nodes=2" in fault.why) == ("needs-slurm", True)
 
 
 def taken(spec: ClusterSpec, job: JobSpec) -> JobRequest:
-    return site_of(planned_inventory(spec)).request(JobRequest("", job.name, "", ""), job)
+    return site_of(planned_inventory(spec)).request(
+        JobRequest("", job.name, "", ""), Request.read(job)
+    )
 
 
 def test_nodes_and_time_are_those_of_the_partition() -> None:
@@ -145,12 +152,12 @@ def test_nodes_and_time_are_those_of_the_partition() -> None:
     assert taken(SPEC, train(partition="big", nodes=3)).nodes == ("d-big-1", "d-big-2", "d-big-3")
     assert taken(SPEC, train(partition="big")).limit_s == 0
     assert taken(SPEC, train(time="10m")).limit_s == 600
-    with refused("time-above-limit", UsageError, "2h"):
-        taken(SPEC, train(time="2h"))
-    with refused("too-many-nodes", UsageError):
-        taken(SPEC, train(nodes=3))
-    with refused("unknown-partition", UsageError):
-        taken(SPEC, train(partition="x"))
+    for code, job in (
+        ("time-above-limit", train(time="2h")),
+        ("too-many-nodes", train(nodes=3)),
+        ("unknown-partition", train(partition="x")),
+    ):
+        assert [fault.code for fault in faults(SPEC, job)] == [code]
 
 
 def gpu(tmp_path: Path, rank: int, size: int, *devices: str, **more: str) -> str:

@@ -17,10 +17,9 @@ from clusterctl.errors import (
 from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.queue import cancel, known_jobs, list_jobs
 from clusterctl.runs.collect import uncollected
-from clusterctl.scheduler import script as scripts
 from clusterctl.scheduler.parts import most_tasks, parts_of, tasks_of
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import resolve_submissions
-from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.process import Result
 from tests.support.inventories import with_inventory
@@ -34,7 +33,7 @@ def test_array_may_have_brackets_in_a_flag_and_in_a_script(tmp_path: Path, array
     script = tmp_path / "a.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH --array={array}\n")
     for job in (JobSpec(name="a", script=script), JobSpec(name="a", bundled="bench", array=array)):
-        found = scripts.array_of(job, UserScript.of(job))
+        found = Request.read(job).array
         assert (tasks_of(found), found.partition("%")[2]) == ([1, 3, 5, 7, 9], "2")
 
 
@@ -67,7 +66,7 @@ def test_malformed_array_of_a_script_is_left_to_slurm(cluster, tmp_path, array):
     job = array_of(tmp_path, "0")
     job.script.write_text(f"#!/bin/bash\n#SBATCH --array={array}\n")
     job = JobSpec(name="mine", script=job.script)
-    Preparer(lambda _: None).prepare(session, Submission([job]))
+    Preparer(lambda _: None).prepare(session, Submission.of([job]))
     with cluster.state() as state:
         state["refuse"] = (
             "sbatch: error: Batch job submission failed: Invalid job array specification"
@@ -182,7 +181,7 @@ def test_parts_in_turn_have_no_alternative_dependencies(cluster, tmp_path, array
     job = array_of(tmp_path, array)
     job.script.write_text(f"#!/bin/bash\n#SBATCH -d {dependency}\ntrue\n")
     with nullcontext() if code is None else refused(code, UsageError):
-        Preparer(lambda _: None).prepare(foreign(cluster), Submission([job]))
+        Preparer(lambda _: None).prepare(foreign(cluster), Submission.of([job]))
 
 
 def test_single_task_above_the_limit_keeps_its_number(cluster, tmp_path):
@@ -289,7 +288,7 @@ def test_job_waits_for_all_parts_of_an_array(cluster, tmp_path):
     session = foreign(cluster)
     submit(session, array_of(tmp_path, "0-24"))
     job = JobSpec(name="next", script=tmp_path / "job.sh", after=("1:any",))
-    (prepared,) = Preparer(lambda _: None).prepare(session, Submission([job]))
+    (prepared,) = Preparer(lambda _: None).prepare(session, Submission.of([job]))
     assert "--dependency=afterany:1,afterany:2,afterany:3\n" in prepared.script
 
 
@@ -307,7 +306,7 @@ def test_job_waits_for_all_parts_of_an_array(cluster, tmp_path):
 def test_array_above_the_limits_is_refused(cluster, tmp_path, array, options, code):
     """The limits are those of the account and the QOS that jobs get if they name none."""
     session = foreign(cluster, max_submit=20, account="mine")
-    submission = Submission([array_of(tmp_path, array, **options)])
+    submission = Submission.of([array_of(tmp_path, array, **options)])
     if code is None:
         Preparer(lambda _: None).prepare(session, submission)
         return

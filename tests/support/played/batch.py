@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import render_script
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
@@ -47,7 +48,7 @@ HOSTILE = ("$HOME", "; false", "|", *(name.decode(errors="ignore") for name in H
 
 def rendered(job: JobSpec) -> str:
     """The job's batch script."""
-    return render_script(INVENTORY, job, payload_hash=HASH)
+    return render_script(INVENTORY, Request.read(job), payload_hash=HASH)
 
 
 def user_script(folder: Path, name: str, text: str) -> Path:

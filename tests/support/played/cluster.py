@@ -19,6 +19,7 @@ from typing import Any
 
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -116,8 +117,8 @@ def submit(session: Session, job: JobSpec, **prepared: Any) -> Submitted:
     """Submit a job with the files of its script's folder."""
     if "source" not in prepared:
         prepared["source"] = source_of(job)
-    script = session.site.render(job, prepared.get("environment"))
-    return Submitter(session).submit(PreparedJob(job, script, **prepared))
+    script = session.site.render(Request.read(job), prepared.get("environment"))
+    return Submitter(session).submit(PreparedJob(Request.read(job), script, **prepared))
 
 
 def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> str:
@@ -135,7 +136,9 @@ def packed(session: Session, folder: Path, body: str, array: str) -> str:
     script.write_text(f"#!/bin/bash\n{body}\n")
     job = JobSpec(name="packed", script=script, pack=True, array=array)
     logs = "#SBATCH --output=stdout.log\n#SBATCH --error=stderr.log"
-    prepared = PreparedJob(job, f"#!/bin/bash\n{logs}\nsleep 300\n", source=source_of(job))
+    prepared = PreparedJob(
+        Request.read(job), f"#!/bin/bash\n{logs}\nsleep 300\n", source=source_of(job)
+    )
     return Submitter(session).submit(prepared).job_id
 
 

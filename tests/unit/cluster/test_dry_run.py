@@ -15,6 +15,7 @@ from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.up import UpOptions
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import job_spec
 from clusterctl.spec.load import Difference, dump_spec
 from clusterctl.state.inventory import PartitionFacts
@@ -85,14 +86,14 @@ def test_up_of_a_cluster_that_costs_money_is_unbounded() -> None:
 
 def test_jobs_are_measured_on_the_cluster_that_is_up() -> None:
     """Not on that which the changed spec describes."""
-    job = job_spec("train", {"nodes": 2})
-    _, planned = most_of_jobs(SPEC, [job])
+    request = Request.read(job_spec("train", {"nodes": 2}))
+    _, planned = most_of_jobs(SPEC, [request])
     assert (planned.node_hours, planned.usd) == (None, 0.0)
     workspace = Workspace.of(SPEC.name)
     workspace.create()
     workspace.spec.write_text(dump_spec(SPEC))
     partition = PartitionFacts("train", ("d-train-1", "d-train-2"), max_time=3600)
     workspace.inventory.write_text(inventory_with(partition).text)
-    identity, most = most_of_jobs(SPEC, [job])
+    identity, most = most_of_jobs(SPEC, [request])
     assert identity == ("d", "a1b2c3")
     assert most.node_hours == 2.0

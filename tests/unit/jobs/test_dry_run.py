@@ -14,6 +14,7 @@ from clusterctl.jobs.dry_run import at_most, digest, pinned, with_content_of
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import Environment, fitted_to
 from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.site import Site
@@ -47,7 +48,7 @@ def script(tmp_path: Path) -> Callable[..., Path]:
 
 def uses(target: Path | str, site: Site = SITE, **options: Any) -> tuple[Any, ...]:
     """Return (tasks, node hours, USD) of a job."""
-    jobs = [fitted_to(site, job) for job in read_jobs(str(target), options)]
+    jobs = [fitted_to(site, Request.read(job)) for job in read_jobs(str(target), options)]
     found = asdict(at_most(site, jobs, PRICES.get))
     assert found["jobs"] == len(jobs)
     return found["tasks"], found["node_hours"], found["usd"]
@@ -130,7 +131,7 @@ def test_at_most_counts_a_started_minute_as_a_minute(script: Callable[..., Path]
 
 def prepared(path: Path, **options: Any) -> tuple[PreparedJob, ...]:
     def of_job(job: JobSpec) -> PreparedJob:
-        fitted = fitted_to(SITE, job)
+        fitted = fitted_to(SITE, Request.read(job))
         return PreparedJob(fitted, SITE.render(fitted), source_of(job))
 
     return pinned([of_job(job) for job in read_jobs(str(path), options)])
@@ -185,9 +186,9 @@ def test_image_on_this_machine_is_a_part_of_the_content(tmp_path: Path) -> None:
     image = tmp_path / "torch.sif"
     image.write_text("1")
     job = job_spec("train", {"container": str(image)})
-    (first,) = pinned([PreparedJob(job, "")])
+    (first,) = pinned([PreparedJob(Request.read(job), "")])
     image.write_text("2")
-    (second,) = pinned([PreparedJob(job, "")])
+    (second,) = pinned([PreparedJob(Request.read(job), "")])
     assert first.content is not None
     assert second.content is not None
     assert first.content.image != second.content.image

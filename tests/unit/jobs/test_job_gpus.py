@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, raise_together
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import with_gpus
 from clusterctl.scheduler.session import site_of
-from clusterctl.scheduler.user_script import partition_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
@@ -83,7 +83,7 @@ def test_slurm_rounds_times_up_to_minutes_and_mpirun_does_not(
         if fits
         else refused("time-above-limit", UsageError, "partition train", "1m30s")
     ):
-        partition_of(site, JobSpec(name="train", bundled="train", time=time))
+        raise_together(site.faults(Request.read(JobSpec(name="train", bundled="train", time=time))))
 
 
 OWN_SITE, FOREIGN_SITE = (
@@ -114,26 +114,21 @@ OWN_SITE, FOREIGN_SITE = (
 def test_script_above_the_time_limit_is_refused_as_the_flag(
     tmp_path: Path, lines: str, given: dict[str, Any], fits: bool
 ) -> None:
-    """The Slurm of others may accept such a job, which then never starts."""
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH {lines}\n")
     partition = {} if "--partition" in lines else {"partition": "short"}
     job = JobSpec(name="j", script=script, **{**partition, **given})
-    with (
-        nullcontext() if fits else refused("time-above-limit", UsageError, "partition short", "30m")
-    ):
-        for check in FOREIGN_SITE.checks:
-            check(FOREIGN_SITE, job)
-    for check in OWN_SITE.checks:
-        check(OWN_SITE, job)
+    for site in (OWN_SITE, FOREIGN_SITE):
+        codes = [fault.code for fault in site.faults(Request.read(job))]
+        assert codes == ([] if fits else ["time-above-limit"])
 
 
 def test_partition_that_attach_left_out_names_attach() -> None:
     """On a cluster of others, another account may open the partition."""
     job = JobSpec(name="t", bundled="train", partition="gpuq")
     fix = "clusterctl attach LOGIN --account NAME --partition gpuq"
-    with refused("unknown-partition", UsageError, fix):
-        partition_of(FOREIGN_SITE, job)
-    with refused("unknown-partition", UsageError) as caught:
-        partition_of(OWN_SITE, job)
-    assert fix not in caught.value.fix
+    (foreign,) = FOREIGN_SITE.faults(Request.read(job))
+    (own,) = OWN_SITE.faults(Request.read(job))
+    assert (foreign.code, own.code) == ("unknown-partition", "unknown-partition")
+    assert fix in foreign.fix
+    assert fix not in own.fix

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.jobs.prepare import mail_notice
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from tests.support.inventories import inventory_of
@@ -26,10 +27,10 @@ def controller(config: str = CONFIG, has_program: int = 1) -> ScriptedTransport:
     )
 
 
-def job_of(tmp_path: Path, *slurm: str, lines: str = "") -> JobSpec:
+def job_of(tmp_path: Path, *slurm: str, lines: str = "") -> Request:
     script = tmp_path / "m.sh"
     script.write_text(f"#!/bin/bash\n{lines}\ndate\n")
-    return JobSpec(name="m", script=script, slurm=slurm)
+    return Request.read(JobSpec(name="m", script=script, slurm=slurm))
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import restart_notice, with_restarts
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
-from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
 
 PARTITIONS = (
@@ -86,8 +85,8 @@ def test_training_without_slurm_is_not_requeued() -> None:
     ],
 )
 def test_chain_without_use_is_rejected(options: dict[str, Any], code: str) -> None:
-    with refused(code, UsageError):
-        with_restarts(SITE, train(**{"chain": "1h", **options}))
+    job = with_restarts(SITE, train(**{"chain": "1h", **options}))
+    assert [fault.code for fault in SITE.faults(Request.read(job))] == [code]
 
 
 def test_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:
@@ -97,7 +96,9 @@ def test_chain_takes_the_limit_of_partition_or_script(tmp_path: Path) -> None:
     assert {"--requeue", "--chain=7200"} <= {*rendered(job).split()}
     for partition in ("short", "train,short"):
         script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n#SBATCH -p {partition}\ntrue\n")
-        assert with_restarts(SITE, JobSpec(name="own", script=script, chain="2h")).requeue
+        job = with_restarts(SITE, JobSpec(name="own", script=script, chain="2h"))
+        assert job.requeue
+        assert [*SITE.faults(Request.read(job))] == []
 
 
 def test_refused_requeue_is_refused_to_slurm() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.jobs.times import moment_of, with_local_times
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from tests.support.scripted import ScriptedTransport, Step
 
@@ -25,10 +26,10 @@ def _tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def job_of(tmp_path: Path, *slurm: str, lines: str = "") -> JobSpec:
+def job_of(tmp_path: Path, *slurm: str, lines: str = "") -> Request:
     script = tmp_path / "b.sh"
     script.write_text(f"#!/bin/bash\n{lines}\ndate\n")
-    return JobSpec(name="b", script=script, **({"slurm": slurm} if slurm else {}))
+    return Request.read(JobSpec(name="b", script=script, **({"slurm": slurm} if slurm else {})))
 
 
 def controller(*times: str) -> ScriptedTransport:
@@ -95,8 +96,8 @@ def test_begin_is_converted_to_the_controllers_time_zone(
     tmp_path: Path, slurm: list[str], lines: str
 ) -> None:
     asked = controller("2026-11-27T20:55:00")
-    job, notes = with_local_times(asked, job_of(tmp_path, *slurm, lines=lines), NOW)
-    assert job.slurm == ("--nice", "--begin=2026-11-27T20:55:00")
+    request, notes = with_local_times(asked, job_of(tmp_path, *slurm, lines=lines), NOW)
+    assert request.job.slurm == ("--nice", "--begin=2026-11-27T20:55:00")
     assert asked.calls[0].argv[2] == "@1795812900"
     assert len(notes) == 1
     assert {"--begin=05:55", "2026-11-28T05:55:00", "JST", "2026-11-27T20:55:00"} <= {
@@ -106,8 +107,8 @@ def test_begin_is_converted_to_the_controllers_time_zone(
 
 def test_begin_and_deadline_are_both_converted(tmp_path: Path) -> None:
     lines = "#SBATCH --begin=05:00 --deadline=06:00"
-    job, notes = with_local_times(controller("A", "B"), job_of(tmp_path, lines=lines), NOW)
-    assert (job.slurm, len(notes)) == (("--begin=A", "--deadline=B"), 2)
+    request, notes = with_local_times(controller("A", "B"), job_of(tmp_path, lines=lines), NOW)
+    assert (request.job.slurm, len(notes)) == (("--begin=A", "--deadline=B"), 2)
 
 
 def test_relative_time_and_job_without_times_stay(tmp_path: Path) -> None:
@@ -119,11 +120,11 @@ def test_relative_time_and_job_without_times_stay(tmp_path: Path) -> None:
 def test_begin_time_in_another_format_is_passed_with_a_note(tmp_path: Path) -> None:
     job = job_of(tmp_path, "--begin=tomorrow")
     same, (note,) = with_local_times(controller(), job, NOW)
-    assert same.slurm == job.slurm
+    assert same.job.slurm == job.job.slurm
     assert "--begin=tomorrow" in note
 
 
 def test_dry_run_notes_that_a_time_will_be_converted(tmp_path: Path) -> None:
     job = job_of(tmp_path, lines="#SBATCH --begin=05:55")
     same, (note,) = with_local_times(None, job, NOW)
-    assert (same.slurm, "--begin=05:55" in note) == ((), True)
+    assert (same.job.slurm, "--begin=05:55" in note) == ((), True)

@@ -9,6 +9,7 @@ import pytest
 
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.capacity import Shape, capacity_of, shape_of
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 
 IDLE = NodeInfo("n1", "idle", "", 8, 1000, "", ("p",))
@@ -102,4 +103,5 @@ def test_shape_is_what_options_and_directives_ask_of_a_node(
     (script := tmp_path / "job.sh").write_text(
         "".join(f"{line}\n" for line in ["#!/bin/bash", *(f"#SBATCH {line}" for line in lines)])
     )
-    assert shape_of(JobSpec.model_validate({"name": "a", "script": script, **flags})) == expected
+    job = JobSpec.model_validate({"name": "a", "script": script, **flags})
+    assert shape_of(Request.read(job)) == expected

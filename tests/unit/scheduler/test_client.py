@@ -446,9 +446,7 @@ def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_a
     directives = Directives.read(
         Path("x.sh"), ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])]
     )
-    fix = Asked(directives.lines, directives.options).fix(
-        f"Batch job submission failed: {refusal}"
-    )
+    fix = Asked(directives.options).fix(f"Batch job submission failed: {refusal}")
     assert at_fault in fix
     assert not_at_fault not in fix
 
@@ -467,7 +465,7 @@ def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_a
 def test_fix_for_refusal_names_an_option_of_slurm(
     refusal: str, option: str, not_at_fault: str
 ) -> None:
-    fix = Asked([option], directives_of([option])).fix(refusal)
+    fix = Asked(directives_of([option])).fix(refusal)
     assert f"`--slurm {option}`" in fix
     assert not_at_fault not in fix
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
+from clusterctl.scheduler.job_checks import check_directives
+from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_file import jobs_of_file
-from tests.support.messages import refused
-from tests.support.played.batch import rendered, user_script
+from tests.support.played.batch import INVENTORY, rendered, user_script
 
+SITE = site_of(INVENTORY)
 # The options that clusterctl sets in each job.
 ALWAYS = re.compile("--(job-name|output|error)=")
 DEPENDENCY = "--dependency=afterany:7,afterok:8_3"
@@ -183,10 +185,7 @@ def test_lines_without_an_effect_have_a_note(
     tmp_path: Path, text: str, flags: dict[str, Any], expected: list[tuple[str, ...]]
 ) -> None:
     script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n{text}\n")
-    job = job_spec(str(script), flags)
-    read = UserScript.of(job)
-    assert read is not None
-    notes = list(read.notes(job))
+    notes = list(Request.read(job_spec(str(script), flags)).notes())
     assert len(notes) == len(expected), notes
     for note, words in zip(notes, expected, strict=True):
         assert [word for word in ("own.sh, ", *words) if word not in note] == []
@@ -242,8 +241,11 @@ def test_variants_of_a_script_have_its_name_first(tmp_path: Path) -> None:
 def test_line_that_contradicts_a_flag_is_refused_by_name(
     tmp_path: Path, lines: str, flags: dict[str, Any], shown: tuple[str, ...]
 ) -> None:
-    with refused("directive-refused", UsageError, *shown):
-        options_of(tmp_path, lines, **flags)
+    script = user_script(tmp_path, "own.sh", f"#!/bin/bash\n{lines}\ntrue\n")
+    job = JobSpec(name="own", script=script, **flags)
+    (fault,) = check_directives(SITE, Request.read(job))
+    assert fault.code == "directive-refused"
+    assert [text for text in shown if text not in str(fault)] == []
 
 
 def test_directives_end_at_the_first_command() -> None:

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import fitted_to
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec, job_of
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
-from tests.support.messages import refused
 
 SITE = site_of(inventory_with(PartitionFacts("train", ("d-train-1", "d-train-2")), max_array=11))
 
@@ -25,9 +24,8 @@ def job(folder: Path, lines: str = "", **options: Any) -> JobSpec:
 
 
 def script_of(job: JobSpec) -> list[str]:
-    fitted = fitted_to(SITE, job)
-    for check in SITE.checks:
-        check(SITE, fitted)
+    fitted = fitted_to(SITE, Request.read(job))
+    assert [*SITE.faults(fitted)] == []
     return SITE.render(fitted).splitlines()
 
 
@@ -99,5 +97,5 @@ def test_packed_tasks_are_a_single_job_without_an_array(
 def test_pack_without_tasks_or_with_ranks_is_refused(
     tmp_path: Path, options: dict[str, Any], code: str
 ) -> None:
-    with refused(code, UsageError):
-        fitted_to(SITE, job(tmp_path, pack=True, **options))
+    fitted = fitted_to(SITE, Request.read(job(tmp_path, pack=True, **options)))
+    assert [fault.code for fault in SITE.faults(fitted)] == [code]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clusterctl.scheduler.advice import FOREIGN
 from clusterctl.scheduler.refusals import Asked
+from clusterctl.spec.sbatch import Directive, directives_of
 
 BY_LUA = (
     "gpuq: say your project with --account; Batch job submission failed: Invalid account or "
@@ -16,6 +19,11 @@ NO_JOBS = f"AssocGrpSubmitJobsLimit; Batch job submission failed: {POLICY}"
 CORES = f"QOSMaxCpuPerUserLimit; Batch job submission failed: {POLICY}"
 KEPT = "attach --account"
 LIST = "sacctmgr show associations"
+
+
+def flags(*words: str) -> list[Directive]:
+    """Return options of sbatch as the flags of `submit` set them."""
+    return [replace(one, place=one.own_name) for one in directives_of(words)]
 
 
 @pytest.mark.parametrize(
@@ -43,14 +51,14 @@ LIST = "sacctmgr show associations"
     ],
 )
 def test_fix_names_the_options_on_which_a_refusal_depends(message, options, helps, absent):
-    fix = Asked(options, advice=FOREIGN).fix(message)
+    fix = Asked(flags(*options), advice=FOREIGN).fix(message)
     assert [words for words in helps if words not in fix] == []
     assert absent not in fix
 
 
 def test_advice_on_accounts_depends_on_the_cluster():
     assert LIST not in Asked(advice=FOREIGN, lists_accounts=False).fix(BY_LUA)
-    own = Asked(["--account=p"])
+    own = Asked(flags("--account=p"))
     assert "leave out --account" in own.fix(BY_LUA)
     assert KEPT not in own.fix(BY_LUA)
 
@@ -67,16 +75,16 @@ NO_TIME = (
 
 @pytest.mark.parametrize("message", NO_TIME)
 def test_fix_for_a_missing_time_limit_is_time(message):
-    fix = Asked(["--nodes=2", "--time-min=5"], advice=FOREIGN).fix(message)
+    fix = Asked(flags("--nodes=2", "--time-min=5"), advice=FOREIGN).fix(message)
     assert fix.startswith("pass ")
     assert "--time" in fix
     for option in ("--time=100", "-t 100", "--time 1:00"):
-        assert Asked([option], advice=FOREIGN).fix(message).startswith("leave out --time")
+        assert Asked(flags(option), advice=FOREIGN).fix(message).startswith("leave out --time")
 
 
 @pytest.mark.parametrize(("options", "is_array"), [(["--array=0-7"], True), (["--nodes=2"], False)])
 def test_fix_for_an_array_above_a_job_limit_is_fewer_tasks(options, is_array):
     """It is refused also if the queue has no other job of the user."""
-    fix = Asked(options, advice=FOREIGN).fix(f"QOSMaxSubmitJobPerUserLimit; {POLICY}")
+    fix = Asked(flags(*options), advice=FOREIGN).fix(f"QOSMaxSubmitJobPerUserLimit; {POLICY}")
     assert ("fewer tasks" in fix) is is_array
     assert "--qos" in fix

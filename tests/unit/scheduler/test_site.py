@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, raise_together
 from clusterctl.scheduler.mpirun import MpirunClient
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.site import Pace
 from clusterctl.scheduler.slurm import SlurmClient
@@ -52,9 +53,9 @@ def test_slurm_operations_without_slurm_are_refused() -> None:
 def test_dependencies_are_refused_without_slurm() -> None:
     job = JobSpec(name="t", bundled="train", after=("12",))
     for site in (OWN, FOREIGN):
-        site.reject_unsupported(job)
-    with refused("needs-slurm", UsageError, "--after"):
-        MPIRUN.reject_unsupported(job)
+        assert [*site.faults(Request.read(job))] == []
+    (fault,) = MPIRUN.faults(Request.read(job))
+    assert (fault.code, "--after" in fault.what) == ("needs-slurm", True)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,7 @@ def test_dependencies_are_refused_without_slurm() -> None:
 )
 def test_array_above_the_limit_of_its_site_is_refused(site, array: str, fix: str) -> None:
     def check(array: str) -> None:
-        for each in site.checks:
-            each(site, JobSpec(name="t", bundled="train", array=array))
+        raise_together(site.faults(Request.read(JobSpec(name="t", bundled="train", array=array))))
 
     with refused("array-too-large", UsageError, fix):
         check(array)

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
 from clusterctl.scheduler.admin import SlurmNodes
-from clusterctl.scheduler.job_checks import reject_pmix
+from clusterctl.scheduler.job_checks import check_pmix
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import with_launcher
 from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.slurm_conf import render_files
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.names import Launcher
 from tests.support.inventories import inventory_with
-from tests.support.messages import refused
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
@@ -48,12 +47,13 @@ def test_script_with_mpi_pmix_is_rejected_without_pmix(tmp_path: Path, asks: str
     script = tmp_path / "job.sh"
     job = JobSpec(name="job", script=script)
     script.write_text(f"#!/bin/bash\n{asks}\n")
-    with refused("no-pmix", UsageError, "`mpirun PROGRAM`", where=str(script)):
-        reject_pmix(WITHOUT_PMIX, job)
-    reject_pmix(site_of(inventory_with()), job)
+    (fault,) = check_pmix(WITHOUT_PMIX, Request.read(job))
+    assert (fault.code, fault.where) == ("no-pmix", str(script))
+    assert "`mpirun PROGRAM`" in fault.fix
+    assert [*check_pmix(site_of(inventory_with()), Request.read(job))] == []
     script.write_text(f"#!/bin/bash\n# not {asks}\nmpirun ./solver\nsrun --mpi=none hostname\n")
-    reject_pmix(WITHOUT_PMIX, job)
-    reject_pmix(WITHOUT_PMIX, JobSpec(name="a", bundled="train"))
+    for other in (job, JobSpec(name="a", bundled="train")):
+        assert [*check_pmix(WITHOUT_PMIX, Request.read(other))] == []
 
 
 def test_verification_job_without_pmix_uses_mpirun() -> None:

@@ -129,8 +129,10 @@ def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
         "mount": ("/shared/x:/x", "~/y:/y:ro"),
         "requirements": folder / "requirements.txt",
     }
-    assert job == JobSpec(script=folder / content.pop("job"), **content | texts)
-    assert job.model_fields_set == {*content, "bundled", "script"}
+    assert job.places.keys() == {*content, "bundled", "script"} - {"job"}
+    expected = JobSpec(script=folder / content.pop("job"), **content | texts, places=job.places)
+    assert job == expected
+    assert job.model_fields_set == {*content, "bundled", "script", "places"}
     assert {*content, "sweep", "scaling"} == set(JobOptions.model_fields)
     assert job.tasks == 8
 

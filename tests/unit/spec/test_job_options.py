@@ -13,9 +13,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.cli.main import LazyVerb
-from clusterctl.errors import UsageError
-from clusterctl.jobs.shell import salloc_options
+from clusterctl.errors import UsageError, raise_together
 from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_file import Variant, job_schema
@@ -25,10 +25,8 @@ from clusterctl.spec.job_options import (
     Again,
     InVariants,
     JobOption,
-    JobOptions,
     Refusal,
     job_options,
-    sbatch_words,
 )
 from clusterctl.spec.sbatch import directives_of, sbatch_options
 from clusterctl.state.inventory import PartitionFacts
@@ -117,14 +115,17 @@ def test_option_reaches_sbatch_and_salloc(name: str, tmp_path: Path) -> None:
     own = JobSpec(name="j", script=script).model_copy(update=given(name))
     assert rendered(own).replace('"', "").count(f"#SBATCH {words.partition('=')[0]}") == 1
     if OPTIONS[name].in_shell:
-        assert words in salloc_options(job)
+        assert words in [*map(str, Request.read(job).options)]
 
 
 def test_options_that_are_not_given_are_not_passed() -> None:
-    assert sbatch_words(JobOptions(), defaults=False) == []
-    assert sbatch_words(JobOptions(), defaults=True) == ["--nodes=1", "--ntasks-per-node=1"]
-    assert sbatch_words(job_options({"gpus": 0}), defaults=False) == []
-    assert sbatch_words(job_options({"requeue": False}), defaults=False) == ["--no-requeue"]
+    def passed(**options: Any) -> list[str]:
+        job = JobSpec(name="j", bundled="probe").model_copy(update=job_options(options).given)
+        return [*map(str, Request.read(job).options)]
+
+    defaults = ["--nodes=1", "--ntasks-per-node=1"]
+    assert passed() == passed(gpus=0) == defaults
+    assert passed(requeue=False) == [*defaults, "--no-requeue"]
 
 
 @pytest.mark.parametrize("name", PASSED)
@@ -135,7 +136,7 @@ def test_option_of_slurm_is_refused_without_slurm(name: str) -> None:
         assert not OPTIONS[name].needs_slurm
         return
     with refused("needs-slurm", UsageError, OPTIONS[name].flag):
-        site.render(job)
+        raise_together(site.faults(Request.read(job)))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_refusal_names_the_option_as_the_user_wrote_it(name: str) -> None:
     stderr = f"Batch job submission failed: {option.refusal.pattern} is invalid"
     assert option.flag in Asked().fix(stderr)
     text = "--mem-per-cpu=1G" if name == "mem" else f"{option.sbatch}=x"
-    assert f"--slurm {text}" in Asked(directives=directives_of([text])).fix(stderr)
+    assert f"--slurm {text}" in Asked(directives_of([text])).fix(stderr)
 
 
 @pytest.mark.parametrize("name", PASSED)

@@ -15,9 +15,9 @@ from clusterctl.spec.job import job_of
 from clusterctl.spec.job_options import flags_for, job_options
 from clusterctl.spec.sbatch import (
     Directive,
-    quoted,
     directives_in,
     directives_of,
+    quoted,
     sbatch_options,
     split_words,
 )

@@ -74,13 +74,6 @@ def test_weak_scaling_multiplies_the_batch_of_a_node(words: tuple[str, ...]) -> 
     assert two.args == ()
 
 
-@pytest.mark.parametrize("line", ["--dependency=afterok:5", "--array=0-3"])
-def test_lines_of_a_script_that_a_scaling_sets_are_refused(line: str, tmp_path: Path) -> None:
-    (script := tmp_path / "job.sh").write_text(f"#!/bin/bash\n#SBATCH {line}\n")
-    with refused("options-exclusive", ClusterctlError, exit_code=2):
-        read_jobs(str(script), {"scaling": {"nodes": "1,2"}})
-
-
 def test_weak_scaling_leaves_an_own_program_its_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
