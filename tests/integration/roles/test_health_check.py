@@ -94,6 +94,7 @@ class Host:
         health.PATH = f"{self.folder}:{health.PATH}"
         health.DRIVER_S = driver_s
         health.FOLDER_S = folder_s
+        health.START_S = 0
         said = io.StringIO()
         with redirect_stdout(said):
             status = health.main(mode)
@@ -679,6 +680,16 @@ def test_network_devices_of_ucx_are_looked_at(host: Host, devices: str, down: li
     prolog.write_text(f"[[ -v UCX_NET_DEVICES ]] || echo 'export UCX_NET_DEVICES={devices}'\n")
     host.needs("fabric", file=str(prolog))
     assert [found.split()[3].rstrip(",") for found in host.look()] == down
+
+
+def test_slurmd_is_restarted_if_its_folder_is_gone(host: Host) -> None:
+    cache = host.folder / "spool" / "conf-cache"
+    host.needs("spool", cache=str(cache))
+    host.program("systemctl", "exit 0")
+    assert host.look() == [f"{cache} is missing"]
+    assert "conf-cache" in host.reason
+    host.program("systemctl", f'[ "$*" = "--no-block restart slurmd" ] && mkdir -p {cache}')
+    assert (host.look(), host.reason) == ([], "")
 
 
 def test_failed_unit_is_started_again(host: Host) -> None:

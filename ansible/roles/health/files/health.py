@@ -55,6 +55,8 @@ FABRIC = Path("/sys")
 # the calls of Slurm afterwards have the rest.
 DRIVER_S = 20
 FOLDER_S = 15
+# Until slurmd has fetched its configuration.
+START_S = 5
 SHORT_S = 8
 UNFIT_FOR_JOB = 3
 END_S = 0.2
@@ -337,6 +339,24 @@ def fabric(need: Settings, _: State) -> Iterator[Problem]:
             condition = "missing"
         if condition not in {"active", "up", "unknown"}:
             yield Problem(f"the network device {device}, which UCX uses, is {condition}")
+
+
+def spool(need: Settings, _: State) -> Iterator[Problem]:
+    """Check slurmd's folder, without which no step starts: `cache`, Slurm's configuration in it,
+    which the commands in jobs read.
+    """
+    if not Path(need["cache"]).exists():
+        yield Problem(f"{need['cache']} is missing")
+
+
+def make_spool(need: Settings, _: State) -> str:
+    """Restart slurmd, which makes its folder when it starts."""
+    ask("systemctl", "--no-block", "restart", "slurmd")
+    end = time.monotonic() + START_S
+    # If slurmd runs this program, it waits for its end, and the next check finds the folder.
+    while not Path(need["cache"]).exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    return ""
 
 
 def units(need: Settings, _: State) -> Iterator[Problem]:
@@ -696,6 +716,7 @@ CHECKS = {
     "python": Check(python, is_quick=True),
     "accounts": Check(accounts, is_quick=True),
     "disks": Check(disks, is_quick=True),
+    "spool": Check(spool, make_spool),
     "units": Check(units, start_units),
     "fabric": Check(fabric),
     "clock": Check(clock),
