@@ -310,8 +310,9 @@ class Cluster:
     ) -> tuple[str, ...]:
         """Return the scripts that `submit` would submit. args, options: those of `submit`."""
         submission = self._submission(target, args, options)
-        jobs = Preparer(self._note).render(submission, spec_of_existing(self._chosen))
-        return tuple(job.script for job in jobs)
+        spec = spec_of_existing(self._chosen)
+        plan = Preparer(self._note).plan(submission, spec, is_final=False)
+        return tuple(job.script for job in plan.jobs)
 
     def _submission(
         self,

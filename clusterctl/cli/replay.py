@@ -19,7 +19,7 @@ from clusterctl.cli.submit import (
     Watching,
     answer_of,
     prepare,
-    show_scripts,
+    show_plan,
     show_submitted,
     submit_and_note,
     telling_of_no_job,
@@ -82,14 +82,14 @@ def replay(
     watching = Watching.of(
         submission.jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ()
     )
-    shown = TwoSteps.of(dry_run=dry_run, if_digest=if_digest).look(screen, submission, "replay")
-    if dry_run and shown is not None:
-        site = site_of(planned_inventory(shown.spec))
-        more = _note_differences(screen, row, replay, changes, site, shown.jobs[0].request)
-        show_scripts(screen, shown, more)
+    plan = TwoSteps.of(dry_run=dry_run, if_digest=if_digest).plan(screen, submission, "replay")
+    if dry_run and plan is not None:
+        site = site_of(planned_inventory(plan.spec))
+        more = _note_differences(screen, row, replay, changes, site, plan.jobs[0].request)
+        show_plan(screen, plan, more)
         return
     with telling_of_no_job(screen), open_session(screen.chosen()) as session:
-        prepared = prepare(screen, session, submission, shown)
+        prepared = prepare(screen, session, submission, plan)
         request = prepared[0].request
         more = _note_differences(screen, row, replay, changes, session.site, request)
         rows = submit_and_note(screen, session, prepared, more)

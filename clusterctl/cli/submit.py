@@ -31,6 +31,7 @@ from clusterctl.errors import (
     UsageError,
     excluded,
     marking_side_effects,
+    printable,
     unaccompanied,
 )
 from clusterctl.jobs.bundled import (
@@ -40,7 +41,6 @@ from clusterctl.jobs.bundled import (
     reject_invalid_arguments,
     run_on_this_machine,
 )
-from clusterctl.jobs.dry_run import AtMost, digest, pinned, with_content_of
 from clusterctl.jobs.first import (
     Kept,
     Place,
@@ -51,6 +51,7 @@ from clusterctl.jobs.first import (
     wait_for_first,
 )
 from clusterctl.jobs.messages import chosen_receivers
+from clusterctl.jobs.plan import SubmitPlan, listed, with_content_of
 from clusterctl.jobs.prepare import (
     Preparer,
     Submission,
@@ -74,7 +75,7 @@ from clusterctl.util.progress import SILENT
 from clusterctl.util.receivers import Receiver
 
 if TYPE_CHECKING:
-    from clusterctl.spec.models import ClusterSpec
+    pass
 
 # A job as `-o json` shows it.
 JobRow = dict[str, Any]
@@ -239,12 +240,12 @@ def submit(
     if first is not None:
         _submit_first(screen, submission, first, watching)
         return
-    shown = two_steps.look(screen, submission, "submit")
-    if dry_run and shown is not None:
-        show_scripts(screen, shown)
+    plan = two_steps.plan(screen, submission, "submit")
+    if dry_run and plan is not None:
+        show_plan(screen, plan)
         return
     with telling_of_no_job(screen), open_session(screen.chosen()) as session:
-        prepared = prepare(screen, session, submission, shown)
+        prepared = prepare(screen, session, submission, plan)
         show_or_watch(screen, session, submit_and_note(screen, session, prepared), jobs, watching)
 
 
@@ -428,31 +429,12 @@ def preparer(screen: Screen) -> Preparer:
 
 
 def prepare(
-    screen: Screen, session: Session, submission: Submission, shown: Shown | None = None
+    screen: Screen, session: Session, submission: Submission, plan: SubmitPlan | None = None
 ) -> tuple[PreparedJob, ...]:
-    """Prepare jobs for a cluster. shown: of the dry run that has the wanted digest."""
+    """Prepare jobs for a cluster. plan: of the dry run that has the wanted digest."""
     with screen.working("preparing the job"):
         prepared = preparer(screen).prepare(session, submission)
-        return with_content_of(prepared, shown.jobs) if shown is not None else prepared
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What a dry run of `submit` or `replay` shows. spec: of the cluster."""
-
-    jobs: tuple[PreparedJob, ...]
-    spec: ClusterSpec
-    digest: str
-    at_most: AtMost
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        return {
-            "dry_run": True,
-            "cluster": self.spec.name,
-            "digest": self.digest,
-            "at_most": asdict(self.at_most),
-        }
+        return with_content_of(prepared, plan.jobs) if plan is not None else prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,47 +451,58 @@ class TwoSteps:
         flag_name = "--dry-run" if dry_run else "--if-digest" if if_digest is not None else ""
         return cls(flag_name, if_digest)
 
-    def look(self, screen: Screen, submission: Submission, command: str) -> Shown | None:
-        """Return what a dry run would show, if one of the options is given. Nothing is sent.
+    def plan(self, screen: Screen, submission: Submission, verb: str) -> SubmitPlan | None:
+        """Return the plan of a submission, if one of the options is given. Nothing is sent.
 
         Raises UsageError if its digest is not that of --if-digest.
         """
         if not self.flag:
             return None
-        # Slow imports, which only these options need.
-        from clusterctl.cluster.dry_run import most_of_jobs
+        # A slow import, which only these options need.
         from clusterctl.state.chosen_spec import spec_of_existing
 
         spec = spec_of_existing(screen.chosen())
         with screen.working("preparing the job"):
-            jobs = pinned(preparer(screen).render(submission, spec))
-        identity, most = most_of_jobs(spec, [job.request for job in jobs])
-        shown = Shown(jobs, spec, digest(command, identity, jobs), most)
-        require_digest(shown.digest, self.digest)
-        return shown
+            is_final = self.digest is not None
+            plan = preparer(screen).plan(submission, spec, verb, is_final=is_final)
+        require_digest(plan.digest, self.digest)
+        return plan
 
 
-def show_scripts(screen: Screen, shown: Shown, more: Mapping[str, Any] = NOTHING) -> None:
+def show_plan(screen: Screen, plan: SubmitPlan, more: Mapping[str, Any] = NOTHING) -> None:
     """Print the batch scripts of jobs, with a heading for each script if there are several. Note
-    the folders that `submit` would send, and the most that the jobs can use.
+    the files that `submit` would send, and the most that the jobs can use.
 
     more: more fields of the JSON answer for each job.
     """
     rows: list[JobRow] = []
-    jobs = shown.jobs
+    jobs = plan.jobs
     for job in jobs:
         source = None
         if job.source:
-            source = {"files": len(job.source.files), "bytes": job.source.bytes}
+            rows_of_files = listed(job.source)
+            source = {
+                "files": len(job.source.files),
+                "bytes": job.source.bytes,
+                "folder": str(job.source.folder),
+                "listed": [asdict(row) for row in rows_of_files],
+            }
             count = counted(len(job.source.files), "file")
             size = format_size(job.source.bytes)
             name = job.job.name
-            screen.note(f"job {name} would send {count} ({size}) from {job.source.folder}")
+            screen.note(
+                f"job {name} would send {count} ({size}) from {job.source.folder}",
+                *(
+                    f"  {format_size(row.bytes):>9}  {printable(row.path)}"
+                    + (f" ({row.files} more)" if row.path.endswith("/") else "")
+                    for row in rows_of_files
+                ),
+            )
         rows.append({"name": job.job.name, "script": job.script, "source": source, **more})
-    screen.note(str(shown.at_most), f"digest, for --if-digest: {shown.digest}")
+    screen.note(str(plan.at_most), f"digest, for --if-digest: {plan.digest}")
     sections = [f"### {job.job.name}\n{job.script}\n" for job in jobs]
     text = "".join(sections) if len(jobs) > 1 else jobs[0].script
-    screen.document({**answer_of(rows), **shown.answer}, text)
+    screen.document({**answer_of(rows), **plan.answer}, text)
 
 
 def submit_and_note(

@@ -1,48 +1,22 @@
-"""What commands would do on a cluster: its identity, and the most that jobs can use there."""
+"""What `up` would do on a cluster: its digest, the error that would stop it, and what it can cost."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.impact import reject, reject_changed_users
 from clusterctl.cluster.losses import LeavingHosts, check_leaving_hosts
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.up import UpOptions
-from clusterctl.jobs.dry_run import AtMost, at_most
-from clusterctl.providers.registry import provider_of
-from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.session import SHORT_PATIENCE_S, site_of
+from clusterctl.jobs.plan import AtMost
+from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import (
-    applied_if_known,
     identity_of,
-    inventory_if_known,
-    planned_inventory,
 )
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.digest import digest_of
-
-
-def most_of_jobs(spec: ClusterSpec, requests: Sequence[Request]) -> tuple[tuple[str, str], AtMost]:
-    """Return the identity of a spec's cluster, and the most that jobs can use there.
-
-    If the cluster is up, its present partitions and prices count, not those of the spec.
-    """
-    workspace = Workspace.of(spec.name)
-    inventory = inventory_if_known(workspace)
-    applied = (inventory and applied_if_known(workspace)) or spec
-    provider = provider_of(applied.provider)
-    site = site_of(inventory or planned_inventory(spec))
-
-    def price(partition: str) -> float | None:
-        usd = provider.node_price(applied, partition)
-        # Nodes that are a part of this machine cost nothing.
-        return 0.0 if usd is None and applied.provider.shares_kernel else usd
-
-    return identity_of(workspace), at_most(site, requests, price)
 
 
 def reject_up(cluster: ClusterContext, plan: Plan, options: UpOptions) -> None:

@@ -28,6 +28,7 @@ from clusterctl.jobs.bundled import (
     with_model,
 )
 from clusterctl.jobs.earlier import with_from_run
+from clusterctl.jobs.plan import SubmitPlan
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.secret_files import reject_own_keys
@@ -227,19 +228,36 @@ class Preparer:
 
     note: called with each message to the user about a job.
     detail: called with each line that pip prints.
+    builds_later: whether packages that only the cluster can build are left out, with a note.
     """
 
     note: LineReporter
     detail: LineReporter = SILENT.note
+    builds_later: bool = False
 
-    def render(self, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-        """Prepare jobs for the cluster of ``spec``, offline. UsageError: a job can't run."""
+    def plan(
+        self,
+        submission: Submission,
+        spec: ClusterSpec,
+        verb: str = "submit",
+        *,
+        is_final: bool = True,
+    ) -> SubmitPlan:
+        """Plan jobs for the cluster of ``spec``, which is not asked.
+
+        verb: the command that submits them.
+        is_final: whether all packages must be known. False: packages that only the cluster can
+            build are left out, with a note.
+        UsageError: a job can't run.
+        """
         workspace = Workspace.of(spec.name)
         try:
             inventory = site_of(job_inventory(workspace)).planned(spec)
         except NotUpError:
             inventory = planned_inventory(spec)
-        return self._prepared(submission, site_of(inventory), Ledger(workspace.jobs), spec=spec)
+        preparer = self if is_final else replace(self, builds_later=True)
+        jobs = preparer._prepared(submission, site_of(inventory), Ledger(workspace.jobs), spec=spec)
+        return SubmitPlan.of(spec, jobs, verb)
 
     def prepare(self, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
         """Prepare jobs for the cluster of a session. Nothing is submitted.
@@ -438,9 +456,15 @@ class Preparer:
 
             builder = builder_for(session, environment, job, self.note) if session else None
             resolver = environments(report=self.note, heard=self.detail, builder=builder)
-            environment = resolver.resolve_for_job(
-                inventory, workspace, spec, job, lock, partition=partition
-            )
+            try:
+                environment = resolver.resolve_for_job(
+                    inventory, workspace, spec, job, lock, partition=partition
+                )
+            except UsageError as exc:
+                if exc.code != "source-needs-cluster" or not self.builds_later:
+                    raise
+                self._notes([_built_later(exc)])
+                return environment
         wheels = environment.lock.wheels if environment.lock else ()
         if job.launcher is Launcher.TORCHRUN and not any(wheel.name == "torch" for wheel in wheels):
             raise UsageError(
@@ -449,6 +473,11 @@ class Preparer:
                 fix="use --requirements FILE with a line `torch`",
             )
         return environment
+
+
+def _built_later(error: UsageError) -> Notice:
+    text = f"{error.what}, which a submission does: the packages and their paths are not known yet"
+    return Notice("packages-built-later", text)
 
 
 def _prefix(session: Session | None, job: JobOptions, partition: str | None, wanted: str) -> str:

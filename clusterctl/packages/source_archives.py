@@ -175,7 +175,7 @@ class SourceArchives:
                 f"{line.shown} has no wheel and must be built on the cluster",
                 code="source-needs-cluster",
                 where=line.shown,
-                why="`submit` builds such packages, but not `up`, and not with --dry-run",
+                why="`submit` builds such packages, but not `up`, and not with --if-digest",
                 fix="use --requirements of `clusterctl submit`; or build a wheel (`pip wheel "
                 "--no-deps ...`), and write the wheel's path in its place",
             )

@@ -95,5 +95,6 @@ def notes_of_foreign_lines(script: str, lines: Sequence[str]) -> Iterator[Notice
             if (match := re.search(rf"(?:(?<=[\s,:])|^){option.pattern}", text))
         ]
         instead = f"use {' '.join(flags)}" if flags else "use options of `clusterctl submit`"
-        text = f"{script}, lines {numbers}: {mark} lines have no effect here; in their place, {instead}"
+        head = "line" if len(rows) == 1 else "lines"
+        text = f"{script}, {head} {numbers}: {mark} lines have no effect here; in their place, {instead}"
         yield Notice("foreign-directives", text)

@@ -129,7 +129,7 @@ def test_job_runs_with_the_python_of_its_environment(tmp_path: Path) -> None:
     # The packages of this file are not installed into an environment that is not clusterctl's.
     (tmp_path / "requirements.txt").write_text("missing\n")
     job = a_job(tmp_path, env_path="/shared/my envs/geo")
-    (done,) = Preparer(SILENT.note).render(Submission.of((job,)), a_spec())
+    (done,) = Preparer(SILENT.note).plan(Submission.of((job,)), a_spec()).jobs
     assert "'/shared/my envs/geo'/bin/python \"$files\"/a.py" in done.script
     assert "CLUSTERCTL_PATH='/shared/my envs/geo'/bin:" in done.script
     assert "CONDA_PREFIX='/shared/my envs/geo'" in done.script
@@ -142,4 +142,4 @@ def test_environment_excludes_packages_and_needs_a_program_of_the_user(tmp_path:
         (JobSpec(name="train", bundled="train", env_path="/e"), "no-requirements-here"),
     ):
         with refused(code, UsageError):
-            Preparer(SILENT.note).render(Submission.of((job,)), a_spec())
+            Preparer(SILENT.note).plan(Submission.of((job,)), a_spec())

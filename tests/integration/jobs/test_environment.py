@@ -56,7 +56,7 @@ def a_spec(requirements: Path | None = None) -> ClusterSpec:
 
 def environment_for(spec: ClusterSpec, job: JobSpec) -> Environment:
     """The environment that a job is prepared with; its other files are not looked at."""
-    (prepared,) = Preparer(SILENT.note).render(Submission.of((job,)), spec)
+    (prepared,) = Preparer(SILENT.note).plan(Submission.of((job,)), spec).jobs
     return prepared.environment
 
 
@@ -445,7 +445,7 @@ def program(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def prepared(job: JobSpec, spec: ClusterSpec | None = None) -> tuple[PreparedJob, list[str]]:
     """A job that `submit` has prepared, with the notes to the user."""
     notes: list[str] = []
-    (done,) = Preparer(notes.append).render(Submission.of((job,)), spec or a_spec())
+    (done,) = Preparer(notes.append).plan(Submission.of((job,)), spec or a_spec()).jobs
     return done, notes
 
 
@@ -476,7 +476,7 @@ def test_packages_of_a_file_beside_a_program_that_do_not_exist_stop_the_job(prog
     program.with_name("requirements.txt").write_text("missing\n")
     notes: list[str] = []
     with refused("requirements-unmet", UsageError) as caught:
-        Preparer(notes.append).render(Submission.of((JobSpec(name="a", script=program),)), a_spec())
+        Preparer(notes.append).plan(Submission.of((JobSpec(name="a", script=program),)), a_spec())
     # Before they are resolved, nobody knows.
     assert not any("installed" in note for note in notes)
     assert "--no-requirements" in caught.value.fix
@@ -563,3 +563,19 @@ def test_script_and_the_record_of_a_job(session, first: Environment, tmp_path: P
     assert f"export CLUSTERCTL_PATH={folder}:/opt/clusterctl/env/bin " in text
     assert f' {folder}/python "$files"/' in text
     assert client_facts(job, first, folder=tmp_path)["requirements"] == first.lock.text
+
+
+def test_dry_run_leaves_packages_that_the_cluster_builds_to_the_submission(
+    program: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "small-1.0.tar.gz").touch()
+    file = program.with_name("requirements.txt")
+    file.write_text(f"small @ file://{tmp_path}/small-1.0.tar.gz\n")
+    submission = Submission.of((JobSpec(name="a", script=program),))
+    notes: list[str] = []
+    (done,) = Preparer(notes.append).plan(submission, a_spec(), is_final=False).jobs
+    assert done.environment.lock is None
+    assert "packages-built-later" in [getattr(note, "code", "") for note in notes]
+    # A digest is only of what is known.
+    with refused("source-needs-cluster", UsageError):
+        Preparer(SILENT.note).plan(submission, a_spec())

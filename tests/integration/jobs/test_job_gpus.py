@@ -19,7 +19,7 @@ def test_default_number_of_ranks_suits_the_arguments() -> None:
     )
     fit, unfit = (JobSpec(name="t", bundled="train", args=("--pp", stages)) for stages in "23")
     preparer = Preparer(SILENT.note)
-    (prepared,) = preparer.render(Submission.of((fit,)), spec)
+    (prepared,) = preparer.plan(Submission.of((fit,)), spec).jobs
     assert prepared.job.tasks_per_node == 8
     with refused("program-arguments", UsageError, "--pp 3", "the 8 ranks"):
-        preparer.render(Submission.of((unfit,)), spec)
+        preparer.plan(Submission.of((unfit,)), spec)

@@ -8,19 +8,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.dry_run import digest_of_plan, most_of_jobs, most_of_up
+from clusterctl.cluster.dry_run import digest_of_plan, most_of_up
 from clusterctl.cluster.impact import AffectedJob, Impact
 from clusterctl.cluster.phases import Drift
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.up import UpOptions
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.request import Request
-from clusterctl.spec.job import job_spec
-from clusterctl.spec.load import Difference, dump_spec
-from clusterctl.state.inventory import PartitionFacts
-from clusterctl.state.workspace import Workspace
-from tests.support.inventories import inventory_with
+from clusterctl.spec.load import Difference
 from tests.unit.cluster.specs import spec_of
 
 SPEC = spec_of({"name": "train", "nodes": 3})
@@ -82,18 +77,3 @@ def test_up_of_a_cluster_that_costs_money_is_unbounded() -> None:
     assert most_of_up(Plan(HostPlan((replace(MAKE, usd_per_hour=None),))), SPEC).usd == 0.0
     priced: Any = SPEC
     assert most_of_up(PLAN, priced).usd is None
-
-
-def test_jobs_are_measured_on_the_cluster_that_is_up() -> None:
-    """Not on that which the changed spec describes."""
-    request = Request.read(job_spec("train", {"nodes": 2}))
-    _, planned = most_of_jobs(SPEC, [request])
-    assert (planned.node_hours, planned.usd) == (None, 0.0)
-    workspace = Workspace.of(SPEC.name)
-    workspace.create()
-    workspace.spec.write_text(dump_spec(SPEC))
-    partition = PartitionFacts("train", ("d-train-1", "d-train-2"), max_time=3600)
-    workspace.inventory.write_text(inventory_with(partition).text)
-    identity, most = most_of_jobs(SPEC, [request])
-    assert identity == ("d", "a1b2c3")
-    assert most.node_hours == 2.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.dry_run import at_most, digest, pinned, with_content_of
+from clusterctl.jobs.plan import at_most, digest, listed, most_of_jobs, pinned, with_content_of
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob
@@ -19,9 +19,12 @@ from clusterctl.scheduler.script import Environment, fitted_to
 from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.site import Site
 from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.spec.load import dump_spec
 from clusterctl.state.inventory import PartitionFacts
+from clusterctl.state.workspace import Workspace
 from tests.support.inventories import inventory_with
 from tests.support.messages import refused
+from tests.unit.cluster.specs import spec_of
 
 PARTITIONS = (
     PartitionFacts("train", ("c-1", "c-2", "c-3"), max_time=4 * 3600),
@@ -192,3 +195,37 @@ def test_image_on_this_machine_is_a_part_of_the_content(tmp_path: Path) -> None:
     assert first.content is not None
     assert second.content is not None
     assert first.content.image != second.content.image
+
+
+def test_jobs_are_measured_on_the_cluster_that_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on that which the changed spec describes."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    spec = spec_of({"name": "train", "nodes": 3})
+    request = Request.read(job_spec("train", {"nodes": 2}))
+    _, planned = most_of_jobs(spec, [request])
+    assert (planned.node_hours, planned.usd) == (None, 0.0)
+    workspace = Workspace.of(spec.name)
+    workspace.create()
+    workspace.spec.write_text(dump_spec(spec))
+    partition = PartitionFacts("train", ("d-train-1", "d-train-2"), max_time=3600)
+    workspace.inventory.write_text(inventory_with(partition).text)
+    identity, most = most_of_jobs(spec, [request])
+    assert identity == ("d", "a1b2c3")
+    assert most.node_hours == 2.0
+
+
+def test_first_files_are_listed_and_the_others_by_folder(script: Callable[..., Path]) -> None:
+    folder = script().parent
+    (folder / "data").mkdir()
+    for number in range(30):
+        (folder / "data" / f"{number:02}.csv").write_text("1")
+    (folder / "z.txt").write_text("zz")
+    source = source_of(JobSpec(name="j", script=folder / "job.sh"))
+    assert source is not None
+    rows = listed(source)
+    assert [row.path for row in rows[:3]] == ["data/00.csv", "data/01.csv", "data/02.csv"]
+    assert [(row.path, row.files) for row in rows[20:]] == [("data/", 10), ("./", 2)]
+    assert sum(row.files for row in rows) == len(source.files)
+    assert sum(row.bytes for row in rows) == source.bytes

@@ -1,4 +1,6 @@
-"""What `submit --dry-run` tells: the most that the jobs can use, and a digest of what is submitted."""
+"""The plan of a `submit` or `replay`: jobs with their scripts, files and packages, the most that they
+can use, and a digest of all that is submitted.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,26 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from clusterctl.jobs.source import Source
 from clusterctl.jobs.submit import PreparedJob, content_of
 from clusterctl.scheduler.parts import count_at_most
 from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.site import Site
-from clusterctl.state.inventory import PartitionFacts
+from clusterctl.state.inventory import (
+    PartitionFacts,
+    applied_if_known,
+    identity_of,
+    inventory_if_known,
+    planned_inventory,
+)
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.digest import digest_of, plan_changed
+
+if TYPE_CHECKING:
+    from clusterctl.spec.models import ClusterSpec
 
 # A job with one of these options may get more nodes than --nodes tells, or start again.
 _MAY_ADD: Final = frozenset(
@@ -31,6 +45,8 @@ _ARRAY: Final = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
 # Jobs that have ended, and the cluster's time zone, are only known on the cluster.
 _OF_THE_MOMENT: Final = re.compile("#SBATCH --(dependency|begin|deadline)=")
 _HOUR_S: Final = 3600
+# Files that a dry run lists by name.
+_MOST_LISTED: Final = 20
 # Options with paths on this machine. A replay has a new temporary folder each time.
 _PLACES: Final = frozenset({"script", "folder", "requirements"})
 
@@ -58,6 +74,79 @@ class AtMost:
         hours = "unknown" if self.node_hours is None else f"{self.node_hours:g}"
         usd = "unknown" if self.usd is None else f"{self.usd:g}"
         return f"at most: node hours {hours}, {self.currency} {usd}"
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitPlan:
+    """What a submission does on a cluster. `--dry-run`, agents and the Python interface show it, and
+    `--if-digest` carries it out.
+
+    spec: of the cluster. jobs: ``pinned``, so that they can only be submitted with these files.
+    """
+
+    spec: ClusterSpec
+    jobs: tuple[PreparedJob, ...]
+    at_most: AtMost
+    digest: str
+
+    @classmethod
+    def of(cls, spec: ClusterSpec, jobs: Sequence[PreparedJob], verb: str) -> SubmitPlan:
+        """Return the plan of jobs for a cluster. verb: that submits them."""
+        fixed = pinned(jobs)
+        identity, most = most_of_jobs(spec, [job.request for job in fixed])
+        return cls(spec, fixed, most, digest(verb, identity, fixed))
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The fields that `-o json` shows for all jobs together."""
+        return {
+            "dry_run": True,
+            "cluster": self.spec.name,
+            "digest": self.digest,
+            "at_most": asdict(self.at_most),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file that is sent, or (``files`` > 1) more files of a folder. bytes: their size together."""
+
+    path: str
+    bytes: int
+    files: int = 1
+
+
+def listed(source: Source) -> list[Listed]:
+    """Return the first files that are sent with a job, and then the folders with the other files."""
+    files = sorted(source.files, key=lambda item: item.path)
+    rows = [Listed(item.path, item.size) for item in files[:_MOST_LISTED]]
+    folders: dict[str, list[int]] = {}
+    for item in files[_MOST_LISTED:]:
+        folder, slash, _ = item.path.partition("/")
+        folders.setdefault(f"{folder}/" if slash else "./", []).append(item.size)
+    return [*rows, *(Listed(path, sum(sizes), len(sizes)) for path, sizes in folders.items())]
+
+
+def most_of_jobs(spec: ClusterSpec, requests: Sequence[Request]) -> tuple[tuple[str, str], AtMost]:
+    """Return the identity of a spec's cluster, and the most that jobs can use there.
+
+    If the cluster is up, its present partitions and prices count, not those of the spec.
+    """
+    # A slow import, which a submission does not need.
+    from clusterctl.providers.registry import provider_of  # noqa: PLC0415
+
+    workspace = Workspace.of(spec.name)
+    inventory = inventory_if_known(workspace)
+    applied = (inventory and applied_if_known(workspace)) or spec
+    provider = provider_of(applied.provider)
+    site = site_of(inventory or planned_inventory(spec))
+
+    def price(partition: str) -> float | None:
+        usd = provider.node_price(applied, partition)
+        # Nodes that are a part of this machine cost nothing.
+        return 0.0 if usd is None and applied.provider.shares_kernel else usd
+
+    return identity_of(workspace), at_most(site, requests, price)
 
 
 def at_most(site: Site, requests: Sequence[Request], price: Price) -> AtMost:
@@ -173,7 +262,7 @@ def with_content_of(
 ) -> tuple[PreparedJob, ...]:
     """Return the jobs to submit, with the content of those of the dry run.
 
-    prepared: for the cluster, by ``Preparer.prepare``. shown: ``pinned``, by ``Preparer.render``.
+    prepared: for the cluster, by ``Preparer.prepare``. shown: of a plan.
 
     Raises UsageError if their scripts or Python environments differ.
     """
