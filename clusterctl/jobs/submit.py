@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from clusterctl.errors import (
     MachineError,
     Notice,
     SchedulerError,
+    SlurmError,
     TransferError,
     TransportError,
     UnreachableError,
@@ -71,6 +73,8 @@ if TYPE_CHECKING:
     from clusterctl.jobs.environment import Environments
 
 MAX_DIFF = 1 << 20
+# The code of an error about a job that Slurm does not accept.
+_REFUSED = "slurm-refused"
 # Further tries to send files that another program is changing.
 _MORE_TRIES = 2
 # A submission does not wait longer for optional facts such as the git commit.
@@ -539,10 +543,36 @@ class Submitter:
             if parts := parts_of(of_job.array, session.inventory.max_array):
                 return self._submit_parts(request, entry, parts)
             return self._submit_whole(request, entry)
-        except (SchedulerError, UnreachableError):
+        except (SchedulerError, UnreachableError) as exc:
             # After an AnswerLostError the job may have been submitted, so it is not handled here.
             self._withdraw(entry)
+            if exc.code == _REFUSED:
+                raise self._all_refusals(of_job, exc) from exc
             raise
+
+    def _all_refusals(self, request: Request, first: ClusterctlError) -> ClusterctlError:
+        """Return the error for a job that Slurm refuses, with all its reasons.
+
+        Slurm names one at a time, so it is asked about the job without the options at fault.
+        """
+        site = self.session.site
+        whys = [first.why]
+        fixes = [first.fix]
+        with suppress(SchedulerError, TransportError):
+            while at_fault := site.asked(request.options).at_fault(whys[-1]):
+                request = request.without(at_fault)
+                trial = self.session.scheduler.trial(site.render(request))
+                if trial is None or trial.accepted:
+                    break
+                whys.append(trial.words)
+                fixes.append(site.asked(request.options).fix(trial.words))
+        return SlurmError(
+            first.what,
+            code=first.code,
+            where=first.where,
+            why="\n".join(dict.fromkeys(whys)),
+            fix="\n".join(dict.fromkeys(fixes)),
+        )
 
     def _withdraw(self, entry: JobEntry) -> None:
         """Record that a job was not submitted, and remove its folders from all hosts."""

@@ -58,6 +58,20 @@ class Asked:
             or self._general_fix(refusal)
         )
 
+    def at_fault(self, refusal: str) -> list[Directive]:
+        """Return the options that a refusal message is about. Empty: it does not tell."""
+        if _ACCOUNT.search(refusal):
+            return self._with({"--account"})
+        patterns = ((rule.pattern, quantities) for _, quantities, rule in _rules())
+        return next(
+            (
+                asked
+                for pattern, quantities in patterns
+                if re.search(pattern, refusal, re.IGNORECASE) and (asked := self._with(quantities))
+            ),
+            [],
+        )
+
     def _fix_of_option(self, refusal: str) -> str:
         """Return the fix if the refusal names an option, otherwise ""."""
         for flag, quantities, rule in _rules():

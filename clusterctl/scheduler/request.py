@@ -7,7 +7,7 @@ script. The checks, the batch script, a dry run, its bound and `where` read it.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -99,6 +99,14 @@ class Request:
     def options(self) -> tuple[Directive, ...]:
         """All options of sbatch that have an effect. The last of the same name counts."""
         return (*self.own, *self.flags, *self.slurm)
+
+    def without(self, options: Collection[Directive]) -> Request:
+        """Return the request without some of its options."""
+        own, flags, slurm = (
+            tuple(one for one in group if one not in options)
+            for group in (self.own, self.flags, self.slurm)
+        )
+        return replace(self, own=own, flags=flags, slurm=slurm)
 
     def last(self, name: str) -> Directive | None:
         """Return the option with this name, such as ``--nodes``, that counts."""

@@ -299,6 +299,25 @@ def test_refusal_names_the_flag_and_the_choices(cluster, job, answer, fix):
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
 
+def test_all_options_that_slurm_refuses_are_told_at_once(cluster, job):
+    """Slurm itself names one at a time."""
+    messages = {
+        "account": "Invalid account or account/partition combination specified",
+        "qos": "Invalid qos specification",
+        "constraint": "Invalid feature specification",
+    }
+    with cluster.state() as state:
+        state["refuse_options"] = messages
+    job.script.write_text("#!/bin/bash\n#SBATCH --account=a --qos=q\n#SBATCH --constraint=c\n")
+    with rejected(
+        "slurm-refused", SlurmError, "--account=a` in line 2", *messages.values()
+    ) as caught:
+        submit(cluster.session(), job)
+    assert len(caught.value.fix.splitlines()) == len(messages)
+    assert "`#SBATCH --constraint=c` in line 3" in caught.value.fix
+    assert cluster.calls("sbatch") == 1 + len(messages)
+
+
 @pytest.mark.parametrize("trouble", [{"lose_answer": True}, {"away": 3}])
 def test_submit_with_a_lost_answer_or_request_makes_one_job(cluster, job, trouble):
     with cluster.state() as state:

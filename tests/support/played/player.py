@@ -61,6 +61,13 @@ def say_record(argv: list[str], values: list[str] | dict[str, str]) -> None:
     say("".join(value + separator for value in values) + "\n")
 
 
+def refuse_options(asked: dict[str, str], state: dict[str, Any]) -> None:
+    """Refuse a script with an option of state["refuse_options"] (its name -> the message)."""
+    for name, message in state.get("refuse_options", {}).items():
+        if name in asked:
+            fail(message)
+
+
 def test_only(state: dict[str, Any]) -> None:
     """Print what `sbatch --test-only` prints about a script on stdin.
 
@@ -74,6 +81,7 @@ def test_only(state: dict[str, Any]) -> None:
     if known and partition not in known:
         fail(f"sbatch: error: invalid partition specified: {partition}\n"
              "allocation failure: Invalid partition name specified")  # fmt: skip
+    refuse_options(asked, state)
     trials = state.get("trials", {})
     answer = trials.get(f"{partition}@{asked.get('account')}", trials.get(partition, time.time()))
     if isinstance(answer, str):
@@ -98,6 +106,7 @@ def sbatch(argv: list[str], state: dict[str, Any]) -> None:
     script = os.path.abspath(argv[argv.index("--") + 1])
     with open(script, errors="replace") as file:
         asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", file.read(), re.MULTILINE))
+    refuse_options(asked, state)
     job_id = str(state["next"])
     state["next"] += 1
     job = {
