@@ -23,8 +23,6 @@ from clusterctl.spec.units import format_duration
 from clusterctl.transport.tree import format_size
 from clusterctl.util.terminal import plain_line
 
-# Longer than the check before a job takes.
-_CHECK_S: Final = 60
 _COLUMNS: Final = 200
 # The last messages of a bundled job that a signal has stopped.
 _SAVED: Final = (
@@ -191,14 +189,6 @@ def _never_ran(case: _Case) -> Iterator[Cause]:
             code="node-unfit",
             what=f"node {prolog['node']} did not pass the check that Slurm runs before a job "
             f"(Prolog){unfit}",
-            fix=f"{_AGAIN}; {case.examine}",
-        )
-    is_short = (job.elapsed_s or 0) < _CHECK_S
-    if job.state is JobState.CANCELLED and facts.unfit and case.is_silent and is_short:
-        yield Cause(
-            code="node-unfit",
-            what=f"cancelled{case.by} before it wrote anything, as Slurm does if a node does not "
-            f"pass the check before a job (Prolog): {facts.unfit_nodes}",
             fix=f"{_AGAIN}; {case.examine}",
         )
     if job.signal == NO_LOG_SIGNAL and case.is_silent:

@@ -1259,34 +1259,29 @@ srun: StepId=7.1 aborted before step completely launched.
 """
 
 
-@pytest.mark.parametrize("log", ["", PROLOG_FAILED], ids=["first node", "other node"])
-def test_job_that_the_prolog_cancelled_names_what_its_node_lacks(log: str) -> None:
+def test_job_that_the_prolog_cancelled_names_what_its_node_lacks() -> None:
     lack = "the shared folder /shared is not mounted"
     evidence = Evidence(
-        job=STOPPED, log=log, was_read=True, unfit={"n2": lack}, cancelled_by="root", **OPERATOR
+        job=STOPPED,
+        log=PROLOG_FAILED,
+        was_read=True,
+        unfit={"n2": lack},
+        cancelled_by="root",
+        **OPERATOR,
     )
     found = diagnose(evidence)
     assert found.code == "node-unfit"
     assert f"{lack} (n2)" in found.cause
-    assert diagnose(replace(evidence, unfit={})).code == ("node-unfit" if log else "cancelled")
+    assert diagnose(replace(evidence, unfit={})).code == "node-unfit"
 
 
-@pytest.mark.parametrize(
-    ("log", "end_time"), [("step 1\n", 101), ("", 1000)], ids=["has written", "has run"]
-)
-def test_job_that_root_cancelled_is_not_explained_by_its_node(log: str, end_time: int) -> None:
-    job = replace(STOPPED, end_time=end_time)
-    found = diagnose(
-        Evidence(
-            job=job,
-            log=log,
-            was_read=True,
-            unfit={"n2": "GPU 0: 96 C"},
-            cancelled_by="root",
-            **OPERATOR,
-        )
-    )
+@pytest.mark.parametrize("log", ["", "step 1\n"])
+def test_cancelled_job_shows_its_unfit_node_beside_the_cause(log: str) -> None:
+    """Slurm does not say that root cancelled the job for its node: the Prolog may, or a person."""
+    evidence = Evidence(job=STOPPED, log=log, was_read=True, cancelled_by="root", **OPERATOR)
+    found = diagnose(replace(evidence, unfit={"n2": "GPU 0: 96 C"}))
     assert found.code == "cancelled"
+    assert "unfit node: GPU 0: 96 C (n2)" in found.details()
 
 
 def test_job_without_a_log_on_a_fit_node_names_its_folder() -> None:
