@@ -30,8 +30,10 @@ from clusterctl.transport.tree import format_size
 _NEAR: Final = 0.8
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
-_SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z|c|tc|fi)?sh\b")
-_COMMAND: Final = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
+# Other shells, such as csh and fish, have no `set -e`.
+_SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
+# The first line of a command.
+_COMMAND: Final = re.compile(r"(?<!\\\n)^[ \t]*[^#\s]", re.MULTILINE)
 # The script ends with the first command that fails: `set -euo pipefail`, `cd x && set -o pipefail -e`.
 ERREXIT: Final = r"^#!.* -\w*e|^[^#\n]*\bset +(?:[-+\w]+ +)*-(?:\w*e|\w*o +errexit)"
 _STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
@@ -151,7 +153,8 @@ class Facts:
     peak, peak_host: largest memory of a task that Slurm measured, in bytes, and its node. 0: unknown.
     memory_limit: memory of the job on each node, in bytes. 0: unknown.
     elapsed_s: duration of the last attempt, in seconds. 0: unknown.
-    goes_on: whether the job is a shell script that continues after a command that fails.
+    lacks_errexit: whether the job is a shell script that has no `set -e`. A file that it sources may
+        have one.
     sent: the signal at which a bundled job stopped and saved its work, or "".
     """
 
@@ -166,7 +169,7 @@ class Facts:
     memory_limit: int
     elapsed_s: int
     cancelled_by: str
-    goes_on: bool
+    lacks_errexit: bool
     attempt: Attempt
     sent: str
 
@@ -213,7 +216,7 @@ class Facts:
             ),
             elapsed_s=max(0, (job.end_time or 0) - job.last_start) if job.last_start else 0,
             cancelled_by=evidence.cancelled_by,
-            goes_on=is_failed and _goes_on(evidence.script),
+            lacks_errexit=is_failed and _lacks_errexit(evidence.script),
             attempt=attempt,
             sent=sent,
         )
@@ -276,8 +279,8 @@ class Facts:
             self.failed.in_a_shell,
         }:
             yield f"the job itself ended with exit code {self.job.exit_code}"
-        if self.goes_on:
-            yield "the script has no `set -e`, so that it continues after commands that fail"
+        if self.lacks_errexit:
+            yield "the script has no `set -e`: a shell without it continues after a command that fails"
         if self.peak and (self.is_near_limit or self.failed.signal == "SIGKILL"):
             on = f" on {self.peak_host}" if self.peak_host else ""
             yield f"memory: Slurm measured up to {self.memory}{on}"
@@ -309,12 +312,12 @@ class Facts:
             "not_restarted": attempt.stop,
             "hang": str(attempt.hang) if attempt.hang else "",
             "alarms": [str(alarm) for alarm in attempt.alarms],
-            "script_goes_on": self.goes_on,
+            "script_lacks_errexit": self.lacks_errexit,
         }
 
 
-def _goes_on(script: str) -> bool:
-    """Return whether a script is one of a shell with several commands, and without `set -e`."""
+def _lacks_errexit(script: str) -> bool:
+    """Return whether a script is one of a shell with several commands, of which none is `set -e`."""
     is_long = len(_COMMAND.findall(script)) > 1
     return is_shell(script) and is_long and not compiled(ERREXIT).search(script)
 

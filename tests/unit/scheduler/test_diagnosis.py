@@ -650,6 +650,9 @@ def test_empty_log_on_a_full_disk_is_not_a_silent_program(
         ("#!/bin/bash\ncd x; set -uo errexit\nsrun ./fine\n", 4, ""),
         ("#!/bin/bash\n./a\n./b\n", 4, "the script has no `set -e`"),
         ("#!/bin/bash\nset -o pipefail\n./b  # not set -e\n", 4, "the script has no `set -e`"),
+        ("#!/bin/bash\nsrun ./fine \\\n  --mesh \\\n  9\n", 4, ""),
+        ("#!/usr/bin/env fish\n./a\n./b\n", 4, ""),
+        ("#!/bin/tcsh\n./a\n./b\n", 4, ""),
     ],
 )
 def test_exit_codes_of_the_job_and_of_its_rank_are_both_told(
