@@ -18,7 +18,7 @@ from typing import Final
 from packaging.utils import canonicalize_name
 
 from clusterctl.scheduler.excerpt import Excerpt
-from clusterctl.scheduler.facts import ERREXIT, Evidence, Facts, Here
+from clusterctl.scheduler.facts import Evidence, Here
 from clusterctl.scheduler.hints import Hint, way_to_packages
 from clusterctl.scheduler.log_text import compiled
 from clusterctl.spec.sbatch import values_in
@@ -79,14 +79,6 @@ def certain_hints(lines: Iterable[str], evidence: Evidence) -> Iterator[Hint]:
     for line in lines:
         for function in (_module, _file, _own_log, _package, _library, _step_without_path, _port):
             yield from function(line, evidence)
-
-
-def hints_of_script(excerpt: Excerpt, facts: Facts, evidence: Evidence) -> Iterator[Hint]:
-    """Yield the hints about the script."""
-    # With the exit code 1, Python ends at an exception, too.
-    if not excerpt.exception:
-        yield from _unanswered_read(facts, evidence)
-    yield from _other_scheduler(evidence)
 
 
 # --- Files of the user ---------------------------------------------------------------------------
@@ -392,9 +384,6 @@ def _fix_for_package(language: _Language, name: str, evidence: Evidence) -> str:
 # srun starts a program for which a step has no PATH.
 _NOT_STARTED: Final = r"execve\(\): (?P<what>[\w.+-]+): No such file or directory"
 _STEP_EXPORT: Final = r"^[^#\n]*\bsrun\b[^\n]*--export[= ](?P<value>(?!ALL\b)\S+)"
-# A `read` of the script's own input: not in a loop or a pipe, and without a file.
-_READ: Final = r"^[ \t]*(?:if +)?(?:! +)?(?:IFS=\S* +)?read\b(?![^\n]*(?:<| -\w*[ut]))[^\n]*$"
-_ENDS_AT_ERROR: Final = rf"{ERREXIT}|\bread\b[^\n]*\|\| *\{{?[^\n]*\bexit\b"
 _OTHERS: Final = r"^#(?P<name>PBS|BSUB|PJM) +-"
 _PORT_IN_USE: Final = r"(?i)address already in use|EADDRINUSE|errno: 98\b"
 
@@ -416,20 +405,7 @@ def _step_without_path(line: str, evidence: Evidence) -> Iterator[Hint]:
         )
 
 
-def _unanswered_read(facts: Facts, evidence: Evidence) -> Iterator[Hint]:
-    """Hint at a `read` of the script: it fails without input, and bash prints no prompt."""
-    script = evidence.script
-    match = compiled(_READ).search(script)
-    if match and facts.failed.exit_code == 1 and compiled(_ENDS_AT_ERROR).search(script):
-        number = script.count("\n", 0, match.start()) + 1
-        yield _certain(
-            "no-input",
-            f"line {number} of the script waits for an answer (`read`), and a job has no input",
-            "answer in advance: with an option such as --yes, a variable, or `yes | PROGRAM`",
-        )
-
-
-def _other_scheduler(evidence: Evidence) -> Iterator[Hint]:
+def hints_of_script(evidence: Evidence) -> Iterator[Hint]:
     """Hint at lines of the script for another scheduler."""
     if match := compiled(_OTHERS).search(evidence.script):
         mark = match["name"]

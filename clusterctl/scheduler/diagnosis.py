@@ -266,19 +266,19 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     hints: tuple[Hint, ...] = ()
     if known is None or known.code in _WITH_HINTS:
         end = hint_of_end(facts) if known is None else ()
-        hints = _one_of_each(*_hints(facts, excerpt, evidence), *end)
+        hints = _one_of_each(*_hints(excerpt, evidence), *end)
     return Diagnosis(
         facts=facts, known=known, excerpt=excerpt, hints=hints, was_read=evidence.was_read
     )
 
 
-def _hints(facts: Facts, excerpt: Excerpt, evidence: Evidence) -> Iterator[Hint]:
+def _hints(excerpt: Excerpt, evidence: Evidence) -> Iterator[Hint]:
     """Yield the hints: the certain ones, and what the other lines usually mean."""
     lines = [*hinted_lines(excerpt)]
     certain = [
         *hints_of_frames(excerpt),
         *certain_hints(lines, evidence),
-        *hints_of_script(excerpt, facts, evidence),
+        *hints_of_script(evidence),
     ]
     yield from certain
     told = {hint.line for hint in certain}

@@ -35,7 +35,7 @@ _SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
 # The first line of a command.
 _COMMAND: Final = re.compile(r"(?<!\\\n)^[ \t]*[^#\s]", re.MULTILINE)
 # The script ends with the first command that fails: `set -euo pipefail`, `cd x && set -o pipefail -e`.
-ERREXIT: Final = r"^#!.* -\w*e|^[^#\n]*\bset +(?:[-+\w]+ +)*-(?:\w*e|\w*o +errexit)"
+_ERREXIT: Final = r"^#!.* -\w*e|^[^#\n]*\bset +(?:[-+\w]+ +)*-(?:\w*e|\w*o +errexit)"
 _STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
 _STEP_KILLED: Final = re.compile(
     r"^slurmstepd\S*: error: StepId=(\S+) exceeded (?:job |step )?memory limit", re.MULTILINE
@@ -319,7 +319,7 @@ class Facts:
 def _lacks_errexit(script: str) -> bool:
     """Return whether a script is one of a shell with several commands, of which none is `set -e`."""
     is_long = len(_COMMAND.findall(script)) > 1
-    return is_shell(script) and is_long and not compiled(ERREXIT).search(script)
+    return is_shell(script) and is_long and not compiled(_ERREXIT).search(script)
 
 
 def _largest(failed: Failed, log: str, steps: Sequence[StepInfo]) -> Failed:

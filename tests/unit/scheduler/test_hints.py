@@ -131,24 +131,6 @@ def test_signal_and_exit_code_have_a_hint(fields: dict[str, int], name: str) -> 
 
 
 # --- Certain hints -------------------------------------------------------------------------------
-READ = "#!/bin/bash\nset -e\nread answer\n./train\n"
-
-
-@pytest.mark.parametrize(
-    ("script", "is_hinted"),
-    [
-        (READ, True),
-        (READ.replace("read answer", "if ! read -p 'go? ' a; then exit 1; fi"), True),
-        (READ.replace("read answer", "read a < file"), False),
-        (READ.replace("read answer", "cat x | while read a; do echo $a; done"), False),
-        (READ.replace("set -e\n", ""), False),
-    ],
-)
-def test_read_of_a_script_has_no_input(script: str, is_hinted: bool) -> None:
-    found = hinted("", script=script, was_read=True)
-    assert [hint.name for hint in found.hints] == ["no-input"] * is_hinted
-
-
 NOT_STARTED = "slurmstepd-n1: error: execve(): hostname: No such file or directory\n"
 
 
@@ -183,7 +165,7 @@ def test_lines_for_another_scheduler_are_told() -> None:
 
 
 def test_lines_of_the_log_explain_the_end_before_the_script() -> None:
-    script = f"{READ}#PBS -l nodes=2\n"
+    script = "#!/bin/bash\n#PBS -l nodes=2\n"
     missing = hinted(f"{TRACEBACK}ModuleNotFoundError: No module named 'yaml'\n", script=script)
     assert [hint.name for hint in missing.hints] == ["missing-module", "other-scheduler"]
     assert missing.fix == missing.hints[0].fix
