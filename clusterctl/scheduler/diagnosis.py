@@ -33,8 +33,8 @@ SHOW_LOG: Final = "`clusterctl logs`"
 _NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
 # Causes that tell what failed, and not why: the program's lines may tell that.
 _WITH_HINTS: Final = frozenset({"build-failed", "module-not-loaded", "time-limit"})
-# Certain hints that hold however the program failed.
-_OF_ANY_END: Final = frozenset({"exit-code", "other-scheduler"})
+# A certain hint that holds however the program failed.
+_OF_ANY_END: Final = "other-scheduler"
 # A line that is not indented, and no rule or bracket.
 _STATEMENT: Final = re.compile(r"\S*\w")
 # Python ends with this exit code at an uncaught exception.
@@ -162,7 +162,7 @@ class Diagnosis:
         # The program may have gone on after another line.
         end = self.excerpt.exception if self._is_by_exception else self._last_line
         certain = (hint for hint in self.hints if hint.is_certain and hint.line in {"", end})
-        if hint := next((hint for hint in certain if hint.name not in _OF_ANY_END), None):
+        if hint := next((hint for hint in certain if hint.name != _OF_ANY_END), None):
             return hint.fix
         if self.was_read and not self.excerpt.lines:
             return _NO_LOG

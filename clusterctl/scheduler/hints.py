@@ -7,7 +7,6 @@ data/hints.yaml. Hints that rest on more than a message are in certain_hints.py.
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -77,6 +76,7 @@ class Row:
     fix: str
     match: tuple[str, ...] = ()
     signal: str = ""
+    exit_codes: tuple[int, ...] = ()
     general: bool = False
 
 
@@ -155,34 +155,11 @@ _WAYS: Final[Mapping[str, Callable[[Evidence], str]]] = MappingProxyType(
         "repair": lambda evidence: evidence.advice.repair,
     }
 )
-_ABOVE: Final = "read the lines above"
-_BY_CODE: Final = MappingProxyType(
-    {
-        75: (
-            "exit code 75: a program asks so to be restarted after it has saved its work",
-            "use --requeue; a restart counts as progress if it writes a newer checkpoint, or the step "
-            "to the file $CLUSTERCTL_HEARTBEAT",
-        ),
-        126: ("exit code 126: a shell returns it if it can't execute a program", _ABOVE),
-        127: ("exit code 127: a shell returns it if it does not find a command", _ABOVE),
-        **{
-            128 + number: (
-                f"exit code {128 + number}: a shell returns it for a program that "
-                f"{signal.Signals(number).name} has ended",
-                _ABOVE,
-            )
-            for number in (signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
-        },
-    }
-)
 
 
 def hint_of_end(facts: Facts) -> Iterator[Hint]:
     """Yield a hint about the signal or the exit code."""
     failed = facts.failed
     for row in _table():
-        if row.signal and row.signal == failed.signal:
+        if (row.signal and row.signal == failed.signal) or failed.exit_code in row.exit_codes:
             yield Hint(name=row.name, says=row.says, fix=row.fix)
-    if (code := failed.exit_code or 0) in _BY_CODE:
-        says, fix = _BY_CODE[code]
-        yield Hint(name="exit-code", says=says, fix=fix, is_certain=True)
