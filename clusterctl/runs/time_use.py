@@ -194,32 +194,32 @@ def divide(
     line = _Line(begin, evidence.staged, evidence.hangs, evidence.idle)
     reached = 0.0
     starts = [*(float(attempt.start_time) for attempt in attempts), math.inf]
-    traces = [
+    recorded = [
         next((each for each in evidence.history if a <= (each.started or 0) + SKEW_S < b), None)
         for a, b in pairwise(starts)
     ]
     # Records have the clock of the job's events.
     firsts = [
-        start - SKEW_S if trace is None else trace.started or 0.0
-        for start, trace in zip(starts, [*traces, None], strict=True)
+        start - SKEW_S if own is None else own.started or 0.0
+        for start, own in zip(starts, [*recorded, None], strict=True)
     ]
-    for number, (attempt, trace) in enumerate(zip(attempts, traces, strict=True)):
+    for number, (attempt, own) in enumerate(zip(attempts, recorded, strict=True)):
         until = min(starts[number + 1], end if attempt.end_time is None else attempt.end_time)
         first, last = firsts[number], min(firsts[number + 1], until + SKEW_S)
         line.add(attempt.start_time, Use.QUEUE)
         # Slurm's times are whole seconds by the controller's clock. By that of the nodes, the
         # program may end a moment after the attempt, and has then also started a moment later.
-        ended = until if trace is None or trace.ended is None else trace.ended
+        ended = until if own is None or own.ended is None else own.ended
         line.offset = min(max(0.0, ended - until), SKEW_S)
-        own = _Attempt(
+        part = _Attempt(
             attempt.start_time + line.offset,
             until + line.offset,
-            trace,
+            own,
             [each for each in evidence.records if first <= each.time < last],
             [each for each in evidence.lost if first <= each.end < last],
             max((time for time in evidence.samples if first <= time < last), default=0.0),
         )
-        reached = max(reached, own.divide(line, reached))
+        reached = max(reached, part.divide(line, reached))
         line.offset = 0.0
     line.add(end, Use.QUEUE)
     return {use: seconds for use in Use if (seconds := line.seconds[use]) > 0}
@@ -279,11 +279,15 @@ class _Line:
 
 @dataclass(slots=True)
 class _Attempt:
-    """An attempt, with what was recorded in it. sampled: time of the last telemetry, or 0."""
+    """An attempt, with what was recorded in it.
+
+    own: the attempt in the job's own record. None: it is not there. sampled: time of the last
+        telemetry, or 0.
+    """
 
     begin: float
     end: float
-    trace: Attempt | None
+    own: Attempt | None
     records: Sequence[_Record]
     lost: Sequence[_Lost]
     sampled: float
@@ -295,7 +299,7 @@ class _Attempt:
         """Add this attempt to the line. reached: the last step of earlier attempts. Return its
         own.
         """
-        last = float(self.trace.progress[1] if self.trace else 0)
+        last = float(self.own.progress[1] if self.own else 0)
         parts: list[_Record | _Lost] = [*self.records, *self.lost]
         # Of two records at the same time, the one that the program wrote first comes first.
         parts.sort(key=lambda part: part.end if isinstance(part, _Lost) else part.time)
@@ -318,7 +322,7 @@ class _Attempt:
     def _start(self, line: _Line, parts: Sequence[_Record | _Lost]) -> None:
         """Add the time until the first step or, if that is unknown, until its record."""
         first = parts[0]
-        started = self.trace.started if self.trace else None
+        started = self.own.started if self.own else None
         program = self.begin if started is None else started
         if isinstance(first, _Lost):
             begin: float | None = first.begin
@@ -363,13 +367,13 @@ class _Attempt:
 
     def _finish(self, line: _Line) -> None:
         """Add the time after the last record."""
-        trace = self.trace
+        own = self.own
         is_final = any(record.kind == "result" for record in self.records)
-        if trace is not None:
-            line.add(min(trace.started or self.begin, self.end), Use.START_UP)
-            ended = max(trace.last or 0.0, self.sampled) if trace.ended is None else trace.ended
+        if own is not None:
+            line.add(min(own.started or self.begin, self.end), Use.START_UP)
+            ended = max(own.last or 0.0, self.sampled) if own.ended is None else own.ended
             line.add(min(ended, self.end), Use.EXIT if is_final else Use.RUNNING)
-        is_over = is_final or (trace is not None and trace.ended is not None)
+        is_over = is_final or (own is not None and own.ended is not None)
         line.add(self.end, Use.EXIT if is_over else Use.UNKNOWN)
 
 
