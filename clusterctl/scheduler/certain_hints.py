@@ -20,16 +20,14 @@ from packaging.utils import canonicalize_name
 from clusterctl.scheduler.excerpt import Excerpt
 from clusterctl.scheduler.facts import Evidence, Here
 from clusterctl.scheduler.hints import Hint, way_to_packages
-from clusterctl.scheduler.log_text import compiled
+from clusterctl.scheduler.log_text import compiled, short
 from clusterctl.spec.sbatch import values_in
 from clusterctl.util.assets import read_table
-from clusterctl.util.terminal import plain_line
 
 _PACKAGES: Final = Path(__file__).with_name("data") / "packages.yaml"
 # Names so similar differ in a letter or two.
 _SIMILAR: Final = 0.8
 _MOST_WORDS: Final = 60
-_COLUMNS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +187,7 @@ _NO_MODULE: Final = r"(?:^|\wError: .*|python[\d.]*: )No module named '?(?P<modu
 def _module(line: str, evidence: Evidence) -> Iterator[Hint]:
     """Hint at a module that Python did not find. This machine may have it, or list its package."""
     if match := compiled(_NO_MODULE).search(line):
-        module = plain_line(match["module"])[:_COLUMNS]
+        module = short(match["module"])
         here = evidence.left_here(module.replace(".", "/"), is_module=True)
         yield _own_module(module, line, here, evidence) or _not_installed(module, line, evidence)
 

@@ -23,10 +23,10 @@ from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import Failed
 from clusterctl.scheduler.hints import Hint, hint_of_end, hinted_lines, hints_of_line
 from clusterctl.scheduler.known import Cause, known_cause
+from clusterctl.scheduler.log_text import short
 from clusterctl.scheduler.waiting_causes import waiting_cause
 
 _MOST_HINTS: Final = 4
-_COLUMNS: Final = 160
 # The end of a fix that names the log.
 SHOW_LOG: Final = "`clusterctl logs`"
 # The fix if the log is empty.
@@ -142,14 +142,14 @@ class Diagnosis:
         if excerpt.exception and not excerpt.between:
             part = f" in {excerpt.part}" if excerpt.part else ""
             place = f" at {excerpt.place}" if excerpt.place else ""
-            words = f"{part}{place}: {_short(excerpt.exception)}"
+            words = f"{part}{place}: {short(excerpt.exception)}"
             if self._is_by_exception:
                 return words
             words = f"; last exception{words}"
         # Other ranks may have written it.
         is_of_others = facts.failed.rank is not None and excerpt.source == "the job"
         last = self._last_line
-        return words if is_of_others or not last else f"{words}; last line: {_short(last)}"
+        return words if is_of_others or not last else f"{words}; last line: {short(last)}"
 
     @property
     def _last_line(self) -> str:
@@ -327,7 +327,3 @@ def diagnose_waiting(
             if job.id not in found.fix:
                 shared[key] = found
         yield replace(found, facts=replace(found.facts, job=job))
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= _COLUMNS else f"{line[:_COLUMNS]}…"

@@ -16,14 +16,13 @@ from typing import Any, Final
 
 from clusterctl.scheduler.excerpt import Excerpt
 from clusterctl.scheduler.facts import Evidence, Facts
+from clusterctl.scheduler.log_text import short
 from clusterctl.util.assets import read_table
-from clusterctl.util.terminal import plain_line
 
 _HINTS: Final = Path(__file__).with_name("data") / "hints.yaml"
 # The last statements of a log, for which there are hints.
 _STATEMENTS: Final = 3
 _QUOTED: Final = 60  # characters
-_COLUMNS: Final = 200
 # Lines that say themselves that they are no error, or that the program goes on, and commands that
 # the shell shows with `set -x`.
 _NO_ERROR: Final = re.compile(
@@ -53,8 +52,7 @@ class Hint:
     @property
     def meaning(self) -> str:
         """The line and its meaning. The program may have survived what the line tells."""
-        quoted = self.line if len(self.line) <= _QUOTED else f"{self.line[:_QUOTED]}…"
-        about = f'"{quoted}": ' if self.line else ""
+        about = f'"{short(self.line, _QUOTED)}": ' if self.line else ""
         is_doubtful = self.line and not self.is_certain
         head = "hint, if this line matters" if is_doubtful else "hint"
         return f"{head}: {about}{'' if self.is_certain else 'usually '}{self.says}"
@@ -121,7 +119,7 @@ def hints_of_line(line: str, evidence: Evidence) -> Iterator[Hint]:
     found = [(row, match) for row, pattern in rows() if (match := pattern.search(line))]
     special = [each for each in found if not each[0].general]
     for row, match in special or found:
-        groups = {name: plain_line(text)[:_COLUMNS] for name, text in match.groupdict("").items()}
+        groups = {name: short(text) for name, text in match.groupdict("").items()}
         # The search for packages reads files.
         ways = {name: way(evidence) for name, way in _WAYS.items() if f"{{{name}}}" in row.fix}
         says, fix = (

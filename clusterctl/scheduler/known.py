@@ -18,12 +18,10 @@ from clusterctl.scheduler.excerpt import Excerpt
 from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import Failed, signal_name
 from clusterctl.scheduler.history import LOST_SERVER, NO_SLURMSTEPD, is_notice, left_mpi
-from clusterctl.scheduler.log_text import compiled, without_long_lines
+from clusterctl.scheduler.log_text import compiled, short, without_long_lines
 from clusterctl.spec.units import format_duration
 from clusterctl.transport.tree import format_size
-from clusterctl.util.terminal import plain_line
 
-_COLUMNS: Final = 200
 # The last messages of a bundled job that a signal has stopped.
 _SAVED: Final = (
     r"^(?:.*)saved after iteration (?P<iteration>\d+)\n(?:.*\n)?"
@@ -381,9 +379,7 @@ def _by_job_py(case: _Case) -> Iterator[Cause]:
     """Yield why job.py has not started the program, or which of its tasks failed, as its log says."""
     for row in _STATED:
         if match := compiled(row.pattern).search(case.log):
-            groups = {
-                name: plain_line(text)[:_COLUMNS] for name, text in match.groupdict("").items()
-            }
+            groups = {name: short(text) for name, text in match.groupdict("").items()}
             yield Cause(code=row.code, what=row.what.format(**groups), fix=row.fix.format(**groups))
     if match := compiled(_PACKED).search(case.log):
         job_id = case.facts.job.id

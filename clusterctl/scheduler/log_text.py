@@ -6,6 +6,8 @@ import re
 from functools import cache
 from typing import Final
 
+from clusterctl.util.terminal import plain_line
+
 _COLUMNS = 400
 _LONGEST = 2 * _COLUMNS
 _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
@@ -95,6 +97,12 @@ def without_noise(text: str) -> str:
     for pattern in NOISE:
         text = compiled(pattern).sub("", text)
     return text
+
+
+def short(text: str, columns: int = 160) -> str:
+    """Return a part of a log for a sentence: a printable line, which is cut after ``columns``."""
+    line = plain_line(text)
+    return line if len(line) <= columns else f"{line[:columns]}…"
 
 
 @cache
