@@ -210,7 +210,7 @@ def parse(lines: Iterable[str]) -> list[Answer]:
     return answers
 
 
-def stack_of(rank: int) -> list[str]:
+def written_stack(rank: int) -> list[str]:
     """Return the stacks of a rank that stacks.py wrote into the current folder."""
     try:
         with open(f"rank-logs/{rank}.stack", errors="replace") as file:
@@ -333,7 +333,7 @@ def main(verb: str, folder: str, *more: str) -> None:
         Watch(mode, float(given_s), where, f"{files}/metrics.jsonl").run()
     else:
         look = ask_nodes(*where)
-        ranks = [{**rank, "stack": stack_of(rank["rank"])} for rank in look.ranks]
+        ranks = [{**rank, "stack": written_stack(rank["rank"])} for rank in look.ranks]
         ranks.sort(key=lambda rank: rank["rank"])
         answer = {"groups": sentences(look), "ranks": ranks}
         sys.stdout.write(json.dumps(answer) + "\n")

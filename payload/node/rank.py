@@ -25,7 +25,7 @@ _LINE = b"-" * 74 + b"\n"
 ABORTED = b"MPI_ABORT was invoked on rank %d in communicator MPI_COMM_WORLD\nwith errorcode %d.\n"
 # EX_TEMPFAIL: other ranks may still be saving their work.
 SAVED = 75
-_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _SET_PTRACER = 0x59616D61
 _ANY_PROCESS = -1
 
@@ -33,7 +33,7 @@ _ANY_PROCESS = -1
 def allow_ptrace() -> None:
     """Let py-spy, which is no ancestor of this process, read its stacks."""
     # With kernel.yama.ptrace_scope=1, only ancestors may, unless a process allows more.
-    if os.path.exists(_YAMA):
+    if os.path.exists(YAMA):
         # This import is slow, and not every Python has the module.
         with suppress(ImportError):
             import ctypes

@@ -31,6 +31,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from payload.node import task
 from payload.node.processes import Process, main_process, ranks_here, stat_of
+from payload.node.rank import YAMA
 
 # How many processes are read at the same time, and for how long each at most.
 READERS = 4
@@ -47,7 +48,6 @@ RUNNING = "running"
 STOPPED = "stopped by a signal"
 BLOCKED = "blocked in the kernel"
 _STATES = {"T": STOPPED, "t": "stopped by a debugger", "D": BLOCKED}
-YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _NOT_PYTHON = "Failed to find python version"
 _LABEL = re.compile(r"^ *(?:Error|\d+): ")
 _REFUSED = re.compile("permission denied|not permitted", re.IGNORECASE)
