@@ -489,9 +489,7 @@ class Watch:
         consequence = "; the program is ended" if rule.action == "end" else ""
         advice = f"`--alarm {rule.kind}=off` turns this alarm off"
         line = f"\nclusterctl: alarm: {text}, for {seconds} s{consequence}; {advice}\n"
-        file = task.open_for_writing(self._log, os.O_APPEND)
-        task.write_all(file, line.encode(errors="replace"))
-        os.close(file)
+        task.write_file(self._log, os.O_APPEND, line.encode(errors="replace"))
         if rule.action == "end":
             with open(f"{ALARM_FILE}.new", "w") as record:
                 record.write(json.dumps({"kind": rule.kind, "summary": text}) + "\n")

@@ -303,10 +303,7 @@ class Watch:
             advice = "the program is ended (--hang end)"
         stacks = "the stacks are in rank-logs/"
         line = f"clusterctl: hang: no progress for {round(silent_s)} s: {text}; {stacks}; {advice}"
-        task.write_all(
-            task.open_for_writing(self._logs[0], os.O_APPEND),
-            f"\n{line}\n".encode(errors="replace"),
-        )
+        task.write_file(self._logs[0], os.O_APPEND, f"\n{line}\n".encode(errors="replace"))
         self._seen = self.state()
         if self._mode == "end":
             record = {

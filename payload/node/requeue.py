@@ -61,7 +61,6 @@ class Events:
     """The file job.events: a JSON object per line."""
 
     def __init__(self) -> None:
-        self._file = task.open_for_writing(history.EVENTS_FILE, os.O_APPEND)
         self._added = ""
 
     def read(self) -> Sequence[Attempt]:
@@ -84,21 +83,27 @@ class Events:
 
     @property
     def size(self) -> int:
-        """The size of the file in bytes."""
-        return os.fstat(self._file).st_size
+        """The size of the file in bytes; 0 if it does not exist."""
+        with suppress(OSError):
+            return os.path.getsize(history.EVENTS_FILE)
+        return 0
 
     def add(self, event: str, **fields: object) -> bool:
         """Record an event on disk. Return whether that worked: the disk may be full."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
         self._added += line
-        with suppress(OSError):
-            is_whole = os.write(self._file, line.encode()) == len(line.encode())
+        file = task.open_for_writing(history.EVENTS_FILE, os.O_APPEND)
+        try:
+            is_whole = os.write(file, line.encode()) == len(line.encode())
             # The node may be lost before the file system writes the line by itself. /dev/null
             # rejects this.
             with suppress(OSError):
-                os.fsync(self._file)
+                os.fsync(file)
             return is_whole
-        return False
+        except OSError:
+            return False
+        finally:
+            os.close(file)
 
 
 class Restart:

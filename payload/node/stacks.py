@@ -252,11 +252,10 @@ def write_ranks(ranks: Iterable[Rank], folder: str, node: str) -> int:
     count = 0
     for rank in ranks:
         count += 1
-        file = task.open_for_writing(f"{folder}/rank-logs/{rank.rank}.stack", os.O_TRUNC)
         head = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} rank {rank.rank} on {node}"
         text = "\n".join((f"{head}: {rank.state}", *rank.stack, ""))
-        task.write_all(file, text.encode(errors="surrogateescape"))
-        os.close(file)
+        path = f"{folder}/rank-logs/{rank.rank}.stack"
+        task.write_file(path, os.O_TRUNC, text.encode(errors="surrogateescape"))
         emit(short(rank))
     return count
 

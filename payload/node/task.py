@@ -202,6 +202,13 @@ def text_of(path: str) -> str:
         return ""
 
 
+def write_file(path: str, how: int, data: bytes) -> None:
+    """Write to the file ``path``, ignoring errors. how: see ``open_for_writing``."""
+    file = open_for_writing(path, how)
+    write_all(file, data)
+    os.close(file)
+
+
 def write_all(file: int, data: bytes) -> None:
     """Write to a file, ignoring errors such as a full disk or a closed pipe."""
     try:
@@ -289,7 +296,7 @@ def rank(words: Sequence[str]) -> int:
         # Record when this rank failed: other ranks, which lose their connection to it, may end
         # first. A shell's status would not tell a signal from an exit code.
         end = f"{time.time():.6f} {code} {host_name()}\n"
-        write_all(open_for_writing(f"rank-logs/{os.environ['RANK']}.end", os.O_TRUNC), end.encode())
+        write_file(f"rank-logs/{os.environ['RANK']}.end", os.O_TRUNC, end.encode())
     # Wait for the output, because slurmstepd kills remaining processes of the task when this
     # process ends.
     deadline = time.monotonic() + (DRAIN_FAILED_S if code else DRAIN_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from itertools import repeat
@@ -178,6 +179,15 @@ def test_hang_warning_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch, watc
     (event,), log, record = reported()
     assert (event["action"], record) == ("warn", {})
     assert event["summary"] in log
+
+
+def test_hang_warning_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch, watch_of: Any) -> None:
+    """The watch may report many hangs of a job."""
+    use_answers(monkeypatch, printed(*HANGING))
+    watch = watch_of("warn")
+    before = os.listdir("/proc/self/fd")
+    assert watch.look()
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("output", [OSError("no srun"), "", json.dumps(rank(0))])
