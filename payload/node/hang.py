@@ -36,7 +36,7 @@ from payload.node import task
 from payload.node.processes import WATCHER
 from payload.node.requeue import STEP, Events
 from payload.node.restarts import HANG_FILE
-from payload.node.stacks import BLOCKED, RUNNING, STOPPED
+from payload.node.stacks import BLOCKED, LONGEST_S, RUNNING, STOPPED
 
 POLL_S = 1.0
 NS_PER_S = 1e9
@@ -47,7 +47,8 @@ FACTOR = 5
 PATIENT = 10
 SETTLED = 3
 START_S = 600.0
-ANSWER_S = 60.0
+# How long to wait for the answers of stacks.py, which starts a moment later on other nodes.
+ANSWER_S = LONGEST_S + 10.0
 MOST_GROUPS = 8
 
 if TYPE_CHECKING:

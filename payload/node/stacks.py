@@ -33,9 +33,13 @@ from payload.node import task
 from payload.node.processes import Process, main_process, ranks_here, stat_of
 from payload.node.rank import YAMA
 
-# How many processes are read at the same time, and for how long each at most.
+# How many processes are read at the same time, and how long each of the at most three programs that
+# read a process may take. After ``BEGIN_S``, no further process is read: hang.py waits for
+# ``LONGEST_S``.
 READERS = 4
 READ_S = 10.0
+BEGIN_S = 20.0
+LONGEST_S = BEGIN_S + 3 * READ_S
 MOST_PROCESSES_OF_RANK = 16
 MOST_SOURCE_CHARACTERS = 80
 # Limits of a printed rank: its workers, and the bytes of each text. slurmstepd sends output in
@@ -48,6 +52,7 @@ RUNNING = "running"
 STOPPED = "stopped by a signal"
 BLOCKED = "blocked in the kernel"
 _STATES = {"T": STOPPED, "t": "stopped by a debugger", "D": BLOCKED}
+_NO_TIME = "the other processes took too long"
 _NOT_PYTHON = "Failed to find python version"
 _LABEL = re.compile(r"^ *(?:Error|\d+): ")
 _REFUSED = re.compile("permission denied|not permitted", re.IGNORECASE)
@@ -106,18 +111,19 @@ class Rank(NamedTuple):
 def read_ranks(node: str) -> Iterator[Rank]:
     """Yield the ranks on this node with their stacks, in order."""
     ranks = sorted(ranks_here().items())
+    until = time.monotonic() + BEGIN_S
     with ThreadPoolExecutor(READERS) as readers:
-        yield from readers.map(lambda item: _read(item[0], item[1], node), ranks)
+        yield from readers.map(lambda item: _read(item[0], item[1], node, until), ranks)
 
 
-def _read(number: int, processes: Sequence[Process], node: str) -> Rank:
+def _read(number: int, processes: Sequence[Process], node: str, until: float) -> Rank:
     main = main_process(processes)
     state = _STATES.get("".join(stat_of(f"/proc/{main.pid}")[:1]), RUNNING)
     others = [process for process in processes if process != main]
     texts: list[str] = []
     stacks: list[Stack] = []
     for process in (main, *others)[:MOST_PROCESSES_OF_RANK]:
-        stack = stack_of(process)
+        stack = stack_of(process) if time.monotonic() < until else Stack(unread=_NO_TIME)
         stacks.append(stack)
         texts += [f"process {process.pid}: {' '.join(process.words)}", *stack.lines]
         texts += [f"no stack could be read: {stack.unread}"] if stack.unread else []

@@ -272,6 +272,27 @@ def test_rank_is_printed_on_a_short_line(
     assert (tmp_path / "rank-logs" / "4194304.stack").read_text().count(f"process 5: {long}") == 99
 
 
+def test_processes_that_are_read_slowly_do_not_delay_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hang.py gives up a node that does not answer, with all of its ranks."""
+    now = 0.0
+
+    def read(_: Process) -> stacks.Stack:
+        nonlocal now
+        now += 3 * stacks.READ_S
+        return stacks.Stack(unread="too slow")
+
+    processes = [Process(number, 0, ("python",)) for number in range(1, 9)]
+    monkeypatch.setattr(stacks, "ranks_here", lambda: {0: processes})
+    monkeypatch.setattr(stacks, "stack_of", read)
+    replace_clock(monkeypatch, stacks, monotonic=lambda: now)
+    assert stacks.write_ranks(stacks.read_ranks("n1"), str(tmp_path), "n1") == 1
+    assert now <= stacks.LONGEST_S
+    lines = (tmp_path / "rank-logs" / "0.stack").read_text().splitlines()
+    assert len([line for line in lines if line.startswith("process ")]) == 8
+
+
 REFUSED = "Error: Failed to suspend process\n\nCaused by:\n    0: a\n    1: EPERM: Operation not permitted\n"
 
 
