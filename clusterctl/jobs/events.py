@@ -157,17 +157,12 @@ class Turn:
         running = (
             self._histories.get(job.id, ()) for job in active if job.state is not JobState.PENDING
         )
-        if any(history and _has_ended(history[-1]) for history in running):
+        if any(history and history[-1].has_ended for history in running):
             return True
         return any(
             history != previous.get(job_id, (Attempt(),))
             for job_id, history in self._histories.items()
         )
-
-
-def _has_ended(last: Attempt) -> bool:
-    """Return whether the last attempt of a job has begun, and has recorded its end."""
-    return bool(last.start or last.events) and last.is_recorded
 
 
 def _histories(session: Session, jobs: Sequence[JobInfo]) -> Mapping[str, Sequence[Attempt]]:

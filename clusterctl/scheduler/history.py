@@ -355,7 +355,7 @@ class Attempt(NamedTuple):
     @property
     def why_not_run(self) -> str:
         """Why the job did not run, or not again, or ""."""
-        if not (self.start or self.events):
+        if not self.has_begun:
             return _NEVER
         if self.events and self.events[-1].get("event") == "not-first":
             return _NOT_FIRST
@@ -369,6 +369,16 @@ class Attempt(NamedTuple):
         by_slurm = self._state_by_slurm
         last = self._last("end", "requeue").get("event")
         return by_slurm == "REQUEUED" or (last == "requeue" and not by_slurm)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the job has recorded anything."""
+        return bool(self.start or self.events)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the attempt has begun, and has recorded its end."""
+        return self.has_begun and self.is_recorded
 
     @property
     def is_recorded(self) -> bool:

@@ -287,7 +287,7 @@ def await_ends(transport: Transport, clock: Clock, jobs: Sequence[JobInfo]) -> N
             (record,) = _read(transport, [ended[0].work_dir])
         except AccountingAwayError:
             return
-        if record is None or all(_has_ended(record, name) for name in names):
+        if record is None or all(_is_settled(record, name) for name in names):
             return
 
 
@@ -357,7 +357,7 @@ def _recorded(job: JobInfo, record: _Record, name: str) -> JobInfo:
         reason = f"{_UNREADABLE} ({plain_line(str(error))})"
         return replace(job, state=JobState.PURGED, reason=reason, start_time=last, end_time=last)
     attempt = attempts_of(str(task.get("events")))[-1]
-    if task and not (attempt.start or attempt.events):
+    if task and not attempt.has_begun:
         return replace(job, state=JobState.FAILED, reason=_NO_START, start_time=last, end_time=last)
     left = _seconds(attempt.left)
     return replace(
@@ -374,11 +374,11 @@ def _recorded(job: JobInfo, record: _Record, name: str) -> JobInfo:
     )
 
 
-def _has_ended(record: _Record, name: str) -> bool:
+def _is_settled(record: _Record, name: str) -> bool:
     """Return whether a job or task has recorded its end, or its record can't be read."""
     task = _task_record(record, name)
     attempt = attempts_of(str(task.get("events")))[-1]
-    return bool(task.get("error") or ((attempt.start or attempt.events) and attempt.is_recorded))
+    return bool(task.get("error")) or attempt.has_ended
 
 
 def _task_record(record: _Record, name: str) -> _Record:
