@@ -42,7 +42,7 @@ from clusterctl.state.ledger import (
     UNCHANGED,
     WRITTEN_FILES,
 )
-from clusterctl.state.run_record import Skipped, WhatDownDoes
+from clusterctl.state.run_record import Skipped, WhatDownDoes, strictness
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import MOST_ENTRIES, Sender
 from clusterctl.transport.remote_copies import PARTIAL, stops_down
@@ -345,7 +345,7 @@ def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
         size = sum(row.size for row in unnamed)
         files = sum(row.files for row in unnamed)
         reason = f"{len(unnamed):,} more, which are not listed"
-        down = max(row.down for row in unnamed)
+        down = max((row.down for row in unnamed), key=strictness)
         named.append(Skipped(path=".", reason=reason, bytes=size, files=files, down=down))
     return tuple(named)
 
@@ -403,7 +403,9 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
             hashes[target] = manifest.sha256[local]
         for entry in manifest.skipped:
             other = skipped.setdefault((entry.path, entry.reason), entry)
-            skipped[entry.path, entry.reason] = max(other, entry, key=lambda left: left.down)
+            skipped[entry.path, entry.reason] = max(
+                other, entry, key=lambda left: strictness(left.down)
+            )
     empty = []
     for folder in sorted(
         {folder for manifest in manifests.values() for folder in manifest.folders}
@@ -479,7 +481,9 @@ def choose_entries(
     for path, files in _by_folder(unwanted, coming).items():
         reason = selection.explain(_UNWANTED, 0, source.job_id)
         size = sum(file.size for file in files)
-        skipped.append(_Left(path, reason, size, len(files), max(map(_down_of, files))))
+        skipped.append(
+            _Left(path, reason, size, len(files), max(map(_down_of, files), key=strictness))
+        )
     made = choose_links(
         [e for e in links if not _name_fault(e.path)], coming, source.folder, source.files
     )

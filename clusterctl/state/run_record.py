@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -170,8 +170,9 @@ class TaskRecord(_Stored):
         return directory / self.folder if self.number else directory
 
 
-# The strictest is the greatest, so that ``max`` finds it.
+# From the most lenient to the strictest.
 WhatDownDoes = Literal["", "deletes", "refuses"]
+strictness: Final = get_args(WhatDownDoes).index
 
 
 class Skipped(_Stored):
