@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
 
@@ -60,6 +60,8 @@ STORIES = {
     "tests/e2e/conftest.py": (STORY,),
     "payload/": (TRAINING,),
 }
+# The mode of a symbolic link in git.
+_LINK = "120000 "
 
 
 def base_of(root: Path) -> str | None:
@@ -75,13 +77,21 @@ def base_of(root: Path) -> str | None:
 
 
 def changed_files(root: Path, base: str) -> list[str]:
-    """Return the files that differ from a commit, with new files.
+    """Return the files that differ from a commit, with new files, and the links to all of these.
 
     Raises:
         subprocess.CalledProcessError: git fails, for example outside a checkout.
     """
     compared = _git(root, "diff", "--name-only", "--no-renames", "-z", base)
-    return sorted({*compared, *_git(root, "ls-files", "--others", "--exclude-standard", "-z")})
+    new = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
+    return with_links(root, {*compared, *new}, _git(root, "ls-files", "--stage", "-z"))
+
+
+def with_links(root: Path, changed: Collection[str], tracked: Iterable[str]) -> list[str]:
+    """Return changed files, and the links to them. tracked: entries of `git ls-files --stage`."""
+    targets = {(root / path).resolve() for path in changed}
+    links = (entry.partition("\t")[2] for entry in tracked if entry.startswith(_LINK))
+    return sorted({*changed, *(link for link in links if (root / link).resolve() in targets)})
 
 
 def _git(root: Path, *argv: str) -> list[str]:

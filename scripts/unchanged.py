@@ -41,10 +41,9 @@ KINDS = (
     Kind(
         "payload",
         tests=("tests/integration/payload",),
-        # Neither the payload nor clusterctl imports the other. payload/node/history.py is a link.
+        # Neither the payload nor clusterctl imports the other.
         inputs=(
             "payload",
-            "clusterctl/scheduler/history.py",
             "benchmarks",
             "tests/support/payload.py",
             "tests/support/doubles",

@@ -53,6 +53,16 @@ def test_choose_leaves_out_integration_tests_that_do_not_use_the_file() -> None:
     assert units == [UNIT, "tests/integration/jobs/test_a.py", "tests/integration/runs/test_c.py"]
 
 
+def test_change_of_a_file_is_one_of_the_links_to_it(tmp_path: Path) -> None:
+    for name in ("here/link.py", "here/other.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(f"../there/{Path(name).name}")
+    tracked = [f"120000 0123abcd 0\there/{name}.py" for name in ("link", "other")]
+    tracked.append("100644 0123abcd 0\tthere/link.py")
+    found = changed_tests.with_links(tmp_path, ["there/link.py"], tracked)
+    assert found == ["here/link.py", "there/link.py"]
+
+
 def test_stories_are_tests_that_exist() -> None:
     for story in {story for chosen in STORIES.values() for story in chosen}:
         module, _, test = story.partition("::")
