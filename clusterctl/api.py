@@ -583,7 +583,7 @@ class Job:
             return stacks_of(session, self.id).as_dict()
 
     def diagnosis(self) -> Diagnosis | None:
-        """Return the cause of the job's failure, or the reason that it is pending."""
+        """Return what is known of the job's failure, or the reason that it is pending."""
         with self.cluster._session(SHOWN_PATIENCE_S) as session:
             return watch.diagnosis_of(session, queue.known_jobs(session, [self.id]))
 

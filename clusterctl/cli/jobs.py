@@ -271,9 +271,9 @@ def jobs(
     """List your jobs, newest first, or show a single job in full.
 
     Lists pending and running jobs, and jobs submitted from this machine; an array has a single
-    line. With a
-    single ID: also the job's resources, its folder and files on the cluster, the folder of its
-    collected run, and the cause of a failure. With `--cluster all`: the jobs of all your clusters.
+    line. With a single ID: also the job's resources, its folder and files on the cluster, the folder
+    of its collected run, and of a failure the facts and hints. With `--cluster all`: the jobs of all
+    your clusters.
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")

@@ -340,7 +340,7 @@ def show(screen: Screen, run: Run) -> None:
     """Show a collected run in full.
 
     Shows its resources, what it used of them and what to ask for next time, its nodes, its options
-    and metrics, and the cause of a failure; for a scaling, its table.
+    and metrics, and of a failure the facts and hints; for a scaling, its table.
     """
     rows = named_rows(run, screen.chosen().ledger)
     if is_scaling(rows):
@@ -394,7 +394,7 @@ def scaling_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], 
 
 
 def _failure_lines(row: Row) -> list[str]:
-    """Return lines about the cause of a failure. Empty for a run or task that has not failed."""
+    """Return lines about a failure. Empty for a run or task that has not failed."""
     diagnosis = row.run.diagnosis or {}
     if not diagnosis or (
         row.task is not None and diagnosis.get("job_id") not in {None, row.task.id}
