@@ -355,7 +355,7 @@ def _by_loss(case: _Case) -> Iterator[Cause]:
         yield Cause(
             code="killed-supervisor",
             what="job.py, which supervises the job on its first node, was killed by SIGKILL, and "
-            "with it the program",
+            "with it the program, whose last output may be missing",
             fix="look for a `kill` on the node, and in `dmesg` for its kernel, which kills processes "
             "for lack of memory; with --requeue, the job is restarted",
         )

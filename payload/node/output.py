@@ -2,7 +2,8 @@
 3.8 or newer.
 
 A program that opens /dev/stdout or /dev/stderr for writing, as `echo text > /dev/stderr` and `tee
-/dev/stderr` do, opens anew what its output leads to. That would empty a log. A pipe loses nothing.
+/dev/stderr` do, opens anew what its output leads to. That would empty a log, and has no effect on a pipe. If
+SIGKILL ends this process, the output that it has not copied is lost: a pipe has at most 64 KiB.
 """
 
 from __future__ import annotations
