@@ -162,6 +162,14 @@ class Attempt(NamedTuple):
         return _number(self.start, "time")
 
     @property
+    def since(self) -> float | None:
+        """When the attempt got its nodes by Slurm, before the checks that precede its program. If
+        Slurm is too old to tell, ``started``.
+        """
+        told = _number(self.start, "since")
+        return min(told, self.started or told) if told else self.started
+
+    @property
     def number(self) -> int:
         """How often Slurm had restarted the job."""
         return int(_number(self.start, "restarts") or 0)

@@ -184,14 +184,14 @@ def _recorded_attempts(
         recorded end was killed, and ended after the last of these times.
     """
     for attempt in history:
-        if attempt.started is None:
+        if attempt.started is None or attempt.since is None:
             continue
         last = attempt.ended or attempt.last or attempt.started
         if not attempt.end:
             before = attempt.again if attempt.following else math.inf
             last = max([last, *[time for time in times if attempt.started < time < before][-1:]])
         yield AttemptRecord(
-            start_time=int(attempt.started), end_time=math.ceil(last), nodes=attempt.nodes
+            start_time=int(attempt.since), end_time=math.ceil(last), nodes=attempt.nodes
         )
 
 
@@ -369,7 +369,7 @@ def _recorded(job: JobInfo, record: _Record, name: str) -> JobInfo:
         nodes=attempt.nodes,
         partition=attempt.partition,
         restarts=attempt.number,
-        start_time=_seconds(attempt.started),
+        start_time=_seconds(attempt.since),
         end_time=left if attempt.is_recorded else max(left or 0, last or 0),
     )
 

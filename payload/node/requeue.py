@@ -126,7 +126,11 @@ class Restart:
 
         Return the exit status if the job should not run again.
         """
-        numbers = {"restarts": "SLURM_RESTART_COUNT", "until": "SLURM_JOB_END_TIME"}
+        numbers = {
+            "restarts": "SLURM_RESTART_COUNT",
+            "since": "SLURM_JOB_START_TIME",
+            "until": "SLURM_JOB_END_TIME",
+        }
         facts: dict[str, object] = {
             key: int(os.environ.get(name, "0")) for key, name in numbers.items()
         }

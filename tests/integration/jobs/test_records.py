@@ -102,7 +102,7 @@ def test_records_of_an_array_have_all_its_tasks(session, cluster, tmp_path):
         (folder / f"task-{task}").mkdir()
         (folder / f"stdout-{task}.log").touch()
         events = [
-            {"event": "start", "time": 1, "nodes": ["n2"]},
+            {"event": "start", "time": 5, "since": 1, "nodes": ["n2"]},
             {"event": "end", "time": 9, "status": status},
         ]
         (folder / f"task-{task}/job.events").write_text(
@@ -113,6 +113,7 @@ def test_records_of_an_array_have_all_its_tasks(session, cluster, tmp_path):
     with cluster.state() as state:
         state["accounting_refuses"] = "sacct: error: Access denied"
     jobs = known_jobs(session, [job_id])
+    assert [job.elapsed_s for job in jobs][:2] == [8, 8]
     assert {job.id: (job.state.value, job.exit_code, job.nodes) for job in jobs} == {
         f"{job_id}_0": ("COMPLETED", 0, ("n2",)),
         f"{job_id}_1": ("FAILED", 3, ("n2",)),

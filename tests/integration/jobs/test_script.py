@@ -396,6 +396,7 @@ def test_task_of_a_sweep_is_started_with_its_values(batch, form):
 
 def test_job_notes_its_start_its_signals_and_its_end(batch):
     batch.environment |= {
+        "SLURM_JOB_START_TIME": "1600000000",
         "SLURM_JOB_END_TIME": "1700000000",
         "SLURM_JOB_PARTITION": "train",
         "SLURM_RESTART_COUNT": "2",
@@ -414,6 +415,7 @@ def test_job_notes_its_start_its_signals_and_its_end(batch):
             "event": "start",
             "nodes": ["node-1", "node-2"],
             "restarts": 2,
+            "since": 1600000000,
             "until": 1700000000,
             "job": "",
             "partition": "train",

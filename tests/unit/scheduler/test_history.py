@@ -492,6 +492,9 @@ def test_attempts_without_accounting_are_read_from_the_events() -> None:
     assert with_all_attempts(job(start_time=5, end_time=9, nodes=("n1",)), ()).attempts == (
         attempt(5, 9, "n1"),
     )
+    # Slurm gave the nodes before its checks, which take time.
+    checked = history(start(100, 0, since=92), end(110, 3))
+    assert with_all_attempts(job(end_time=110), checked).attempts == (attempt(92, 110),)
     # The clock of the node is two seconds behind that of Slurm.
     behind = with_all_attempts(
         killed, history(start(100, 0), end(120, 3), start(148, 1), end(149, 0))
