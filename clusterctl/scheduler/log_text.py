@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Final
 
-from clusterctl.util.terminal import plain_line
+from clusterctl.util.terminal import plain_line, without_colors
 
 _COLUMNS = 400
 _LONGEST = 2 * _COLUMNS
@@ -77,12 +77,12 @@ CONSEQUENCES: Final = (
 
 
 def without_long_lines(text: str) -> str:
-    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long
+    """Return the text without colors, PyTorch's ``[rank0]: `` labels and the middle of very long
     lines.
 
     Tracebacks in an ExceptionGroup become separate tracebacks.
     """
-    text = _LABEL.sub("", text)
+    text = _LABEL.sub("", without_colors(text))
     if "Exception Group Traceback" in text:
         text = _MARGIN.sub("", text)
     lines = text.split("\n")

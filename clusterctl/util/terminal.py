@@ -32,9 +32,13 @@ _COLOR: Final = re.compile(_SGR)
 _LAST: Final = 4 * _LONGEST_SGR
 
 
+def without_colors(text: str) -> str:
+    return _COLOR.sub("", text)
+
+
 def plain_line(text: str) -> str:
     """Return a log's line as finally visible: without colors, and without text overwritten after \\r."""
-    return printable(_COLOR.sub("", text).rstrip("\r").rpartition("\r")[2])
+    return printable(without_colors(text).rstrip("\r").rpartition("\r")[2])
 
 
 class LogFilter:

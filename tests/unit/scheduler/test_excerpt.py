@@ -162,6 +162,18 @@ def test_carriage_return_hides_no_exception() -> None:
     assert shown(" 1%\r 2%\r 3%\r 4%\n").last == (" 4%",)
 
 
+def test_colors_hide_no_exception() -> None:
+    """As Python 3.13 writes a traceback with PYTHON_COLORS=1 or FORCE_COLOR."""
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File \x1b[35m"/w/a.py"\x1b[0m, line \x1b[35m7\x1b[0m, in \x1b[35m<module>\x1b[0m\n'
+        "    \x1b[31mmain\x1b[0m\x1b[1;31m()\x1b[0m\n"
+        "\x1b[1;35mValueError\x1b[0m: \x1b[35modd\x1b[0m\n"
+    )
+    found = shown(log)
+    assert (found.exception, found.place) == ("ValueError: odd", "/w/a.py:7")
+
+
 def test_messages_of_launchers_are_shown_only_if_there_is_nothing_else() -> None:
     message = "srun: error: n2: task 1: Exited with exit code 1\n"
     assert shown(f"epoch 1\n{message}").last == ("epoch 1",)
