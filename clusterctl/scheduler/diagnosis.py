@@ -18,7 +18,7 @@ from clusterctl.errors import Quoted
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, plain, reason_in_words
 from clusterctl.scheduler.certain_hints import certain_hints, hints_of_frames, hints_of_script
-from clusterctl.scheduler.excerpt import Excerpt, excerpt_of
+from clusterctl.scheduler.excerpt import OF_JOB, OF_OTHERS, Excerpt, excerpt_of
 from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import Failed
 from clusterctl.scheduler.hints import Hint, hint_of_end, hinted_lines, hints_of_line
@@ -132,7 +132,8 @@ class Diagnosis:
         is_possible = not failed.signal and failed.exit_code in {None, 0, _UNCAUGHT}
         excerpt = self.excerpt
         is_last = not excerpt.last and excerpt.beside_of != "stderr" and not excerpt.part
-        return is_possible and bool(excerpt.exception) and is_last
+        is_own = excerpt.source != OF_OTHERS
+        return is_possible and bool(excerpt.exception) and is_last and is_own
 
     @property
     def _last_words(self) -> str:
@@ -141,13 +142,14 @@ class Diagnosis:
         words = ""
         if excerpt.exception and not excerpt.between:
             part = f" in {excerpt.part}" if excerpt.part else ""
+            part += f" of {OF_OTHERS}" if excerpt.source == OF_OTHERS else ""
             place = f" at {excerpt.place}" if excerpt.place else ""
             words = f"{part}{place}: {short(excerpt.exception)}"
             if self._is_by_exception:
                 return words
             words = f"; last exception{words}"
         # Other ranks may have written it.
-        is_of_others = facts.failed.rank is not None and excerpt.source == "the job"
+        is_of_others = facts.failed.rank is not None and excerpt.source in {OF_JOB, OF_OTHERS}
         last = self._last_line
         return words if is_of_others or not last else f"{words}; last line: {short(last)}"
 
@@ -208,7 +210,7 @@ class Diagnosis:
         yield self.facts.state if self.known else self.facts.ending
         yield from (remark for remark in self.facts.remarks if self.cause not in remark)
         if not log_is_shown:
-            if self.excerpt.lines and self.excerpt.source != "the job":
+            if self.excerpt.lines and self.excerpt.source != OF_JOB:
                 yield f"{self.excerpt.source} wrote last:"
             yield from (Quoted(f"| {line}") for line in self.lines)
         yield from self.told_hints

@@ -73,11 +73,14 @@ _OF_BASH: Final = re.compile(
 # A message of mpirun between two rules, whose first line tells what is wrong.
 _BANNER: Final = re.compile(r"^-{70,}\n(?P<line>.+)(?:\n.*){0,60}?\n-{70,}$", re.MULTILINE)
 _LOOK_BACK = 800  # characters before a traceback
+OF_JOB: Final = "the job"
+OF_OTHERS: Final = "other processes of the job"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """Lines of a log. source: whose, such as ``rank 1 on n2``, or ``the job``.
+    """Lines of a log. source: whose: such as ``rank 1 on n2``, ``OF_JOB``, or ``OF_OTHERS`` if the
+        rank that failed first has a log of its own, in which it wrote nothing that matters.
 
     traceback: the last that is no consequence of another rank's end; empty: there is none.
     exception: the line with its message. chain: the exceptions from which it was raised.
@@ -93,7 +96,7 @@ class Excerpt:
     is_consequence: whether the exception tells of the end of another rank.
     """
 
-    source: str = "the job"
+    source: str = OF_JOB
     of_shell: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     chain: tuple[str, ...] = ()
@@ -159,7 +162,8 @@ def excerpt_of(evidence: Evidence, failed: Failed) -> Excerpt:
     own = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
     stderr, stdout = evidence.log.removeprefix(evidence.stdout), evidence.stdout
     folder = evidence.folder or evidence.job.work_dir
-    of_job = [excerpt_of_log(text, folder) for text in (stderr, stdout)]
+    source = OF_JOB if own is None else OF_OTHERS
+    of_job = [replace(excerpt_of_log(text, folder), source=source) for text in (stderr, stdout)]
     if own is not None and failed.signal in _BY_ANOTHER:
         # A killed rank had no last words, and those of other ranks are not its own.
         of_job = []
@@ -169,14 +173,22 @@ def excerpt_of(evidence: Evidence, failed: Failed) -> Excerpt:
         # There is nothing but messages of launchers.
         lines = _written(without_long_lines(evidence.log))
         return Excerpt(last=_plain(lines[-_LAST:]))
-    raised = [excerpt for excerpt in found if excerpt.exception]
-    primary = [excerpt for excerpt in raised if not excerpt.is_consequence]
-    first = next(iter((*primary, *raised, *found)), Excerpt())
+    first = min(found, key=_preference, default=Excerpt())
     for at, (name, text) in enumerate((("stdout", stdout), ("stderr", stderr))):
         if of_job and first is of_job[at] and of_job[1 - at].lines:
             lines = _written(without_noise(text))[-_BESIDE:]
             return replace(first, beside=_plain(lines), beside_of=name)
     return first
+
+
+def _preference(excerpt: Excerpt) -> int:
+    """Return the place of an excerpt among those of a job. What the rank itself wrote comes first,
+    also without an exception, unless it tells only of the end of another rank.
+    """
+    if excerpt.is_consequence:
+        return 2
+    is_own = excerpt.source not in {OF_JOB, OF_OTHERS}
+    return 0 if is_own else 1 if excerpt.exception else 3
 
 
 def excerpt_of_log(text: str, folder: str) -> Excerpt:

@@ -15,6 +15,7 @@ import pytest
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo, reason_in_words
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting, fix_with_log
+from clusterctl.scheduler.excerpt import OF_OTHERS
 from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.history import Attempt
 
@@ -662,6 +663,16 @@ def test_exit_codes_of_the_job_and_of_its_rank_are_both_told(
     remarks = [*diagnose(Evidence(job=job, log=EXITED, script=script)).facts.remarks]
     assert bool(remarks) == bool(remark), remarks
     assert not remark or remarks[0].startswith(remark)
+
+
+def test_exception_of_another_rank_is_said_to_be_of_another() -> None:
+    """The rank that failed first wrote nothing."""
+    job = job_with(exit_code=1, nodes=("n1",))
+    ended = "srun: error: n1: task 1: Exited with exit code 1\nsrun: Terminating StepId=7.0\n"
+    late = f"{TRACEBACK}TimeoutError: no answer\n"
+    found = diagnose(Evidence(job=job, log=late + ended, ranks={0: late, 1: ""}))
+    assert (found.code, found.rank) == ("exit-code", 1)
+    assert f"of {OF_OTHERS}" in found.cause
 
 
 def test_answer_has_the_facts_the_shown_lines_and_the_hints() -> None:

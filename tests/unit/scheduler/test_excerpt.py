@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.excerpt import Excerpt, excerpt_of
+from clusterctl.scheduler.excerpt import OF_JOB, OF_OTHERS, Excerpt, excerpt_of
 from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.failed_rank import Failed
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
@@ -25,7 +25,7 @@ def shown(log: str, failed: Failed | None = None, **evidence: Any) -> Excerpt:
 
 def test_log_without_a_traceback_shows_its_last_lines() -> None:
     found = shown(f"cannot write: No space left on device\n{STEPS}error: diverged\n")
-    assert (found.source, found.traceback, found.between) == ("the job", (), 0)
+    assert (found.source, found.traceback, found.between) == (OF_JOB, (), 0)
     assert found.lines[-2:] == ("step 39 energy -100.0", "error: diverged")
     assert len(found.lines) == 10
 
@@ -56,10 +56,10 @@ def test_exception_of_another_ranks_end_is_not_shown(log: str) -> None:
     [
         ({1: "own words\n"}, RANK_1, "rank 1 on n2", "own words"),
         # A silent rank: what the others wrote may tell of it.
-        ({1: ""}, RANK_1, "the job", "words of rank 0"),
-        ({}, RANK_1, "the job", "words of rank 0"),
+        ({1: ""}, RANK_1, OF_OTHERS, "words of rank 0"),
+        ({}, RANK_1, OF_JOB, "words of rank 0"),
         # A killed rank had no last words.
-        ({1: ""}, Failed(rank=1, signal="SIGKILL"), "the job", ""),
+        ({1: ""}, Failed(rank=1, signal="SIGKILL"), OF_JOB, ""),
         ({1: "step 3\n"}, Failed(rank=1, host="n2", signal="SIGKILL"), "rank 1 on n2", "step 3"),
     ],
 )
@@ -72,7 +72,13 @@ def test_lines_are_of_the_rank_that_failed_first(
 
 def test_log_of_the_job_is_shown_if_the_rank_only_lost_another() -> None:
     found = shown(BUG, RANK_1, ranks={1: PEER})
-    assert (found.source, found.exception) == ("the job", "KeyError: 'a bug'")
+    assert (found.source, found.exception) == (OF_OTHERS, "KeyError: 'a bug'")
+
+
+def test_own_lines_of_the_rank_come_before_exceptions_of_others() -> None:
+    """The others may have raised theirs because the rank was gone."""
+    found = shown(BUG, RANK_1, ranks={1: "no such key: lr\n", 0: BUG})
+    assert (found.lines, found.source) == (("no such key: lr",), "rank 1 on n2")
 
 
 def test_two_streams_are_shown_apart() -> None:
