@@ -23,7 +23,7 @@ from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import Failed
 from clusterctl.scheduler.hints import Hint, hint_of_end, hinted_lines, hints_of_line
 from clusterctl.scheduler.known import Cause, known_cause
-from clusterctl.scheduler.log_text import short
+from clusterctl.scheduler.log_text import is_statement, short
 from clusterctl.scheduler.waiting_causes import waiting_cause
 
 _MOST_HINTS: Final = 4
@@ -35,8 +35,8 @@ _NO_LOG: Final = "submit again with more output: `set -x` in a shell script show
 _WITH_HINTS: Final = frozenset({"build-failed", "module-not-loaded", "time-limit"})
 # A certain hint that holds however the program failed.
 _OF_ANY_END: Final = "other-scheduler"
-# A line that is not indented, and no rule or bracket.
-_STATEMENT: Final = re.compile(r"\S*\w")
+# A line that is no rule or bracket.
+_WORD: Final = re.compile(r"\S*\w")
 # Python ends with this exit code at an uncaught exception.
 _UNCAUGHT: Final = 1
 
@@ -157,7 +157,8 @@ class Diagnosis:
     def _last_line(self) -> str:
         excerpt = self.excerpt
         written = excerpt.beside if excerpt.beside_of == "stderr" else excerpt.last
-        return next((line for line in reversed(written) if _STATEMENT.match(line)), "")
+        statements = filter(is_statement, reversed(written))
+        return next(filter(_WORD.match, statements), "")
 
     @property
     def _fix_of_end(self) -> str:

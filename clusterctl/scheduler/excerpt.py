@@ -17,18 +17,21 @@ from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.failed_rank import Failed
 from clusterctl.scheduler.log_text import (
     CONSEQUENCES,
+    LEFT_OUT,
     compiled,
+    is_frame,
     without_long_lines,
     without_noise,
 )
 from clusterctl.util.terminal import plain_line
 
 # Numbers of lines: the last of a log, those after a traceback, before it, of the other stream,
-# and of bash about the job's script.
+# before a backtrace, and of bash about the job's script.
 _LAST = 10
 _AFTER = 6
 _BEFORE = 2
 _BESIDE = 4
+_ABOVE_FRAMES = 3
 _OF_SHELL = 2
 _FRAMES = 3
 _MESSAGE_LINES = 8  # of an exception
@@ -70,6 +73,10 @@ _OF_BASH: Final = re.compile(
     r"^\S+: (?:line )?\d+: .*(?:not found|No such file.*|Permission denied|unbound variable)$",
     re.MULTILINE,
 )
+# How Go and sanitizers say why they end a program, before long traces.
+_OF_RUNTIME: Final = re.compile(
+    r"^(?:(?:panic|fatal error): .+|SUMMARY: \w+Sanitizer: .+)$", re.MULTILINE
+)
 # A message of mpirun between two rules, whose first line tells what is wrong.
 _BANNER: Final = re.compile(r"^-{70,}\n(?P<line>.+)(?:\n.*){0,60}?\n-{70,}$", re.MULTILINE)
 _LOOK_BACK = 800  # characters before a traceback
@@ -91,8 +98,8 @@ class Excerpt:
     between: the number of lines between the traceback and ``last``.
     beside, beside_of: the last lines of the other stream, if the job has written both, so that their
         order is unknown; and its name, stdout or stderr.
-    of_shell: earlier lines in which the shell says that a command of the script failed, or with which
-        a message of mpirun begins.
+    of_shell: earlier lines in which the shell says that a command of the script failed, or a runtime
+        why it ends the program, or with which a message of mpirun begins.
     is_consequence: whether the exception tells of the end of another rank.
     """
 
@@ -120,7 +127,7 @@ class Excerpt:
             *self.before,
             *(f"({message}; then:)" for message in self.chain),
             *self.traceback,
-            *([f"[... {self.between} lines ...]"] if self.between else []),
+            *([f"{LEFT_OUT}{self.between} lines ...]"] if self.between else []),
             *self.last,
             *([f"(on {self.beside_of}:)", *self.beside] if self.beside else []),
         )
@@ -198,8 +205,9 @@ def excerpt_of_log(text: str, folder: str) -> Excerpt:
     primary = [each for each in every if not each.is_consequence]
     raised = next(reversed(primary or every), None)
     lines = _written(text[raised.end :] if raised else text)
-    last = lines[-(_AFTER if raised else _LAST) :]
+    between, last = _end_of(lines, _AFTER if raised else _LAST)
     told = [
+        *_OF_RUNTIME.findall(text),
         *(match[0] for match in _OF_BASH.finditer(text)),
         *(match["line"] for match in _BANNER.finditer(text)),
     ]
@@ -207,9 +215,25 @@ def excerpt_of_log(text: str, folder: str) -> Excerpt:
     return Excerpt(
         of_shell=_plain(of_shell[:_OF_SHELL]),
         last=_plain(last),
-        between=len(lines) - len(last) if raised else 0,
+        between=between if raised else 0,
         **(_of_raised(raised, folder) if raised else {}),
     )
+
+
+def _end_of(lines: Sequence[str], count: int) -> tuple[int, list[str]]:
+    """Return how many lines are left out, and the last ``count`` lines. If these begin within a
+    backtrace, also the lines before it: they have the message.
+    """
+    start = max(0, len(lines) - count)
+    message = start
+    while message and is_frame(lines[message]):
+        message -= 1
+    if message == start:
+        return start, [*lines[start:]]
+    first = max(0, message - _ABOVE_FRAMES + 1)
+    left = start - message - 1
+    mark = [f"{LEFT_OUT}{left} lines ...]"] if left else []
+    return first, [*lines[first : message + 1], *mark, *lines[start:]]
 
 
 def ended_part(text: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from clusterctl.scheduler.excerpt import Excerpt
 from clusterctl.scheduler.facts import Evidence, Facts
-from clusterctl.scheduler.log_text import short
+from clusterctl.scheduler.log_text import is_statement, short
 from clusterctl.util.assets import read_table
 
 _HINTS: Final = Path(__file__).with_name("data") / "hints.yaml"
@@ -103,7 +103,7 @@ def hinted_lines(excerpt: Excerpt) -> Iterator[str]:
     They are the exception with which the log ends, with those from which it was raised and the line
     before it, the last statements, and what the shell says of the script's commands.
     """
-    statements = [line for line in excerpt.last if not line.startswith((" ", "\t"))]
+    statements = [line for line in excerpt.last if is_statement(line)]
     exceptions: tuple[str, ...] = ()
     if not excerpt.between:
         # The exception may follow from what was written just before it.

@@ -11,6 +11,11 @@ from clusterctl.util.terminal import plain_line, without_colors
 _COLUMNS = 400
 _LONGEST = 2 * _COLUMNS
 _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
+# A line of a backtrace: of Java, Julia and UCX, of gfortran and sanitizers, of PyTorch, of Open MPI.
+_FRAME: Final = re.compile(
+    r"\s+(?:at |\.\.\. \d+ more|\[\d+\] |@ |\d+ +0x)|\s*#\d+ +0x|frame #\d+: |\[\S+:\d+\] \[ *\d+\] "
+)
+LEFT_OUT: Final = "[... "
 # The margin and the rules of the traceback of an ExceptionGroup.
 _MARGIN: Final = re.compile(
     r"^ +(?:\| |\+ Exception Group (?=Traceback )|\+[-+].*$|\|$)", re.MULTILINE
@@ -97,6 +102,16 @@ def without_noise(text: str) -> str:
     for pattern in NOISE:
         text = compiled(pattern).sub("", text)
     return text
+
+
+def is_frame(line: str) -> bool:
+    """Return whether a line is of a backtrace."""
+    return _FRAME.match(line) is not None
+
+
+def is_statement(line: str) -> bool:
+    """Return whether a line is not indented, not of a backtrace, and does not stand for others."""
+    return not (line.startswith((" ", "\t", LEFT_OUT)) or is_frame(line))
 
 
 def short(text: str, columns: int = 160) -> str:

@@ -100,6 +100,17 @@ def test_failed_command_of_a_script_is_shown_above_later_lines() -> None:
     assert found.lines[:2] == (*found.of_shell, "[...]")
 
 
+@pytest.mark.parametrize(
+    ("said", "trace"),
+    [
+        ("panic: runtime error: index out of range", "main.f(0x3)\n\t/w/main.go:8 +0x1d\n"),
+        ("SUMMARY: AddressSanitizer: heap-use-after-free a.c:3 in f", "  0x0c: fa fa\n"),
+    ],
+)
+def test_runtime_says_above_its_trace_why_it_ends_the_program(said: str, trace: str) -> None:
+    assert shown(f"{STEPS}{said}\n{trace * 20}").lines[:2] == (said, "[...]")
+
+
 def test_message_of_mpirun_is_shown_by_its_first_line() -> None:
     first = "There are not enough slots available in the system to satisfy the 64"
     rule = "-" * 74
@@ -166,6 +177,34 @@ def test_carriage_return_hides_no_exception() -> None:
         == "/x\\r: not found"
     )
     assert shown(" 1%\r 2%\r 3%\r 4%\n").last == (" 4%",)
+
+
+@pytest.mark.parametrize(
+    ("message", "frame"),
+    [
+        ("java.io.IOException: no room", "\tat lib.A.write(A.java:{})"),
+        ("Fortran runtime error: bad index\n\nError termination. Backtrace:", "#{}  0x7f in ???"),
+        (
+            "[n1:9] Signal: Bus error (7)\n[n1:9] Failing at address: 0x8",
+            "[n1:9] [ {}] ./a.out(+0x1)",
+        ),
+        ("ERROR: LoadError: no such key\nStacktrace:", " [{}] top-level scope"),
+    ],
+)
+def test_backtrace_does_not_hide_the_message_before_it(message: str, frame: str) -> None:
+    frames = "".join(f"{frame.format(number)}\n" for number in range(30))
+    first, *_ = message.split("\n")
+    found = shown(f"{STEPS}{message}\n{frames}")
+    assert first in found.lines
+    assert "[... 20 lines ...]" in found.lines
+    assert len(found.lines) == 14
+    after = shown(f"{BUG}{STEPS}{message}\n{frames}")
+    assert first in after.lines
+    assert after.between in {38, 39, 40}
+
+
+def test_indented_lines_of_a_log_are_no_backtrace() -> None:
+    assert len(shown("table:\n" + STEPS.replace("step", "  step")).lines) == 10
 
 
 def test_colors_hide_no_exception() -> None:
