@@ -319,7 +319,8 @@ def _by_memory(case: _Case) -> Iterator[Cause]:
         ),
         None,
     )
-    if job.state is not JobState.OUT_OF_MEMORY and match is None:
+    # A script may have survived that, and have failed for another reason.
+    if job.state is not JobState.OUT_OF_MEMORY and (match is None or facts.handled):
         return
     used = ""
     if match is not None and match["peak"]:

@@ -665,6 +665,18 @@ def test_exit_codes_of_the_job_and_of_its_rank_are_both_told(
     assert not remark or remarks[0].startswith(remark)
 
 
+def test_memory_that_a_script_survived_is_not_the_cause() -> None:
+    log = (
+        "slurmstepd-n1: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have "
+        "been OOM Killed.\nsrun: error: n1: task 0: Out Of Memory\nretry\nresult differs\n"
+    )
+    script = "#!/bin/bash\nsrun ./big || srun ./small\n./check\n"
+    job = job_with(exit_code=7, nodes=("n1",))
+    assert diagnose(Evidence(job=job, log=log, script=script)).code == "exit-code"
+    killed = replace(job, exit_code=137)
+    assert diagnose(Evidence(job=killed, log=log, script=script)).code == "out-of-memory"
+
+
 def test_exception_of_another_rank_is_said_to_be_of_another() -> None:
     """The rank that failed first wrote nothing."""
     job = job_with(exit_code=1, nodes=("n1",))
