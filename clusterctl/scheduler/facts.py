@@ -195,7 +195,8 @@ class Facts:
         is_failed = job.state is JobState.FAILED
         if is_failed and is_shell(evidence.script) and is_survived(failed, log, job.exit_code):
             handled = failed
-            failed = Failed(host=failed.host, exit_code=job.exit_code)
+            only_node = job.nodes[0] if len(job.nodes) == 1 else ""
+            failed = Failed(host=only_node, exit_code=job.exit_code)
         sent = attempt.signal if _STOPPED.search(log) else ""
         if sent:
             # The payload stops with the exit code of SIGTERM at each signal.

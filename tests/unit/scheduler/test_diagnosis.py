@@ -665,6 +665,13 @@ def test_exit_codes_of_the_job_and_of_its_rank_are_both_told(
     assert not remark or remarks[0].startswith(remark)
 
 
+def test_exit_code_of_a_script_is_not_of_the_node_whose_failure_it_survived() -> None:
+    log = "srun: error: n2: task 1: Exited with exit code 4\nsrun: Terminating StepId=7.0\n"
+    job = job_with(exit_code=7, nodes=("n1", "n2"))
+    found = diagnose(Evidence(job=job, log=log, script="#!/bin/bash\nsrun ./a || exit 7\n"))
+    assert (found.exit_code, found.host) == (7, "")
+
+
 def test_memory_that_a_script_survived_is_not_the_cause() -> None:
     log = (
         "slurmstepd-n1: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have "
