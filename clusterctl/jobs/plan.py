@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.jobs.source import Source
 from clusterctl.jobs.submit import PreparedJob, content_of
-from clusterctl.scheduler.parts import count_at_most
+from clusterctl.scheduler.arrays import count_at_most
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.site import Site

@@ -513,10 +513,7 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
         with refusing_wrong_ids(f"--after {dependency}"):
             needed = known_jobs(session, [job_id])
         if not all(job.ended for job in needed):
-            remaining += [
-                f"{slurm_id}:{end}".rstrip(":")
-                for slurm_id in session.scheduler.slurm_ids([job_id])
-            ]
+            remaining.append(f"{job_id}:{end}".rstrip(":"))
         elif end != "any" and ((worst := worst_job(needed)).outcome is Outcome.COMPLETED) == (
             end == "notok"
         ):

@@ -88,8 +88,7 @@ def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
     Raises the errors of ``cancel``.
     """
     errors: dict[str, ClusterctlError]
-    # Else an array could start, or a part without an answer could stay in the queue, after its
-    # cancellation.
+    # The job that is meant may be one whose submission got no answer.
     resolve_submissions(session.scheduler, session.ledger)
     ids = [job_id_of(name, session.ledger) for name in ids]
     try:
@@ -142,12 +141,11 @@ def _with_fix(
     job = next(job for job in jobs if job_id in (job.id, job.whole_id))
     if job.user == session.inventory.job_user:
         return error
-    ids = " ".join(session.scheduler.slurm_ids([job_id]))
     return SchedulerError(
         f"job {job_id} of user {job.user} can't be cancelled",
         code=error.code,
         why=error.why,
-        fix=f"ask {job.user}" + session.site.advice.cancels_of_others.format(ids=ids),
+        fix=f"ask {job.user}" + session.site.advice.cancels_of_others.format(ids=job_id),
     )
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl import __version__
 from clusterctl.errors import (
-    AnswerLostError,
     ClusterctlError,
     MachineError,
     Notice,
@@ -34,12 +33,10 @@ from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.claims import First
 from clusterctl.scheduler.job_secrets import remove_old_secrets, remove_secrets, send_secrets
-from clusterctl.scheduler.parts import Part, parts_of
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import (
     PLAIN,
     Environment,
-    with_dependency,
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
@@ -540,15 +537,16 @@ class Submitter:
                 options=of_job.options,
             )
             request = session.site.request(request, of_job)
-            if parts := parts_of(of_job.array, session.inventory.max_array):
-                return self._submit_parts(request, entry, parts)
-            return self._submit_whole(request, entry)
+            job_id = session.scheduler.submit(request)
         except (SchedulerError, UnreachableError) as exc:
             # After an AnswerLostError the job may have been submitted, so it is not handled here.
             self._withdraw(entry)
             if exc.code == _REFUSED:
                 raise self._all_refusals(of_job, exc) from exc
             raise
+        with marking_side_effects():
+            session.ledger.update(entry, job_id=job_id)
+        return job_id
 
     def _all_refusals(self, request: Request, first: ClusterctlError) -> ClusterctlError:
         """Return the error for a job that Slurm refuses, with all its reasons.
@@ -582,73 +580,6 @@ class Submitter:
             remove_secrets(session, [entry])
         hosts = (session.transport, *session.transports_of_partition(None))
         remove_folder(hosts, entry.remote_dir or "")
-
-    def _submit_whole(self, request: JobRequest, entry: JobEntry) -> str:
-        job_id = self.session.scheduler.submit(request)
-        with marking_side_effects():
-            self.session.ledger.update(entry, job_id=job_id)
-        return job_id
-
-    def _submit_parts(self, request: JobRequest, entry: JobEntry, parts: Sequence[Part]) -> str:
-        """Submit the parts of an array, and return its id. No part starts before Slurm has all."""
-        session = self.session
-        ids = list[str]()
-        script = session.ledger.kept_file(entry.token, request.script)
-        # If this is interrupted, ``resolve_submissions`` starts or cancels the parts later.
-        entry = replace(entry, held="incomplete")
-        for number, part in enumerate(parts):
-            row = (
-                replace(entry, token=f"{entry.token}p{number}", part_of=entry.token)
-                if number
-                else entry
-            )
-            row = replace(row, offset=part.offset)
-            after = (
-                (with_dependency(script, f"afterany:{ids[-1]}"),) if part.in_turn and ids else ()
-            )
-            more = (*part.options, *after)
-            arguments = (*part.arguments, *ids[:1])
-            of_part = replace(request, token=row.token, more=more, arguments=arguments)
-            try:
-                session.ledger.add(row)
-                ids.append(self._submit_whole(of_part, row))
-            except BaseException as exc:
-                errors = self._cancel(ids[:1])
-                if isinstance(exc, SchedulerError | UnreachableError):
-                    session.ledger.update(row, refused=True)
-                    if errors:
-                        raise self._unfinished("cancelled", errors[0]) from exc
-                elif ids and isinstance(exc, ClusterctlError):
-                    exc.had_side_effects = True
-                raise
-        with marking_side_effects():
-            session.ledger.update(entry, held="complete")
-            try:
-                if not any(given.own_name == "--hold" for given in request.options):
-                    session.scheduler.release(ids[:1])
-            except (SchedulerError, TransportError) as exc:
-                raise self._unfinished("started", exc) from exc
-            session.ledger.update(entry, held="")
-        return ids[0]
-
-    def _cancel(self, ids: Sequence[str]) -> Sequence[ClusterctlError]:
-        try:
-            return [*self.session.scheduler.cancel(ids).values()] if ids else []
-        except ClusterctlError as exc:
-            return [exc]
-
-    def _unfinished(self, end: str, cause: ClusterctlError) -> AnswerLostError:
-        """Return the error for an array that Slurm has at least in part, so that its folder has to
-        remain.
-        """
-        return AnswerLostError(
-            "Slurm accepted at least a part of the array, and it is unknown whether the array "
-            f"was {end}",
-            where=self.session.transport.host,
-            why=cause.cause,
-            fix="run `clusterctl jobs` after 10 minutes: it starts or cancels the array",
-            host=self.session.transport.host,
-        )
 
 
 def _copies(host: str, program_dir: str, source: Source) -> Iterator[Copies]:

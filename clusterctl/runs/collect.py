@@ -450,11 +450,10 @@ class _Collection:
         """Return the jobs of this submission: another job has its id if Slurm's numbers have begun
         again.
         """
-        ledger = self.session.ledger
-        parts = (part.token for part in ledger.entries_and_parts() if part.part_of == entry.token)
-        tokens = {entry.token, *parts}
-        is_superseded = ledger.is_superseded(entry)
-        return [job for job in jobs if (job.token in tokens if job.token else not is_superseded)]
+        is_superseded = self.session.ledger.is_superseded(entry)
+        return [
+            job for job in jobs if (job.token == entry.token if job.token else not is_superseded)
+        ]
 
     def collect_run(self, entry: JobEntry) -> RunRecord:
         """Collect the run of a job, or return its record if the run is already on this machine."""

@@ -31,6 +31,7 @@ from clusterctl.runs.series import (
     summarize,
 )
 from clusterctl.runs.time_use import find_time_use
+from clusterctl.scheduler.arrays import tasks_of
 from clusterctl.scheduler.base import (
     GOING_ON,
     AccountingAwayError,
@@ -41,7 +42,6 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.evidence import diagnose_run
-from clusterctl.scheduler.parts import tasks_of
 from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
 from clusterctl.scheduler.session import Session
 from clusterctl.state.inventory import applied_text

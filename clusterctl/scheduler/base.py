@@ -401,7 +401,6 @@ class JobRequest:
 
     submitted_at: Unix seconds by the local clock.
     options: those for Slurm in the script, which an error names.
-    more, arguments: further options of sbatch, and arguments of the script.
     nodes, limit_s (0: no limit): used only on clusters without a scheduler. Slurm reads them in the
     script.
     """
@@ -415,8 +414,6 @@ class JobRequest:
     limit_s: int = 0
     submitted_at: float = 0.0
     options: tuple[Directive, ...] = ()
-    more: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
 
 
 class AccountingAwayError(SchedulerError, code="accounting-away", retryable=True):
@@ -637,14 +634,6 @@ class Jobs(Protocol):
         cluster without Slurm. Nothing is submitted.
         """
         return None
-
-    def slurm_ids(self, ids: Sequence[str]) -> list[str]:
-        """Return the scheduler's ids of jobs: several of an array that Slurm has in parts."""
-        return [*ids]
-
-    def release(self, ids: Sequence[str]) -> None:
-        """Let jobs start that were submitted with --hold."""
-        return
 
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
         """Return the job with this token in its comment, or None. submitted_at: local clock, Unix

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import UsageError, excluded, unaccompanied
+from clusterctl.scheduler.arrays import count_at_most, tasks_of
 from clusterctl.scheduler.capacity import shape_of
-from clusterctl.scheduler.parts import count_at_most, parts_of, tasks_of
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import is_launched
 from clusterctl.scheduler.slurm_values import expand_nodes
@@ -268,15 +268,21 @@ def check_launcher(site: Site, request: Request) -> Iterator[UsageError]:
 
 
 def check_array(site: Site, request: Request) -> Iterator[UsageError]:
-    """Yield an error if the job's array has an index above the site's limit, or more tasks than
-    Slurm's queue takes of the user.
+    """Yield an error if the job's array has an index above the limit of the site's Slurm, or more
+    tasks than its queue takes of the user.
     """
     inventory = site.inventory
     indices = request.array
     # Without the step of a range, and the number of tasks at a time.
     highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
-    if indices and highest >= site.array_limit:
-        yield _at(request, "--array", site.array_too_large(indices, highest))
+    if indices and highest >= inventory.max_array:
+        error = UsageError(
+            f"the array {indices} has an index above {inventory.max_array - 1}",
+            code="array-too-large",
+            why=f"MaxArraySize of the cluster's Slurm is {inventory.max_array}",
+            fix="add --pack, which runs the tasks inside a single job, or submit several arrays",
+        )
+        yield _at(request, "--array", error)
         return
     count = len(tasks_of(indices))
     most = inventory.max_submit
@@ -363,22 +369,3 @@ def check_chain(site: Site, request: Request) -> Iterator[UsageError]:
             why="--chain is the total time of all attempts of the job",
             fix="use a longer --chain, or only --time",
         )
-
-
-def check_parts_in_turn(site: Site, request: Request) -> Iterator[UsageError]:
-    """Yield an error if parts of an array that run in turn would need a dependency that Slurm
-    refuses.
-    """
-    most = site.inventory.max_array
-    own = request.value("--dependency")
-    if "?" in own and any(part.in_turn for part in parts_of(request.array, most)):
-        error = UsageError(
-            f"the array {request.array} can't have the dependency {own}",
-            code="dependency-refused",
-            why=f"Slurm gets the array in parts (MaxArraySize is {most}), each waits "
-            "for the part before it, and Slurm accepts no list of dependencies with both "
-            "`,` and `?`",
-            fix="leave out the number of tasks at a time (%N), or name a single job in the "
-            "dependency",
-        )
-        yield _at(request, "--dependency", error)

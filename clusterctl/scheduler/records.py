@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
+from clusterctl.scheduler.arrays import fold_tasks, tasks_of
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -26,7 +27,6 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.history import SKEW_S, Attempt, Event, attempts_of, events_of
-from clusterctl.scheduler.parts import fold_tasks, tasks_of
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.ledger import Change, JobEntry, Ledger
 from clusterctl.transport.base import Transport, remote_argv

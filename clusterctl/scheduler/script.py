@@ -8,12 +8,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.directives import Directives
-from clusterctl.scheduler.parts import fold_tasks, tasks_of
+from clusterctl.scheduler.arrays import fold_tasks, tasks_of
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec import remote_folders
@@ -438,7 +436,7 @@ def render_script(
         *watch_options(job, inventory, environment),
         *(["--requeue"] if job.requeue else []),
         *([f"--chain={job.chain}"] if job.chain is not None else []),
-        *(['--array="$own"'] if has_tasks else []),
+        *(['--array="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'] if has_tasks else []),
         *(["--sweep"] if job.sweep is not None and not job.pack else []),
     ]
     return render(
@@ -534,18 +532,6 @@ def _load_modules(job: JobSpec) -> str:
             "done",
         )
     )
-
-
-def dependencies_of(script: str) -> str:
-    """Return the dependencies in the lines of a job script, as Slurm reads them."""
-    own = Directives.read(Path("job.sbatch"), script.splitlines()).last("dependency")
-    return (own.value if own else None) or ""
-
-
-def with_dependency(script: bytes, dependency: str) -> str:
-    """Return the option for sbatch that adds a dependency to those in the lines of a job script."""
-    own = dependencies_of(script.decode(errors="replace"))
-    return f"--dependency={','.join([*filter(None, [own]), dependency])}"
 
 
 def _launcher(job: JobSpec) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import Notice, SchedulerError, SlurmError
+from clusterctl.errors import Notice, SchedulerError
+from clusterctl.scheduler.arrays import tasks_of
 from clusterctl.scheduler.base import AccountingAwayError, Jobs
 from clusterctl.scheduler.claims import settle_all
-from clusterctl.scheduler.parts import tasks_of
 from clusterctl.scheduler.site import Site
 from clusterctl.scheduler.sites import ForeignSlurm, Mpirun, OwnSlurm
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
@@ -184,9 +184,9 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
     ``ledger``.
 
     A submission stays unresolved if the job is not in the queue and the accounting does not answer.
-    Then finish interrupted submissions of arrays, and choose among the jobs of `submit --first`.
+    Then choose among the jobs of `submit --first`.
     """
-    for entry in ledger.entries_and_parts():
+    for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
             try:
                 job = scheduler.by_token(entry.token, entry.submitted_at)
@@ -196,30 +196,4 @@ def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
                 ledger.update(entry, job_id=job.whole_id)
             elif time.time() - entry.submitted_at > SBATCH_MAY_HANG_S:
                 ledger.update(entry, refused=True)
-    _finish_arrays(scheduler, ledger)
     settle_all(scheduler, ledger)
-
-
-def _finish_arrays(scheduler: Jobs, ledger: Ledger) -> None:
-    """Start the arrays of interrupted submissions that Slurm has with all parts. Cancel incomplete
-    arrays.
-    """
-    for entry in ledger.entries():
-        if not entry.held or entry.job_id is None or entry.refused or ledger.is_superseded(entry):
-            continue
-        try:
-            if entry.held == "complete":
-                scheduler.release([entry.job_id])
-            elif time.time() - entry.submitted_at <= SBATCH_MAY_HANG_S or scheduler.cancel(
-                [entry.job_id]
-            ):
-                # A part may still reach Slurm, or is not cancelled yet. A later command cancels the
-                # array.
-                continue
-            else:
-                scheduler.transport.run(["rm", "-rf", "--", entry.remote_dir or ""], check=False)
-                ledger.update(entry, refused=True)
-        except SlurmError as exc:
-            if exc.retryable:
-                raise
-        ledger.update(entry, held="")

@@ -101,26 +101,11 @@ class Site(ABC):
         """The partition that scripts of jobs name if the user names none. "": they need none."""
         return ""
 
-    @property
-    def array_limit(self) -> int:
-        """The indices of arrays must be lower."""
-        return self.inventory.max_array
-
     def without_nodes(self, request: Request, names: Collection[str]) -> Request:
         """Return the request of the job, which the scheduler does not start on the nodes ``names``,
         which don't answer.
         """
         return request
-
-    def array_too_large(self, indices: str, highest: int) -> UsageError:
-        """Return the error for an array with an index above the limit."""
-        return UsageError(
-            f"the array {indices} has an index above {self.array_limit - 1}",
-            code="array-too-large",
-            why=f"MaxArraySize of the cluster's Slurm is {self.inventory.max_array}",
-            fix="submit several arrays, or raise the limit in the spec, as in "
-            f"`slurm: {{extra: [MaxArraySize={highest + 1}]}}`, and run `clusterctl up`",
-        )
 
     def unknown_partition(self, name: str) -> UsageError:
         """Return the error for a partition that the cluster does not have."""

@@ -16,7 +16,6 @@ from clusterctl.errors import SchedulerError, UsageError
 from clusterctl.hosts.needs import Lack
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
-from clusterctl.scheduler.parts import most_tasks
 from clusterctl.scheduler.records import await_ends
 from clusterctl.scheduler.site import Check, Overview, Pace, Site
 from clusterctl.scheduler.slurm import SlurmClient
@@ -122,18 +121,6 @@ class ForeignSlurm(OwnSlurm):
         # Slurm may have another default.
         return self.inventory.partitions[0].name
 
-    @property
-    def array_limit(self) -> int:
-        return most_tasks(self.inventory.max_array)
-
-    def array_too_large(self, indices: str, highest: int) -> UsageError:
-        return UsageError(
-            f"the array {indices} has an index above {self.array_limit - 1}",
-            code="array-too-large",
-            why=f"MaxArraySize of the cluster's Slurm is {self.inventory.max_array}",
-            fix=f"submit several arrays or sweeps, each of at most {self.array_limit} tasks",
-        )
-
     def unknown_partition(self, name: str) -> UsageError:
         return UsageError(
             f"partition {name!r} does not exist",
@@ -176,12 +163,6 @@ class ForeignSlurm(OwnSlurm):
 
     def required_nodes(self, scheduler: Jobs) -> Mapping[int, tuple[str, ...]]:
         return {}
-
-    @property
-    def checks(self) -> Sequence[Check]:
-        from clusterctl.scheduler import job_checks as checks  # noqa: PLC0415 - as above
-
-        return (*super().checks, checks.check_parts_in_turn)
 
 
 class Mpirun(Site):

@@ -44,7 +44,6 @@ from clusterctl.scheduler.base import (
     retry,
 )
 from clusterctl.scheduler.limits import exceeded_limit
-from clusterctl.scheduler.parts import SplitArrays
 from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo
@@ -165,7 +164,7 @@ class SlurmClient(Jobs):
         if not ids:
             return ()
         found_jobs = tuple(
-            job for job in self._queued(self._jobs_option(*ids), nothing=_UNKNOWN_ID) if job.number
+            job for job in self._queued(_jobs_option(*ids), nothing=_UNKNOWN_ID) if job.number
         )
         # squeue soon forgets ended tasks of an array that is still running, so also ask sacct for
         # arrays.
@@ -198,7 +197,7 @@ class SlurmClient(Jobs):
     def _ended(self, ids: Sequence[str]) -> Sequence[JobInfo]:
         """Return jobs from the accounting or, without it, from their own records."""
         try:
-            return self._accounted(self._jobs_option(*ids))
+            return self._accounted(_jobs_option(*ids))
         except AccountingAwayError as exc:
             numbers = [job_id.partition("_")[0] for job_id in ids]
             jobs = (
@@ -245,7 +244,7 @@ class SlurmClient(Jobs):
         separator: str = slurm_parse.new_separator()
         queue = [*slurm_parse.SQUEUE.command(separator), *options]
         rows, jobs = self._ask_all([query.command(separator), queue])
-        own = self._arrays().renumbered(slurm_parse.SQUEUE.parse(jobs, separator))
+        own = slurm_parse.SQUEUE.parse(jobs, separator)
         return query.parse(rows, separator), _sorted(own)
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
@@ -284,15 +283,10 @@ class SlurmClient(Jobs):
             f"--comment={comment}",
             f"--chdir={request.folder}",
             "--open-mode=append",
-            *request.more,
         )
         for tries_left in (1, 0):
             try:
-                script = request.script
-                arguments = request.arguments
-                return self.sbatch(
-                    request.folder, script, *options, arguments=arguments, asked=asked
-                )
+                return self.sbatch(request.folder, request.script, *options, asked=asked)
             except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
                 was_not_sent = _NOT_SENT.search(exc.why) and not _ON_ITS_WAY.search(exc.why)
                 # Unless the request was certainly not sent, sbatch may still be working on it.
@@ -318,15 +312,11 @@ class SlurmClient(Jobs):
             host=self.transport.host,
         )
 
-    def release(self, ids: Sequence[str]) -> None:
-        self._ask(["scontrol", "release", ",".join(self.slurm_ids(ids))])
-
     def sbatch(
         self,
         folder: str,
         script: str,
         *options: str,
-        arguments: Sequence[str] = (),
         asked: Asked = _NOTHING,
     ) -> str:
         """Submit a script from its folder and return the job's id. asked: the options in it, for a
@@ -339,7 +329,7 @@ class SlurmClient(Jobs):
             AnswerLostError: sbatch succeeded, but did not print a job id.
         """
         result = self.transport.run(
-            ["sh", "-c", _SBATCH, "sh", folder, "--parsable", *options, "--", script, *arguments],
+            ["sh", "-c", _SBATCH, "sh", folder, "--parsable", *options, "--", script],
             check=False,
         )
         if result.rc != 0:
@@ -371,7 +361,6 @@ class SlurmClient(Jobs):
     def cancel(self, ids: Sequence[str]) -> Mapping[str, ClusterctlError]:
         for job_id in ids:
             self.check_id(job_id)
-        ids = self.slurm_ids(ids)
         self._forbid_requeue(ids)
         try:
             self._ask(["scancel", *ids])
@@ -380,11 +369,11 @@ class SlurmClient(Jobs):
             if not refusals:
                 raise
             return {
-                own_id: SlurmError(
-                    f"job {own_id} can't be cancelled", code="job-not-cancelled", why=reason
+                job_id: SlurmError(
+                    f"job {job_id} can't be cancelled", code="job-not-cancelled", why=reason
                 )
                 for job_id, reason in refusals.items()
-                if (own_id := self._arrays().own_id(job_id)) and not _ENDED_MEANWHILE.search(reason)
+                if not _ENDED_MEANWHILE.search(reason)
             }
         return {}
 
@@ -402,7 +391,7 @@ class SlurmClient(Jobs):
                 self._forbid_requeue([job_id])
 
     def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
-        step = [*_STEP, f"--jobid={self.slurm_ids([job.id])[0]}", f"--nodelist={job.nodes[0]}"]
+        step = [*_STEP, f"--jobid={job.id}", f"--nodelist={job.nodes[0]}"]
         return self.transport.run([*step, *argv], timeout_s=_STEP_S, check=False)
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
@@ -410,7 +399,7 @@ class SlurmClient(Jobs):
         return (
             ()
             if self.no_accounting
-            else self._query(slurm_parse.STEPS, self._jobs_option(job_id), patience_s=_ACCOUNTING_S)
+            else self._query(slurm_parse.STEPS, _jobs_option(job_id), patience_s=_ACCOUNTING_S)
         )
 
     def lost_nodes(self, job: JobInfo) -> Mapping[str, str]:
@@ -476,7 +465,7 @@ class SlurmClient(Jobs):
         if self.no_accounting:
             return None
         answer = self._ask(
-            ["sacct", "--json", self._jobs_option(job_id)], env={}, patience_s=_ACCOUNTING_S
+            ["sacct", "--json", _jobs_option(job_id)], env={}, patience_s=_ACCOUNTING_S
         )
         with suppress(ValueError):
             json.loads(answer)
@@ -488,7 +477,7 @@ class SlurmClient(Jobs):
     def accounted(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         for job_id in ids:
             self.check_id(job_id)
-        return () if self.no_accounting else self._accounted(self._jobs_option(*ids))
+        return () if self.no_accounting else self._accounted(_jobs_option(*ids))
 
     def history(self, since: int) -> tuple[JobInfo, ...] | None:
         if self.no_accounting:
@@ -503,17 +492,8 @@ class SlurmClient(Jobs):
         silent = f"no answer to sacctmgr for {_PING_S} s"
         return "" if result.rc == 0 else result.stderr.strip() or silent
 
-    def slurm_ids(self, ids: Sequence[str]) -> list[str]:
-        return self._arrays().slurm_ids(ids)
-
-    def _jobs_option(self, *ids: str) -> str:
-        return "--jobs=" + ",".join(self.slurm_ids(ids))
-
-    def _arrays(self) -> SplitArrays:
-        return SplitArrays.of(self.ledger) if self.ledger is not None else SplitArrays({})
-
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
-        return self._arrays().renumbered(self._query(slurm_parse.SQUEUE, *options, nothing=nothing))
+        return self._query(slurm_parse.SQUEUE, *options, nothing=nothing)
 
     def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
         reason = self.no_accounting
@@ -522,8 +502,7 @@ class SlurmClient(Jobs):
                 # Without an answer, jobs may have records of their own.
                 patience_s = None if self.ledger is None else _ACCOUNTING_S
                 jobs = self._query(slurm_parse.SACCT, *options, patience_s=patience_s)
-                jobs = self._arrays().renumbered(with_comments(self.ledger, jobs))
-                return slurm_parse.with_attempts(jobs)
+                return slurm_parse.with_attempts(with_comments(self.ledger, jobs))
         except SlurmAwayError:
             raise
         except SlurmError as exc:
@@ -631,6 +610,10 @@ class SlurmClient(Jobs):
             why=reason,
             fix=f"{self.advice.repair}; running jobs are not affected",
         )
+
+
+def _jobs_option(*ids: str) -> str:
+    return "--jobs=" + ",".join(ids)
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

@@ -17,6 +17,8 @@ from clusterctl.hosts.roles import node_needs
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import (
     ADMIN_USER,
+    MAX_ARRAY_SIZE,
+    MAX_JOB_COUNT,
     PROOF_PARTITION,
     SLURMCTLD_PORT,
     SLURMD_PORT,
@@ -193,6 +195,8 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         # Sets the host's variables, CUDA_VISIBLE_DEVICES, and a variable that marks a Slurm without
         # PMIx.
         task_prolog=TASK_PROLOG if inventory.has_task_prolog or counted_otherwise else None,
+        max_array=MAX_ARRAY_SIZE,
+        max_jobs=MAX_JOB_COUNT,
         timeouts=_line(fault_timeouts(len(nodes)), "\n"),
         health=HEALTH_PROGRAM,
         health_interval=spec.monitoring.health.interval,

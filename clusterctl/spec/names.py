@@ -59,8 +59,10 @@ ENGINES: Final = (*SIF_ENGINES, "enroot", "ch-run")
 # What helps if a cluster is broken: of clusterctl itself, and of other people.
 RUN_UP: Final = "run `clusterctl up`"
 ASK_OPERATORS: Final = "ask the site's administrators"
-# Slurm's default of MaxArraySize.
-MAX_ARRAY_SIZE: Final = 1001
+# The indices of job arrays are lower, on clusters of `up`: Slurm's MaxArraySize. MaxJobCount counts
+# each task of an array.
+MAX_ARRAY_SIZE: Final = 100_001
+MAX_JOB_COUNT: Final = 500_000
 
 
 class Launcher(StrEnum):

@@ -114,12 +114,7 @@ class JobEntry:
     kept: whether the cluster knows that it runs, so that the other jobs can be cancelled.
     lost_to: the job that runs instead, for a cancelled job of `submit --first`. It is also
         ``refused``.
-    part_of: for a later part of an array (see clusterctl/scheduler/parts.py), the token of the
-        array.
-    offset: for a part, also the first, the offset of its tasks' numbers to Slurm's.
     has_secrets: whether the cluster may have values of `--secret`, which are removed with the job.
-    held: for an array in parts that Slurm holds: ``incomplete`` until Slurm has all parts, then
-        ``complete`` until it starts them. Empty: ``submit`` has finished.
     """
 
     token: str
@@ -140,9 +135,6 @@ class JobEntry:
     chosen: bool = False
     kept: bool = False
     lost_to: str | None = None
-    part_of: str | None = None
-    offset: int | None = None
-    held: str = ""
     folder: str | None = None
     has_secrets: bool = False
 
@@ -198,9 +190,7 @@ class _Rows:
             if _REQUIRED - row.keys()
         ]
         entries = tuple(JobEntry(**row) for row in merged.values() if row.keys() >= _REQUIRED)
-        tokens = {
-            e.job_id: e.token for e in entries if e.job_id and e.part_of is None and not e.refused
-        }
+        tokens = {e.job_id: e.token for e in entries if e.job_id and not e.refused}
         return cls(entries, tokens, damaged, lost)
 
     def damage(self, path: Path) -> str:
@@ -244,10 +234,6 @@ class Ledger:
 
     def entries(self) -> tuple[JobEntry, ...]:
         """Return all submitted jobs, the oldest first."""
-        return tuple(entry for entry in self.entries_and_parts() if entry.part_of is None)
-
-    def entries_and_parts(self) -> tuple[JobEntry, ...]:
-        """Return all submitted jobs, and the later parts of arrays that Slurm has in parts."""
         state: list[int] = [len(self._unwritten)]
         with suppress(FileNotFoundError):
             status = self._path.stat()
@@ -260,14 +246,14 @@ class Ledger:
     @property
     def damage(self) -> str:
         """A sentence about damaged lines of jobs.jsonl, which are ignored; "" if there are none."""
-        self.entries_and_parts()
+        self.entries()
         return self._read[1].damage(self._path) if self._read else ""
 
     def is_superseded(self, entry: JobEntry) -> bool:
         """Return whether a later submission has the job's id: Slurm's numbers have begun again
         since.
         """
-        self.entries_and_parts()
+        self.entries()
         latest = self._read[1].tokens if self._read else {}
         return latest.get(entry.job_id or "", entry.token) != entry.token
 

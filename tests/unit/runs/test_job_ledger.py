@@ -107,8 +107,8 @@ def test_ledger_is_read_again_only_after_a_change(tmp_path):
     ledger, other = (Ledger(tmp_path / "jobs.jsonl") for _ in range(2))
     assert ledger.entries() == ()
     other.add(entry("a"))
-    entries = ledger.entries_and_parts()
-    assert ledger.entries_and_parts() is entries
+    entries = ledger.entries()
+    assert ledger.entries() is entries
     other.update(entries[0], job_id="1")
     assert [e.job_id for e in ledger.entries()] == ["1"]
 

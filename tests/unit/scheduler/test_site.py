@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from clusterctl.errors import UsageError, raise_together
+from clusterctl.errors import UsageError
 from clusterctl.scheduler.mpirun import MpirunClient
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import site_of
@@ -56,19 +54,6 @@ def test_dependencies_are_refused_without_slurm() -> None:
         assert [*site.faults(Request.read(job))] == []
     (fault,) = MPIRUN.faults(Request.read(job))
     assert (fault.code, "--after" in fault.what) == ("needs-slurm", True)
-
-
-@pytest.mark.parametrize(
-    ("site", "array", "fix"),
-    [(OWN, "0-11", "MaxArraySize=12"), (FOREIGN, "0-1000", "at most 1000 tasks")],
-)
-def test_array_above_the_limit_of_its_site_is_refused(site, array: str, fix: str) -> None:
-    def check(array: str) -> None:
-        raise_together(site.faults(Request.read(JobSpec(name="t", bundled="train", array=array))))
-
-    with refused("array-too-large", UsageError, fix):
-        check(array)
-    check(f"0-{int(array[2:]) - 1}")
 
 
 def test_foreign_site_plans_no_change_of_the_inventory() -> None:

@@ -1,0 +1,40 @@
+"""The numbers of an array's tasks, in a value of `sbatch --array` such as ``0-9:3,12%2``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from ClusterShell.RangeSet import RangeSet, RangeSetException
+
+# 3, 0-9 or 0-9:2
+_RANGE: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+
+
+def tasks_of(array: str) -> list[int]:
+    """Return the numbers of an array's tasks in order. array: a value of `sbatch --array`, or "".
+
+    Empty: Slurm refuses the value.
+    """
+    with suppress(RangeSetException, ValueError):
+        return [*map(int, RangeSet(array.partition("%")[0].replace(":", "/")))]
+    return []
+
+
+def count_at_most(array: str) -> int:
+    """Return how many tasks an array has if no number is twice in it, without listing them.
+
+    array: a value of `sbatch --array`, or "".
+    """
+    ranges = _RANGE.findall(array.partition("%")[0])
+    return sum(
+        (int(last or first) - int(first)) // max(1, int(step or 1)) + 1
+        for first, last, step in ranges
+    )
+
+
+def fold_tasks(numbers: Iterable[int]) -> str:
+    """Return numbers of tasks as a value of `sbatch --array`: ``0-3,7``."""
+    return str(RangeSet(",".join(map(str, numbers))))
