@@ -13,7 +13,7 @@ from clusterctl.cli.ranking import rank
 from clusterctl.cli.submit import jobs_to_submit
 from clusterctl.errors import Notice, UsageError
 from clusterctl.jobs.prepare import read_jobs
-from clusterctl.jobs.where import NOW_S, Accuracy, Candidate
+from clusterctl.jobs.where import NOW_S, Candidate
 from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
@@ -78,7 +78,7 @@ def single_job(jobs: Sequence[JobSpec]) -> JobSpec:
 
 
 def _lines(screen: Screen, places: Sequence[Candidate], now: float) -> list[str]:
-    head = ["PLACE", "ACCEPTED", "START", "OFF", "ROOM", "NODES", "CPUS", "GPUS", "USD/H", "ASKED"]
+    head = ["PLACE", "ACCEPTED", "START", "ROOM", "NODES", "CPUS", "GPUS", "USD/H", "ASKED"]
     lines = screen.table(head, [_row(each, now) for each in places])
     reasons = [
         f"{each.place.shown}: {text}"
@@ -100,7 +100,6 @@ def _row(each: Candidate, now: float) -> list[object]:
         each.place.shown,
         _ACCEPTED[each.accepted],
         _start(each, now),
-        _off(each.accuracy),
         _UNKNOWN if capacity.fitting is None else capacity.fitting,
         f"{capacity.free_nodes}/{capacity.nodes}{unknown}",
         f"{capacity.free_cpus}/{capacity.cpus}",
@@ -115,14 +114,6 @@ def _start(each: Candidate, now: float) -> str:
         return _UNKNOWN if each.accepted is not False else ""
     wait_s = each.start - now
     return "now" if wait_s <= NOW_S else f"in {_duration(wait_s)}"
-
-
-def _off(accuracy: Accuracy | None) -> str:
-    """Return how far off Slurm's estimates were: ``12m late (5 jobs)``."""
-    if accuracy is None:
-        return _UNKNOWN
-    side = "late" if accuracy.median_s >= 0 else "early"
-    return f"{_duration(abs(accuracy.median_s))} {side} ({counted(accuracy.jobs, 'job')})"
 
 
 def _gpus(total: Mapping[str, int], free: Mapping[str, int]) -> str:

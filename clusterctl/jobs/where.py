@@ -1,7 +1,6 @@
 """`where`: the places of a cluster that accept a job, what is free there, and the expected start.
 
-Slurm's answers are remembered in the workspace, because a site may be asked only at its pace, and
-so are its estimates of the starts of the user's waiting jobs, to tell later how far off they were.
+Slurm's answers are remembered in the workspace, because a site may be asked only at its pace.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +17,7 @@ from typing import Any, Final
 from clusterctl.errors import ClusterctlError, Notice
 from clusterctl.jobs.first import Place
 from clusterctl.providers.registry import provider_of
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
+from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import fitted_to, render_script
@@ -39,21 +37,9 @@ _FRESH_S: Final = 600.0
 # Slurm expects a job without a time limit to end 365 days after its start.
 _LATEST_S: Final = 180 * 86400.0
 _MOST_REMEMBERED: Final = 400
-_MOST_ESTIMATES: Final = 50
 _REMEMBERED_S: Final = 30 * 86400.0
 # An expected start that is so near is as good as now.
 NOW_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """How far off Slurm's estimates of starts lately were for jobs of the user in a partition.
-
-    median_s: positive: the jobs started later than estimated.
-    """
-
-    jobs: int
-    median_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +62,6 @@ class Candidate:
     asked_at: float | None
     start: int | None
     capacity: Capacity
-    accuracy: Accuracy | None
     usd_per_hour: float | None
     finding: str
     is_known: bool
@@ -94,7 +79,6 @@ class Candidate:
             "slurm": self.words,
             "asked_s": None if self.asked_at is None else round(now - self.asked_at, 1),
             "expected_start": self.start,
-            "estimates": None if self.accuracy is None else asdict(self.accuracy),
             "usd_per_hour": self.usd_per_hour,
             **asdict(self.capacity),
             "finding": self.finding,
@@ -103,25 +87,11 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Estimate:
-    """Slurm's first estimate of the start of a job, and the start (None: not yet), in Unix
-    seconds. partition: where it started.
-    """
-
-    job_id: str
-    token: str
-    estimate: int
-    start: int | None = None
-    partition: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
-    """What earlier commands have learned of a cluster. trials: hash of a job script -> answer."""
+    """Slurm's earlier answers. trials: hash of a job script -> answer. asked_at: of the last."""
 
     asked_at: float = 0.0
     trials: Mapping[str, Trial] = field(default_factory=dict)
-    estimates: tuple[_Estimate, ...] = ()
 
     @classmethod
     def read(cls, workspace: Workspace) -> _Memory:
@@ -135,13 +105,7 @@ class _Memory:
             (item for item in self.trials.items() if now - item[1].asked_at < _REMEMBERED_S),
             key=lambda item: item[1].asked_at,
         )
-        kept = replace(
-            self,
-            trials=dict(recent[-_MOST_REMEMBERED:]),
-            estimates=tuple(each for each in self.estimates if now - each.estimate < _REMEMBERED_S)[
-                -_MOST_ESTIMATES:
-            ],
-        )
+        kept = replace(self, trials=dict(recent[-_MOST_REMEMBERED:]))
         write_atomic(workspace.where, f"{json.dumps(asdict(kept))}\n")
 
 
@@ -156,7 +120,7 @@ def candidates_of(session: Session, request: Request) -> tuple[Candidate, ...]:
         SchedulerError, TransportError: the cluster does not answer.
     """
     session.site.reject_without_slurm()
-    partitions, jobs = session.scheduler.partitions_and_own_jobs()
+    partitions, _ = session.scheduler.partitions_and_own_jobs()
     nodes = session.scheduler.nodes()
     held = _held(request)
     obstacles = {each.name: held or _obstacle(each, request.time_s) for each in partitions}
@@ -165,7 +129,6 @@ def candidates_of(session: Session, request: Request) -> tuple[Candidate, ...]:
     }
     memory = _Memory.read(session.workspace)
     memory = _with_trials(session, memory, [*scripts.values()])
-    memory = replace(memory, estimates=_with_starts(session, memory.estimates, jobs))
     memory.write(session.workspace, time.time())
     shape = shape_of(request)
     return tuple(
@@ -176,7 +139,6 @@ def candidates_of(session: Session, request: Request) -> tuple[Candidate, ...]:
             capacity=capacity_of(_nodes_of(place, nodes), shape),
             obstacle=obstacles.get(place.partition or ""),
             shape=shape,
-            accuracy=_accuracy(memory.estimates, place),
         )
         for place, script in scripts.items()
     )
@@ -259,7 +221,6 @@ def _candidate(
     capacity: Capacity,
     obstacle: Notice | None,
     shape: Shape | None,
-    accuracy: Accuracy | None,
 ) -> Candidate:
     accepted = trial.accepted if trial is not None else None
     # In a partition that is down, Slurm lets jobs wait without looking at its nodes.
@@ -276,7 +237,6 @@ def _candidate(
         asked_at=trial.asked_at if trial is not None else None,
         start=_start(trial) if trial is not None and obstacle is None else None,
         capacity=capacity,
-        accuracy=accuracy,
         usd_per_hour=None if price is None or shape is None else price * shape.nodes,
         finding="",
         is_known=is_known,
@@ -350,50 +310,3 @@ def _finding(session: Session, each: Candidate, trial: Trial | None, shape: Shap
         )
         return Notice("where-no-room-but-now", f"only {fitting} {text}, or be preempted")
     return ""
-
-
-def _with_starts(
-    session: Session, estimates: Sequence[_Estimate], jobs: Sequence[JobInfo]
-) -> tuple[_Estimate, ...]:
-    """Add Slurm's estimates for the user's waiting jobs, and the starts of those that have begun.
-
-    jobs: of the user, in the queue.
-    """
-    found = {job.token: job for job in jobs if job.token}
-    open_ids = [each.job_id for each in estimates if each.start is None and each.token not in found]
-    if open_ids:
-        # Without an answer, the estimates stay open.
-        with suppress(ClusterctlError):
-            ended = session.scheduler.accounted(open_ids)
-            found |= {job.token: job for job in ended if job.token}
-    known = [_with_start(each, found.get(each.token)) for each in estimates]
-    tokens = {each.token for each in estimates}
-    new = [
-        _Estimate(job_id=job.id, token=job.token, estimate=job.expected_start)
-        for job in jobs
-        if job.token
-        and job.token not in tokens
-        and job.task is None
-        and job.state is JobState.PENDING
-        and job.expected_start is not None
-    ]
-    return (*filter(None, known), *new)
-
-
-def _with_start(each: _Estimate, job: JobInfo | None) -> _Estimate | None:
-    """Return an estimate with the start of its job. None: the job has ended without a start."""
-    if each.start is not None or job is None:
-        return each
-    first = job.attempts[0].start_time if job.attempts else job.start_time
-    if first is None or not job.nodes:
-        return None if job.ended else each
-    return replace(each, start=first, partition=job.partition or "")
-
-
-def _accuracy(estimates: Sequence[_Estimate], place: Place) -> Accuracy | None:
-    errors = [
-        each.start - each.estimate
-        for each in estimates
-        if each.start is not None and each.partition == place.partition
-    ]
-    return Accuracy(len(errors), statistics.median(errors)) if errors else None

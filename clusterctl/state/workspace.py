@@ -213,7 +213,7 @@ class Workspace:
     bundle = _Path("bundle.json")
     journal = _Path("journal.jsonl")
     jobs = _Path("jobs.jsonl")
-    # What `where` has learned: Slurm's answers about jobs, and its estimates of their starts.
+    # Slurm's answers to `where`.
     where = _Path("where.json")
     # Sockets of ssh processes that keep connections open between commands.
     connections = _Path("connections")

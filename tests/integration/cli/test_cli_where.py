@@ -20,7 +20,7 @@ from clusterctl.scheduler.sites import ForeignSlurm
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
-from tests.support.played.cluster import SPEC, PlayedCluster, node_record, submitted
+from tests.support.played.cluster import SPEC, PlayedCluster, node_record
 
 TEXT = Screen(json=False, color=False)
 BUSY = "allocation failure: Requested node configuration is not available"
@@ -207,24 +207,6 @@ def test_where_keeps_the_pace_of_a_site_and_shows_the_age(
     assert starts[False] is None
 
 
-def test_where_tells_how_far_off_slurms_estimates_were_in_each_partition(
-    asked, cluster, tmp_path, played_session, monkeypatch
-) -> None:
-    with cluster.state() as state:
-        state["hold"] = True
-    now = int(time.time())
-    job_id = submitted(played_session, tmp_path, "true")
-    cluster.change(job_id, start=now)
-    assert [each["estimates"] for each in asked()] == [None, None]
-    cluster.change(job_id, state="COMPLETED", start=now + 600, end=now + 700, forgotten=True)
-    found = {each["partition"]: each["estimates"] for each in asked()}
-    assert found == {"train": {"jobs": 1, "median_s": 600}, "short": None}
-    # What was estimated long ago does not count.
-    monkeypatch.setattr(time, "time", lambda: now + 31 * 86400)
-    asked()
-    assert [each["estimates"] for each in asked()] == [None, None]
-
-
 def test_where_multiplies_the_price_of_a_node(asked) -> None:
     spec = Workspace.of("demo").spec
     spec.write_text(SPEC.replace("nodes: 2}", "nodes: 2, price_per_hour: 0.5}"))
@@ -254,8 +236,8 @@ def test_where_in_text_has_a_row_for_each_place_and_the_reasons(asked, cluster, 
     trials(cluster, short=LIMIT)
     where(TEXT)
     head, train, short, _, reason = capsys.readouterr().out.splitlines()
-    assert head.split() == "PLACE ACCEPTED START OFF ROOM NODES CPUS GPUS USD/H ASKED".split()
-    assert train.split()[:5] == ["demo/train@default", "yes", "now", "unknown", "2"]
+    assert head.split() == "PLACE ACCEPTED START ROOM NODES CPUS GPUS USD/H ASKED".split()
+    assert train.split()[:4] == ["demo/train@default", "yes", "now", "2"]
     assert short.split()[:2] == ["demo/short@default", "no"]
     assert reason.startswith("demo/short@default: Requested time limit is invalid")
 

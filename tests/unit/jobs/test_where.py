@@ -24,7 +24,6 @@ def candidate(
         asked_at=time.time(),
         start=None if wait_s is None else int(time.time() + wait_s),
         capacity=Capacity(fitting=fitting),
-        accuracy=None,
         usd_per_hour=price,
         finding="",
         is_known=True,
