@@ -14,7 +14,6 @@ from clusterctl.jobs.kept_files import Kept, kept_files
 from clusterctl.scheduler.advice import OWN, Advice
 from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import JobInfo, NodeInfo
-from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, connections_of, session_of, site_of
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.spec.units import format_duration
@@ -101,7 +100,6 @@ def status_of(workspace: Workspace) -> Status:
                 else None
             )
             active = with_hangs(session, [job for job in overview.jobs if not job.ended])
-            active = with_limits(session.scheduler, active)
             waits = any(map(waits_for_nodes, active))
             required = site.required_nodes(session.scheduler) if waits else {}
             silent = [node.name for node in overview.nodes if node.is_lost]

@@ -44,7 +44,6 @@ from clusterctl.scheduler.base import (
     unmanaged_job_error,
     worst_job,
 )
-from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES
@@ -116,7 +115,6 @@ class _Watched:
         jobs = (with_attempts if all(job.ended for job in jobs) else with_hangs)(
             self._session, jobs
         )
-        jobs = with_limits(self._session.scheduler, jobs)
         self._note_killed(jobs)
         previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}

@@ -19,7 +19,7 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.folder import ACCOUNTING
 from clusterctl.runs.series import GPU_AT_WORK, gpu_busy, gpus_of, samples_with_cores
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.limits import GPU, amounts_of
+from clusterctl.scheduler.slurm_values import GPU, amounts_of
 from clusterctl.spec.units import GIB_MIB, format_duration, format_size, shown_memory
 from clusterctl.state.run_record import RunRecord, TaskRecord
 from clusterctl.transport.remote_open import read_whole

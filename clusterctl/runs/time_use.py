@@ -29,7 +29,7 @@ from clusterctl.runs.series import (
     samples_with_cores,
 )
 from clusterctl.scheduler.history import SKEW_S, Attempt, Event, Hang
-from clusterctl.scheduler.limits import GPU, amounts_of
+from clusterctl.scheduler.slurm_values import GPU, amounts_of
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.run_record import RunRecord, TaskRecord
 from clusterctl.util.numbers import finite

@@ -176,7 +176,6 @@ class JobInfo:
         the first.
     hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress. alarms:
         likewise, those that last.
-    exceeds: set by ``with_limits`` (limits.py) if the job waits for a limit that it alone exceeds.
     """
 
     slurm_id: int | None = field(default=None, compare=False)
@@ -205,7 +204,6 @@ class JobInfo:
     attempts: tuple[AttemptRecord, ...] = ()
     hang: Hang | None = None
     alarms: tuple[Alarm, ...] = ()
-    exceeds: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job as printed by `-o json`: its values, with times as Unix seconds and as
@@ -288,8 +286,7 @@ class JobInfo:
         """Whether the job never starts, unless a person changes the job, its limits or the
         cluster.
         """
-        is_stuck = bool(self.exceeds) or _STUCK.fullmatch(self.reason) is not None
-        return self.state is JobState.PENDING and is_stuck
+        return self.state is JobState.PENDING and _STUCK.fullmatch(self.reason) is not None
 
     @property
     def ended(self) -> bool:
@@ -298,7 +295,7 @@ class JobInfo:
 
 # Values of a job with which only clusterctl itself works. job_id has the number and the task.
 _NOT_IN_JSON: Final = frozenset(
-    "slurm_id number task expected_start comment restarts prefix exceeds".split()
+    "slurm_id number task expected_start comment restarts prefix".split()
 )
 
 
@@ -672,10 +669,6 @@ class Jobs(Protocol):
         out.
         """
         return {}
-
-    def exceeded_limit(self, job: JobInfo) -> str:
-        """Return the limit of an account or QOS that a waiting job alone exceeds, or ""."""
-        return ""
 
     def accounting(self, job_id: str) -> str | None:
         """Return a job's accounting record as JSON, or None on a cluster without accounting."""

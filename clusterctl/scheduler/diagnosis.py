@@ -322,7 +322,6 @@ def diagnose_waiting(
             job.partition,
             job.tres,
             job.time_limit_s,
-            job.exceeds,
             own,
         )
         if (found := shared.get(key)) is None:

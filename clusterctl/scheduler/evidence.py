@@ -25,7 +25,6 @@ from clusterctl.scheduler.completed import LastError, error_at_end
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
 from clusterctl.scheduler.facts import Evidence, is_shell
 from clusterctl.scheduler.history import attempts_of
-from clusterctl.scheduler.limits import with_limits
 from clusterctl.scheduler.local_files import LocalFiles
 from clusterctl.scheduler.records import with_recorded_exit
 from clusterctl.scheduler.session import Session
@@ -86,10 +85,8 @@ def diagnose_jobs(
 
 
 def diagnose_waiting_jobs(session: Session, jobs: Sequence[JobInfo]) -> Iterator[Diagnosis]:
-    """Yield why jobs are pending, from Slurm's reasons, the states of the nodes, and limits of
-    groups.
-    """
-    waits = with_limits(session.scheduler, [job for job in jobs if job.state is JobState.PENDING])
+    """Yield why jobs are pending, from Slurm's reasons and the states of the nodes."""
+    waits = [job for job in jobs if job.state is JobState.PENDING]
     nodes: Sequence[NodeInfo] = ()
     required: Mapping[int, Sequence[str]] = {}
     if any(waits_for_nodes(job) for job in waits):

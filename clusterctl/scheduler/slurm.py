@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 from clusterctl.errors import (
@@ -43,7 +42,6 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
-from clusterctl.scheduler.limits import exceeded_limit
 from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo
@@ -136,8 +134,6 @@ class SlurmClient(Jobs):
     # Whether a command got no answer, so that the next command checks slurmctld first.
     _in_doubt: bool = field(default=False, init=False)
     _is_accounting_away: bool = field(default=False, init=False)
-    # A wait asks again and again about the same job.
-    _exceeded: dict[tuple[object, ...], str] = field(default_factory=dict, init=False)
 
     script_name = "job.sbatch"
     id_pattern = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
@@ -444,21 +440,6 @@ class SlurmClient(Jobs):
         rows = (line.split("|", 1) for line in answer.splitlines() if "|" in line)
         required = {int(number): nodes for number, nodes in rows if number.isdigit() and nodes}
         return {number: expand_nodes(nodes) for number, nodes in required.items()}
-
-    def exceeded_limit(self, job: JobInfo) -> str:
-        key = (
-            job.reason,
-            job.user,
-            job.account,
-            job.qos,
-            job.partition,
-            job.tres,
-            job.time_limit_s,
-        )
-        if key not in self._exceeded:
-            ask = partial(self._ask, patience_s=_ACCOUNTING_S)
-            self._exceeded[key] = "" if self.no_accounting else exceeded_limit(job, ask)
-        return self._exceeded[key]
 
     def accounting(self, job_id: str) -> str | None:
         self.check_id(job_id)

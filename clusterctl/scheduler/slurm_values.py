@@ -1,4 +1,5 @@
-"""Conversions of the texts that Slurm's commands print in a field: numbers, times, hostlists.
+"""Conversions of the texts that Slurm's commands print in a field: numbers, times, hostlists,
+resources.
 
 Each conversion raises ValueError if Slurm would not print the text.
 """
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from typing import Final
 
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 
@@ -17,6 +19,9 @@ from clusterctl.spec.units import parse_slurm_time_s
 
 # Time limit of a job without a limit in sacct's output, and sometimes in squeue's in 24.11.
 _YEAR_S = 365 * 86_400
+_UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
+# The resource of Slurm for GPUs of any type.
+GPU: Final = "gres/gpu"
 _GPUS = re.compile(r"(?:^|,)gpu(?::([^:,(]+))?:([0-9]+)")
 
 
@@ -35,6 +40,19 @@ def gpus_by_type(gres: str) -> Mapping[str, int]:
     for name, count in _GPUS.findall(gres):
         counts[name] += int(count)
     return counts
+
+
+def amounts_of(tres: str) -> Mapping[str, float]:
+    """Return resource -> amount in a text such as ``cpu=2,mem=4G``. Memory without a unit is in
+    MiB.
+    """
+    amounts = {}
+    for part in tres.split(","):
+        name, _, value = part.partition("=")
+        if number := re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", value):
+            unit = number[2] or ("M" if name == "mem" else "")
+            amounts[name] = float(number[1]) * (1 << _UNITS[unit])
+    return amounts
 
 
 def as_number(text: str) -> int:

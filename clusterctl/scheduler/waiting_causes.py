@@ -177,14 +177,12 @@ _REASONS: Final = (
         "wait, or raise the limit with `clusterctl ssh -- scontrol update jobid={id} "
         "arraytaskthrottle=N`",
     ),
-)
-# Tried after the limits of groups.
-_QUEUED: Final = (
     _Reason(
         "waiting-for-quota",
         r"(?:QOS|Assoc|Max\w+Per(?:Account|User))\w*",
-        "other jobs have used up a limit of the account or QOS ({reason}){soon}",
-        "wait for those jobs to end, or ask for less",
+        "a limit of the account or QOS leaves no room for the job ({reason}){soon}",
+        "wait for other jobs to end; a job that alone asks for more than the limit never starts: "
+        "`clusterctl ssh -- sacctmgr show assoc` and `sacctmgr show qos` list the limits",
     ),
     _Reason(
         "waiting-for-licenses",
@@ -225,8 +223,6 @@ def waiting_cause(evidence: Evidence) -> Cause:
         _of_reason(evidence, _HELD)
         or _unavailable_nodes(evidence)
         or _of_reason(evidence, _REASONS)
-        or _beyond_group_limit(evidence.job)
-        or _of_reason(evidence, _QUEUED)
         or Cause(
             code="waiting-for-another-reason",
             what=f"Slurm gives the reason {evidence.job.reason}{_soon(evidence.job)}",
@@ -325,14 +321,3 @@ def _fix_for_nodes(out: Sequence[NodeInfo], advice: Advice) -> str:
             f"a person drained them: once they may be used again, `clusterctl node resume {names}`"
         )
     return f"{advice.repair}; `clusterctl ssh -- sinfo -R` shows why they are out of service"
-
-
-def _beyond_group_limit(job: JobInfo) -> Cause | None:
-    """Return that the job alone exceeds a limit for all jobs of an account, user or QOS."""
-    if not job.exceeds:
-        return None
-    return Cause(
-        code="waiting-beyond-job-limit",
-        what=f"the job can never start: it asks for {job.exceeds} ({job.reason})",
-        fix=f"{_CANCEL}, and ask for less, or use another --qos or --account",
-    )

@@ -339,6 +339,7 @@ STATES = (
     ("waiting-for-licenses", "PENDING", "Licenses"),
     ("waiting-for-reservation", "PENDING", "Reservation"),
     ("waiting-for-quota", "PENDING", "QOSMaxJobsPerUserLimit"),
+    ("waiting-for-quota", "PENDING", "AssocGrpCpuLimit"),
     ("waiting-for-quota", "PENDING", "MaxGRESPerAccount"),
     ("waiting-for-quota", "PENDING", "AssocGrpCPUMinutesLimit"),
     ("waiting-for-own-array", "PENDING", "JobArrayTaskLimit"),

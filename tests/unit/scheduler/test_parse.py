@@ -62,7 +62,7 @@ ACCOUNTED = {job.id: job for job in sacct(capture("sacct"))}
 
 
 # clusterctl finds these out.
-DERIVED = {"prefix", "attempts", "hang", "alarms", "exceeds"}
+DERIVED = {"prefix", "attempts", "hang", "alarms"}
 
 
 @pytest.mark.parametrize("value", sorted({each.name for each in fields(JobInfo)} - DERIVED))
