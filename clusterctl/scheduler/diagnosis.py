@@ -200,7 +200,7 @@ class Diagnosis:
     @property
     def told_hints(self) -> tuple[str, ...]:
         """The hints in words."""
-        return _in_words(self.hints, self.fix)
+        return tuple(hint.told(self.fix) for hint in self.hints)
 
     def details(self, *, log_is_shown: bool = False) -> Iterator[str]:
         """Yield what a person sees below the summary and above the fix.
@@ -243,13 +243,8 @@ def hints_in_words(diagnosis: Mapping[str, Any]) -> tuple[str, ...]:
     # The file may be damaged.
     with suppress(TypeError, AttributeError):
         hints = [Hint(**hint) for hint in diagnosis.get("hints") or ()]
-        return _in_words(hints, str(diagnosis.get("fix")))
+        return tuple(hint.told(str(diagnosis.get("fix"))) for hint in hints)
     return ()
-
-
-def _in_words(hints: Iterable[Hint], fix: str) -> tuple[str, ...]:
-    """Return hints in words; of that whose fix is the diagnosis's own, only what it says."""
-    return tuple(hint.meaning if hint.fix == fix else str(hint) for hint in hints)
 
 
 def fix_with_log(fix: str, command: str) -> str:

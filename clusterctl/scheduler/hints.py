@@ -49,16 +49,16 @@ class Hint:
     line: str = ""
     is_certain: bool = False
 
-    @property
-    def meaning(self) -> str:
-        """The line and its meaning. The program may have survived what the line tells."""
+    def told(self, fix: str) -> str:
+        """Return the hint in words. fix: that of the diagnosis, which is not repeated: the hint is then
+        about the end of the log. The program may have survived what another line tells.
+        """
         about = f'"{short(self.line, _QUOTED)}": ' if self.line else ""
-        is_doubtful = self.line and not self.is_certain
-        head = "hint, if this line matters" if is_doubtful else "hint"
-        return f"{head}: {about}{'' if self.is_certain else 'usually '}{self.says}"
-
-    def __str__(self) -> str:
-        return f"{self.meaning}; try: {self.fix}"
+        meaning = f"{about}{'' if self.is_certain else 'usually '}{self.says}"
+        if self.fix == fix:
+            return f"hint: {meaning}"
+        head = "hint, if this line matters" if self.line else "hint"
+        return f"{head}: {meaning}; try: {self.fix}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the hint as `-o json` and run.json show it."""

@@ -68,7 +68,7 @@ def test_texts_of_all_rows_can_be_filled_in() -> None:
                 hint.name: hint for hint in hints_of_line(line, Evidence(job=JOB, advice=advice))
             }
             assert hints, name
-            assert not any("{" in str(hint) for hint in hints.values())
+            assert not any("{" in hint.told("") for hint in hints.values())
 
 
 def test_row_that_says_little_is_left_out_beside_another() -> None:
@@ -105,7 +105,7 @@ def test_hints_are_about_the_last_statements_only() -> None:
 def test_hint_quotes_its_line_and_says_usually() -> None:
     (hint,) = hinted("cp: error writing 'x': Disk quota exceeded\n").hints
     assert hint.line == "cp: error writing 'x': Disk quota exceeded"
-    assert str(hint).startswith(f'hint, if this line matters: "{hint.line}": usually ')
+    assert hint.told("").startswith(f'hint, if this line matters: "{hint.line}": usually ')
 
 
 def test_exceptions_of_a_chain_have_hints() -> None:
