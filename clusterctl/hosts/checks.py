@@ -772,6 +772,19 @@ def _names(
                 )
 
 
+@_check_of_host
+def _unknown_names(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
+    """Yield a finding if a host that has joined does not know the others. `up` writes their names."""
+    unknown = [name for name, addresses in facts.resolved.items() if not addresses]
+    if unknown and expected.runs:
+        more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
+        cause = f"the host has no address for {unknown[0]}{more}"
+        fix = "run `clusterctl up`, which writes the names into /etc/hosts"
+        yield Finding(
+            host, "error", "name-unknown", "names of the cluster's hosts are unknown", cause, fix
+        )
+
+
 def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
     """Raise a ConfigureError if file systems are full, because neither Ansible nor jobs can run
     then.

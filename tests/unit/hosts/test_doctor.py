@@ -67,7 +67,7 @@ WELL: dict[str, Any] = {
         "machine_id": "aa",
     },
     "addresses": ["127.0.0.1/8", "10.0.0.1/24"],
-    "resolved": {"one": ["10.0.0.1"], "two": []},
+    "resolved": {"one": ["10.0.0.1"], "two": ["10.0.0.2"]},
     "space": [room(20000), SHARED],
     "listeners": {"6816": "systemd", "6817": "slurmctld"},
     "selinux": "enforcing",
@@ -471,6 +471,13 @@ def test_clock_finding_has_the_difference(skew_s: float, level: str) -> None:
     assert (finding.host, finding.level, finding.code) == ("two", level, "clock")
     assert ("ahead of" if skew_s > 0 else "behind") in finding.why
     assert ("1h" if abs(skew_s) > 60 else "10s") in finding.why
+
+
+def test_host_that_has_joined_must_know_the_names_of_the_others() -> None:
+    unknown = {"resolved": {"one": [], "two": []}, "units": ["munge"]}
+    (finding,) = found(unknown, runs=frozenset({"munge"}))
+    assert (finding.host, finding.level, finding.code) == ("two", "error", "name-unknown")
+    assert found(unknown) == []
 
 
 def test_hostname_may_resolve_to_a_loopback_address() -> None:
