@@ -192,7 +192,8 @@ def divide(
 ) -> dict[str, float]:
     """Return the seconds by use between the submission ``begin`` and ``end``, without uses of 0."""
     line = _Line(begin, evidence.staged, evidence.hangs, evidence.idle)
-    reached = 0.0
+    # Steps and epochs may begin at 0.
+    reached = -math.inf
     starts = [*(float(attempt.start_time) for attempt in attempts), math.inf]
     recorded = [
         next((each for each in evidence.history if a <= (each.started or 0) + SKEW_S < b), None)
@@ -299,7 +300,8 @@ class _Attempt:
         """Add this attempt to the line. reached: the last step of earlier attempts. Return its
         own.
         """
-        last = float(self.own.progress[1] if self.own else 0)
+        # 0: unknown.
+        last = float((self.own and self.own.progress[1]) or -math.inf)
         parts: list[_Record | _Lost] = [*self.records, *self.lost]
         # Of two records at the same time, the one that the program wrote first comes first.
         parts.sort(key=lambda part: part.end if isinstance(part, _Lost) else part.time)
@@ -313,7 +315,7 @@ class _Attempt:
                 continue
             self._add(line, part, step, reached)
             step = step if part.step is None else part.step
-            last = max(last, step or 0)
+            last = last if step is None else max(last, step)
         checkpoints = min(self._between, self._stalls)
         line.move(checkpoints, Use.CHECKPOINT)
         self._finish(line)

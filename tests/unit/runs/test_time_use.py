@@ -123,6 +123,12 @@ def test_time_use_of_packed_tasks_is_of_their_own_programs(tmp_path: Path) -> No
     assert total_time_use([Row(run)])["queue"] == 10
 
 
+def test_first_epoch_with_the_number_0_is_not_redone(tmp_path: Path) -> None:
+    records = [(10 + 5 * epoch, {"epoch": epoch, "loss": 4 - epoch}) for epoch in range(4)]
+    run = made(tmp_path, [(0, 25)], events=[started(0), ended(25)], records=records)
+    assert "redone" not in uses(run)
+
+
 def test_time_use_counts_repeated_steps_as_redone(tmp_path: Path) -> None:
     """The first attempt reached step 4, and the second began with step 3."""
     run = made(
