@@ -10,12 +10,12 @@ from clusterctl.scheduler.hints import says_no_error
 
 # Lines after a traceback with which the log of a shell script still ends with the traceback.
 _REMARKS = 3
-# A last line by which a shell or a command reports that it failed.
+# A last line by which a shell or a command reports that it failed. `error: 0.012` is a result.
 _COMMAND_FAILED: Final = re.compile(
     r": command not found$|^\S+: \*\*\* .*Error \d+$"
     r"|^\S+: line \d+: +\d+ (?:Segmentation fault|Aborted|Killed|Bus)"
     r"|^[\w./+-]+: .*: (?:No such file or directory|Permission denied|No space left on device)$"
-    r"|^(?:[\w./+-]+: )?(?i:fatal|(?:fatal )?error): "
+    r"|^(?:[\w./+-]+: )?(?i:fatal|(?:fatal )?error): (?! *[-+]?(?:\.?\d|nan|inf))"
 )
 
 

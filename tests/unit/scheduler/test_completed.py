@@ -43,6 +43,9 @@ ENDS = {
     "unknown, went on": ("", STEPS, NO_APEX, False),
     "python, tool": ("import os\n", STEPS, "cat: x: No such file or directory\n", False),
     "python, error in stdout, then stderr": ("import os\n", NO_CACHE, "saved\n", False),
+    "command": ("", "", "fatal: not a git repository\n", True),
+    "result": ("", f"{STEPS}error: 1.2e-05\n", "", False),
+    "result, negative": ("#!/bin/bash\n", f"{STEPS}Error: -.3\n", "", False),
     "shell, nothing": ("#!/bin/bash\n", STEPS, "", False),
 }
 
