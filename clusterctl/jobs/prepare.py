@@ -43,6 +43,7 @@ from clusterctl.jobs.submit import (
 )
 from clusterctl.jobs.times import with_local_times
 from clusterctl.scheduler.base import Outcome, refusing_wrong_ids, worst_job
+from clusterctl.scheduler.job_checks import unfit_foreign_lines
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import Environment, fitted_to
 from clusterctl.scheduler.session import Session, site_of
@@ -364,6 +365,8 @@ class Preparer:
         requests = [request for request, _ in timed]
         self._notes(note for _, notes in timed for note in notes)
         self._notes(note for request in requests for note in request.notes())
+        for request in requests:
+            self._notes(map(_unfit_notice, unfit_foreign_lines(site, request)))
         if session is not None and (mail := mail_notice(site, session.transport, requests)):
             self._notes([mail])
         return requests
@@ -473,6 +476,11 @@ class Preparer:
                 fix="use --requirements FILE with a line `torch`",
             )
         return environment
+
+
+def _unfit_notice(fault: UsageError) -> Notice:
+    text = f"{fault.where} does not fit here: {fault.cause}: {fault.fix}"
+    return Notice("foreign-directive-unfit", text)
 
 
 def _built_later(error: UsageError) -> Notice:

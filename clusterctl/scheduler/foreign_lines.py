@@ -75,8 +75,21 @@ _SCHEDULERS: Final[Mapping[str, Sequence[_Option]]] = {
 _MARK: Final = re.compile(rf"({'|'.join(map(re.escape, _SCHEDULERS))})\s+(?=-)")
 
 
-def notes_of_foreign_lines(script: str, lines: Sequence[str]) -> Iterator[Notice]:
-    """Yield a note for each other scheduler that a script has lines for, before its first command.
+@dataclass(frozen=True, slots=True)
+class ForeignLines:
+    """The lines of a script for another scheduler.
+
+    note: names them, with the flags that replace them.
+    options: name of an option of a job -> its value. places: name -> the line.
+    """
+
+    note: Notice
+    options: Mapping[str, object]
+    places: Mapping[str, str]
+
+
+def foreign_lines(script: str, lines: Sequence[str]) -> Iterator[ForeignLines]:
+    """Yield the lines for each other scheduler before a script's first command.
 
     script: the file's name.
     """
@@ -87,14 +100,24 @@ def notes_of_foreign_lines(script: str, lines: Sequence[str]) -> Iterator[Notice
         if match := _MARK.match(line):
             found.setdefault(match[1], []).append((number, f" {line[match.end() :]}"))
     for mark, rows in found.items():
+        values: dict[str, str] = {}
+        places: dict[str, str] = {}
+        for option in _SCHEDULERS[mark]:
+            for number, text in rows:
+                if match := re.search(rf"(?<=[\s,:]){option.pattern}", text):
+                    values[option.flag] = option.written(match[1])
+                    places[_field(option.flag)] = f"`{mark}{text}` in line {number} of {script}"
         numbers = ", ".join(str(number) for number, _ in rows)
-        flags = [
-            f"{option.flag} {shlex.quote(option.written(match[1]))}"
-            for option in _SCHEDULERS[mark]
-            for _, text in rows
-            if (match := re.search(rf"(?:(?<=[\s,:])|^){option.pattern}", text))
-        ]
-        instead = f"use {' '.join(flags)}" if flags else "use options of `clusterctl submit`"
         head = "line" if len(rows) == 1 else "lines"
+        flags = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in values.items())
+        instead = f"use {flags}" if flags else "use options of `clusterctl submit`"
         text = f"{script}, {head} {numbers}: {mark} lines have no effect here; in their place, {instead}"
-        yield Notice("foreign-directives", text)
+        given = {
+            _field(flag): int(value) if value.isdecimal() else value
+            for flag, value in values.items()
+        }
+        yield ForeignLines(Notice("foreign-directives", text), given, places)
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

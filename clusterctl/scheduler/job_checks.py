@@ -17,7 +17,7 @@ from clusterctl.scheduler.capacity import shape_of
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import is_launched
 from clusterctl.scheduler.slurm_values import expand_nodes
-from clusterctl.spec.job_options import OPTIONS, flag_of
+from clusterctl.spec.job_options import OPTIONS, flag_of, job_options
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.program import is_python
 from clusterctl.spec.sbatch import Directive
@@ -169,6 +169,22 @@ def _count_nodes(names: str) -> int:
     with suppress(ValueError):
         return len(expand_nodes(names))
     return 0
+
+
+def unfit_foreign_lines(site: Site, request: Request) -> Iterator[UsageError]:
+    """Yield an error for each line for another scheduler whose value would not fit the site.
+
+    These lines have no effect, but the flags that replace them would be wrong.
+    """
+    for foreign in request.script.foreign if request.script is not None else ():
+        # A value that is none of ours, such as an odd name, is named by its line alone.
+        with suppress(UsageError):
+            options = job_options(foreign.options).given
+            update = {**options, "places": foreign.places}
+            of_lines = request.of(request.job.model_copy(update=update))
+            for fault in site.faults(of_lines):
+                if fault.where in foreign.places.values():
+                    yield fault
 
 
 def check_pmix(site: Site, request: Request) -> Iterator[UsageError]:

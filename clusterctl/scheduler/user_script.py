@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.errors import Notice, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.scheduler.directives import Directives
-from clusterctl.scheduler.foreign_lines import notes_of_foreign_lines
+from clusterctl.scheduler.foreign_lines import ForeignLines, foreign_lines
 from clusterctl.spec.program import INTERPRETERS, Language, language_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class UserScript:
     interpreter: command that runs the script. directives: the script's #SBATCH lines.
     asks_for_command: number of the line in which the script looks for its file by `scontrol show
         job`. 0: it does not.
-    foreign: notes about its lines for other schedulers.
+    foreign: its lines for other schedulers.
     """
 
     name: str
@@ -40,7 +40,7 @@ class UserScript:
     directives: Directives
     is_python: bool
     asks_for_command: int = 0
-    foreign: tuple[Notice, ...] = ()
+    foreign: tuple[ForeignLines, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> UserScript:
@@ -69,7 +69,7 @@ class UserScript:
         asking = [number for number, line in enumerate(lines, start=1) if _ASKS_SLURM.match(line)]
         wants_command = any(map(_COMMAND.match, lines))
         asks_for_command = asking[0] if asking and wants_command else 0
-        foreign = tuple(notes_of_foreign_lines(path.name, lines))
+        foreign = tuple(foreign_lines(path.name, lines))
         return cls(path.name, interpreter, directives, python, asks_for_command, foreign)
 
     def notes(self, job: JobSpec, kept: Sequence[Directive]) -> Iterator[str]:
@@ -78,7 +78,7 @@ class UserScript:
         kept: the options of its #SBATCH lines that neither flags nor --slurm replace.
         """
         yield from self.directives.notes(job, kept)
-        yield from self.foreign
+        yield from (one.note for one in self.foreign)
         if self.asks_for_command:
             problem = (
                 "`scontrol show job` names clusterctl's job.sbatch, which is not in the "

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
+from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.foreign_lines import notes_of_foreign_lines
+from clusterctl.scheduler.foreign_lines import foreign_lines
+from clusterctl.scheduler.job_checks import unfit_foreign_lines
+from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.session import site_of
+from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
+from clusterctl.state.inventory import PartitionFacts
+from tests.support.inventories import inventory_with
 
 SCRIPTS = [
     # The first is a script of a user.
@@ -38,20 +44,30 @@ SCRIPTS = [
 @pytest.mark.parametrize(("text", "flags"), SCRIPTS)
 def test_note_has_the_flags_in_place_of_the_lines(text: str, flags: str) -> None:
     lines = ["#!/bin/bash", *text.split("\n"), "hostname", *text.split("\n")]
-    (note,) = notes_of_foreign_lines("old.sh", lines)
-    assert note.code == "foreign-directives"
-    assert note.endswith(f"use {flags}")
+    (found,) = foreign_lines("old.sh", lines)
+    assert found.note.code == "foreign-directives"
+    assert found.note.endswith(f"use {flags}")
     numbers = ", ".join(str(number) for number in range(2, 3 + text.count("\n")))
-    assert f" {numbers}: {text.split(maxsplit=1)[0]} " in note
-    words = shlex.split(flags)
-    given = {
-        name.removeprefix("--").replace("-", "_"): int(value) if value.isdecimal() else value
-        for name, value in zip(words[::2], words[1::2], strict=True)
-    }
-    assert job_options(given).given.keys() == given.keys()
+    assert f" {numbers}: {text.split(maxsplit=1)[0]} " in found.note
+    assert job_options(found.options).given.keys() == found.options.keys() == found.places.keys()
 
 
 def test_each_scheduler_has_its_note_and_other_comments_have_none() -> None:
     lines = "#!/bin/bash\n# PBS -N a\n#$HOME\n#PBSX -N\n#PBS -V\n\n#BSUB -n 2\n#SBATCH -n2\n"
-    notes = list(notes_of_foreign_lines("old.sh", lines.split("\n")))
+    notes = [found.note for found in foreign_lines("old.sh", lines.split("\n"))]
     assert [note.partition(":")[0] for note in notes] == ["old.sh, line 5", "old.sh, line 7"]
+
+
+def test_lines_that_would_not_fit_the_cluster_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "old.sh"
+    script.write_text(
+        "#!/bin/bash\n#PBS -q gone -N a\n#PBS -l nodes=9:ppn=1\n#PBS -l walltime=99:00:00\n"
+    )
+    site = site_of(inventory_with(PartitionFacts("train", ("c-1",), max_time=3600)))
+    request = Request.read(JobSpec(name="a", script=script))
+    assert [*site.faults(request)] == []
+    assert [(fault.code, fault.where) for fault in unfit_foreign_lines(site, request)] == [
+        ("unknown-partition", "`#PBS -q gone -N a` in line 2 of old.sh"),
+        ("too-many-nodes", "`#PBS -l nodes=9:ppn=1` in line 3 of old.sh"),
+        ("time-above-limit", "`#PBS -l walltime=99:00:00` in line 4 of old.sh"),
+    ]
