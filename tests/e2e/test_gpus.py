@@ -137,10 +137,9 @@ def test_jobs_that_restart_together_on_a_node_have_different_ports(gpus: Cluster
 
 
 def test_job_that_its_partition_can_not_run_is_refused(gpus: Cluster) -> None:
-    """Slurm refuses the memory (exit code 1), clusterctl itself the time limit (2)."""
-    memory = gpus("-o", "json", "submit", "probe", "-p", "parts", "--mem", "4GiB", rc=1)
+    memory = gpus("-o", "json", "submit", "probe", "-p", "parts", "--mem", "4GiB", rc=2)
     time = gpus("-o", "json", "submit", "probe", "-p", "train", "--time", "2h", rc=2)
-    assert (codes(memory), codes(time)) == (["slurm-refused"], ["time-above-limit"])
+    assert (codes(memory), codes(time)) == (["node-too-small"], ["time-above-limit"])
 
 
 @pytest.mark.parametrize(("gres", "indices"), [("t4:1", "0"), ("t4:2", "0,1"), ("1", "0")])
