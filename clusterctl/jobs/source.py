@@ -9,18 +9,18 @@ import re
 import shlex
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import Notice, UsageError, printable
+from clusterctl.jobs.listing import Listing
 from clusterctl.jobs.project import project_obstacle
 from clusterctl.jobs.secret_files import left_out_notice, without_secrets
 from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.names import first_few
-from clusterctl.spec.program import repository_of
 from clusterctl.state.ledger import TASK, copied_folders, is_own_report, is_run
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.tree import (
@@ -40,11 +40,15 @@ MAX_BYTES = 10 << 30
 MAX_FILES = 100_000
 LARGE_BYTES = 100 << 20
 LARGE_FILES = 5_000
-# This folder is neither sent nor searched.
-_NEVER = ".git"
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
 _LEAVE_OUT = "exclude files with --exclude or a .gitignore, or copy data once with `clusterctl put`"
-GITIGNORE = ".gitignore"
+
+
+class Reason(StrEnum):
+    """Why a file or folder of the project is not sent."""
+
+    PRIVATE = "it holds secrets"
+    NO_SOURCE = "it holds installed, cached or collected files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,15 @@ class Source:
 
     notes: messages for the user. script: the path of the job's script in the folder; "" if it has
         none.
+    left_out: path -> why it is not sent, of files that git shows, or that a folder without git
+        has. The path of a folder ends with a slash. Without those that --exclude matches.
     """
 
     folder: Path
     items: tuple[Item, ...]
     notes: tuple[str, ...] = ()
     script: str = ""
+    left_out: Mapping[str, Reason] = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[Item, ...]:
@@ -94,7 +101,7 @@ def source_of(job: JobSpec) -> Source | None:
             clusterctl, the folder is too large, or a pattern is malformed.
     """
     # This call only rejects malformed patterns.
-    patterns("--outputs", job.outputs, Path())
+    patterns("--outputs", job.outputs)
     if job.script is None:
         if job.include or job.exclude:
             raise UsageError(
@@ -107,17 +114,25 @@ def source_of(job: JobSpec) -> Source | None:
     folder = job.place.folder
     obstacle = project_obstacle(folder) if job.folder else "excluded by --no-folder"
     if not obstacle:
-        walk = FolderWalk(
+        own_folders = (state_home(), cache_home(), *copied_folders())
+        selection = _Selection(
             folder,
-            folder / job.place.script,
-            Include.of(job.include, folder),
-            patterns("--exclude", job.exclude, folder),
+            job.place.script,
+            job.include,
+            patterns("--exclude", job.exclude),
             has_tasks=bool(Request.read(job).indices),
             image=None if job.container is None else Path(job.container),
+            not_source=frozenset(path.resolve() for path in own_folders),
         )
-        walk.run()
-        walk.add_folder(job.place.start)
-        source = Source(folder, tuple(walk.items), walk.notes(), job.place.script)
+        selection.run()
+        selection.add_folder(job.place.start)
+        source = Source(
+            folder,
+            tuple(selection.items),
+            tuple(selection.notes),
+            job.place.script,
+            selection.left_out,
+        )
         return without_unnamed_secrets(source, job.include)
     if job.include:
         raise UsageError(
@@ -151,7 +166,12 @@ def without_unnamed_secrets(source: Source, include: Sequence[str]) -> Source:
     if not left_out:
         return source
     note = left_out_notice(left_out, f"use its path: {_option('--include', left_out[0])}")
-    return replace(source, items=items, notes=(*source.notes, note))
+    return replace(
+        source,
+        items=items,
+        notes=(*source.notes, note),
+        left_out={**source.left_out, **dict.fromkeys(left_out, Reason.PRIVATE)},
+    )
 
 
 def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
@@ -193,142 +213,156 @@ def _is_executable(item: Item) -> bool:
 
 
 @dataclass(slots=True)
-class FolderWalk:
-    """Walks through a project's folder and collects the files to send in ``items``.
+class _Selection:
+    """Selects the files of a project's folder to send, and collects them in ``items``.
 
+    script: path of the job's script below ``folder``.
     has_tasks: whether the job is an array, which has folders with the names task-0, task-1, ...
     image: the job's container image, which is sent by itself.
-    kept_back: paths of environments, caches, runs and reports that patterns of --include match.
     not_source: clusterctl's own folders, and those into which `collect --all` copied the cluster's
         files.
     """
 
     folder: Path
-    script: Path
-    include: Include
-    exclude: Ignore
+    script: str
+    include: Sequence[str]
+    exclude: Patterns
     has_tasks: bool
     image: Path | None = None
+    not_source: frozenset[Path] = frozenset()
     items: list[Item] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
-    ours: list[str] = field(default_factory=list)
-    kept_back: list[str] = field(default_factory=list)
-    not_source: frozenset[Path] = frozenset()
+    left_out: dict[str, Reason] = field(default_factory=dict)
+    notes: list[Notice] = field(default_factory=list)
     bytes: int = 0
     files: int = 0
 
     def run(self) -> None:
-        own = (state_home(), cache_home(), *copied_folders())
-        self.not_source = frozenset(path.resolve() for path in own)
         try:
-            pending = [_Folder(self.folder, rules_above(self.folder))]
-            while pending:
-                pending += reversed(self._search(pending.pop()))
+            found = self._of_project() | self._included()
+            script = self.folder / self.script
+            # The script of an interactive session is a folder.
+            if not script.is_dir():
+                found[self.script] = script.stat()
+            for path in sorted(found):
+                self._add(self._item(path, found[path]))
+            self._note_unmatched(found)
         except OSError as exc:
             raise unreadable_error([exc], fix=self._way_around(exc)) from exc
-        if self.ours:
-            raise UsageError(
-                "these names are reserved for the folders of the array's tasks: "
-                f"{', '.join(self.ours)}",
-                code="reserved-file-names",
-                where=str(self.folder),
-                fix=f"add {' '.join(f'--exclude /{name}' for name in self.ours[:3])}, or rename "
-                "the files",
+        if self.has_tasks:
+            self._reject_names_of_tasks()
+        if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
+            size = (
+                f"{format_size(self.bytes)} in {counted(self.files, 'file')}, most of it in "
+                f"{self._largest()}"
             )
+            text = f"the folder {self.folder} is large: {size}; {_LEAVE_OUT}"
+            self.notes.append(Notice("folder-large", text))
 
-    def _search(self, folder: _Folder) -> list[_Folder]:
-        """Add the entries of a folder that are sent. Return the subfolders to search."""
-        try:
-            entries = sorted(os.scandir(folder.path), key=lambda entry: entry.name)
-        except FileNotFoundError:
-            # Another program removed it just now.
-            return []
-        if own_rules := read_gitignore(folder.path / GITIGNORE, folder.path):
-            folder = replace(folder, rules=(*folder.rules, own_rules))
-        return [child for entry in entries if (child := self._entry(entry, folder))]
+    def _of_project(self) -> dict[str, os.stat_result]:
+        """Return path -> status of what git shows, or of what the folder contains without git."""
+        listing = Listing(self.folder, self._is_entered)
+        found = dict(listing.paths(by_git=True))
+        top = os.path.dirname(self.script)
+        inside = f"{top}/" if top else ""
+        # A script that git ignores together with its folder is sent with this folder.
+        is_top = os.path.lexists(self.folder / top / ".git")
+        if not is_top and not any(path.startswith(inside) for path in found):
+            found |= listing.paths(top, by_git=False)
+        if listing.warnings:
+            text = f"git says: {printable('; '.join(listing.warnings))}"
+            self.notes.append(Notice("git-warning", text))
+        return {path: found[path] for path in found if self._is_source(path, found[path])}
 
-    def _way_around(self, exc: OSError) -> str:
-        """Return the fix for a file or folder that can't be read."""
-        path = Path(os.fsdecode(exc.filename or ""))
-        if path.name == GITIGNORE:
-            path = path.parent
-        if path == self.folder or not path.is_relative_to(self.folder):
-            return "make it readable"
-        return (
-            "make it readable, or leave it out: "
-            f"{_option('--exclude', path.relative_to(self.folder))}"
-        )
-
-    def _entry(self, entry: os.DirEntry[str], parent: _Folder) -> _Folder | None:
-        """Add an entry of the folder ``parent`` if it is sent. Return it if it is a folder to
-        search.
-        """
-        path = Path(entry.path)
-        rules = parent.rules
-        is_folder = entry.is_dir(follow_symlinks=False)
-        # Patterns that exclude the script's folder would also exclude the modules beside the
-        # script.
-        if (
-            is_folder
-            and self.script.is_relative_to(path)
-            and is_ignored(rules, path, is_folder=True)
-        ):
-            rules = ()
-        is_ours = self._holds_no_source(path) if is_folder else _is_report(path)
-        guard = parent.guard or (path if is_ours else None)
-        is_sent = self._is_sent(
-            path,
-            rules,
-            guard,
-            is_folder=is_folder,
-            is_left_out=parent.is_left_out
-            or is_ours
-            or (path.suffix == ".pyc" and not is_folder)
-            or self._is_image(path),
-        )
-        if is_sent:
-            self._add(self._item(path, entry))
-        elif path == guard and path.name not in _LEFT_OUT:
-            is_matched = self.include.patterns.decide(path, is_folder=is_folder)
-            if is_matched:
-                self.kept_back.append(str(path.relative_to(self.folder)))
-        # An excluded folder may contain files that --include selects.
-        is_searched = (
-            is_folder
-            and entry.name != _NEVER
-            and (is_sent or self.include.may_select_in(path, guard))
-        )
-        excluded = is_searched and self.exclude.decide(path, is_folder=True) is True
-        leads_to_script = self.script.is_relative_to(path)
-        if is_searched and (leads_to_script or not excluded):
-            return _Folder(path, rules, not is_sent, guard)
-        return None
-
-    def _is_sent(
-        self,
-        path: Path,
-        rules: tuple[Ignore, ...],
-        guard: Path | None,
-        *,
-        is_folder: bool,
-        is_left_out: bool,
-    ) -> bool:
-        if path == self.script or (is_folder and self.script.is_relative_to(path)):
+    def _is_entered(self, path: str) -> bool:
+        if self.script.startswith(f"{path}/"):
             return True
-        if path.name == _NEVER or self.exclude.decide(path, is_folder=is_folder):
+        if self.exclude.decide(path, is_folder=True):
             return False
-        if self.include.selects(path, guard, is_folder=is_folder):
+        if self._holds_no_source(path):
+            self.left_out[f"{path}/"] = Reason.NO_SOURCE
+            return False
+        return True
+
+    def _is_source(self, path: str, status: os.stat_result) -> bool:
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if self.exclude.decide(path, is_folder=is_folder):
+            return False
+        if is_folder:
             return True
-        return not is_left_out and not is_ignored(rules, path, is_folder=is_folder)
+        if _is_report(self.folder / path):
+            self.left_out[path] = Reason.NO_SOURCE
+            return False
+        return not path.endswith(".pyc") and not self._is_image(path)
 
-    def _is_image(self, path: Path) -> bool:
-        image = self.image
-        return image is not None and path.name == image.name and path.resolve() == image.resolve()
+    def _included(self) -> dict[str, os.stat_result]:
+        """Return path -> status of what --include selects.
 
-    def _holds_no_source(self, folder: Path) -> bool:
+        A pattern does not reach into a folder that holds no source, nor does it select a report:
+        only its own path selects it, or the path of a file or folder in it.
+        """
+        include = patterns("--include", self.include)
+        if include.spec is None:
+            return {}
+        found = dict[str, os.stat_result]()
+        named = list(filter(None, map(_literal_path, self.include)))
+        # Other patterns match names in any folder.
+        are_paths = all(_literal_path(line) and "/" in line.rstrip("/") for line in self.include)
+        for top in named if are_paths else ("", *named):
+            for path, status in self._below(top):
+                is_folder = stat.S_ISDIR(status.st_mode)
+                if (
+                    include.decide(path, is_folder=is_folder)
+                    and not self.exclude.decide(path, is_folder=is_folder)
+                    and (path == top or is_folder or not _is_report(self.folder / path))
+                ):
+                    found[path] = status
+        return found
+
+    def _note_unmatched(self, found: Mapping[str, os.stat_result]) -> None:
+        """Note the patterns of --include that match nothing of what is sent."""
+        entries = [(path, stat.S_ISDIR(status.st_mode)) for path, status in found.items()]
+        for line in self.include:
+            pattern = patterns("--include", [line])
+            if not line.startswith("!") and not any(
+                pattern.decide(path, is_folder=is_folder) for path, is_folder in entries
+            ):
+                text = (
+                    f"--include {printable(line)} selects nothing in {self.folder}; a file of a "
+                    "collected run, a cache or a virtual environment, and a report of "
+                    "clusterctl, is only sent by its path, without wildcards"
+                )
+                self.notes.append(Notice("include-selects-nothing", text))
+
+    def _below(self, top: str) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield everything at and below a path, also what git ignores; what holds no source only if
+        the path lies in it.
+        """
+        parents = [top, *map(str, Path(top).parents[:-1])]
+        is_inside = bool(top) and any(map(self._holds_no_source, parents))
+
+        def is_entered(path: str) -> bool:
+            is_excluded = self.exclude.decide(path, is_folder=True)
+            return not is_excluded and (is_inside or not self._holds_no_source(path))
+
+        listing = Listing(self.folder, is_entered)
+        if top:
+            try:
+                status = os.lstat(self.folder / top)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            if ".." in Path(top).parts or not listing.enters(os.path.dirname(top)):
+                return
+            yield top, status
+            if not listing.enters(top):
+                return
+        yield from listing.paths(top, by_git=False)
+
+    def _holds_no_source(self, path: str) -> bool:
         """Return whether a folder contains installed, cached or collected files rather than source
         files.
         """
+        folder = self.folder / path
         if folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").is_file():
             return True
         # The working folder of a run that is being collected.
@@ -336,16 +370,31 @@ class FolderWalk:
             return True
         return is_run(folder) or folder.resolve() in self.not_source
 
-    def _item(self, path: Path, entry: os.DirEntry[str]) -> Item | None:
-        name = str(path.relative_to(self.folder))
-        if path == self.script:
-            return Item.of(name, path, path.stat())
+    def _is_image(self, path: str) -> bool:
+        image = self.image
+        return (
+            image is not None
+            and os.path.basename(path) == image.name
+            and (self.folder / path).resolve() == image.resolve()
+        )
+
+    def _way_around(self, exc: OSError) -> str:
+        """Return the fix for a file or folder that can't be read."""
+        path = Path(os.fsdecode(exc.filename or ""))
+        if path == self.folder or not path.is_relative_to(self.folder):
+            return "make it readable"
+        return (
+            "make it readable, or leave it out: "
+            f"{_option('--exclude', path.relative_to(self.folder))}"
+        )
+
+    def _item(self, path: str, status: os.stat_result) -> Item | None:
         try:
-            item = Item.of(name, path, entry.stat(follow_symlinks=False))
+            item = Item.of(path, self.folder / path, status)
+            return self._link(item) if item is not None and item.kind is Kind.LINK else item
         except FileNotFoundError:
             # Another program removed it just now.
             return None
-        return self._link(item) if item is not None and item.kind is Kind.LINK else item
 
     def _link(self, item: Item) -> Item | None:
         """Return the item to send for a link: the link, or the file outside to which it leads."""
@@ -389,12 +438,9 @@ class FolderWalk:
                     self.items.append(made)
 
     def _add(self, item: Item | None) -> None:
-        if item is None:
+        if item is None or item.path in self.folders:
             return
-        if self.has_tasks and TASK.fullmatch(os.fsencode(item.path)):
-            self.ours.append(item.path)
-        # The parent folder may be excluded although a file in it is included.
-        self.add_folder(str(Path(item.path).parent))
+        self.add_folder(os.path.dirname(item.path))
         if item.kind is Kind.FOLDER:
             self.folders.add(item.path)
         self.items.append(item)
@@ -411,24 +457,16 @@ class FolderWalk:
                 "only the script",
             )
 
-    def notes(self) -> tuple[str, ...]:
-        notes = []
-        if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
-            size = (
-                f"{format_size(self.bytes)} in {counted(self.files, 'file')}, most of it in "
-                f"{self._largest()}"
+    def _reject_names_of_tasks(self) -> None:
+        names = [item.path for item in self.items if TASK.fullmatch(os.fsencode(item.path))]
+        if names:
+            raise UsageError(
+                f"these names are reserved for the folders of the array's tasks: {', '.join(names)}",
+                code="reserved-file-names",
+                where=str(self.folder),
+                fix=f"add {' '.join(f'--exclude /{name}' for name in names[:3])}, or rename the "
+                "files",
             )
-            text = f"the folder {self.folder} is large: {size}; {_LEAVE_OUT}"
-            notes.append(Notice("folder-large", text))
-        if self.kept_back:
-            text = (
-                f"not sent, although --include matches: {printable(first_few(self.kept_back))}; "
-                "a pattern does not select collected runs, reports, caches and virtual "
-                "environments; to send one, use its path: "
-                f"{_option('--include', self.kept_back[0])}"
-            )
-            notes.append(Notice("include-kept-back", text))
-        return tuple(notes)
 
     def _largest(self) -> str:
         sizes: Counter[str] = Counter()
@@ -437,20 +475,6 @@ class FolderWalk:
         return ", ".join(
             f"{printable(name)} ({format_size(size)})" for name, size in sizes.most_common(3)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Folder:
-    """A folder to search. rules: the .gitignore patterns that apply to its entries.
-
-    is_left_out: whether the folder itself is not sent.
-    guard: the topmost folder without source that contains it; see ``Include``.
-    """
-
-    path: Path
-    rules: tuple[Ignore, ...]
-    is_left_out: bool = False
-    guard: Path | None = None
 
 
 def _option(flag: str, path: str | Path) -> str:
@@ -463,51 +487,18 @@ def _is_report(file: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ignore:
-    """Patterns as in .gitignore, for paths below ``folder``. ``spec``: None without patterns."""
+class Patterns:
+    """Patterns as in .gitignore, for paths below the sent folder. ``spec``: None without patterns."""
 
-    folder: Path
     spec: GitIgnoreSpec | None
 
-    def decide(self, path: Path, *, is_folder: bool) -> bool | None:
+    def decide(self, path: str, *, is_folder: bool) -> bool | None:
         """Return True if a pattern matches the path, False if a later ``!`` pattern does, otherwise
         None.
         """
         if self.spec is None:
             return None
-        name = f"{path.relative_to(self.folder)}{'/' if is_folder else ''}"
-        return self.spec.check_file(name).include
-
-
-@dataclass(frozen=True, slots=True)
-class Include:
-    """The patterns of --include. paths: those that patterns without wildcards name, from the top.
-
-    A pattern does not reach into a folder that holds no source, the ``guard``, nor does it select a
-    report: only its own path selects it, or the path of a file or folder in it.
-    """
-
-    patterns: Ignore
-    paths: frozenset[Path]
-
-    @classmethod
-    def of(cls, lines: Sequence[str], folder: Path) -> Include:
-        paths = frozenset(folder / path for line in lines if (path := _literal_path(line)))
-        return cls(patterns("--include", lines, folder), paths)
-
-    def selects(self, path: Path, guard: Path | None, *, is_folder: bool) -> bool:
-        decision = self.patterns.decide(path, is_folder=is_folder)
-        if guard is None or decision is False:
-            return decision is True
-        return any(
-            named.is_relative_to(guard) and path.is_relative_to(named) for named in self.paths
-        )
-
-    def may_select_in(self, folder: Path, guard: Path | None) -> bool:
-        """Return whether a pattern may select a file or folder in this folder."""
-        if guard is None:
-            return self.patterns.spec is not None
-        return any(named.is_relative_to(folder) for named in self.paths)
+        return self.spec.check_file(f"{path}/" if is_folder else path).include
 
 
 _WILDCARD: Final = re.compile(r"\\(.)|[*?\[]")
@@ -522,76 +513,17 @@ def _literal_path(pattern: str) -> str:
     return _WILDCARD.sub(r"\1", pattern).strip("/") if is_path else ""
 
 
-def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
+def patterns(flag: str, lines: Sequence[str]) -> Patterns:
     """Compile the patterns ``lines`` of the option ``flag``. Raises UsageError if a pattern is
     malformed.
     """
     for line in lines:
-        if _spec([line]) is None:
+        try:
+            gitignore_spec([line])
+        except (ValueError, re.error) as exc:
             raise UsageError(
                 f"{flag}: {line} is not a valid pattern",
                 code="not-a-pattern",
                 fix="write the pattern as in a .gitignore file",
-            )
-    return Ignore(folder, _spec(lines))
-
-
-def read_gitignore(file: Path, folder: Path) -> Ignore | None:
-    """Return the patterns of a .gitignore for paths below ``folder``; None without the file.
-
-    A malformed line is ignored, as in git. Raises OSError if the file can't be read.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-    spec = _spec(lines)
-    if spec is None:
-        spec = _spec([line for line in lines if _spec([line]) is not None])
-    return Ignore(folder, spec)
-
-
-def rules_above(folder: Path) -> tuple[Ignore, ...]:
-    """Return the git repository's ignore patterns from above ``folder``, outermost first.
-
-    Returns () if these patterns ignore ``folder`` itself, so that the files in it are sent anyway.
-    """
-    if (root := repository_of(folder)) is None:
-        return ()
-    git = root / ".git"
-    # In a submodule or worktree, .git is a file with the path of the git folder.
-    if git.is_file():
-        lead = (
-            git.read_text(encoding="utf-8", errors="surrogateescape")
-            .removeprefix("gitdir:")
-            .strip()
-        )
-        git = root / lead
-        git = git.parents[1] if git.parent.name == "worktrees" else git
-    exclude = read_gitignore(git / "info" / "exclude", root)
-    inherited = [] if exclude is None else [exclude]
-    ancestors = [path for path in folder.parents if path.is_relative_to(root)]
-    inherited += [
-        rules for path in reversed(ancestors) if (rules := read_gitignore(path / GITIGNORE, path))
-    ]
-    checked = (*reversed(ancestors), folder)[1:]
-    ignored = any(is_ignored(inherited, path, is_folder=True) for path in checked)
-    return () if ignored else tuple(inherited)
-
-
-def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
-    """Return whether a path is ignored, by the last of ``rules`` with a matching pattern."""
-    for rule in reversed(rules):
-        if path.is_relative_to(rule.folder) and path != rule.folder:
-            verdict = rule.decide(path, is_folder=is_folder)
-            if verdict is not None:
-                return verdict
-    return False
-
-
-def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:
-    """Compile patterns of a .gitignore. Return None without lines, or if a line is malformed."""
-    try:
-        return gitignore_spec(lines) if lines else None
-    except (ValueError, re.error):
-        return None
+            ) from exc
+    return Patterns(gitignore_spec(lines) if lines else None)

@@ -29,6 +29,7 @@ from clusterctl.errors import (
     marking_side_effects,
     printable,
 )
+from clusterctl.jobs.listing import GIT
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.claims import First
@@ -632,9 +633,7 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
     """Return a folder's git commit and uncommitted changes; None if git fails or takes too long."""
 
     def git(*words: str) -> bytes:
-        # A repository may name programs that git runs.
-        safe = ["-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"]
-        argv = ["git", "--no-optional-locks", *safe, "-C", str(folder), *words]
+        argv = [*GIT, "-C", str(folder), *words]
         output = bytearray()
         with start_conversation(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
             while len(output) <= MAX_DIFF and (chunk := talk.receive()):

@@ -85,11 +85,12 @@ class JobKeywords(ReplayKeywords, total=False):
     # What to do if GPUs are idle, steps wait for data, GPUs are slowed down, or memory or a disk is
     # nearly full. Default: warn.
     alarm: Sequence[str]
-    # Also send files matching PATTERN, even if .gitignore excludes them.
+    # Also send files matching PATTERN, even if git ignores them.
     include: Sequence[str]
     # Do not send files matching PATTERN.
     exclude: Sequence[str]
-    # Send this folder with the script. Default: the script's, or the project if the script uses it.
+    # Send this folder with the script. Default: the nearest with a project file, such as
+    # pyproject.toml or .git, or the script's.
     folder: bool | str | Path
     # Pattern of files to collect, such as 'results/**'.
     outputs: Sequence[str]

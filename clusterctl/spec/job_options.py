@@ -562,7 +562,7 @@ class JobOptions(Model):
     include: Annotated[
         tuple[FilePattern, ...],
         JobOption(
-            "Also send files matching PATTERN, even if .gitignore excludes them.",
+            "Also send files matching PATTERN, even if git ignores them.",
             metavar="PATTERN",
             in_shell=True,
             compared=False,
@@ -582,8 +582,8 @@ class JobOptions(Model):
     folder: Annotated[
         Folder,
         JobOption(
-            "Send this folder with the script. Default: the script's, or the project if the script "
-            "uses it.",
+            "Send this folder with the script. Default: the nearest with a project file, such as "
+            "pyproject.toml or .git, or the script's.",
             in_file="false: only the script.",
             metavar="DIR",
             flag_type=Path,

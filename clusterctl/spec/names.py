@@ -17,7 +17,15 @@ from clusterctl.errors import UsageError
 DATA: Final = Path(__file__).with_name("data")
 SPEC_NAME: Final = "cluster.yaml"
 # A folder with one of these files is the root of a project.
-PROJECT_FILES: Final = ("pyproject.toml", "setup.cfg", "setup.py", "requirements.txt", ".git")
+PROJECT_FILES: Final = (
+    "pyproject.toml",
+    "setup.cfg",
+    "setup.py",
+    "requirements.txt",
+    "environment.yml",
+    "environment.yaml",
+    ".git",
+)
 # The name of the cluster without a spec file.
 DEFAULT_CLUSTER: Final = "local"
 ADMIN_USER: Final = "clusterctl"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.names import did_you_mean
+from clusterctl.spec.names import PROJECT_FILES, did_you_mean
 from clusterctl.spec.units import shown
 
 BUNDLED_JOBS = (
@@ -204,6 +204,11 @@ def repository_of(folder: Path) -> Path | None:
     return next(
         (path for path in (folder, *folder.parents) if os.path.lexists(path / ".git")), None
     )
+
+
+def is_project(folder: Path) -> bool:
+    """Return whether a folder is the root of a project: it has one of ``PROJECT_FILES``."""
+    return any(os.path.lexists(folder / name) for name in PROJECT_FILES)
 
 
 def absolute_path(path: Path) -> Path:

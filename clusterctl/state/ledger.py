@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from clusterctl.errors import DiskError, MachineError, UsageError
-from clusterctl.spec.names import PROJECT_FILES, SPEC_NAME, first_few
+from clusterctl.spec.names import SPEC_NAME, first_few
+from clusterctl.spec.program import is_project
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.disk import append_line, read_lines, read_rows, translating_write_errors
 
@@ -341,11 +342,7 @@ def _project_of(folder: Path) -> Path:
     home = Path(os.path.expanduser("~"))
     above = takewhile(lambda path: path not in (home, path.parent), (folder, *folder.parents))
     return next(
-        (
-            path
-            for path in above
-            if any((path / name).exists() for name in (*PROJECT_FILES, SPEC_NAME))
-        ),
+        (path for path in above if is_project(path) or (path / SPEC_NAME).exists()),
         folder,
     )
 

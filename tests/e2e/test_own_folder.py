@@ -35,8 +35,6 @@ def project(tmp_path: Path) -> Path:
     (folder / "conf" / "a.txt").write_text("0.1")
     (folder / "link").symlink_to("conf/a.txt")
     (folder / "large").write_bytes(os.urandom(2 << 20))
-    (folder / ".gitignore").write_text("*.secret\n")
-    (folder / "my.secret").write_text("do not send")
     for name in HOSTILE_NAMES:
         (folder / os.fsdecode(name)).write_bytes(name)
     return folder
@@ -47,12 +45,11 @@ def test_project_folder_trains_on_two_nodes_and_is_sent_once(
 ) -> None:
     done = cluster.json("submit", project / "train.py", "--nodes", "2", "--wait")
     run = cluster.run_of(done["job_id"])
-    names = len(HOSTILE_NAMES) + len(".gitignore conf large link results train.py utils.py".split())
+    names = len(HOSTILE_NAMES) + len("conf large link results train.py utils.py".split())
     one = ("0.1", "0.1", names)
     assert (run / "stdout.log").read_text() == f"{[one, one]}\n"
     assert (run / "results" / "out.txt").read_text() == "made"
     assert (run / "conf" / "a.txt").read_text() == "changed"
-    assert not (run / "my.secret").exists()
     assert not (run / "large").exists()  # it is here, unchanged
     source = done["source"]
     assert source["sent_bytes"] == source["bytes"] > 2 << 20

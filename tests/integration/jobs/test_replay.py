@@ -297,7 +297,7 @@ def test_project_is_replayed_from_its_run(really, session, project, monkeypatch,
         (project / "src" / "pkg" / f"{name}.py").touch()
     (project / "src" / "pkg" / "train.py").write_text("import pkg.data, os\nprint(os.getcwd())\n")
     (project / "pyproject.toml").touch()
-    (project / ".git").mkdir()
+    subprocess.run(["git", "init", "-q", project], check=True)
     monkeypatch.chdir(project / "conf")
     (job,) = read_jobs(target if target.startswith("-m") else f"../{target}", {})
     assert (job.place.folder, job.place.start) == (project, "conf")

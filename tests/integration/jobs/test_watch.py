@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -403,6 +404,7 @@ def test_missing_file_that_was_not_sent_is_named_with_include(session, tmp_path)
     (folder / "kept").mkdir(parents=True)
     (folder / "kept" / "data.csv").touch()
     (folder / ".gitignore").write_text("kept/\n")
+    subprocess.run(["git", "init", "-q", folder], check=True)
     job_id = submitted(session, folder, "cat kept/data.csv")
     error = failed(session, job_id)
     assert all(word in error.fix for word in ("--include", "kept/data.csv"))

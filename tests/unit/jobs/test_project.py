@@ -52,104 +52,53 @@ def sent(job: JobSpec) -> set[str]:
 PACKAGE = {
     "pyproject.toml": "",
     "mypkg/__init__.py": "",
-    "mypkg/model.py": "",
     "mypkg/train.py": "from mypkg.model import fit\n",
-    "configs/base.json": "{}",
     "scripts/train.sh": "#!/bin/bash\nexport PYTHONPATH=$PWD\npython mypkg/train.py\n",
-    "tools/run.py": "import json, sys\njson.load(open(sys.argv[1]))\n",
+    "train.py": "",
 }
 SRC = {
-    "config.yaml": "",
     "src/pkg/__init__.py": "",
-    "src/pkg/util.py": "",
-    "src/pkg/train.py": "from pkg.util import X\nopen('config.yaml')\n",
+    "src/pkg/train.py": "",
     "go.sh": "#!/bin/bash\nsrun python -m pkg.train\n",
 }
 MONOREPO = {
     ".git/HEAD": "",
-    "apps/train/pyproject.toml": "",
-    "apps/train/app/__init__.py": "",
-    "apps/train/app/main.py": "import app.data\n",
-    "apps/train/app/data.py": "",
+    "apps/train/setup.cfg": "",
+    "apps/train/app/main.py": "",
     "apps/serve/big.bin": "x",
-    "shared.py": "",
-    "apps/eval/eval.py": "import shared\n",
-    "apps/alone/run.py": "import helper\n",
-    "apps/alone/helper.py": "import shared\n",
-    "apps/own/run.py": "import helper, yaml\n",
-    "apps/own/helper.py": "",
+    "apps/own/run.py": "import helper\n",
 }
+PLAIN = {"a/t.py": "import lib\n", "lib.py": "", "conf.json": ""}
 # Layout, the user's folder, JOB, arguments -> the sent folder, the program's folder in it, import
 # roots.
 Case = tuple[Mapping[str, str], str, str, tuple[str, ...], str, str, tuple[str, ...]]
 CASES: tuple[Case, ...] = (
+    # The nearest folder with a project file.
+    (PACKAGE, ".", "train.py", (), ".", ".", ()),
     (PACKAGE, ".", "mypkg/train.py", (), ".", ".", (".",)),
-    (PACKAGE, ".", "scripts/train.sh", (), ".", ".", ()),
-    (PACKAGE, ".", "tools/run.py", ("--config=configs/base.json",), ".", ".", ()),
-    (PACKAGE, ".", "tools/run.py", ("none.json",), "tools", ".", ()),
-    (PACKAGE, ".", "-m mypkg.train", (), ".", ".", (".",)),
-    (PACKAGE | {".git/HEAD": ""}, "mypkg", "train.py", (), ".", "mypkg", (".",)),
-    (PACKAGE | {".git/HEAD": ""}, "mypkg", "-m mypkg.train", (), ".", "mypkg", (".",)),
-    (PACKAGE | {".git/HEAD": ""}, "..", "work; $(x)/mypkg/train.py", (), ".", ".", (".",)),
-    (SRC, ".", "src/pkg/train.py", (), ".", ".", ("src",)),
-    (SRC, ".", "go.sh", (), ".", ".", ("src",)),
-    (SRC, ".", "-m pkg.train", (), ".", ".", ("src",)),
-    (SRC, "src", "pkg/train.py", (), "src", ".", (".",)),
-    (SRC, "..", "work; $(x)/go.sh", (), ".", ".", ("src",)),
+    (PACKAGE, ".", "scripts/train.sh", (), ".", ".", (".",)),
+    (PACKAGE, "mypkg", "train.py", (), ".", "mypkg", (".",)),
+    (PACKAGE, "..", "work; $(x)/mypkg/train.py", (), ".", ".", (".",)),
+    (SRC | {"setup.py": ""}, ".", "src/pkg/train.py", (), ".", ".", (".", "src")),
+    (SRC | {"setup.py": ""}, ".", "go.sh", (), ".", ".", ("src",)),
+    (SRC | {"requirements.txt": ""}, "src", "pkg/train.py", (), ".", "src", (".", "src")),
+    (SRC | {"environment.yml": ""}, "src", "pkg/train.py", (), ".", "src", (".", "src")),
     (MONOREPO, ".", "apps/train/app/main.py", (), "apps/train", ".", (".",)),
-    (MONOREPO, "apps/train", "app/main.py", (), "apps/train", ".", (".",)),
-    (MONOREPO, "apps/eval", "eval.py", (), ".", "apps/eval", (".",)),
-    (MONOREPO, "apps/alone", "run.py", (), ".", "apps/alone", (".",)),
-    (MONOREPO, "apps/own", "run.py", (), "apps/own", ".", ()),
-    (MONOREPO, ".", "apps/own/run.py", (), "apps/own", ".", ()),
-    # The package contains a module of its own name, or has the name of a module of Python.
-    (
-        {"p/__init__.py": "", "p/t.py": "import numpy\n", "p/p.py": ""},
-        ".",
-        "-m p.t",
-        (),
-        ".",
-        ".",
-        (".",),
-    ),
-    ({"code/__init__.py": "", "code/t.py": ""}, ".", "-m code.t", (), ".", ".", (".",)),
-    ({"src/p/q/__main__.py": ""}, ".", "-m p.q", (), ".", ".", ("src",)),
-    # Neither a marker nor a use: only the script's folder.
-    ({"a/t.py": "import numpy\n", "b/x": ""}, ".", "a/t.py", (), "a", ".", ()),
-    ({"m/__init__.py": "", "m/t.py": "import m\n", "x": ""}, ".", "m/t.py", (), ".", ".", (".",)),
-    # The user starts the program in a folder below it.
+    (MONOREPO, "apps/own", "run.py", (), ".", "apps/own", (".",)),
+    (PACKAGE | {"sub/setup.py": "", "sub/p/t.py": ""}, ".", "sub/p/t.py", (), "sub", ".", (".",)),
+    # Without a project file, the script's folder, whatever the script and its arguments name.
+    (PLAIN, ".", "a/t.py", ("conf.json",), "a", ".", ()),
+    (SRC, ".", "src/pkg/train.py", (), "src/pkg", ".", ()),
     ({"train.py": "", "out/old": ""}, "out", "../train.py", (), ".", "out", ()),
-    # Names of the standard library, and of modules beside the script, are not searched above.
-    (
-        {"logging.py": "", "a/t.py": "import logging, util\n", "a/util.py": "", "util.py": ""},
-        *(".", "a/t.py", (), "a", ".", ()),
-    ),
-    # Python 2, and bytes that are not UTF-8, are read as far as possible.
-    ({"a/t.py": "print 'x'\n", "x": ""}, ".", "a/t.py", (), "a", ".", ()),
-    # Notebooks with a script beside them.
-    (
-        {"nb/a.ipynb": "", "nb/t.py": "import lib\n", "lib/x.py": ""},
-        ".",
-        "nb/t.py",
-        (),
-        ".",
-        ".",
-        (".",),
-    ),
-    # A nested project: the nearest that contains the package.
-    (
-        {
-            "pyproject.toml": "",
-            "sub/setup.py": "",
-            "sub/p/__init__.py": "",
-            "sub/p/t.py": "import p\n",
-        },
-        *(".", "sub/p/t.py", (), "sub", ".", (".",)),
-    ),
-    (
-        {"setup.cfg": "", "p/q/__init__.py": "", "p/t.sh": "python -m p.q\n"},
-        *(".", "p/t.sh", (), ".", ".", (".",)),
-    ),
+    # A module: the folder from which it is imported, or a project above.
+    (PACKAGE, ".", "-m mypkg.train", (), ".", ".", (".",)),
+    (PACKAGE | {".git/HEAD": ""}, "mypkg", "-m mypkg.train", (), ".", "mypkg", (".",)),
+    (SRC | {"setup.py": ""}, ".", "-m pkg.train", (), ".", ".", ("src", ".")),
+    (SRC, ".", "-m pkg.train", (), "src", ".", (".",)),
+    # The package contains a module of its own name, or has the name of a module of Python.
+    ({"p/__init__.py": "", "p/t.py": "", "p/p.py": ""}, ".", "-m p.t", (), ".", ".", (".",)),
+    ({"code/__init__.py": "", "code/t.py": ""}, ".", "-m code.t", (), ".", ".", (".",)),
+    ({"src/p/q/__main__.py": ""}, ".", "-m p.q", (), "src", ".", (".",)),
 )
 
 
@@ -157,21 +106,19 @@ CASES: tuple[Case, ...] = (
 def test_project_of_layout_is_sent(top: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     files, here, target, args, folder, start, roots = case
     write(top, files)
-    job = job_from((top / here).resolve(), target, monkeypatch, *args)
-    place = job.place
+    place = job_from((top / here).resolve(), target, monkeypatch, *args).place
     assert (place.folder, place.start, place.roots) == ((top / folder).resolve(), start, roots)
-    assert (place.folder / place.script).samefile(job.script)
-    assert place.script in sent(job)
+    assert (place.folder / place.script).is_file()
 
 
 def test_folder_option_selects_the_project(top, monkeypatch):
-    write(top, MONOREPO)
-    job = job_from(top / "apps", "own/run.py", monkeypatch, folder=Path(".."))
-    assert (job.place.folder, job.place.start) == (top, "apps")
-    assert job.place.script == "apps/own/run.py"
-    assert {"shared.py", "apps/serve/big.bin"} <= sent(job)
-    job = job_from(top, "apps/train/app/main.py", monkeypatch, folder=Path("apps/train/app"))
-    assert (job.place.script, job.place.start, job.place.roots) == ("main.py", ".", ())
+    write(top, PLAIN | {"pyproject.toml": "", "a/b/u.py": "", "a/setup.py": ""})
+    job = job_from(top / "a", "b/u.py", monkeypatch, folder=Path(".."))
+    assert (job.place.folder, job.place.start, job.place.roots) == (top, "a", (".",))
+    assert job.place.script == "a/b/u.py"
+    assert {"lib.py", "a/t.py"} <= sent(job)
+    job = job_from(top, "a/b/u.py", monkeypatch, folder=Path("a/b"))
+    assert (job.place.script, job.place.start, job.place.roots) == ("u.py", ".", ())
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "b", "a/t.py", "/"])
@@ -201,7 +148,7 @@ def test_module_without_its_package_is_refused(top, monkeypatch, make):
 
 
 def test_package_with_main_is_a_module(top, monkeypatch):
-    write(top, SRC | {"src/pkg/__main__.py": ""})
+    write(top, SRC | {"setup.py": "", "src/pkg/__main__.py": ""})
     job = job_from(top, "-m pkg", monkeypatch)
     assert (job.run_module, job.place.script, job.name) == ("pkg", "src/pkg/__main__.py", "pkg")
 
@@ -240,7 +187,7 @@ def test_folder_that_can_not_be_searched_is_passed_over(monkeypatch, target, loc
     with TemporaryDirectory() as name:
         top = Path(name).resolve()
         files = (".git/HEAD", "t.py", "a/u.py", "pkg/x.py", "a/src/x.py", "lib/x/__init__.py")
-        write(top, dict.fromkeys(files, "import pkg, lib\n"))
+        write(top, dict.fromkeys(files, ""))
         top.chmod(0o755)
         # The names in the folder can be listed.
         (top / locked).chmod(0o444)
@@ -275,32 +222,6 @@ def test_job_file_behind_a_link_starts_in_the_folder_itself(top, monkeypatch):
     assert (job.place.folder, job.place.start) == (top, "scripts")
 
 
-def test_ignored_folder_of_the_script_is_sent(top, monkeypatch):
-    write(top, {".git/HEAD": "", ".gitignore": "scratch/\n*.bin\n", "lib.py": "", "x.bin": ""})
-    write(
-        top,
-        {
-            "scratch/a/t.py": "import lib\nimport util\n",
-            "scratch/a/util.py": "",
-            "scratch/b.py": "",
-        },
-    )
-    job = job_from(top, "scratch/a/t.py", monkeypatch)
-    assert {"lib.py", "scratch/a/t.py", "scratch/a/util.py"} <= sent(job)
-    assert "x.bin" not in sent(job)
-    assert "scratch/a/t.py" in sent(
-        job_from(top, "scratch/a/t.py", monkeypatch, exclude=("scratch",))
-    )
-
-
-def test_start_folder_is_sent_even_if_ignored(top, monkeypatch):
-    write(top, {".gitignore": "build\n", "train.py": "", "build/x": ""})
-    job = job_from(top / "build", "../train.py", monkeypatch)
-    source = source_of(job)
-    assert source is not None
-    assert [item.path for item in source.items] == [".gitignore", "train.py", "build"]
-
-
 def test_metrics_of_a_local_run_are_sent(top, monkeypatch):
     names = {"train.py", "exps/metrics.jsonl", "exps/a/metrics.jsonl"}
     write(top, dict.fromkeys(names, ""))
@@ -309,10 +230,7 @@ def test_metrics_of_a_local_run_are_sent(top, monkeypatch):
 
 
 def test_job_file_is_the_current_folder(top, monkeypatch):
-    write(
-        top,
-        SRC | {"job.yaml": "job: src/pkg/train.py\n", "mod.yaml": "job: -m pkg.train\nfolder: .\n"},
-    )
-    for file in ("job.yaml", "mod.yaml"):
+    write(top, SRC | {"job.yaml": "job: go.sh\n", "mod.yaml": "job: -m pkg.train\nfolder: .\n"})
+    for file, roots in (("job.yaml", ("src",)), ("mod.yaml", ("src", "."))):
         job = job_from(top.parent, f"{top.name}/{file}", monkeypatch)
-        assert (job.place.folder, job.place.start, job.place.roots) == (top, ".", ("src",))
+        assert (job.place.folder, job.place.start, job.place.roots) == (top, ".", roots)

@@ -118,11 +118,6 @@ def test_folder_of_secrets_is_sent_if_its_path_is_included(project: Path) -> Non
     assert sent(project, ".ssh") == ({".ssh/config", ".ssh/sub/key"}, [])
 
 
-def test_ignored_secrets_are_not_named(project: Path) -> None:
-    write(project, {".gitignore": b".env\n", ".env": b"x"})
-    assert sent(project) == ({".gitignore"}, [])
-
-
 @pytest.mark.parametrize(
     "content",
     [

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import stat
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.ledger import REPORT_MARK, note_copied_folder
-from clusterctl.transport.tree import Kind, hash_items, literal_pattern
+from clusterctl.transport.tree import Kind, hash_items
 from tests.support.hostile import HOSTILE_NAMES
 from tests.support.messages import refused as rejected
 from tests.unit.runs.made import record
@@ -49,20 +46,6 @@ def files(project: Path, **words: object) -> set[str]:
     return {item.path for item in found(project, **words).files}
 
 
-def git(folder: Path, *argv: str) -> bytes:
-    options = [
-        "-c",
-        "user.name=t",
-        "-c",
-        "user.email=t@example.org",
-        "-c",
-        "core.excludesFile=/dev/null",
-    ]
-    return subprocess.run(
-        ["git", *options, *argv], cwd=folder, check=True, capture_output=True
-    ).stdout
-
-
 def test_siblings_and_subfolders_travel_without_caches_and_runs(project, tmp_path, monkeypatch):
     monkeypatch.setenv("CLUSTERCTL_HOME", str(project / "state"))
     write(
@@ -75,7 +58,6 @@ def test_siblings_and_subfolders_travel_without_caches_and_runs(project, tmp_pat
     )
     write(
         project,
-        ".git/config",
         "node_modules/x/y.js",
         ".ipynb_checkpoints/n",
         "state/demo/id_ed25519",
@@ -109,166 +91,17 @@ def test_image_of_the_job_is_not_sent_as_a_file_of_the_project_too(project):
     assert files(project, container=image, include=("/images/a.sif",)) == everything
 
 
-def test_include_and_exclude_patterns_select_files(project):
-    (project / ".gitignore").write_text("data/\n*.bin\ntrain.py\n")
-    write(project, "data/a", "data/sub/b.bin", "weights.bin", "notes.txt", "big/x", "__pycache__/c")
-    # The script always goes.
-    assert files(project) == {
-        "train.py",
-        ".gitignore",
-        "notes.txt",
-        "big/x",
-    }
-    assert files(project, include=("data/sub/",)) == files(project) | {"data/sub/b.bin"}
-    assert files(project, include=("*.bin",)) == files(project) | {"data/sub/b.bin", "weights.bin"}
-    assert files(project, include=("/*.bin",)) == files(project) | {"weights.bin"}
-    assert files(project, exclude=("big", "*.txt")) == {"train.py", ".gitignore"}
-    assert files(project, include=("data/",), exclude=("data/sub",)) == files(project) | {"data/a"}
-    assert files(project, include=("__pycache__",)) == files(project) | {"__pycache__/c"}
-    assert "train.py" in files(project, exclude=("*",))
-    alone = found(project, folder=False)
-    assert ([item.path for item in alone.items], alone.notes) == (["train.py"], ())
-    # Folders that hold what is included come, too.
-    folders = [
-        item.path for item in found(project, include=("*.bin",)).items if item.kind is Kind.FOLDER
-    ]
-    assert folders == ["big", "data", "data/sub"]
-
-
-def collect_into(run: Path, sent: Source) -> None:
-    """Make the folder of a collected run, with all files that were sent, as `collect` does."""
-    for item in sent.files:
-        write(run, item.path)
-    write(run, "model/heat", "SHA256SUMS", "environment.json", "job.sbatch", "report.html")
-    (run / "run.json").write_text(json.dumps(record()))
-    (run / "report.html").write_bytes(REPORT_MARK)
-
-
-@pytest.fixture
-def used_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with an ignored binary, ``heat``, and files of that name in folders that are no
-    source.
-    """
-    monkeypatch.setenv("CLUSTERCTL_HOME", str(project / "state"))
-    (project / ".gitignore").write_text("heat\n.venv\n*.html\n")
-    write(project, "heat", "src/heat", ".venv/pyvenv.cfg", ".venv/bin/heat", "node_modules/a/heat")
-    write(project, "state/demo/heat", "state/demo/id_ed25519", "runs/.demo-3.incomplete/tree/heat")
-    for name in ("demo-1", "demo-2"):
-        collect_into(project / "runs" / name, found(project, include=("/heat",)))
-    (project / "runs" / "demo-2" / "run.json").write_text("{")
-    write(project, "runs/demo-home-ada/jobs/heat")
-    note_copied_folder(project / "runs" / "demo-home-ada")
-    write(project, "paper.html")
-    (project / "report.html").write_bytes(b"<!doctype html>" + REPORT_MARK)
-    return project
-
-
-SOURCE = {"train.py", ".gitignore"}
-
-
-@pytest.mark.parametrize(
-    ("pattern", "selected"),
-    [
-        ("heat", {"heat", "src/heat"}),
-        ("/heat", {"heat"}),
-        ("**/heat", {"heat", "src/heat"}),
-        ("he?t", {"heat", "src/heat"}),
-        ("[gh]eat", {"heat", "src/heat"}),
-        ("*", {"heat", "src/heat", "paper.html"}),
-        ("*.html", {"paper.html"}),
-        ("runs/*/heat", set()),
-        ("runs/", set()),
-        ("demo-*", set()),
-        ("model/", set()),
-        ("bin/", set()),
-        ("run.json", set()),
-        ("id_ed25519", set()),
-        ("*.sbatch", set()),
-        (".*", set()),
-    ],
-)
-def test_include_pattern_never_selects_runs_reports_and_environments(
-    used_project, pattern, selected
-):
-    assert files(used_project, include=(pattern,)) == SOURCE | selected
-
-
-@pytest.mark.parametrize(
-    ("pattern", "selected"),
-    [
-        ("/runs/demo-1/heat", {"runs/demo-1/heat"}),
-        ("runs/demo-2/model/", {"runs/demo-2/model/heat"}),
-        ("runs/demo-home-ada", {"runs/demo-home-ada/jobs/heat"}),
-        (".venv/", {".venv/pyvenv.cfg", ".venv/bin/heat"}),
-        ("/node_modules", {"node_modules/a/heat"}),
-        ("/report.html", {"report.html"}),
-    ],
-)
-def test_include_selects_the_path_that_it_names(used_project, pattern, selected):
-    assert files(used_project, include=(pattern,)) == SOURCE | selected
-    # A second pattern, for a name that files of these folders have, does not reach into them.
-    both = files(used_project, include=(pattern, "heat"))
-    assert both == SOURCE | selected | {"heat", "src/heat"}
-
-
-def test_include_pattern_with_exclamation_mark_holds_in_a_named_run(used_project):
-    named = files(used_project, include=("/runs/demo-1", "!model/"))
-    assert "runs/demo-1/heat" in named
-    assert "runs/demo-1/model/heat" not in named
-
-
-def test_include_pattern_for_a_run_is_noted_with_the_way_to_send_it(used_project):
-    (note,) = found(used_project, include=("demo-*",)).notes
-    assert note.code == "include-kept-back"
-    assert "runs/demo-1" in note
-    option = shlex.split(note.rpartition(": ")[2])
-    assert "runs/demo-1/heat" in files(used_project, include=option[1:])
-    assert not found(used_project, include=("heat",)).notes
-
-
-@pytest.mark.parametrize("pattern", ["/heat", "heat"])
-def test_thirty_rounds_of_submit_and_collect_send_the_same_files(project, pattern):
-    (project / ".gitignore").write_text("heat\n")
-    write(project, "heat")
-    for number in range(30):
-        sent = found(project, include=(pattern,))
-        assert {item.path for item in sent.files} == {"train.py", ".gitignore", "heat"}
-        collect_into(project / "runs" / f"demo-{number}", sent)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a[1].csv",
-        "!x",
-        "#x",
-        "x*y",
-        "w?y",
-        "back\\slash",
-        "it's $HOME",
-        "end ",
-        "d/a b",
-        "-x",
-        "{a,b}",
-    ],
-)
-def test_pattern_of_a_path_selects_only_that_path(project, name):
-    (project / ".gitignore").write_text("*\n")
-    write(project, name, f"sub/{name}", "a1.csv", "xzy", "wzy")
-    assert files(project, include=(literal_pattern(name),)) == {"train.py", name}
-
-
 def test_file_that_vanishes_during_the_search_is_left_out(project, monkeypatch):
     write(project, "a.tmp", "b")
 
-    listed = limits.os.scandir
+    listed = os.scandir
 
     def scandir(folder: Path) -> list[os.DirEntry[str]]:
         entries = [*listed(folder)]
         (project / "a.tmp").unlink(missing_ok=True)
         return entries
 
-    monkeypatch.setattr(limits.os, "scandir", scandir)
+    monkeypatch.setattr(os, "scandir", scandir)
     assert files(project) == {"train.py", "b"}
 
 
@@ -277,6 +110,12 @@ def test_unusable_patterns_are_refused(project):
         found(project, exclude=("a\\",))
     with rejected("bundled-job-without-folder", UsageError):
         source_of(JobSpec(name="x", bundled="train", exclude=("x",)))
+
+
+def test_gitignore_without_git_has_no_effect(project):
+    write(project, "data/x")
+    (project / ".gitignore").write_text("data/\n")
+    assert files(project) == {"train.py", ".gitignore", "data/x"}
 
 
 def test_source_keeps_links_inside_and_copies_files_linked_outside(project, tmp_path):
@@ -343,20 +182,23 @@ def test_file_with_the_name_of_a_task_folder_is_refused_in_arrays(project):
     (project / "train.py").write_text("#SBATCH --array=0-1\n")
     with rejected("reserved-file-names", UsageError):
         found(project)
-    (project / ".gitignore").write_text("/task-*\n")
-    assert files(project) == {"train.py", ".gitignore", *names} - {"task-1/x", "task-2"}
+    sent = files(project, exclude=("/task-*",))
+    assert sent == {"train.py", *names} - {"task-1/x", "task-2"}
 
 
-def test_unreadable_files_are_refused_by_name(project):
-    (project / "gone").mkdir()
-    write(project, "x")
-    (project / ".gitignore").mkdir()  # git takes no notice of it
-    assert "x" in files(project)
-    loop = project / "sub"
-    loop.mkdir()
-    (loop / ".gitignore").symlink_to(".gitignore")
-    with rejected("files-unreadable", UsageError, "sub/.gitignore: Too many", "--exclude"):
+def test_unreadable_folder_is_refused_with_the_option_that_leaves_it_out(project, monkeypatch):
+    write(project, "sub/x", "y")
+    listed = os.scandir
+
+    def scandir(folder: Path) -> Iterator[os.DirEntry[str]]:
+        if Path(folder).name == "sub":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with rejected("files-unreadable", UsageError, "sub: Permission", "--exclude /sub"):
         found(project)
+    assert files(project, exclude=("/sub",)) == {"train.py", "y"}
 
 
 def test_folder_of_too_many_bytes_is_refused_with_its_largest_parts(project):
@@ -368,16 +210,9 @@ def test_folder_of_too_many_bytes_is_refused_with_its_largest_parts(project):
 
 
 def test_folder_of_too_many_files_is_refused_with_its_largest_parts(project, monkeypatch):
-    """The system lists the file in the folder very often, as if it were many files."""
-    write(project, "many/a", "b")
-    listed = limits.os.scandir
-
-    def scandir(folder: Path) -> list[os.DirEntry[str]]:
-        entries = [*listed(folder)]
-        return entries * 100_001 if Path(folder).name == "many" else entries
-
-    monkeypatch.setattr(limits.os, "scandir", scandir)
-    with rejected("folder-too-large", UsageError, " 100,000 files", "many (", "--no-folder"):
+    write(project, "many/a", "many/b", "many/c", "d")
+    monkeypatch.setattr(limits, "MAX_FILES", 4)
+    with rejected("folder-too-large", UsageError, " 4 files", "many (", "--no-folder"):
         found(project)
 
 
