@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -133,7 +134,9 @@ def source_of(job: JobSpec) -> Source | None:
             job.place.script,
             selection.left_out,
         )
-        return without_unnamed_secrets(source, job.include)
+        source = without_unnamed_secrets(source, job.include)
+        unsent = _unsent_arguments(job, source)
+        return replace(source, notes=(*source.notes, *unsent))
     if job.include:
         raise UsageError(
             f"--include can't select files, because the script's folder is not sent: {folder} is "
@@ -172,6 +175,26 @@ def without_unnamed_secrets(source: Source, include: Sequence[str]) -> Source:
         notes=(*source.notes, note),
         left_out={**source.left_out, **dict.fromkeys(left_out, Reason.PRIVATE)},
     )
+
+
+def _unsent_arguments(job: JobSpec, source: Source) -> Iterator[Notice]:
+    """Yield a note on the program's arguments that are paths in the project and not sent."""
+    sent = {item.path for item in source.items}
+    left_out = {path.rstrip("/") for path in source.left_out}
+    words = dict.fromkeys(chain.from_iterable(arg.split("=") for arg in job.args))
+    for word in words:
+        path = os.path.normpath(os.path.join(job.place.start, word))
+        if (
+            ("/" in word or "." in word)
+            and not path.startswith(("/", ".."))
+            and path not in {".", *sent, *left_out}
+            and os.path.lexists(source.folder / path)
+        ):
+            text = (
+                f"the argument {printable(word)} exists in {source.folder}, but is not sent; if "
+                f"the job reads it, {_option('--include', path)} sends it"
+            )
+            yield Notice("argument-not-sent", text)
 
 
 def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:

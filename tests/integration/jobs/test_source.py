@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -384,3 +385,26 @@ def test_include_pattern_that_selects_nothing_is_noted(used_project):
         (note,) = found(used_project, include=("heat", pattern)).notes
         assert note.code == "include-selects-nothing"
         assert pattern in note
+
+
+def test_argument_that_exists_here_and_is_not_sent_is_noted(project, monkeypatch):
+    git(project, "init", "-q")
+    write(project, "data/x", "run/conf.json", ".env", "env/pyvenv.cfg")
+    (project / ".gitignore").write_text("data\n")
+    monkeypatch.chdir(project / "run")
+    args = (
+        "--in=../data/x",
+        "../data",
+        "conf.json",
+        "none.txt",
+        "../.env",
+        "..",
+        "/etc",
+        "../../x",
+    )
+    (job,) = read_jobs("../train.py", {"args": args})
+    source = source_of(job)
+    assert source is not None
+    notes = [note for note in source.notes if note.code == "argument-not-sent"]
+    options = [shlex.split(note.partition("--include ")[2])[0] for note in notes]
+    assert options == ["/data/x", "/data"]
