@@ -576,7 +576,7 @@ class Job:
         return "".join(log.text for log in logs)
 
     def stacks(self) -> dict[str, Any]:
-        """Return where the ranks of the running job are, as `clusterctl stacks -o json` prints
+        """Return where the ranks of the running job are, as `clusterctl logs --stacks -o json` prints
         it.
         """
         with self.cluster._session(SHOWN_PATIENCE_S) as session:

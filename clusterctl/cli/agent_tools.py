@@ -103,8 +103,8 @@ _JOB: Final = MappingProxyType(
 )
 _SUBMIT: Final = tuple(
     "target args m variant run weights name nodes tasks_per_node cpus gpus mem time partition "
-    "account qos constraint array sweep pack scaling after from_run requeue chain launcher outputs "
-    "include exclude folder no_folder env secret requirements no_requirements env_path module "
+    "account qos constraint array sweep pack scaling after from_run requeue launcher "
+    "include exclude folder env secret requirements env_path module "
     "container mount tag note".split()
 )
 _WHERE: Final = tuple(
@@ -124,8 +124,7 @@ TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
         "doctor": Tool(Kind.READS, ("hosts",)),
         "where": Tool(Kind.READS, _WHERE, _JOB),
         "jobs": Tool(Kind.READS, ("ids", "all")),
-        "logs": Tool(Kind.READS, ("job_id", "rank")),
-        "stacks": Tool(Kind.READS, ("job_id",)),
+        "logs": Tool(Kind.READS, ("job_id", "rank", "stacks")),
         "top": Tool(Kind.READS, ("ids",), fixed=("--once",)),
         "wait": Tool(Kind.READS, ("ids", "timeout")),
         "usage": Tool(Kind.READS, ("by", "since", "runs")),

@@ -54,6 +54,13 @@ def logs(
     ] = None,
     label: Annotated[bool, option("Begin each line with its rank, such as `1: `.")] = False,
     raw: Annotated[bool, option("Write the bytes unchanged to files and pipes.")] = False,
+    stacks: Annotated[
+        bool,
+        option(
+            "Show where the ranks of the running job are, instead. -v also shows their stacks, which "
+            "are written to rank-logs/RANK.stack in the job's folder."
+        ),
+    ] = False,
     notify: Notify = None,
     file: Annotated[Path | None, option("Cluster spec. Default: ./cluster.yaml.")] = None,
 ) -> None:
@@ -61,6 +68,12 @@ def logs(
 
     Colors are kept; other control characters are escaped.
     """
+    if stacks:
+        beside = {"--follow": follow, "--rank": rank is not None, "--label": label, "--raw": raw}
+        for flag_name in (name for name, is_given in beside.items() if is_given):
+            raise excluded("--stacks", flag_name)
+        _show_stacks(screen, job_id)
+        return
     if raw and screen.json:
         raise excluded("--raw", "-o json")
     if notify and not follow:
@@ -118,12 +131,8 @@ def last_submitted(screen: Screen, session: Session) -> str:
     )
 
 
-def stacks(screen: Screen, job_id: LastId = None) -> None:
-    """Show where the ranks of a running job are.
-
-    Ranks at the same place are shown together. -v also shows their stacks, which are written to
-    rank-logs/RANK.stack in the job's folder.
-    """
+def _show_stacks(screen: Screen, job_id: str | None) -> None:
+    """Show where the ranks of a running job are, those at the same place together."""
     with (
         open_session(
             screen.chosen().of_jobs([job_id] if job_id else []), patience_s=SHOWN_PATIENCE_S

@@ -117,7 +117,7 @@ def _program() -> click.Group:
         help="Create a Slurm cluster from one YAML file, run jobs on it, and collect their "
         "results.",
         no_args_is_help=True,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     for name in PANELS:
         if name in VERBS:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 import click
 
+from clusterctl.cli.help import Command, Option, with_whole_help
 from clusterctl.cli.output import ENDINGS, Screen, Terminated
 from clusterctl.cli.verbs import VerbFunction
 from clusterctl.errors import (
@@ -124,6 +125,8 @@ class Declared:
     tab: returns completions when the user presses TAB, or has them.
     parser: converts the value. It raises ValueError with the reason if the value is wrong.
     least, most: the limits of a number. hidden: whether the help leaves it out.
+    topic: its heading in the help of a command with many options. is_usual: whether the short help
+        has it.
     """
 
     help: str
@@ -136,6 +139,8 @@ class Declared:
     least: float | None = None
     most: float | None = None
     hidden: bool = False
+    topic: str = ""
+    is_usual: bool = False
 
 
 def option(text: str, *names: str, **more: Any) -> Declared:
@@ -168,7 +173,15 @@ def job_flags(options: Iterable[JobOption]) -> dict[str, Any]:
             names = [own.flag, *(letters if own.sbatch == own.flag else [])]
         text = f"{own.help} Repeatable." if own.is_list else own.help
         tab = _TABS[own.tab] if isinstance(own.tab, str) else own.tab
-        flags[own.name] = flag(own.kind, text, *names, metavar=own.metavar, tab=tab)
+        flags[own.name] = flag(
+            own.kind,
+            text,
+            *names,
+            metavar=own.metavar,
+            tab=tab,
+            topic=own.topic,
+            is_usual=own.is_usual,
+        )
         if own.sbatch and own.sbatch != own.flag and not own.has_own_values:
             slurms = flag(own.kind, f"{own.flag}.", own.sbatch, *letters, hidden=True)
             flags[f"{own.name}{_SYNONYM}"] = slurms
@@ -260,7 +273,7 @@ def given_flags(flags: Iterable[str], arguments: Mapping[str, Any]) -> dict[str,
     }
 
 
-def command(name: str, function: VerbFunction) -> click.Command:
+def command(name: str, function: VerbFunction) -> Command:
     """Turn ``function(screen, ...)`` into a command that also has the options in ``COMMON``.
 
     The function returns the exit code; ``None`` is 0. An option of the function replaces the option
@@ -276,9 +289,10 @@ def command(name: str, function: VerbFunction) -> click.Command:
     }
     common = {name: kind for name, kind in COMMON.items() if name not in declared}
     declared |= {name: (kind, None) for name, kind in {**flags, **common}.items()}
-    return click.Command(
+    params = [parameter_of(name, *each) for name, each in declared.items()]
+    return Command(
         name,
-        params=[parameter_of(name, *each) for name, each in declared.items()],
+        params=with_whole_help(params),
         callback=click.pass_context(functools.partial(_call, function, flags)),
         help=inspect.getdoc(function),
     )
@@ -329,9 +343,11 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
     else:
         settings["type"] = _type_of(kind, declared)
         settings["show_default"] = default not in (None, "", required)
-    return click.Option(
+    one = Option(
         [*names, name], help=declared.help, hidden=declared.hidden, multiple=is_list, **settings
     )
+    one.topic, one.is_usual = declared.topic, declared.is_usual
+    return one
 
 
 def _completer(tab: Tab | tuple[str, ...]) -> Callable[..., list[CompletionItem[str]]] | None:

@@ -25,7 +25,7 @@ FaultNames = Annotated[
 ]
 
 
-@takes(job_flags(option for option in OPTIONS.values() if option.in_rehearse))
+@takes(job_flags(option for option in OPTIONS.values() if option.in_rehearse and option.in_submit))
 def rehearse(
     screen: Screen,
     target: Target,

@@ -42,7 +42,7 @@ from clusterctl.state.inventory import planned_inventory
 
 
 # A replay may change these options, because they do not affect the results.
-@takes(job_flags(option for option in OPTIONS.values() if option.in_replay))
+@takes(job_flags(option for option in OPTIONS.values() if option.in_replay and option.in_submit))
 def replay(
     screen: Screen,
     run: Run,

@@ -8,11 +8,10 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import (
-    GOAL,
     IfDigest,
     Words,
     argument,
@@ -64,7 +63,8 @@ from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.claims import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.job_options import OPTIONS
+from clusterctl.spec.job_options import OPTIONS, options_set
+from clusterctl.spec.names import Topic
 from clusterctl.spec.program import BUNDLED_JOBS, MODULE_FLAG, Weights
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
@@ -85,11 +85,18 @@ _PROGRAMS: Final = (".py", ".sh", ".bash", ".yaml", ".yml")
 DryRun = Annotated[
     bool,
     option(
-        "Print the sbatch script without submitting it, and the most that the job can use.",
+        "Print the script, and submit nothing. Also tells the most that the job can use.",
         "--dry-run",
+        topic=Topic.WATCH,
+        is_usual=True,
     ),
 ]
-Follow = Annotated[bool, option("Show the job's output until it has ended.", "--follow")]
+Follow = Annotated[
+    bool,
+    option(
+        "Show the output until the job has ended.", "--follow", topic=Topic.WATCH, is_usual=True
+    ),
+]
 
 Places = Annotated[
     str | None,
@@ -97,53 +104,28 @@ Places = Annotated[
         "Submit to partitions (P), accounts (P@ACCOUNT) or clusters (C, C/P), or to the best "
         "places that `where` finds (best:3), and keep the job that starts first.",
         metavar="PLACE,PLACE...",
+        topic=Topic.PLACE,
     ),
 ]
 
 SCRIPT_FLAGS: Final[Mapping[str, Any]] = {
     "run_module": flag(
-        str, "Run a module of your project, as `python -m` does.", "-m", metavar="MODULE"
-    ),
-    "no_folder": flag(bool, "Send only the script.", "--no-folder"),
-    "no_requirements": flag(
-        bool,
-        "Install no packages, even if a file beside the program lists some.",
-        "--no-requirements",
-    ),
-}
-# Flag -> the key of a job's `scaling` that has the sizes.
-_SIZE_KEYS: Final = {"scaling": "nodes", "scaling_tasks": "tasks", "scaling_gpus": "gpus"}
-_SIZE_FLAGS: Final[Mapping[str, Any]] = {
-    "scaling_tasks": flag(
         str,
-        "As --scaling, with each of these numbers of tasks (ranks) per node.",
-        metavar="N,N...",
+        "Run a module, as `python -m` does.",
+        "-m",
+        metavar="MODULE",
+        topic=Topic.PROGRAM,
+        is_usual=True,
     ),
-    "scaling_gpus": flag(
-        str,
-        "As --scaling, with each of these numbers of GPUs per node, and a rank for each.",
-        metavar="N,N...",
+    "set_": flag(
+        list[str],
+        "Set any key of a job file. Such as chain=7d or scaling.repeats=2; a list gets one more "
+        "entry. Repeatable.",
+        "--set",
+        metavar="KEY=VALUE",
+        topic=Topic.MORE,
+        is_usual=True,
     ),
-}
-# Keys of a job's `scaling`.
-SCALING_FLAGS: Final[Mapping[str, Any]] = {
-    "weak": flag(bool, "With --scaling: the work grows with the nodes, tasks or GPUs.", "--weak"),
-    "repeats": flag(int, "With --scaling: jobs of each size. Default: 1."),
-    "time_to": flag(
-        str,
-        "With --scaling: also the time until a metric reaches a value: eval_accuracy=0.97, "
-        "'loss<=0.3'.",
-        metavar="METRIC=VALUE",
-    ),
-}
-# Keys of a job's `scaling` or `sweep`.
-METRIC_FLAGS: Final[Mapping[str, Any]] = {
-    "metric": flag(
-        str,
-        "With --scaling: the metric that measures speed. Default: samples_per_s or the time. With "
-        "--sweep: the metric that ranks the tasks. Default: the evaluation's loss.",
-    ),
-    "goal": flag(str, f"With --metric: {GOAL}", metavar="min|max", tab=("min", "max")),
 }
 
 
@@ -172,35 +154,36 @@ TrainedRun = Annotated[
         "For eval, sample, predict and export: the trained run, by folder, by name in ./runs, "
         "or by job ID.",
         tab=run_names,
+        topic=Topic.BUNDLED,
     ),
 ]
 
 
-@takes(
-    {
-        **job_flags(OPTIONS.values()),
-        **SCRIPT_FLAGS,
-        **_SIZE_FLAGS,
-        **SCALING_FLAGS,
-        **METRIC_FLAGS,
-    }
-)
+@takes({**job_flags(option for option in OPTIONS.values() if option.in_submit), **SCRIPT_FLAGS})
 def submit(
     screen: Screen,
     target: Target = "",
     args: Annotated[Words, argument("Arguments of the program, after --.")] = None,
     variant: Annotated[
-        Words, option("Submit only this variant of the job file. Repeatable.")
+        Words, option("Submit only this variant of the job file. Repeatable.", topic=Topic.MANY)
     ] = None,
     run: TrainedRun = None,
     weights: Annotated[
         Weights,
-        option("With --run: use the weights of the best evaluation, or of the end of training."),
+        option(
+            "With --run: use the weights of the best evaluation, or of the end of training.",
+            topic=Topic.BUNDLED,
+        ),
     ] = Weights.BEST,
-    local: Annotated[bool, option("With --run: run on this machine, without a cluster.")] = False,
+    local: Annotated[
+        bool,
+        option("With --run: run on this machine, without a cluster.", topic=Topic.BUNDLED),
+    ] = False,
     dry_run: DryRun = False,
     if_digest: IfDigest = None,
-    wait: Annotated[bool, option("Wait until the job has ended.")] = False,
+    wait: Annotated[
+        bool, option("Wait until the job has ended.", topic=Topic.WATCH, is_usual=True)
+    ] = False,
     follow: Follow = False,
     timeout: Timeout = None,
     first: Places = None,
@@ -344,43 +327,12 @@ def job_and_options(
     """Return the job that the user named, and option of a job -> value. given: all options."""
     options = dict(given)
     module = options.pop("run_module", None)
-    no_folder = options.pop("no_folder", False)
-    no_requirements = options.pop("no_requirements", False)
+    entries = cast(Sequence[str], options.pop("set_", ()))
     if module is not None:
         # Without JOB, the first argument of the program takes its place.
         args = [*filter(None, [target]), *args]
         target = f"{MODULE_FLAG}{module}"
-    scaling = {name: options.pop(name) for name in SCALING_FLAGS if name in options}
-    sizes = {key: options.pop(name) for name, key in _SIZE_KEYS.items() if name in options}
-    if len(sizes) > 1:
-        first, second, *_ = (name for name, key in _SIZE_KEYS.items() if key in sizes)
-        raise excluded(f"--{first.replace('_', '-')}", f"--{second.replace('_', '-')}")
-    by = {name: options.pop(name) for name in METRIC_FLAGS if name in options}
-    if scaling and not sizes:
-        raise unaccompanied(f"--{next(iter(scaling)).replace('_', '-')}", "--scaling")
-    if by and not sizes and "sweep" not in options:
-        raise unaccompanied(f"--{next(iter(by))}", "--scaling or --sweep")
-    if "goal" in by and "metric" not in by:
-        raise unaccompanied("--goal", "--metric")
-    if "goal" in by:
-        # Most jobs do not need this module.
-        from clusterctl.spec.metrics import goal_given
-
-        goal_given(by["goal"])
-    if sizes:
-        options["scaling"] = {**sizes, **scaling, **by}
-    elif by:
-        options["sweep"] = {"grid": options["sweep"], **by}
-    if no_folder and "folder" in options:
-        raise excluded("--folder", "--no-folder")
-    if no_requirements and "requirements" in options:
-        raise excluded("--requirements", "--no-requirements")
-    return target, {
-        **({"args": args} if args else {}),
-        **options,
-        **({"folder": False} if no_folder else {}),
-        **({"requirements": False} if no_requirements else {}),
-    }
+    return target, {**({"args": args} if args else {}), **options_set(entries, options)}
 
 
 @dataclass(frozen=True, slots=True)

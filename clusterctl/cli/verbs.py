@@ -195,13 +195,6 @@ VERBS: Final[Mapping[str, Verb]] = {
         Panel.JOBS,
         of_cluster=True,
     ),
-    "stacks": Verb(
-        "logs:stacks",
-        "Show where the ranks of a running job are.",
-        Effect.READS,
-        Panel.JOBS,
-        of_cluster=True,
-    ),
     "top": Verb(
         "top:top",
         "Show live what nodes, jobs and their ranks do.",

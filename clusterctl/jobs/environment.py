@@ -75,7 +75,7 @@ def suggesting_no_requirements() -> Iterator[None]:
     try:
         yield
     except UsageError as exc:
-        exc.fix += "; --no-requirements submits the job without these packages"
+        exc.fix += "; --requirements none submits the job without these packages"
         raise
 
 

@@ -160,7 +160,7 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
     varied = scaling.field
     for field in (varied, "after", "ranks", *(() if job.sweep else ("array",))):
         if field in job.model_fields_set:
-            raise excluded(OPTIONS[field].flag, _flag_of(scaling))
+            raise excluded(OPTIONS[field].flag, f"--scaling {scaling.by}=")
     if any("--dependency" in one.quantities for one in directives_of(job.slurm)):
         raise excluded("--slurm --dependency", "--scaling")
     if (
@@ -168,7 +168,7 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
         and job.sweep
         and _BATCH in {f"--{key.replace('_', '-')}" for key in job.sweep.keys}
     ):
-        raise excluded(f"a sweep of {_BATCH}", "--weak")
+        raise excluded(f"a sweep of {_BATCH}", "--set scaling.weak=true")
     name = f"{job.name[:_LONGEST]}-scaling-{secrets.token_hex(2)}"
     changes = {"name": name, "slurm": (*job.slurm, _IN_TURN)}
     if job.sweep is not None:
@@ -181,10 +181,6 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
                 sizes["tasks_per_node"] = size
             args = _arguments(job, size, is_weak=scaling.weak)
             yield job.model_copy(update={**changes, **sizes, "args": args})
-
-
-def _flag_of(scaling: Scaling) -> str:
-    return "--scaling" if scaling.by == "nodes" else f"--scaling-{scaling.by}"
 
 
 def _arguments(job: JobSpec, size: int, *, is_weak: bool) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ def with_project(job: JobSpec, here: Path) -> JobSpec:
     """
     if job.script is None or job.folder is False:
         if job.run_module is not None:
-            raise excluded("-m", "--no-folder")
+            raise excluded("-m", "--folder none")
         return job
     here = absolute_path(here)
     # A module is started from the folder of its outermost package.

@@ -102,7 +102,7 @@ def source_of(job: JobSpec) -> Source | None:
             clusterctl, the folder is too large, or a pattern is malformed.
     """
     # This call only rejects malformed patterns.
-    patterns("--outputs", job.outputs)
+    patterns("--set outputs=", job.outputs)
     if job.script is None:
         if job.include or job.exclude:
             raise UsageError(
@@ -113,7 +113,7 @@ def source_of(job: JobSpec) -> Source | None:
             )
         return None
     folder = job.place.folder
-    obstacle = project_obstacle(folder) if job.folder else "excluded by --no-folder"
+    obstacle = project_obstacle(folder) if job.folder else "excluded by --folder none"
     if not obstacle:
         own_folders = (state_home(), cache_home(), *copied_folders())
         selection = _Selection(
@@ -144,7 +144,7 @@ def source_of(job: JobSpec) -> Source | None:
             code="script-alone",
             fix="move the script and the files it needs into a separate folder"
             if job.folder
-            else "leave out --no-folder or --include",
+            else "leave out --folder none or --include",
         )
     try:
         item = Item.of(job.script.name, job.script, job.script.stat())
@@ -476,7 +476,7 @@ class _Selection:
                 code="folder-too-large",
                 where=str(self.folder),
                 why=f"the largest entries so far are {self._largest()}",
-                fix=f"{_LEAVE_OUT}; --folder selects a smaller folder, and --no-folder sends "
+                fix=f"{_LEAVE_OUT}; --folder selects a smaller folder, and --folder none sends "
                 "only the script",
             )
 

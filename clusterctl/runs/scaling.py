@@ -540,7 +540,7 @@ def _unusable_figures(facts: Sequence[_Facts], metric: str, goal: Goal | None) -
     if goal is None:
         yield (
             f"the speed-up: it is not known whether lower or higher values of {metric} are "
-            "faster, which `submit --goal min` or `--goal max` tells"
+            "faster, which `submit --set scaling.goal=min` or `max` tells"
         )
     for each in facts:
         if metric not in each.figures:

@@ -279,7 +279,7 @@ def check_launcher(site: Site, request: Request) -> Iterator[UsageError]:
         fix = "use a larger --nodes or --tasks-per-node"
     if problem:
         yield UsageError(
-            f"--ranks {job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix
+            f"--set ranks={job.ranks} is not possible", code="ranks-unfit", why=problem, fix=fix
         )
 
 
@@ -358,30 +358,30 @@ def check_scaling(site: Site, request: Request) -> Iterator[UsageError]:  # noqa
 
 
 def check_chain(site: Site, request: Request) -> Iterator[UsageError]:
-    """Yield errors if a job with --chain is not requeued, or if its attempts have no time limit, or
+    """Yield errors if a job with `chain` is not requeued, or if its attempts have no time limit, or
     a longer one.
     """
     job = request.job
     if job.chain is None:
         return
     if "requeue" in job.model_fields_set and not job.requeue:
-        yield excluded("--chain", "--no-requeue")
+        yield excluded("--set chain=", "--no-requeue")
     partition = request.partition_in(site.inventory)
     has_time = request.last("--time") is not None
     of_partition = partition.max_time if partition is not None else None
     limit_s = request.time_s if has_time else of_partition
     if limit_s is None and partition is not None and not has_time:
         yield UsageError(
-            "--chain needs a time limit",
+            "--set chain= needs a time limit",
             code="chain-without-limit",
             why="the job is requeued each time that it reaches its time limit",
             fix="add the time limit of an attempt, such as --time 4h",
         )
     if limit_s is not None and job.chain < limit_s:
         yield UsageError(
-            f"--chain {format_duration(job.chain)} is shorter than the job's time limit of "
+            f"--set chain={format_duration(job.chain)} is shorter than the job's time limit of "
             f"{format_duration(limit_s)}",
             code="chain-too-short",
-            why="--chain is the total time of all attempts of the job",
-            fix="use a longer --chain, or only --time",
+            why="--set chain= is the total time of all attempts of the job",
+            fix="use a longer --set chain=, or only --time",
         )

@@ -75,8 +75,8 @@ _STATED: Final = (
     _Stated(
         "not-staged",
         r"^clusterctl: files can't be staged on (?P<host>[^\s:]+): (?P<reason>.+)$",
-        "files of --stage can't be staged on {host}: {reason}",
-        "correct SOURCE:TARGET of --stage; both are paths on the nodes",
+        "files of --set stage= can't be staged on {host}: {reason}",
+        "correct SOURCE:TARGET of --set stage=; both are paths on the nodes",
     ),
     _Stated(
         "image-unfit",
@@ -283,8 +283,8 @@ def _by_supervisor(case: _Case) -> Iterator[Cause]:
     if attempt.stop == "chain-over":
         yield Cause(
             code="stopped-chain-over",
-            what="the time of --chain is over",
-            fix="submit again with a longer --chain; with --from-run, `train` continues from its "
+            what="the time of --set chain= is over",
+            fix="submit again with a longer --set chain=; with --from-run, `train` continues from its "
             "newest checkpoint",
         )
     if attempt.hang and attempt.hang.ended_job:
@@ -299,7 +299,7 @@ def _by_supervisor(case: _Case) -> Iterator[Cause]:
             yield Cause(
                 code="alarm",
                 what=str(alarm),
-                fix="correct what wastes the time; if it must be so, use --alarm "
+                fix="correct what wastes the time; if it must be so, use --set alarm="
                 f"{alarm.kind}=warn",
             )
 

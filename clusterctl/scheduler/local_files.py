@@ -38,7 +38,7 @@ class LocalFiles:
         cluster.
     requirements: the job's requirements file. Empty: the job has no such file.
     image: of --container. environment: of --env-path.
-    is_alone: whether only the script was sent, because of --no-folder.
+    is_alone: whether only the script was sent, because of --folder none.
     """
 
     folder: Path

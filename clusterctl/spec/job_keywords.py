@@ -15,7 +15,7 @@ class ReplayKeywords(TypedDict, total=False):
 
     # Memory per node, such as 4GiB.
     mem: int | str
-    # Time limit, such as 30m or 1:30:00; a bare number is minutes.
+    # Time limit, such as 30m or 1:30:00. A bare number is minutes.
     time: int | str
     # Partition. Default: the first.
     partition: str
@@ -56,22 +56,23 @@ class JobKeywords(ReplayKeywords, total=False):
     gpus: int
     # Submit a job array, such as 1-10%2.
     array: str
-    # Run one task per value of a program option, or per line of a table. Repeat it for all
-    # combinations.
+    # Run one task per value of an option. KEY=V,V, KEY=A..B, or FILE.csv, a table with a task per
+    # line. Repeat it for all combinations.
     sweep: Mapping[str, Any] | Sequence[str]
     # Run the tasks of the array or sweep inside a single job, as many at a time as fit: for many
     # short tasks.
     pack: bool
-    # Run the job on each of these numbers of nodes in turn, for a table of speed-up and efficiency.
+    # Run the job on each of these numbers of nodes. KIND: nodes, tasks or gpus (per node). For a
+    # table of speed-up and efficiency.
     scaling: Mapping[str, Any]
-    # Start after this job has ended: ok (successfully, the default), any or notok.
+    # Start after this job has ended. END: ok (successfully, the default), any or notok.
     after: Sequence[str]
-    # Another option of sbatch, such as '--exclude=NODE'.
+    # Another option of sbatch. Such as '--exclude=NODE'.
     slurm: Sequence[str]
-    # Continue an earlier run (folder, name in ./runs, or job ID): its files are in
+    # Continue an earlier run. RUN: its folder, its name in ./runs, or its job ID; its files are in
     # $CLUSTERCTL_FROM_RUN.
     from_run: str
-    # Requeue the job after a failure or its time limit. Default for train: with --save-interval.
+    # Requeue after failures and the time limit. Default for train: with --save-interval.
     requeue: bool
     # Signal for the program before the time limit, such as USR1@120 (seconds).
     signal: str
@@ -85,12 +86,12 @@ class JobKeywords(ReplayKeywords, total=False):
     # What to do if GPUs are idle, steps wait for data, GPUs are slowed down, or memory or a disk is
     # nearly full. Default: warn.
     alarm: Sequence[str]
-    # Also send files matching PATTERN, even if git ignores them.
+    # Send files that git ignores. PATTERN is as in .gitignore.
     include: Sequence[str]
     # Do not send files matching PATTERN.
     exclude: Sequence[str]
-    # Send this folder with the script. Default: the nearest with a project file, such as
-    # pyproject.toml or .git, or the script's.
+    # Send this folder with the script; none: only the script. Default: the nearest with a project
+    # file, such as pyproject.toml or .git, or the script's.
     folder: bool | str | Path
     # Pattern of files to collect, such as 'results/**'.
     outputs: Sequence[str]
@@ -99,8 +100,8 @@ class JobKeywords(ReplayKeywords, total=False):
     stage: Sequence[str]
     # Environment variable K=V. K alone passes your current value of K.
     env: Mapping[str, str] | Sequence[str]
-    # File with the Python packages: requirements.txt, pyproject.toml, uv.lock, pylock.toml or a
-    # script. Default: that beside a Python program.
+    # File that lists the Python packages. A requirements.txt, pyproject.toml, uv.lock, pylock.toml
+    # or a script; none: no packages. Default: that beside a Python program.
     requirements: Literal[False] | str | Path
     # Run with the conda or virtual environment in this folder of the cluster, or with conda's
     # environment of this name there. It is not changed.
@@ -110,7 +111,7 @@ class JobKeywords(ReplayKeywords, total=False):
     # Shell command that builds the program on the job's first node before it starts, such as 'make
     # -j4'. Jobs with the same files take the result.
     build: str
-    # Run in this container image: docker://NAME:TAG, or a file, here or on the cluster.
+    # Run in this container image. docker://NAME:TAG, or a file, here or on the cluster.
     container: str
     # With --container: the path SOURCE of the nodes is TARGET in the container; without TARGET, it
     # has the same path there.

@@ -7,7 +7,7 @@ its part in replays and comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from clusterctl.errors import Failure, Notice, UsageError
+from clusterctl.errors import Failure, Notice, UsageError, excluded
 from clusterctl.spec.base import (
     HERE,
     JobMemoryMib,
@@ -62,9 +62,9 @@ from clusterctl.spec.job_values import (
     Text,
     Variables,
 )
-from clusterctl.spec.names import Launcher
+from clusterctl.spec.names import Launcher, Topic, did_you_mean
 from clusterctl.spec.sbatch import Directive, directives_of, option_of_clusterctl, sbatch_options
-from clusterctl.spec.sweep import Scaling, Sweep, as_sweep
+from clusterctl.spec.sweep import Scaling, Sweep, as_scaling, as_sweep
 from clusterctl.spec.units import shown
 
 
@@ -119,6 +119,9 @@ class JobOption:
     metavar: the placeholder for the value in the help. Default: the type.
     examples: for the schema.
     flag_type: the type of the flag. Default: that of the field; text if clusterctl parses it.
+    topic: its heading in the help. is_usual: whether the short help has it.
+    in_submit: whether `submit` has the flag. False: the option is a key of job files, which
+        `--set KEY=VALUE` sets.
     is_argument: whether the values are the arguments of the program, and have no flag.
     tab: completes a value: words, or "partitions" or "runs".
 
@@ -156,6 +159,9 @@ class JobOption:
     metavar: str | None = None
     examples: tuple[object, ...] = ()
     flag_type: Any = None
+    topic: Topic = Topic.MORE
+    is_usual: bool = False
+    in_submit: bool = True
     is_argument: bool = False
     tab: str | tuple[str, ...] = ()
     sbatch: str = ""
@@ -185,7 +191,8 @@ class JobOption:
 
     @property
     def flag(self) -> str:
-        return f"--{self.name.replace('_', '-')}"
+        """How `submit` gets it: ``--nodes``, or ``--set chain=``."""
+        return f"--{self.name.replace('_', '-')}" if self.in_submit else f"--set {self.name}="
 
     @property
     def kind(self) -> Any:
@@ -207,8 +214,8 @@ class JobOption:
         """The flag with a placeholder for its value, for messages: ``--nodes NODES``."""
         if self.kind is bool:
             return self.flag
-        placeholder = (self.metavar or self.name).partition("[")[0]
-        return f"{self.flag} {placeholder.upper()}"
+        placeholder = (self.metavar or self.name).partition("[")[0].upper()
+        return f"{self.flag} {placeholder}" if self.in_submit else f"{self.flag}{placeholder}"
 
     def words(self, value: Any) -> Iterator[str]:
         """Yield the option of sbatch and salloc for a value of the field. Nothing: there is none."""
@@ -271,6 +278,7 @@ class JobOptions(Model):
             compared=False,
             in_shell=False,
             in_replay=False,
+            topic=Topic.PROGRAM,
         ),
     ] = None
     args: Annotated[
@@ -281,6 +289,7 @@ class JobOptions(Model):
             again=Again.CHOSEN,
             compared=False,
             variants=InVariants.APPENDED,
+            topic=Topic.PROGRAM,
         ),
     ] = ()
     nodes: Annotated[
@@ -292,6 +301,8 @@ class JobOptions(Model):
             is_only_flag=True,
             needs_slurm=False,
             in_replay=False,
+            topic=Topic.SIZE,
+            is_usual=True,
         ),
     ] = 1
     tasks_per_node: Annotated[
@@ -304,18 +315,27 @@ class JobOptions(Model):
             is_only_flag=True,
             needs_slurm=False,
             in_replay=False,
+            topic=Topic.SIZE,
+            is_usual=True,
         ),
     ] = 1
     ranks: Annotated[
         Count | None,
         JobOption(
-            "Ranks that mpirun starts; the other tasks are for MPI_Comm_spawn. Default: all."
+            "Ranks that mpirun starts; the other tasks are for MPI_Comm_spawn. Default: all.",
+            topic=Topic.SIZE,
+            in_submit=False,
         ),
     ] = None
     cpus: Annotated[
         Count | None,
         JobOption(
-            "CPU cores per task.", sbatch="--cpus-per-task", needs_slurm=False, in_replay=False
+            "CPU cores per task.",
+            sbatch="--cpus-per-task",
+            needs_slurm=False,
+            in_replay=False,
+            topic=Topic.SIZE,
+            is_usual=True,
         ),
     ] = None
     gpus: Annotated[
@@ -333,6 +353,8 @@ class JobOptions(Model):
                 is_vague=True,
             ),
             in_replay=False,
+            topic=Topic.SIZE,
+            is_usual=True,
         ),
     ] = 0
     mem: Annotated[
@@ -344,12 +366,14 @@ class JobOptions(Model):
             text=lambda mib: f"{mib}M",
             refusal=Refusal("mutually exclusive", is_conflict=True),
             compared=True,
+            topic=Topic.SIZE,
+            is_usual=True,
         ),
     ] = None
     time: Annotated[
         TimeLimitS | None,
         JobOption(
-            "Time limit, such as 30m or 1:30:00; a bare number is minutes.",
+            "Time limit, such as 30m or 1:30:00. A bare number is minutes.",
             sbatch="--time",
             text=_clock,
             is_only_flag=True,
@@ -357,6 +381,8 @@ class JobOptions(Model):
             refusal=Refusal(
                 r"time.?limit|wall.?time|--time\b", "sinfo --format=%R,%l", is_vague=True
             ),
+            topic=Topic.SIZE,
+            is_usual=True,
         ),
     ] = None
     partition: Annotated[
@@ -369,14 +395,13 @@ class JobOptions(Model):
             needs_slurm=False,
             refusal=Refusal("invalid partition|partition name", "sinfo --format=%R"),
             compared=True,
+            topic=Topic.PLACE,
+            is_usual=True,
         ),
     ] = None
     account: Annotated[
         SlurmName | None,
-        JobOption(
-            "Slurm account.",
-            sbatch="--account",
-        ),
+        JobOption("Slurm account.", sbatch="--account", topic=Topic.PLACE, is_usual=True),
     ] = None
     qos: Annotated[
         SlurmName | None,
@@ -384,6 +409,7 @@ class JobOptions(Model):
             "Quality of service.",
             sbatch="--qos",
             refusal=Refusal("invalid qos", "sacctmgr show qos format=name"),
+            topic=Topic.PLACE,
         ),
     ] = None
     constraint: Annotated[
@@ -394,6 +420,7 @@ class JobOptions(Model):
             sbatch="--constraint",
             refusal=Refusal("feature", "sinfo --format=%f", also=("--prefer",)),
             compared=True,
+            topic=Topic.PLACE,
         ),
     ] = None
     reservation: Annotated[
@@ -402,6 +429,7 @@ class JobOptions(Model):
             "Slurm reservation.",
             sbatch="--reservation",
             refusal=Refusal("reservation", "scontrol show reservation"),
+            topic=Topic.PLACE,
         ),
     ] = None
     licenses: Annotated[
@@ -410,6 +438,7 @@ class JobOptions(Model):
             "Licenses that Slurm counts, such as matlab:2.",
             sbatch="--licenses",
             refusal=Refusal("license", "scontrol show licenses"),
+            topic=Topic.PLACE,
         ),
     ] = None
     array: Annotated[
@@ -423,18 +452,22 @@ class JobOptions(Model):
             in_rehearse=False,
             again=Again.CHOSEN,
             in_replay=False,
+            topic=Topic.MANY,
+            is_usual=True,
         ),
     ] = None
     sweep: Annotated[
         Annotated[Sweep, BeforeValidator(as_sweep)] | None,
         JobOption(
-            "Run one task per value of a program option, or per line of a table. Repeat it for all "
-            "combinations.",
-            metavar="KEY=V,V|A..B|FILE.csv",
+            "Run one task per value of an option. KEY=V,V, KEY=A..B, or FILE.csv, a table with a task "
+            "per line. Repeat it for all combinations.",
+            metavar="KEY=VALUES",
             flag_type=list[str],
             needs_slurm=True,
             in_rehearse=False,
             again=Again.CHOSEN,
+            topic=Topic.MANY,
+            is_usual=True,
         ),
     ] = None
     pack: Annotated[
@@ -445,24 +478,26 @@ class JobOptions(Model):
             needs_slurm=True,
             in_rehearse=False,
             compared=False,
+            topic=Topic.MANY,
         ),
     ] = False
     scaling: Annotated[
-        Scaling | None,
+        Annotated[Scaling, BeforeValidator(as_scaling)] | None,
         JobOption(
-            "Run the job on each of these numbers of nodes in turn, for a table of speed-up and "
-            "efficiency.",
-            metavar="N,N...",
+            "Run the job on each of these numbers of nodes. KIND: nodes, tasks or gpus (per node). For a "
+            "table of speed-up and efficiency.",
+            metavar="[KIND=]N,N...",
             needs_slurm=True,
             in_rehearse=False,
             again=Again.CHOSEN,
+            topic=Topic.MANY,
         ),
     ] = None
     after: Annotated[
         tuple[Dependency, ...],
         JobOption(
-            "Start after this job has ended: ok (successfully, the default), any or notok.",
-            metavar="JOB_ID[:ok|any|notok]",
+            "Start after this job has ended. END: ok (successfully, the default), any or notok.",
+            metavar="JOB_ID[:END]",
             examples=("12:ok",),
             sbatch="--dependency",
             text=_dependencies,
@@ -471,39 +506,46 @@ class JobOptions(Model):
             again=Again.CHOSEN,
             in_shell=False,
             in_replay=False,
+            topic=Topic.MANY,
+            is_usual=True,
         ),
     ] = ()
     slurm: Annotated[
         tuple[SbatchText, ...],
         JobOption(
-            "Another option of sbatch, such as '--exclude=NODE'.",
+            "Another option of sbatch. Such as '--exclude=NODE'.",
             metavar="OPTION",
             examples=("--exclude=demo-train-1",),
             needs_slurm=True,
             in_shell="Another option of salloc, such as '--exclude=NODE'.",
             variants=InVariants.APPENDED,
+            topic=Topic.MORE,
+            is_usual=True,
         ),
     ] = ()
     from_run: Annotated[
         Run | None,
         JobOption(
-            "Continue an earlier run (folder, name in ./runs, or job ID): its files are in "
-            "$CLUSTERCTL_FROM_RUN.",
+            "Continue an earlier run. RUN: its folder, its name in ./runs, or its job ID; its files are "
+            "in $CLUSTERCTL_FROM_RUN.",
             metavar="RUN",
             tab="runs",
             examples=("12",),
             again=Again.CHOSEN,
+            topic=Topic.RESTARTS,
+            is_usual=True,
         ),
     ] = None
     requeue: Annotated[
         Toggle,
         JobOption(
-            "Requeue the job after a failure or its time limit. Default for train: with "
-            "--save-interval.",
+            "Requeue after failures and the time limit. Default for train: with --save-interval.",
             sbatch="--requeue",
             is_only_flag=True,
             in_rehearse=False,
             in_replay=False,
+            topic=Topic.RESTARTS,
+            is_usual=True,
         ),
     ] = False
     signal: Annotated[
@@ -519,6 +561,7 @@ class JobOptions(Model):
             compared=False,
             in_shell=False,
             in_replay=False,
+            topic=Topic.RESTARTS,
         ),
     ] = None
     chain: Annotated[
@@ -527,6 +570,8 @@ class JobOptions(Model):
             "Requeue the job at its time limits, such as --time 4h, until it has run 7d in total.",
             needs_slurm=True,
             in_rehearse=False,
+            topic=Topic.RESTARTS,
+            in_submit=False,
         ),
     ] = None
     launcher: Annotated[
@@ -535,6 +580,7 @@ class JobOptions(Model):
             "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.",
             tab=tuple(Launcher),
             in_shell=True,
+            topic=Topic.PROGRAM,
         ),
     ] = Launcher.SRUN
     hang: Annotated[
@@ -546,6 +592,7 @@ class JobOptions(Model):
             tab=("warn", "end", "off"),
             examples=("end@300",),
             in_rehearse=False,
+            topic=Topic.RESTARTS,
         ),
     ] = None
     alarm: Annotated[
@@ -557,16 +604,20 @@ class JobOptions(Model):
             tab=("idle=", "data=", "throttled=", "memory=", "disk="),
             examples=("idle=end@1h",),
             in_rehearse=False,
+            topic=Topic.RESTARTS,
+            in_submit=False,
         ),
     ] = ()
     include: Annotated[
         tuple[FilePattern, ...],
         JobOption(
-            "Also send files matching PATTERN, even if git ignores them.",
+            "Send files that git ignores. PATTERN is as in .gitignore.",
             metavar="PATTERN",
             in_shell=True,
             compared=False,
             variants=InVariants.APPENDED,
+            topic=Topic.PROGRAM,
+            is_usual=True,
         ),
     ] = ()
     exclude: Annotated[
@@ -577,20 +628,21 @@ class JobOptions(Model):
             in_shell=True,
             compared=False,
             variants=InVariants.APPENDED,
+            topic=Topic.PROGRAM,
         ),
     ] = ()
     folder: Annotated[
         Folder,
         JobOption(
-            "Send this folder with the script. Default: the nearest with a project file, such as "
-            "pyproject.toml or .git, or the script's.",
-            in_file="false: only the script.",
+            "Send this folder with the script; none: only the script. Default: the nearest with a "
+            "project file, such as pyproject.toml or .git, or the script's.",
             metavar="DIR",
             flag_type=Path,
             examples=(".",),
             in_shell="Send this folder, and start in it. Default: start in your home.",
             again=Again.CONTINUED,
             compared=False,
+            topic=Topic.PROGRAM,
         ),
     ] = True
     outputs: Annotated[
@@ -600,6 +652,8 @@ class JobOptions(Model):
             examples=("results/**",),
             compared=False,
             variants=InVariants.APPENDED,
+            topic=Topic.PROGRAM,
+            in_submit=False,
         ),
     ] = ()
     stage: Annotated[
@@ -612,6 +666,8 @@ class JobOptions(Model):
             needs_slurm=True,
             in_rehearse=False,
             variants=InVariants.MERGED,
+            topic=Topic.PROGRAM,
+            in_submit=False,
         ),
     ] = ()
     env: Annotated[
@@ -621,6 +677,8 @@ class JobOptions(Model):
             in_shell=True,
             again=Again.CONTINUED,
             variants=InVariants.MERGED,
+            topic=Topic.PROGRAM,
+            is_usual=True,
         ),
     ] = Field({})
     secret: Annotated[
@@ -634,20 +692,22 @@ class JobOptions(Model):
             "your current value. Nothing records the value.",
             in_replay=True,
             variants=InVariants.MERGED,
+            topic=Topic.PROGRAM,
         ),
     ] = Field({})
     requirements: Annotated[
         PackageFile | None,
         JobOption(
-            "File with the Python packages: requirements.txt, pyproject.toml, uv.lock, pylock.toml "
-            "or a script. Default: that beside a Python program.",
-            in_file="false: no packages.",
+            "File that lists the Python packages. A requirements.txt, pyproject.toml, uv.lock, "
+            "pylock.toml or a script; none: no packages. Default: that beside a Python program.",
             flag_type=Path,
             metavar="FILE[EXTRA]",
             examples=("pyproject.toml[train]",),
             in_shell=True,
             again=Again.CONTINUED,
             compared=False,
+            topic=Topic.PROGRAM,
+            is_usual=True,
         ),
     ] = None
     env_path: Annotated[
@@ -660,6 +720,7 @@ class JobOptions(Model):
             in_shell=True,
             again=Again.CONTINUED,
             compared=False,
+            topic=Topic.PROGRAM,
         ),
     ] = None
     module: Annotated[
@@ -670,6 +731,7 @@ class JobOptions(Model):
             examples=(["gcc/12"],),
             in_shell=True,
             variants=InVariants.MERGED,
+            topic=Topic.PROGRAM,
         ),
     ] = ()
     build: Annotated[
@@ -679,17 +741,20 @@ class JobOptions(Model):
             "as 'make -j4'. Jobs with the same files take the result.",
             metavar="COMMAND",
             examples=("make -j4",),
+            topic=Topic.PROGRAM,
         ),
     ] = None
     container: Annotated[
         Image | None,
         JobOption(
-            "Run in this container image: docker://NAME:TAG, or a file, here or on the cluster.",
+            "Run in this container image. docker://NAME:TAG, or a file, here or on the cluster.",
             metavar="IMAGE",
             examples=("docker://python:3.12-slim", "/shared/images/torch.sif"),
             in_shell="Run the shell, or what `launch` starts, in this container image: "
             "docker://NAME:TAG, or a file, here or on the cluster.",
             again=Again.CONTINUED,
+            topic=Topic.PROGRAM,
+            is_usual=True,
         ),
     ] = None
     mount: Annotated[
@@ -701,6 +766,7 @@ class JobOptions(Model):
             examples=(["/shared/data:/data:ro"],),
             in_shell=True,
             variants=InVariants.MERGED,
+            topic=Topic.PROGRAM,
         ),
     ] = ()
     tag: Annotated[
@@ -710,11 +776,14 @@ class JobOptions(Model):
             in_replay=True,
             again=Again.CONTINUED,
             variants=InVariants.MERGED,
+            topic=Topic.MORE,
         ),
     ] = ()
     note: Annotated[
         Text | None,
-        JobOption("A remark about the run.", in_replay=True, again=Again.CONTINUED),
+        JobOption(
+            "A remark about the run.", in_replay=True, again=Again.CONTINUED, topic=Topic.MORE
+        ),
     ] = None
 
     @property
@@ -792,6 +861,62 @@ def flags_for(request: Directive) -> str:
 def flag_of(quantity: str) -> str:
     """Return the flag that sets a quantity. Empty: there is no flag."""
     return next((one.flag for one in OPTIONS.values() if one.sbatch == quantity), "")
+
+
+# Keys of a job file with keys of their own -> the key for what the flag gives.
+_NESTED: Final = {"scaling": "sizes", "sweep": "grid"}
+
+
+def options_set(entries: Iterable[str], flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags of a job together with the values of --set: field of JobOptions -> value.
+
+    entries: KEY=VALUE, with a key of job files. SCALING.KEY and SWEEP.KEY are keys in theirs. A list
+        gets the value as one more entry.
+
+    Raises:
+        UsageError: there is no such key, or a flag or another entry has set it.
+    """
+    options = dict(flags)
+    for entry in entries:
+        key, equals, text = entry.partition("=")
+        name, _, inner = key.partition(".")
+        option = OPTIONS.get(name)
+        if option is None or option.is_argument or not equals or (inner and name not in _NESTED):
+            raise UsageError(
+                f"--set {entry} does not set a key of job files",
+                code="unknown-job-key",
+                fix=did_you_mean(name, OPTIONS)
+                or "use --set KEY=VALUE; docs/jobs.md lists the keys",
+            )
+        if inner or (name in _NESTED and isinstance(options.get(name), Mapping)):
+            whole = _nested(name, options.get(name))
+            keys: tuple[str, object] = (inner or _NESTED[name], _scalar(text))
+            if keys[0] in whole:
+                raise excluded(f"--set {key}", f"another --set {key} or {option.flag}")
+            options[name] = {**whole, keys[0]: keys[1]}
+        elif option.is_list or option.kind == list[str]:
+            options[name] = [*_entries(options.get(name)), text]
+        elif name in options:
+            raise excluded(f"--set {key}", f"another --set {key} or {option.flag}")
+        else:
+            options[name] = _scalar(text) if option.kind in {bool, int} else text
+    return options
+
+
+def _nested(name: str, value: object) -> dict[str, object]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {} if value is None else {_NESTED[name]: value}
+
+
+def _entries(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _scalar(text: str) -> bool | int | str:
+    """Return a text as YAML would read it, if it is true, false or a whole number."""
+    words = {"true": True, "false": False}
+    return int(text) if text.isascii() and text.isdigit() else words.get(text, text)
 
 
 _SPELLED: Final = {"args": "the arguments after --"}

@@ -27,6 +27,8 @@ from clusterctl.spec.units import parse_duration_s, shown
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _RESERVED: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
+# A folder or a file that is not wanted. One of this name is ./none.
+NONE: Final = "none"
 _SHORTEST_ALARM_S: Final = 10
 # Linux takes 128 KiB for a variable.
 _MOST_SECRET: Final = 64 << 10  # bytes
@@ -217,8 +219,8 @@ def _pattern(value: str) -> str:
 
 
 def _folder(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, bool):
-        return value
+    if isinstance(value, bool) or str(value) == NONE:
+        return value is True
     if isinstance(value, str | Path) and str(value):
         return folder_of(info) / value
     raise BadValueError(
@@ -242,8 +244,8 @@ def _environment_there(value: str) -> str:
 
 
 def _packages(value: object, info: ValidationInfo) -> object:
-    if value is False:
-        return value
+    if value is False or str(value) == NONE:
+        return False
     if isinstance(value, str | Path) and Path(value).name:
         return folder_of(info) / value
     raise BadValueError(
@@ -307,7 +309,7 @@ Mount = Annotated[Text, AfterValidator(_mount)]
 
 # A pattern as in a .gitignore file.
 def _stage(text: str) -> str:
-    """Check a value of --stage, such as ``/shared/x:$TMPDIR/x`` or ``/shared/*.tar:/x:by-node``."""
+    """Check a value of `stage`, such as ``/shared/x:$TMPDIR/x`` or ``/shared/*.tar:/x:by-node``."""
     source, _, target = text.removesuffix(":by-node").partition(":")
     if not all(_PLACE.fullmatch(path) for path in (source, target)):
         raise BadValueError(
@@ -323,7 +325,7 @@ _PLACE = re.compile(r"(?:/|~/|\$[A-Za-z_]\w*/)[^:\0\n]*[^:\0\n/]")
 
 
 def _with_own_targets(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Reject values of --stage if one of their paths is another's target, or is in it."""
+    """Reject values of `stage` if one of their paths is another's target, or is in it."""
     for text in texts:
         source, target, *_ = map(os.path.normpath, text.split(":"))
         if f"{target}/".startswith(f"{source}/"):

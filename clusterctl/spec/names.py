@@ -73,6 +73,19 @@ MAX_ARRAY_SIZE: Final = 100_001
 MAX_JOB_COUNT: Final = 500_000
 
 
+class Topic(StrEnum):
+    """The heading of an option in the help of a command with many options."""
+
+    SIZE = "Size"
+    PLACE = "Place"
+    PROGRAM = "Program"
+    MANY = "Many jobs"
+    RESTARTS = "Restarts"
+    WATCH = "Watch"
+    BUNDLED = "Bundled jobs"
+    MORE = "More"
+
+
 class Launcher(StrEnum):
     """The program that starts ranks: ``srun`` with PMIx, ``mpirun`` with a hostfile, or
     ``torchrun``.

@@ -480,7 +480,7 @@ def _reject_unknown_goal(metric: str | None, goal: Goal | None) -> None:
         raise BadValueError(
             "goal-unknown",
             f"it is not known whether lower or higher values of {shown(metric)} are better: "
-            "add --goal min or --goal max, in a job file goal: min or goal: max",
+            "add --set sweep.goal=min or max, or scaling.goal; in a job file goal: min or goal: max",
         )
 
 
@@ -511,6 +511,22 @@ def _target(text: str) -> str:
 _Sizes = Annotated[tuple[int, ...], BeforeValidator(_sizes)]
 # What a scaling varies: the field of a job with the number, by the field of the scaling.
 SIZE_FIELDS: Final = {"nodes": "nodes", "tasks": "tasks_per_node", "gpus": "gpus"}
+
+
+def as_scaling(value: object) -> object:
+    """Turn a flag into a scaling: ``tasks=1,2,4`` into ``{"tasks": "1,2,4"}``, ``1,2,4`` into nodes.
+
+    The flag may also be among the keys of a scaling, as ``sizes``.
+    """
+    if isinstance(value, Mapping) and "sizes" in value:
+        more = {key: entry for key, entry in value.items() if key != "sizes"}
+        return {**_sizes_of(value["sizes"]), **more}
+    return _sizes_of(value) if isinstance(value, str | int) else value
+
+
+def _sizes_of(flag: object) -> dict[str, str]:
+    by, equals, sizes = str(flag).partition("=")
+    return {by: sizes} if equals else {"nodes": by}
 
 
 class Scaling(Model):

@@ -91,7 +91,7 @@ NOT_IN_FOLDER = frozenset(
 # The folder of the job that proves MPI, which a killed `attach` leaves there.
 PROOF = re.compile(FOLDER_BELOW_HOME + rb"proof\.[^/.]{6}")
 CACHE = b"__pycache__"
-# Copies of other files, beside the targets of `submit --stage` (payload/node/stage.py).
+# Copies of other files, beside the targets of `submit --set stage=` (payload/node/stage.py).
 STAGED = re.compile(rb"\.clusterctl-staged-[0-9]+")
 PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # The folder of a job whose submission has not finished.

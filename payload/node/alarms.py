@@ -487,7 +487,7 @@ class Watch:
         seconds = round(held_s)
         Events().add("alarm", kind=rule.kind, seconds=seconds, summary=text, action=rule.action)
         consequence = "; the program is ended" if rule.action == "end" else ""
-        advice = f"`--alarm {rule.kind}=off` turns this alarm off"
+        advice = f"`--set alarm={rule.kind}=off` turns this alarm off"
         line = f"\nclusterctl: alarm: {text}, for {seconds} s{consequence}; {advice}\n"
         task.write_file(self._log, os.O_APPEND, line.encode(errors="replace"))
         if rule.action == "end":

@@ -207,7 +207,7 @@ def explain(reason: str, attempts: Sequence[Attempt], chain_s: float) -> str:
         return "\n".join([*lines, *(f"  {attempt.facts}" for attempt in vain[-MOST_FAILURES:])])
     used_s = seconds_used(attempts)
     return (
-        f"its attempts have run {used_s:.0f} s, and --chain is {chain_s:.0f} s; the last end: "
+        f"its attempts have run {used_s:.0f} s, and --set chain= is {chain_s:.0f} s; the last end: "
         f"{last.said}"
     )
 

@@ -486,7 +486,7 @@ def _lead(target: str, path: str, made: str) -> None:
         OSError: it can't be made.
     """
     if os.path.lexists(target) and not (os.path.islink(target) and os.readlink(target) == made):
-        raise StageError(f"{target} exists, and was not made by --stage: use another path")
+        raise StageError(f"{target} exists, and was not made by --set stage=: use another path")
     new = f"{target}.{os.getpid()}.new"
     os.symlink(path, new)
     os.replace(new, target)

@@ -61,7 +61,7 @@ def test_chain_continues_after_the_time_limit(national: Site, tmp_path: Path, pe
     user = user_of(national, person, tmp_path)
     before = national.listing(person)
     user.clusterctl("attach", "national")
-    limits = ("--nodes", "2", "--time", "1m", "--chain", "1m")
+    limits = ("--nodes", "2", "--time", "1m", "--set", "chain=1m")
     job_id = user.clusterctl(
         *("-o", "json", "submit", "train", *limits, "--wait", "--"),
         *("--model", "mlp", "--epochs", "100000", "--save-interval", "50"),

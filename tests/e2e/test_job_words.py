@@ -138,7 +138,7 @@ def test_container_image_sent_with_the_job_runs_ranks(
 def test_spawned_ranks_use_the_tasks_that_ranks_leaves_free(
     cluster: Cluster, project: Path
 ) -> None:
-    flags = ["--nodes", "2", "--launcher", "mpirun", "--ranks", "1"]
+    flags = ["--nodes", "2", "--launcher", "mpirun", "--set", "ranks=1"]
     done = cluster.json("submit", project / "spawn.py", *flags, "--wait")
     log = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
     assert log.split() == ["1", f"{cluster.name}-train-1", f"{cluster.name}-train-2"]

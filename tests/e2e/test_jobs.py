@@ -408,7 +408,7 @@ def test_hang_is_reported_with_the_stacks_of_all_ranks(cluster: Cluster) -> None
     expected = [(0, "running", "hang.py:8", True), (1, "running", "hang.py:11", True)]
 
     def places() -> list[tuple[object, ...]]:
-        ranks = cluster.json("stacks", job_id)["ranks"]
+        ranks = cluster.json("logs", "--stacks", job_id)["ranks"]
         return [
             (rank["rank"], rank["state"], rank["place"], "libmpi" in "".join(rank["stack"]))
             for rank in ranks
@@ -431,7 +431,7 @@ def test_alarm_of_waiting_for_data_ends_the_job(cluster: Cluster) -> None:
         "    with open('metrics.jsonl', 'a') as file:\n"
         "        file.write(json.dumps({'seconds': 0.5, 'data_ms': 400}) + '\\n')\n",
     )
-    options = ("--requeue", "--alarm", "data=end@12s", "--time", "5m")
+    options = ("--requeue", "--set", "alarm=data=end@12s", "--time", "5m")
     done = cluster.json("submit", path, *options, "--wait", rc=4)
     assert done["diagnosis"]["code"] == "alarm"
     job = cluster.job(done["job_id"])
@@ -649,7 +649,7 @@ def test_staged_files_are_on_the_disk_of_each_node(cluster: Cluster) -> None:
         cluster, "staged.sh", 'srun -n2 sh -c "readlink /var/tmp/data; cat /var/tmp/data/a"\n'
     )
     cluster("ssh", "--", "mkdir -p data && echo first >data/a && mkdir data/deep")
-    flags = ("--nodes", "2", "--stage", "~/data:/var/tmp/data", "--wait")
+    flags = ("--nodes", "2", "--set", "stage=~/data:/var/tmp/data", "--wait")
     submitted = [cluster.json("submit", path, *flags) for _ in range(2)]
     first, again = (cluster.run_of(job["job_id"]) for job in submitted)
     for run in (first, again):
@@ -660,7 +660,7 @@ def test_staged_files_are_on_the_disk_of_each_node(cluster: Cluster) -> None:
     assert (first / "stdout.log").read_text().count(", copied in ") == 2
     assert (again / "stdout.log").read_text().count("by an earlier job") == 2
     assert [one for one in records(first / "job.events") if one["event"] == "staged"]
-    missing = cluster.json("submit", path, "--stage", "/nowhere:/var/tmp/data", "--wait", rc=4)
+    missing = cluster.json("submit", path, "--set", "stage=/nowhere:/var/tmp/data", "--wait", rc=4)
     assert missing["diagnosis"]["code"] == "not-staged"
 
 
@@ -671,7 +671,7 @@ def test_each_node_gets_its_share_of_staged_shards(cluster: Cluster) -> None:
     cluster("ssh", "--", make)
     stage = "~/shards/s-{0..4}.tar:/var/tmp/shards:by-node"
     run = cluster.run_of(
-        cluster.json("submit", path, "--nodes", "2", "--stage", stage, "--wait")["job_id"]
+        cluster.json("submit", path, "--nodes", "2", "--set", f"stage={stage}", "--wait")["job_id"]
     )
     lines = (run / "stdout.log").read_text().splitlines()
     assert sorted(line for line in lines if line[:1].isdigit()) == ["0,2,4", "1,3"]

@@ -84,7 +84,7 @@ time.sleep(600)
 """
 SUBMIT = (
     "clusterctl -o json submit ./wait.py --cpus 1 --mem 256M --requirements need.txt --secret TOKEN=../token"
-    " --build 'echo built >built' --env WHO={who} --stage /shared/home/{who}/data:/var/tmp/{who}"
+    " --build 'echo built >built' --env WHO={who} --set stage=/shared/home/{who}/data:/var/tmp/{who}"
 )
 # What each person tries on the controller at another's running job.
 ATTEMPTS = """\
@@ -123,7 +123,6 @@ EXIT_0 = ("scontrol write batch_script",)
 # Verbs at another's job, and the codes of their errors.
 VERBS = {
     "logs": "job-of-another-user",
-    "stacks": "job-of-another-user",
     "code": "job-of-another-user",
     "collect": "job-of-another-user",
     "cancel": "job-not-cancelled",
@@ -218,7 +217,7 @@ def let_colleagues_in(cluster: Cluster, keys: Mapping[str, Path], folder: Path) 
 
 def _operator_keeps_jobs_of_others(cluster: Cluster, jobs: Mapping[str, Mapping[str, str]]) -> None:
     """`up` leaves the jobs of all people running, and `down` refuses: it names them, and nothing that
-    clusterctl or `--stage` has copied.
+    clusterctl or `--set stage=` has copied.
     """
     cluster("up")
     failures = cluster.json("down", "--yes", rc=1)["failures"]

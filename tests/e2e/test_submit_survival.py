@@ -172,7 +172,7 @@ def test_collect_killed_at_ten_instants_continues(cluster: Cluster) -> None:
         "mkdir d; for i in $(seq 2000); do head -c 3000 /dev/urandom > d/$i; done\n"
         "head -c 80M /dev/urandom > large\n"
     )
-    job = cluster.json("submit", path, "--no-folder", "--wait")["job_id"]
+    job = cluster.json("submit", path, "--folder", "none", "--wait")["job_id"]
     began = time.monotonic()
     cluster("collect", job, "--out", cluster.runner.cwd / "undisturbed")
     seconds = time.monotonic() - began

@@ -46,7 +46,6 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "replay": ["1"],
     "jobs": [],
     "logs": ["1"],
-    "stacks": ["1"],
     "top": [],
     "code": ["1"],
     "cancel": ["1"],

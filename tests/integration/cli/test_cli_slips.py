@@ -49,7 +49,7 @@ SLIPS = {
     "submit x.py --nodelist a-train-2": ("bad-command-line", "sbatch", " --slurm --nodelist=a-train-2`"),
     "submit x.py -x demo-train-2": ("bad-command-line", "-x", " --slurm --exclude=demo-train-2`"),
     "submit x.py -wa-1": ("bad-command-line", "-w", " --slurm --nodelist=a-1`"),
-    "submit x.py --no-folder --exclusive --follow": ("bad-command-line", "sbatch", " --slurm --exclusive`"),
+    "submit x.py --folder none --exclusive --follow": ("bad-command-line", "sbatch", " --slurm --exclusive`"),
     "submit x.py --gres=gpu:2 --wait": ("bad-command-line", "--gres", "`clusterctl submit JOB --gpus "),
     "submit x.py --gres tmpfs:2": ("bad-command-line", "--gres", " --slurm --gres=tmpfs:2`"),
     "submit x.py --gpus-per-task 1": ("bad-command-line", "sbatch", "`clusterctl submit JOB --gpus "),

@@ -32,7 +32,7 @@ def submit(answer: Answer) -> Callable[[str], str]:
 
     def submit(line: str) -> str:
         Path("a.sh").write_text(f"#!/bin/bash\n{line}\n")
-        return str(answer("submit", "a.sh", "--no-folder")["job_id"])
+        return str(answer("submit", "a.sh", "--folder", "none")["job_id"])
 
     return submit
 

@@ -479,7 +479,7 @@ def test_packages_of_a_file_beside_a_program_that_do_not_exist_stop_the_job(prog
         Preparer(notes.append).plan(Submission.of((JobSpec(name="a", script=program),)), a_spec())
     # Before they are resolved, nobody knows.
     assert not any("installed" in note for note in notes)
-    assert "--no-requirements" in caught.value.fix
+    assert "--requirements none" in caught.value.fix
 
 
 def test_file_beside_a_program_that_can_not_be_read_stops_the_job_with_a_way_on(
@@ -487,7 +487,7 @@ def test_file_beside_a_program_that_can_not_be_read_stops_the_job_with_a_way_on(
 ) -> None:
     program.with_name("pyproject.toml").write_text("[project\n")
     job = JobSpec(name="a", script=program)
-    with refused("packages-malformed", UsageError, "--no-requirements"):
+    with refused("packages-malformed", UsageError, "--requirements none"):
         prepared(job)
     assert names_in(prepared(job.model_copy(update={"requirements": False}))[0]) == []
 

@@ -263,7 +263,7 @@ def test_outputs_are_staged_beside_the_job(session, cluster, job):
     done = submit(session, job.model_copy(update={"outputs": ("results/**",)}))
     written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
     assert written["patterns"] == ["results/**", "/my 'job.sh"]  # and the script
-    with rejected("not-a-pattern", UsageError, "--outputs"):
+    with rejected("not-a-pattern", UsageError, "outputs="):
         source_of(job.model_copy(update={"outputs": ("!",)}))
 
 

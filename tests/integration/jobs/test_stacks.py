@@ -1,4 +1,4 @@
-"""`stacks` shows where the ranks of a job are that really runs."""
+"""`logs --stacks` shows where the ranks of a job are that really runs."""
 
 from __future__ import annotations
 

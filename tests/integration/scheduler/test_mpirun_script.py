@@ -121,7 +121,7 @@ def test_program_without_mpirun_has_the_hosts_variables(tmp_path: Path) -> None:
         ({"constraint": "a"}, "--constraint"),
         ({"array": "1-3"}, "--array"),
         ({"requeue": True}, "--requeue"),
-        ({"chain": 60}, "--chain"),
+        ({"chain": 60}, "--set chain="),
         ({"signal": "USR1@60"}, "--signal"),
         ({"mem": "1GiB"}, "--mem"),
         ({"gpus": 1}, "--gpus"),

@@ -205,14 +205,14 @@ def test_folder_of_too_many_bytes_is_refused_with_its_largest_parts(project):
     write(project, "many/a", "b")
     with (project / "many/a").open("r+b") as file:
         file.truncate(10 << 30)
-    with rejected("folder-too-large", UsageError, " 10.0 GiB", "many (", "--no-folder"):
+    with rejected("folder-too-large", UsageError, " 10.0 GiB", "many (", "--folder none"):
         found(project)
 
 
 def test_folder_of_too_many_files_is_refused_with_its_largest_parts(project, monkeypatch):
     write(project, "many/a", "many/b", "many/c", "d")
     monkeypatch.setattr(limits, "MAX_FILES", 4)
-    with rejected("folder-too-large", UsageError, " 4 files", "many (", "--no-folder"):
+    with rejected("folder-too-large", UsageError, " 4 files", "many (", "--folder none"):
         found(project)
 
 
