@@ -12,6 +12,7 @@ from typing import Any
 
 from clusterctl.cli.main import app
 from clusterctl.cli.options import COMMON
+from clusterctl.cli.verbs import VERBS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """\
@@ -56,10 +57,13 @@ def _section(path: tuple[str, ...], command: Any) -> str:
     parts = [
         f"## {' '.join(path)}\n",
         "\n\n".join(paragraphs),
+        f"\nEffect: {VERBS[' '.join(path)].effect}.",
         f"\n`{' '.join(words)} [options]`\n",
     ]
     if arguments:
-        parts.append(_table("argument", [(_placeholder(a), a.help or "") for a in arguments]))
+        parts.append(
+            _table("argument", [(_placeholder(a), _with_local(a, a.help or "")) for a in arguments])
+        )
     if options := _options(command, skip=COMMON):
         parts.append(_table("option", options))
     return "\n".join(parts)
@@ -76,8 +80,14 @@ def _options(command: Any, *, skip: Container[str]) -> list[tuple[str, str]]:
     """Return the options of a command with their help, as `--help` shows them."""
     context = command.context_class(command, info_name="clusterctl")
     options = [p for p in command.params if p.param_type_name == "option" and p.name not in skip]
-    records = [option.get_help_record(context) for option in options]
-    return [(record[0], record[1]) for record in records if record]
+    records = [(option, option.get_help_record(context)) for option in options]
+    return [(record[0], _with_local(option, record[1])) for option, record in records if record]
+
+
+def _with_local(parameter: Any, text: str) -> str:
+    """Return the help of a parameter, with what its value has of the user's machine."""
+    local = getattr(parameter, "local", None)
+    return f"{text} ({local.words})" if local is not None else text
 
 
 def _table(head: str, rows: list[tuple[str, str]]) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.agent.limits import LimitError
-from clusterctl.cli.agent_tools import TOOLS, Argument, Part, arguments_of
+from clusterctl.cli.agent_tools import TOOLS, Argument, arguments_of, locals_of
 from clusterctl.errors import UsageError
 from clusterctl.spec.agent import AgentLimits
-from clusterctl.spec.names import did_you_mean
+from clusterctl.spec.job_options import OPTIONS
+from clusterctl.spec.names import Local, did_you_mean
 from clusterctl.spec.units import shown
 
 # The most that all arguments of a call take, as JSON.
@@ -176,38 +177,38 @@ def require_folders(
     """Raise LimitError if an argument is a path outside of the folders, or passes a value of the
     user's that agents may not pass.
     """
-    parts = {**TOOLS[verb].parts, "file": Part.PATH}
+    parts = {**locals_of(verb), "file": Local.PATH}
     for name, part in parts.items():
         if name not in arguments:
             continue
         value = arguments[name]
         values = value if isinstance(value, list) else [value]
-        if part is Part.HERE_FIRST:
+        if part is Local.HERE_FIRST:
             values = values[:-1] or values
-        elif part is Part.HERE_LAST:
+        elif part is Local.HERE_LAST:
             values = values[1:][-1:] or ["."]
         for each in values:
             require_value(str(each), part, folders, limits)
 
 
 def require_value(
-    text: str, part: Part, folders: Folders, limits: AgentLimits, base: Path | None = None
+    text: str, part: Local, folders: Folders, limits: AgentLimits, base: Path | None = None
 ) -> None:
     """Raise LimitError if a value is a path outside of the folders, or a value of the user's."""
     name, equals, rest = text.partition("=")
-    if part in {Part.VARIABLE, Part.SOURCE} and not (equals and rest):
+    if part in {Local.VARIABLE, Local.SECRET} and not (equals and rest):
         # `K=` is empty, and passes nothing.
-        if not (equals and part is Part.VARIABLE):
+        if not (equals and part is Local.VARIABLE):
             require_variable(name, limits)
         return
     if (
-        part is Part.VARIABLE
-        or (part is Part.TABLE and equals)
-        or (part is Part.IMAGE and "://" in text)
+        part is Local.VARIABLE
+        or (part is Local.TABLE and equals)
+        or (part is Local.IMAGE and "://" in text)
     ):
         return
     path = (
-        rest if part is Part.SOURCE else text.partition("[")[0] if part is Part.PACKAGES else text
+        rest if part is Local.SECRET else text.partition("[")[0] if part is Local.PACKAGES else text
     )
     folders.require(path, base)
 
@@ -223,15 +224,14 @@ def require_variable(name: str, limits: AgentLimits) -> None:
         )
 
 
-# Key of a job file -> what of its value is a path, or a value of the user's.
+# Key of a job file -> what of its value is a path, or a value of the user's. A sweep is no text.
 _IN_JOB_FILES: Final = {
-    "job": Part.NAME,
-    "folder": Part.PATH,
-    "requirements": Part.PACKAGES,
-    "from_run": Part.NAME,
-    "container": Part.IMAGE,
-    "env": Part.VARIABLE,
-    "secret": Part.SOURCE,
+    "job": Local.NAME,
+    **{
+        name: option.local
+        for name, option in OPTIONS.items()
+        if option.local is not None and option.local is not Local.TABLE
+    },
 }
 
 
@@ -251,7 +251,7 @@ def require_folders_of_job_file(
             folders.require(sweep["list"], base)
 
 
-def _values_of(layer: Any) -> Iterator[tuple[str, Part]]:
+def _values_of(layer: Any) -> Iterator[tuple[str, Local]]:
     for key, part in _IN_JOB_FILES.items():
         value = layer.get(key) if isinstance(layer, Mapping) else None
         if isinstance(value, Mapping):

@@ -31,9 +31,10 @@ from clusterctl.cli.agent_program import (
     run_program,
     write_end,
 )
-from clusterctl.cli.agent_tools import TOOLS, Kind, limits_of_user
+from clusterctl.cli.agent_tools import TOOLS, limits_of_user
 from clusterctl.cli.agent_use import Uses, accounts_of, bound_of, identity
 from clusterctl.cli.all_clusters import ALL
+from clusterctl.cli.verbs import VERBS, Effect
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.spec.load import SPEC
@@ -220,9 +221,9 @@ class _Call:
                 why=str(self.verb)[:60],
                 fix=f"the commands of agents: {', '.join(TOOLS)}",
             )
-        tool = TOOLS[self.verb]
+        effect = VERBS[self.verb].effect
         self._limits = limits_of_user()
-        self._given = {**tool.given, **checked(self.verb, self._given)}
+        self._given = {**TOOLS[self.verb].given, **checked(self.verb, self._given)}
         self._command = words_of(self.verb, self._timed())
         self._check_arguments()
         self.place = place_of(self.verb, self._given, self._calls.project)
@@ -230,11 +231,11 @@ class _Call:
             verb=self.verb,
             cluster=self.place.name,
             here=self.place.here,
-            changes=tool.kind not in {Kind.READS, Kind.FETCHES},
-            submits=tool.kind is Kind.SUBMITS,
+            changes=not effect.only_shows and effect is not Effect.FETCHES,
+            submits=effect is Effect.SUBMITS,
             commands=self.place.commands,
         )
-        if not tool.kind.is_planned:
+        if not effect.needs_plan:
             return self._simple(asked)
         return self._dry_run(asked) if self._token is None else self._carry_out(asked)
 
@@ -262,7 +263,7 @@ class _Call:
             check(self._limits, config_file(), history, asked)
             call = self._begin(FREE)
         return self._run(
-            call, self._command, acts=TOOLS[self.verb].kind is not Kind.READS, free=True
+            call, self._command, acts=not VERBS[self.verb].effect.only_shows, free=True
         )
 
     def _timed(self) -> dict[str, Any]:
@@ -324,7 +325,7 @@ class _Call:
 
     def _ask_of_jobs(self) -> None:
         """Ask what became of the agents' jobs, if the decision is about jobs."""
-        if TOOLS[self.verb].kind is Kind.SUBMITS:
+        if VERBS[self.verb].effect is Effect.SUBMITS:
             self._calls.uses.ask(self.place.id)
 
     def _check_planned(self, history: History, asked: Asked, planned: Planned) -> None:

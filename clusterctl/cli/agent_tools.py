@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -19,49 +18,9 @@ from clusterctl.cli.main import LazyVerb
 from clusterctl.cli.options import given_flags
 from clusterctl.cli.verbs import VERBS
 from clusterctl.spec.agent import AgentLimits, read_limits
-from clusterctl.spec.names import reject_unknown
+from clusterctl.spec.names import Local, reject_unknown
 from clusterctl.state.ledger import RUNS
 from clusterctl.state.workspace import config_file
-
-
-class Kind(StrEnum):
-    """What a command does.
-
-    READS: it changes nothing. FETCHES: it writes files on this machine. SENDS: it writes files on
-    the cluster. PLANNED: it costs or destroys, and needs the token of its dry run. SUBMITS: it
-    is planned, and its jobs count against the limits. RAISES: it is planned, and its cluster costs.
-    """
-
-    READS = "reads"
-    FETCHES = "fetches"
-    SENDS = "sends"
-    PLANNED = "planned"
-    SUBMITS = "submits"
-    RAISES = "raises"
-
-    @property
-    def is_planned(self) -> bool:
-        return self in {Kind.PLANNED, Kind.SUBMITS, Kind.RAISES}
-
-
-class Part(StrEnum):
-    """Which part of an argument's value must lie in the folders that agents may use.
-
-    PATH: the whole value. NAME: the whole value, if it is not a name such as `train` or a job ID.
-    PACKAGES: a path, before [EXTRA]. SOURCE: the path after `=`, or the name of a variable. TABLE: a
-    value without `=`. IMAGE: a value without `://`. VARIABLE: no path; without `=`, the value is
-    the user's. HERE_FIRST, HERE_LAST: of several values, all but the last, or the last.
-    """
-
-    PATH = "path"
-    NAME = "name"
-    PACKAGES = "packages"
-    SOURCE = "source"
-    TABLE = "table"
-    IMAGE = "image"
-    VARIABLE = "variable"
-    HERE_FIRST = "here-first"
-    HERE_LAST = "here-last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +28,6 @@ class Tool:
     """A command that agents may use.
 
     takes: the names of its arguments, as the command line has them, without dashes.
-    parts: argument -> what of it is a path, or another value of the user's.
     fixed: words that each call has. given: arguments of a call that does not give them itself.
     of_file: whether the call may name a spec file.
     of_cluster: whether it is about a cluster.
@@ -77,9 +35,7 @@ class Tool:
     the same arguments changes nothing more.
     """
 
-    kind: Kind
     takes: tuple[str, ...] = ()
-    parts: Mapping[str, Part] = field(default_factory=lambda: MappingProxyType({}))
     fixed: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     of_file: bool = False
@@ -88,19 +44,6 @@ class Tool:
     repeatable: bool = True
 
 
-_JOB: Final = MappingProxyType(
-    {
-        "target": Part.NAME,
-        "run": Part.NAME,
-        "from_run": Part.NAME,
-        "folder": Part.PATH,
-        "requirements": Part.PACKAGES,
-        "secret": Part.SOURCE,
-        "env": Part.VARIABLE,
-        "sweep": Part.TABLE,
-        "container": Part.IMAGE,
-    }
-)
 _SUBMIT: Final = tuple(
     "target args m variant run weights name nodes tasks_per_node cpus gpus mem time partition "
     "account qos constraint array sweep pack scaling after from_run requeue launcher "
@@ -113,60 +56,49 @@ _WHERE: Final = tuple(
 _REPLAY: Final = tuple("run set failed code mem time partition account qos tag note".split())
 # Otherwise runs of jobs that were submitted in other folders are written there.
 _OUT: Final = MappingProxyType({"out": str(RUNS)})
-_RUN: Final = MappingProxyType({"run": Part.NAME})
 
 TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
     {
-        "list": Tool(Kind.READS, of_cluster=False),
-        "status": Tool(Kind.READS),
-        "validate": Tool(Kind.READS, of_file=True, of_cluster=False),
-        "plan": Tool(Kind.READS, of_file=True),
-        "doctor": Tool(Kind.READS, ("hosts",)),
-        "where": Tool(Kind.READS, _WHERE, _JOB),
-        "jobs": Tool(Kind.READS, ("ids", "all")),
-        "logs": Tool(Kind.READS, ("job_id", "rank", "stacks")),
-        "top": Tool(Kind.READS, ("ids",), fixed=("--once",)),
-        "wait": Tool(Kind.READS, ("ids", "timeout")),
-        "usage": Tool(Kind.READS, ("by", "since", "runs")),
+        "list": Tool(of_cluster=False),
+        "status": Tool(),
+        "validate": Tool(of_file=True, of_cluster=False),
+        "plan": Tool(of_file=True),
+        "doctor": Tool(("hosts",)),
+        "where": Tool(_WHERE),
+        "jobs": Tool(("ids", "all")),
+        "logs": Tool(("job_id", "rank", "stacks")),
+        "top": Tool(("ids",), fixed=("--once",)),
+        "wait": Tool(("ids", "timeout")),
+        "usage": Tool(("by", "since", "runs")),
         "runs list": Tool(
-            Kind.READS,
             ("where", "columns", "sort", "reverse", "since", "tag", "sweep", "goal", "tasks", "limit"),
-            {"sweep": Part.NAME},
         ),
-        "runs show": Tool(Kind.READS, ("run",), _RUN),
-        "runs diff": Tool(
-            Kind.READS, ("first", "second"), {"first": Part.NAME, "second": Part.NAME}
-        ),
-        "report": Tool(Kind.READS, ("run",), _RUN),
-        "init": Tool(Kind.FETCHES, ("provider", "name"), of_cluster=False),
+        "runs show": Tool(("run",)),
+        "runs diff": Tool(("first", "second")),
+        "report": Tool(("run",)),
+        "init": Tool(("provider", "name"), of_cluster=False),
         "collect": Tool(
-            Kind.FETCHES,
             ("ids", "out", "checkpoints", "all"),
-            {"out": Part.PATH},
             given=_OUT,
         ),
         "get": Tool(
-            Kind.FETCHES,
             ("paths",),
-            {"paths": Part.HERE_LAST},
             fixed=("--no-git",),
             destroys=True,
         ),
-        "put": Tool(Kind.SENDS, ("paths",), {"paths": Part.HERE_FIRST}, destroys=True),
-        "submit": Tool(Kind.SUBMITS, _SUBMIT, _JOB, repeatable=False),
-        "replay": Tool(Kind.SUBMITS, _REPLAY, _RUN, repeatable=False),
-        "up": Tool(Kind.RAISES, of_file=True, fixed=("--yes",), destroys=True),
-        "cancel": Tool(Kind.PLANNED, ("ids",), destroys=True),
+        "put": Tool(("paths",), destroys=True),
+        "submit": Tool(_SUBMIT, repeatable=False),
+        "replay": Tool(_REPLAY, repeatable=False),
+        "up": Tool(of_file=True, fixed=("--yes",), destroys=True),
+        "cancel": Tool(("ids",), destroys=True),
         "down": Tool(
-            Kind.PLANNED,
             ("discard", "out"),
-            {"out": Part.PATH},
             fixed=("--yes",),
             given=_OUT,
             of_file=True,
             destroys=True,
         ),
-        "node remove": Tool(Kind.PLANNED, ("names",), fixed=("--yes",), destroys=True),
+        "node remove": Tool(("names",), fixed=("--yes",), destroys=True),
     }
 )  # fmt: skip
 # Arguments that more than one tool has, in the fewest words: they are in every client's context.
@@ -177,7 +109,7 @@ _HELP: Final = MappingProxyType({"cluster": "Name; default: cluster.yaml's.", "f
 class Argument:
     """An argument of a tool. option: its flag; "": it has none. off: the flag for false, or "".
 
-    kind: bool, int, float or str. choices: its only values.
+    kind: bool, int, float or str. choices: its only values. local: see ``JobOption``.
     """
 
     name: str
@@ -188,6 +120,7 @@ class Argument:
     is_list: bool = False
     required: bool = False
     choices: tuple[str, ...] = ()
+    local: Local | None = None
 
     def schema(self) -> dict[str, Any]:
         names = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -196,6 +129,12 @@ class Argument:
             one["enum"] = [*self.choices]
         whole = {"type": "array", "items": one} if self.is_list else one
         return {**whole, "description": self.help} if self.help else whole
+
+
+@cache
+def locals_of(verb: str) -> Mapping[str, Local]:
+    """Return what the arguments of a command have of the user's machine, if anything, by name."""
+    return {each.name: each.local for each in _declared(verb) if each.local is not None}
 
 
 def limits_of_user() -> AgentLimits:
@@ -251,6 +190,7 @@ def _declared(verb: str) -> Iterator[Argument]:
             is_list=param.multiple or param.nargs == -1,
             required=param.required,
             choices=choices,
+            local=getattr(param, "local", None),
         )
 
 
@@ -266,7 +206,7 @@ def schema_of(verb: str) -> dict[str, Any]:
     """Return the JSON Schema of a tool's arguments."""
     arguments = arguments_of(verb)
     properties = {name: argument.schema() for name, argument in arguments.items()}
-    if TOOLS[verb].kind.is_planned:
+    if VERBS[verb].effect.needs_plan:
         properties["token"] = {"type": "string", "description": "That of the dry run."}
     required = [name for name, argument in arguments.items() if argument.required]
     return {
@@ -280,7 +220,7 @@ def schema_of(verb: str) -> dict[str, Any]:
 def help_of(verb: str) -> str:
     """Return the description of a tool: the first sentence of the command's help."""
     summary = VERBS[verb].summary
-    if TOOLS[verb].kind.is_planned:
+    if VERBS[verb].effect.needs_plan:
         return f"{summary} Without `token`: a dry run, which returns one."
     return summary
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from clusterctl.agent.journal import FREE, Bound, Call, JobUse, Journal
 from clusterctl.agent.limits import COMPLETED, FAILED
 from clusterctl.cli.agent_program import Program, Runner, environment, run_program
-from clusterctl.cli.agent_tools import TOOLS, Kind
+from clusterctl.cli.verbs import VERBS, Effect
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.sbatch import values_in
 from clusterctl.state.workspace import Workspace
@@ -93,14 +93,14 @@ class Uses:
 
 def bound_of(verb: str, at_most: Mapping[str, Any]) -> Bound:
     """Return the most that a call can use, by its dry run."""
-    kind = TOOLS[verb].kind
-    if kind is Kind.SUBMITS:
+    effect = VERBS[verb].effect
+    if effect is Effect.SUBMITS:
         tasks = at_most.get("tasks")
         jobs = at_most.get("jobs")
         count = None if tasks is None or jobs is None else max(tasks, jobs)
         return Bound(count, at_most.get("node_hours"), at_most.get("usd"))
     # The node hours of a cluster are those of its jobs.
-    return Bound(0, 0.0, at_most.get("usd")) if kind is Kind.RAISES else FREE
+    return Bound(0, 0.0, at_most.get("usd")) if effect is Effect.RAISES else FREE
 
 
 def accounts_of(body: Mapping[str, Any]) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ from clusterctl.providers.base import Prompts, pending_releases
 from clusterctl.providers.registry import provider_of
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.models import DEFAULT_PROVIDER
+from clusterctl.spec.names import Local
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
@@ -73,6 +74,7 @@ _DOWN_FLAGS: Final = {
         "job was submitted; if that can't be written, ./runs.",
         parser=folder_path,
         metavar="PATH",
+        local=Local.PATH,
     ),
     "no_wait": NoWait,
     "ask_become_pass": AskBecomePass,

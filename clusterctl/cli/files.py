@@ -10,6 +10,7 @@ from clusterctl.cli.options import argument, option
 from clusterctl.cli.output import Screen
 from clusterctl.jobs import files
 from clusterctl.jobs.secret_files import left_out_notice
+from clusterctl.spec.names import Local
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.put import Sent
 from clusterctl.transport.tree import format_size
@@ -22,6 +23,7 @@ def put(
         argument(
             "Files and folders here, then the folder on the cluster, or a file's new name.",
             metavar="LOCAL... [REMOTE]",
+            local=Local.HERE_FIRST,
         ),
     ],
 ) -> None:
@@ -54,6 +56,7 @@ def get(
         argument(
             "Files and folders on the cluster, then the folder here, or a file's new name.",
             metavar="REMOTE... [LOCAL]",
+            local=Local.HERE_LAST,
         ),
     ],
     no_git: Annotated[

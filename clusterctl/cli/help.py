@@ -8,14 +8,21 @@ from typing import Final
 
 import click
 
-from clusterctl.spec.names import Topic
+from clusterctl.spec.names import Local, Topic
 
 
 class Option(click.Option):
-    """An option of a command, with its place in the help."""
+    """An option of a command, with its place in the help. local: see ``JobOption``."""
 
     topic: str
     is_usual: bool
+    local: Local | None
+
+
+class Argument(click.Argument):
+    """An argument of a command. local: see ``JobOption``."""
+
+    local: Local | None
 
 
 # With more options than this, a command has a short help, and --help-all.
@@ -41,7 +48,7 @@ class Command(click.Command):
 
 def _by_topic(options: Sequence[click.Option]) -> list[tuple[str, list[click.Option]]]:
     """Return the options by topic, those of each command at the end."""
-    found: dict[str, list[click.Option]] = {topic.value: [] for topic in Topic} | {"": []}
+    found: dict[str, list[click.Option]] = {topic: [] for topic in (*map(str, Topic), "")}
     for each in options:
         found[each.topic if isinstance(each, Option) else ""].append(each)
     return [(topic, of_topic) for topic, of_topic in found.items() if of_topic]

@@ -27,7 +27,6 @@ from clusterctl.cli.agent_calls import Calls
 from clusterctl.cli.agent_program import Answer, Program, error_answer
 from clusterctl.cli.agent_tools import (
     TOOLS,
-    Kind,
     help_of,
     limits_of_user,
     manual_pages,
@@ -36,6 +35,7 @@ from clusterctl.cli.agent_tools import (
 )
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
+from clusterctl.cli.verbs import VERBS
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.spec.names import SPEC_NAME
 from clusterctl.state.workspace import config_file, state_home
@@ -280,7 +280,7 @@ def _tool(name: str, verb: str) -> types.Tool:
         description=help_of(verb),
         input_schema=schema_of(verb),
         annotations=types.ToolAnnotations(
-            read_only_hint=tool.kind is Kind.READS,
+            read_only_hint=VERBS[verb].effect.only_shows,
             destructive_hint=tool.destroys,
             idempotent_hint=tool.repeatable,
         ),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 import click
 
-from clusterctl.cli.help import Command, Option, with_whole_help
+from clusterctl.cli.help import Argument, Command, Option, with_whole_help
 from clusterctl.cli.output import ENDINGS, Screen, Terminated
 from clusterctl.cli.verbs import VerbFunction
 from clusterctl.errors import (
@@ -32,6 +32,7 @@ from clusterctl.errors import (
     foreign_package_error,
     printable,
 )
+from clusterctl.spec.names import Local
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, permission_error, read_rows
 
@@ -125,6 +126,7 @@ class Declared:
     tab: returns completions when the user presses TAB, or has them.
     parser: converts the value. It raises ValueError with the reason if the value is wrong.
     least, most: the limits of a number. hidden: whether the help leaves it out.
+    local: what a value has of the user's machine. A shell completes paths.
     topic: its heading in the help of a command with many options. is_usual: whether the short help
         has it.
     """
@@ -139,6 +141,7 @@ class Declared:
     least: float | None = None
     most: float | None = None
     hidden: bool = False
+    local: Local | None = None
     topic: str = ""
     is_usual: bool = False
 
@@ -179,6 +182,7 @@ def job_flags(options: Iterable[JobOption]) -> dict[str, Any]:
             *names,
             metavar=own.metavar,
             tab=tab,
+            local=own.local,
             topic=own.topic,
             is_usual=own.is_usual,
         )
@@ -216,7 +220,12 @@ Verbose = Annotated[
 ]
 OutFolder = Annotated[
     Path | None,
-    option("Folder for collected runs. Default: ./runs.", parser=folder_path, metavar="PATH"),
+    option(
+        "Folder for collected runs. Default: ./runs.",
+        parser=folder_path,
+        metavar="PATH",
+        local=Local.PATH,
+    ),
 ]
 JobIds = Annotated[
     list[str],
@@ -330,12 +339,14 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
         "metavar": declared.metavar,
         "required": required,
         "default": None if required else default,
-        "shell_complete": _completer(declared.tab),
+        "shell_complete": _completer(declared),
     }
     if declared.is_argument:
         count = -1 if is_list else 1
         kind = _type_of(kind, declared)
-        return click.Argument([name], type=kind, nargs=count, help=declared.help, **settings)
+        positional = Argument([name], type=kind, nargs=count, help=declared.help, **settings)
+        positional.local = declared.local
+        return positional
     names = declared.names or (f"--{name.replace('_', '-')}",)
     if kind is bool:
         del settings["metavar"]
@@ -346,18 +357,22 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
     one = Option(
         [*names, name], help=declared.help, hidden=declared.hidden, multiple=is_list, **settings
     )
-    one.topic, one.is_usual = declared.topic, declared.is_usual
+    one.topic, one.is_usual, one.local = declared.topic, declared.is_usual, declared.local
     return one
 
 
-def _completer(tab: Tab | tuple[str, ...]) -> Callable[..., list[CompletionItem[str]]] | None:
-    if not tab:
+def _completer(declared: Declared) -> Callable[..., list[CompletionItem[str]]] | None:
+    tab = declared.tab
+    is_path = declared.local is not None and declared.local.is_path
+    if not tab and not is_path:
         return None
 
     def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> Any:
         # Only completion needs it.
         from click.shell_completion import CompletionItem
 
+        if not tab:
+            return [CompletionItem(incomplete, type="file")]
         found = tab(ctx, incomplete) if callable(tab) else offered(tab, incomplete)
         pairs = ((each, None) if isinstance(each, str) else each for each in found)
         return [CompletionItem(value, help=text) for value, text in pairs]

@@ -53,6 +53,7 @@ from clusterctl.scheduler.diagnosis import hints_in_words
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.metrics import goal_given
+from clusterctl.spec.names import Local
 from clusterctl.state.run_record import Metric, Value
 from clusterctl.transport.tree import format_size
 
@@ -68,6 +69,7 @@ Run = Annotated[
         "A run: its folder, its name in ./runs, or its job ID. For an array, 12_3 names one task.",
         metavar="RUN",
         tab=run_names,
+        local=Local.NAME,
     ),
 ]
 
@@ -88,7 +90,11 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
     "since": flag(str, "Only runs submitted since 7d, 12h, or 2026-01-31.", metavar="TIME"),
     "tags": flag(list[str], "Only runs with this tag. Repeatable.", "--tag"),
     "sweep": flag(
-        str, "List the tasks of this sweep, the best first.", metavar="RUN", tab=run_names
+        str,
+        "List the tasks of this sweep, the best first.",
+        metavar="RUN",
+        tab=run_names,
+        local=Local.NAME,
     ),
     "goal": flag(str, f"With --sweep: {GOAL}", metavar="min|max", tab=("min", "max")),
     "tasks": flag(bool, "Show a line for each task of an array.", "--tasks"),
@@ -469,8 +475,10 @@ def _metric_table(screen: Screen, row: Row) -> list[str]:
 
 def diff(
     screen: Screen,
-    first: Annotated[str, argument("A run, as in `runs show`.", metavar="A", tab=run_names)],
-    second: Annotated[str, argument("Another run.", metavar="B", tab=run_names)],
+    first: Annotated[
+        str, argument("A run, as in `runs show`.", metavar="A", tab=run_names, local=Local.NAME)
+    ],
+    second: Annotated[str, argument("Another run.", metavar="B", tab=run_names, local=Local.NAME)],
 ) -> None:
     """Compare two runs.
 
@@ -511,7 +519,8 @@ def _compared(difference: Difference) -> list[str]:
 def rm(
     screen: Screen,
     run: Annotated[
-        list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)
+        list[str],
+        argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=Local.NAME),
     ],
     yes: Annotated[bool, option("Do not ask.", "--yes", "-y")] = False,
 ) -> None:
@@ -577,7 +586,8 @@ ReportFile = Annotated[
 def report(
     screen: Screen,
     run: Annotated[
-        list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)
+        list[str],
+        argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=Local.NAME),
     ],
     out: ReportFile = None,
     open_: Annotated[bool, option("Open the report in the browser.", "--open")] = False,

@@ -64,7 +64,7 @@ from clusterctl.scheduler.claims import WAIT_S, First
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, options_set
-from clusterctl.spec.names import Topic
+from clusterctl.spec.names import Local, Topic
 from clusterctl.spec.program import BUNDLED_JOBS, MODULE_FLAG, Weights
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
@@ -146,6 +146,7 @@ Target = Annotated[
         "or a job file (.yaml).",
         metavar="JOB",
         tab=jobs_to_submit,
+        local=Local.NAME,
     ),
 ]
 TrainedRun = Annotated[
@@ -154,6 +155,7 @@ TrainedRun = Annotated[
         "For eval, sample, predict and export: the trained run, by folder, by name in ./runs, "
         "or by job ID.",
         tab=run_names,
+        local=Local.NAME,
         topic=Topic.BUNDLED,
     ),
 ]

@@ -34,6 +34,15 @@ class Effect(StrEnum):
     RAISES = "raises"
     DESTROYS = "destroys"
 
+    @property
+    def only_shows(self) -> bool:
+        return self in {Effect.READS, Effect.PLANS}
+
+    @property
+    def needs_plan(self) -> bool:
+        """Whether agents need the token of a dry run."""
+        return self in {Effect.SUBMITS, Effect.RAISES, Effect.DESTROYS}
+
 
 class Panel(StrEnum):
     """The heading of a command in `clusterctl --help`."""

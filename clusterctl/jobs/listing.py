@@ -132,5 +132,5 @@ def _not_listed(folder: Path, why: str, fix: str) -> UsageError:
         code="work-tree-unlisted",
         where=str(repository_of(folder)),
         why=why,
-        fix=f"{fix}; or use --no-folder to send only the script",
+        fix=f"{fix}; or use --folder none to send only the script",
     )

@@ -62,7 +62,7 @@ from clusterctl.spec.job_values import (
     Text,
     Variables,
 )
-from clusterctl.spec.names import Launcher, Topic, did_you_mean
+from clusterctl.spec.names import Launcher, Local, Topic, did_you_mean
 from clusterctl.spec.sbatch import Directive, directives_of, option_of_clusterctl, sbatch_options
 from clusterctl.spec.sweep import Scaling, Sweep, as_scaling, as_sweep
 from clusterctl.spec.units import shown
@@ -124,6 +124,7 @@ class JobOption:
         `--set KEY=VALUE` sets.
     is_argument: whether the values are the arguments of the program, and have no flag.
     tab: completes a value: words, or "partitions" or "runs".
+    local: what a value has of the user's machine. None: nothing.
 
     sbatch: the option of sbatch and salloc that sets the quantity, such as ``--mem``. Empty: Slurm
         does not know the option.
@@ -164,6 +165,7 @@ class JobOption:
     in_submit: bool = True
     is_argument: bool = False
     tab: str | tuple[str, ...] = ()
+    local: Local | None = None
     sbatch: str = ""
     text: Callable[[Any], str] = str
     in_script: bool = True
@@ -466,6 +468,7 @@ class JobOptions(Model):
             needs_slurm=True,
             in_rehearse=False,
             again=Again.CHOSEN,
+            local=Local.TABLE,
             topic=Topic.MANY,
             is_usual=True,
         ),
@@ -532,6 +535,7 @@ class JobOptions(Model):
             tab="runs",
             examples=("12",),
             again=Again.CHOSEN,
+            local=Local.NAME,
             topic=Topic.RESTARTS,
             is_usual=True,
         ),
@@ -642,6 +646,7 @@ class JobOptions(Model):
             in_shell="Send this folder, and start in it. Default: start in your home.",
             again=Again.CONTINUED,
             compared=False,
+            local=Local.PATH,
             topic=Topic.PROGRAM,
         ),
     ] = True
@@ -677,6 +682,7 @@ class JobOptions(Model):
             in_shell=True,
             again=Again.CONTINUED,
             variants=InVariants.MERGED,
+            local=Local.VARIABLE,
             topic=Topic.PROGRAM,
             is_usual=True,
         ),
@@ -692,6 +698,7 @@ class JobOptions(Model):
             "your current value. Nothing records the value.",
             in_replay=True,
             variants=InVariants.MERGED,
+            local=Local.SECRET,
             topic=Topic.PROGRAM,
         ),
     ] = Field({})
@@ -706,6 +713,7 @@ class JobOptions(Model):
             in_shell=True,
             again=Again.CONTINUED,
             compared=False,
+            local=Local.PACKAGES,
             topic=Topic.PROGRAM,
             is_usual=True,
         ),
@@ -753,6 +761,7 @@ class JobOptions(Model):
             in_shell="Run the shell, or what `launch` starts, in this container image: "
             "docker://NAME:TAG, or a file, here or on the cluster.",
             again=Again.CONTINUED,
+            local=Local.IMAGE,
             topic=Topic.PROGRAM,
             is_usual=True,
         ),

@@ -86,6 +86,47 @@ class Topic(StrEnum):
     MORE = "More"
 
 
+class Local(StrEnum):
+    """What a value of an option or argument has of the user's machine.
+
+    PATH: a path. NAME: a path, if it is not a name such as `train` or a job ID. PACKAGES: a path,
+    before [EXTRA]. SECRET: a path after `=`, or the name of a variable. TABLE: a path, if it has no
+    `=`. IMAGE: a path, if it has no `://`. VARIABLE: without `=`, a variable. HERE_FIRST, HERE_LAST:
+    paths, all but the last or only the last of several values.
+    """
+
+    PATH = "path"
+    NAME = "name"
+    PACKAGES = "packages"
+    SECRET = "secret"  # noqa: S105 - not one
+    TABLE = "table"
+    IMAGE = "image"
+    VARIABLE = "variable"
+    HERE_FIRST = "here-first"
+    HERE_LAST = "here-last"
+
+    @property
+    def words(self) -> str:
+        """What it is, for the manual."""
+        return _OF_LOCAL.get(self, "path on this machine")
+
+    @property
+    def is_path(self) -> bool:
+        """Whether a shell may complete each value as a path."""
+        return self not in {Local.SECRET, Local.TABLE, Local.VARIABLE}
+
+
+_OF_LOCAL: Final = {
+    Local.NAME: "name, or path on this machine",
+    Local.SECRET: "secret: path on this machine, or variable of yours",
+    Local.TABLE: "values, or path on this machine",
+    Local.IMAGE: "image, or path",
+    Local.VARIABLE: "value, or variable of yours",
+    Local.HERE_FIRST: "the last on the cluster, the others on this machine",
+    Local.HERE_LAST: "the last on this machine, the others on the cluster",
+}
+
+
 class Launcher(StrEnum):
     """The program that starts ranks: ``srun`` with PMIx, ``mpirun`` with a hostfile, or
     ``torchrun``.

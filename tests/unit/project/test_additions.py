@@ -1,0 +1,51 @@
+"""What an addition needs in a second place is missed: by these tests, if nothing else needs it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import clusterctl
+from clusterctl.cli.verbs import VERBS
+from clusterctl.spec.job_options import OPTIONS, JobOption
+from scripts import message_reference
+
+ROOT = Path(__file__).parents[3]
+# Verb -> its function, if it has another name.
+NAMED = {"runs diff": "compare", "runs list": "list_runs", "runs show": "named_run"}
+# Verbs for a person: they write a file, need a terminal, or act on machines without a job.
+FOR_PEOPLE = {
+    *("init", "schema", "completion", "mcp", "agent limits", "agent log", "agent resume"),
+    *("attach", "detach", "invite", "list", "doctor", "where", "shell", "code", "runs rm"),
+    *("image bake", "cache list", "cache prune", "orphans list", "orphans remove"),
+    *("bundle create", "bundle show", "bundle verify", "storage list", "storage remove"),
+    *(name for name in VERBS if name.startswith("node ")),
+}
+
+
+def test_each_verb_has_a_function_or_is_for_people() -> None:
+    functions = {*clusterctl.__all__, *vars(clusterctl.Cluster), *vars(clusterctl.Job)}
+    without = {name for name in VERBS if NAMED.get(name, name) not in functions}
+    assert without == FOR_PEOPLE & VERBS.keys()
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)
+def test_each_option_of_a_job_is_in_the_manual(option: JobOption) -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    assert option.is_argument or option.flag in page
+
+
+def test_each_check_of_a_host_has_a_test() -> None:
+    codes = {
+        each.code
+        for each in message_reference.messages()[0]
+        if each.place.startswith("clusterctl/hosts/checks.py")
+    }
+    tests = "".join(
+        path.read_text(encoding="utf-8")
+        for level in ("unit", "integration")
+        for path in (ROOT / "tests" / level).rglob("test_*.py")
+    )
+    assert {code for code in codes if not re.search(rf'["`]{code}["`]', tests)} == set()
