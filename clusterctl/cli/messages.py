@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from clusterctl.cli.options import Words, option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice
 from clusterctl.jobs.messages import TELLS_NOBODY, Telling
-from clusterctl.util.receivers import Receiver, posting
+
+if TYPE_CHECKING:
+    from clusterctl.util.receivers import Receiver
 
 Notify = Annotated[
     Words,
@@ -33,6 +35,8 @@ def telling(
     if not receivers:
         yield TELLS_NOBODY
         return
+    from clusterctl.util.receivers import posting
+
     names = ", ".join(receiver.name for receiver in receivers)
     text = f"messages are sent to {names} while this command runs, from this machine"
     screen.note(Notice("messages-while-running", text))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -75,7 +75,8 @@ class Verb:
     summary: str
     effect: Effect
     panel: Panel | None = None
-    of_cluster: bool = False
+    _: KW_ONLY
+    of_cluster: bool
     extra: tuple[str, ...] = ()
 
     @property
@@ -114,12 +115,19 @@ GROUPS: Final[Mapping[str, Group]] = {
     "bundle": Group("Packages and programs for air-gapped hosts, in a single file.", Panel.MORE),
 }
 VERBS: Final[Mapping[str, Verb]] = {
-    "init": Verb("spec:init", "Write a commented cluster.yaml.", Effect.FETCHES, Panel.SET_UP),
+    "init": Verb(
+        "spec:init",
+        "Write a commented cluster.yaml.",
+        Effect.FETCHES,
+        Panel.SET_UP,
+        of_cluster=False,
+    ),
     "validate": Verb(
         "spec:validate",
         "Validate a spec, and report all errors with their lines.",
         Effect.READS,
         Panel.SET_UP,
+        of_cluster=False,
     ),
     "plan": Verb(
         "plan:plan",
@@ -154,6 +162,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         "Use an existing Slurm cluster with your own account.",
         Effect.SENDS,
         Panel.SET_UP,
+        of_cluster=False,
     ),
     "invite": Verb(
         "invite:invite",
@@ -233,19 +242,23 @@ VERBS: Final[Mapping[str, Verb]] = {
         Panel.RESULTS,
         of_cluster=True,
     ),
-    "runs list": Verb("runs:list_", "List collected runs, newest first.", Effect.READS),
-    "runs show": Verb("runs:show", "Show a collected run in full.", Effect.READS),
-    "runs diff": Verb("runs:diff", "Compare two runs.", Effect.READS),
+    "runs list": Verb(
+        "runs:list_", "List collected runs, newest first.", Effect.READS, of_cluster=False
+    ),
+    "runs show": Verb("runs:show", "Show a collected run in full.", Effect.READS, of_cluster=False),
+    "runs diff": Verb("runs:diff", "Compare two runs.", Effect.READS, of_cluster=False),
     "runs rm": Verb(
         "runs:rm",
         "Remove collected runs from this machine, after asking.",
         Effect.DESTROYS,
+        of_cluster=False,
     ),
     "report": Verb(
         "runs:report",
         "Write the report of a run, a sweep, or several runs.",
         Effect.READS,
         Panel.RESULTS,
+        of_cluster=False,
     ),
     "replay": Verb(
         "replay:replay",
@@ -343,47 +356,56 @@ VERBS: Final[Mapping[str, Verb]] = {
         "List your clusters, kept storage, and orphans on this machine.",
         Effect.READS,
         Panel.MORE,
+        of_cluster=False,
     ),
     "schema": Verb(
         "spec:schema",
         "Print the JSON Schema of the spec, for editors.",
         Effect.READS,
         Panel.MORE,
+        of_cluster=False,
     ),
     "storage list": Verb(
         "listing:storage_list",
         "List the kept storage of all clusters.",
         Effect.READS,
+        of_cluster=False,
     ),
     "storage remove": Verb(
         "down:storage_remove",
         "Remove kept storage with all data on it.",
         Effect.DESTROYS,
+        of_cluster=False,
     ),
     "orphans list": Verb(
         "down:orphans_list",
         "List orphans: clusters with this name but no workspace, with their cost.",
         Effect.READS,
+        of_cluster=False,
     ),
     "orphans remove": Verb(
         "down:orphans_remove",
         "Remove orphans: clusters with this name but no workspace.",
         Effect.DESTROYS,
+        of_cluster=False,
     ),
     "cache list": Verb(
         "listing:cache_list",
         "List the cached node images; for a cloud spec, also the images in its project, with their cost.",
         Effect.READS,
+        of_cluster=False,
     ),
     "cache prune": Verb(
         "listing:cache_prune",
         "Remove cached node images that no cluster uses; with --images, also the images in a cloud project.",
         Effect.DESTROYS,
+        of_cluster=False,
     ),
     "image bake": Verb(
         "up:bake",
         "Build the image for new nodes, unless it exists for this configuration.",
         Effect.RAISES,
+        of_cluster=False,
     ),
     "bundle create": Verb(
         "bundle:create",
@@ -395,18 +417,28 @@ VERBS: Final[Mapping[str, Verb]] = {
         "bundle:verify",
         "Verify that a bundle is intact and matches clusterctl and the spec.",
         Effect.READS,
+        of_cluster=False,
     ),
-    "bundle show": Verb("bundle:show", "Show the manifest of a bundle.", Effect.READS),
+    "bundle show": Verb(
+        "bundle:show", "Show the manifest of a bundle.", Effect.READS, of_cluster=False
+    ),
     "agent limits": Verb(
         "agent:limits",
         "Show what agents may do through `mcp`, and what they use of it.",
         Effect.READS,
+        of_cluster=False,
     ),
-    "agent log": Verb("agent:log", "Show the calls of agents, the last at the end.", Effect.READS),
+    "agent log": Verb(
+        "agent:log",
+        "Show the calls of agents, the last at the end.",
+        Effect.READS,
+        of_cluster=False,
+    ),
     "agent resume": Verb(
         "agent:resume",
         "Let agents submit again after failed jobs in a row.",
         Effect.FETCHES,
+        of_cluster=False,
     ),
     "mcp": Verb(
         "mcp_server:mcp",
@@ -414,11 +446,13 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.SUBMITS,
         Panel.MORE,
         extra=("mcp", "mcp_types", "anyio"),
+        of_cluster=False,
     ),
     "completion": Verb(
         "completion:completion",
         "Print the completion script of a shell.",
         Effect.READS,
         Panel.MORE,
+        of_cluster=False,
     ),
 }

@@ -28,8 +28,9 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.units import format_duration
 from clusterctl.state.workspace import state_home
-from clusterctl.util.receivers import Message, Post, Receiver, receivers_of
-from clusterctl.util.redact import redactor
+
+if TYPE_CHECKING:
+    from clusterctl.util.receivers import Post, Receiver
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
@@ -116,7 +117,12 @@ def chosen_receivers(targets: Sequence[str]) -> tuple[Receiver, ...]:
                 f"{where} is not a text in UTF-8", code="notify-file", why=str(exc)
             ) from exc
         targets = [line.strip() for line in lines if line.strip() and line.strip()[0] != "#"]
-    return () if [*targets] == [NO_MESSAGES] else receivers_of(targets, where)
+    if not targets or [*targets] == [NO_MESSAGES]:
+        return ()
+    # Most users have no receivers.
+    from clusterctl.util.receivers import receivers_of  # noqa: PLC0415
+
+    return receivers_of(targets, where)
 
 
 def happenings(before: JobInfo | None, job: JobInfo) -> Iterator[Happening]:
@@ -230,6 +236,8 @@ class Telling:
                 "CAUSE": _cause(job, happening, diagnosis),
             }
             title = f"job {job_id} ({job.name}) {_VERBS[happening]} on {cluster}"
+            from clusterctl.util.receivers import Message  # noqa: PLC0415 - as above
+
             message = Message(
                 title=_shown(title),
                 text="\n".join(_shown(line) for line in lines[:_MOST_LINES] if line),
@@ -251,6 +259,8 @@ def _shown(text: str) -> str:
     """Return a line for other people's services: short, and without control characters and what
     looks like a secret.
     """
+    from clusterctl.util.redact import redactor  # noqa: PLC0415 - as above
+
     return redactor(())(printable(text[:_MOST_LETTERS]))
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
 
 _READ = 1 << 16
+# The key of a spec that names a private key.
+_NAMES_KEYS = re.compile(rb"\bkey['\"]?\s*:")
 _MOST_NAMED = 30
 
 
@@ -177,7 +179,7 @@ def reject_own_keys(
 def _keys_of(workspace: Workspace, spec: ClusterSpec | None) -> Collection[str]:
     if spec is None:
         with suppress(OSError):
-            # To load a spec takes a tenth of a second.
-            if b"key" in workspace.spec.read_bytes():
+            # To load a spec takes a tenth of a second. Each has the key `ssh_keys`.
+            if _NAMES_KEYS.search(workspace.spec.read_bytes()):
                 spec = applied_if_known(workspace)
     return spec.provider.keys if spec is not None else ()

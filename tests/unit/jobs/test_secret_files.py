@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import Notice, UsageError
+from clusterctl.jobs import secret_files
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.secret_files import reject_own_keys, without_secrets
 from clusterctl.jobs.source import source_of
@@ -270,3 +271,26 @@ def test_key_of_the_cluster_is_never_sent(project: Path) -> None:
     assert source is not None
     with refused("own-key-in-files", UsageError, "x"):
         reject_own_keys(source.items, workspace)
+
+
+def test_key_that_the_applied_spec_names_is_never_sent(project: Path, tmp_path: Path) -> None:
+    workspace = Workspace.of("lab")
+    workspace.create()
+    workspace.spec.write_text(SPEC.replace("id_ed25519", str(tmp_path / "id_ed25519")))
+    write(tmp_path, {"id_ed25519": pem()})
+    write(project, {"x": pem()})
+    source = source_of(JobSpec(name="j", script=project / "train.py", include=("x",)))
+    assert source is not None
+    with refused("own-key-in-files", UsageError, "x"):
+        reject_own_keys(source.items, workspace)
+
+
+def test_applied_spec_without_a_key_is_not_loaded(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To load it takes as long as the rest of `submit`. Each applied spec has `ssh_keys`."""
+    workspace = Workspace.of("lab")
+    workspace.create()
+    workspace.spec.write_text("version: 1\nname: lab\nusers:\n  - {name: ada, ssh_keys: []}\n")
+    monkeypatch.setattr(secret_files, "applied_if_known", lambda _: pytest.fail("it is loaded"))
+    reject_own_keys((), workspace)
