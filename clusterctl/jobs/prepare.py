@@ -41,7 +41,6 @@ from clusterctl.jobs.submit import (
     reject_local_files,
     start_receiver,
 )
-from clusterctl.jobs.times import with_local_times
 from clusterctl.scheduler.base import Outcome, refusing_wrong_ids, worst_job
 from clusterctl.scheduler.job_checks import unfit_foreign_lines
 from clusterctl.scheduler.request import Request
@@ -356,10 +355,6 @@ class Preparer:
         self._notes(filter(None, map(node_messages_notice, jobs)))
         pairs = zip(requests, restarted, strict=True)
         requests = [fitted_to(site, request.of(job)) for request, job in pairs]
-        transport = session.transport if session else None
-        timed = [with_local_times(transport, request) for request in requests]
-        requests = [request for request, _ in timed]
-        self._notes(note for _, notes in timed for note in notes)
         self._notes(note for request in requests for note in request.notes())
         for request in requests:
             self._notes(map(_unfit_notice, unfit_foreign_lines(site, request)))
