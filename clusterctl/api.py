@@ -387,7 +387,9 @@ class Cluster:
         options: those of ``ReplayKeywords``. Default: those of the run.
         """
         reject_unknown(options, ReplayKeywords.__annotations__, "replay has no option")
-        row = run if isinstance(run, Row) else named_run(str(run), self._chosen.ledger)
+        row = (
+            run if isinstance(run, Row) else named_run(str(run), self._chosen.ledger_for(str(run)))
+        )
         texts = {
             key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()
         }

@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.logs import LastId, last_submitted
-from clusterctl.cli.options import Words, argument, hosts, job_flags, option, takes
+from clusterctl.cli.options import JobId, Words, argument, hosts, job_flags, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer
 from clusterctl.errors import Failure, Notice, TransportError, UsageError, excluded
@@ -152,7 +151,7 @@ def shell(
 
 def code(
     screen: Screen,
-    job_id: LastId = None,
+    job_id: JobId,
     open_editor: Annotated[bool, option("Open the job's folder in VS Code.", "--open")] = False,
 ) -> int:
     """Connect ssh, and editors that use it, to a running job.
@@ -166,12 +165,12 @@ def code(
             code="tool-missing",
             fix="install VS Code with its command `code`, or leave out --open",
         )
-    chosen = screen.chosen().of_jobs([job_id] if job_id else [])
+    chosen = screen.chosen().of_jobs([job_id])
     with (
         open_session(chosen, patience_s=SHOWN_PATIENCE_S) as session,
         screen.working("entering the job"),
     ):
-        entry = enter(session, job_id or last_submitted(screen, session))
+        entry = enter(session, job_id)
     include = f"for programs without -F: put `Include {entry.config}` first in ~/.ssh/config"
     screen.note(Notice("include-entries", include))
     answer = {

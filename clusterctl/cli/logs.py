@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from clusterctl.cli.messages import Notify, telling
-from clusterctl.cli.options import argument, job_ids, option
+from clusterctl.cli.options import JobId, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cli.waiting import follow_job
 from clusterctl.errors import (
-    Notice,
     SchedulerError,
     TransportError,
-    UsageError,
     excluded,
     unaccompanied,
 )
@@ -26,26 +24,17 @@ from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
 from clusterctl.jobs.messages import chosen_receivers
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.scheduler.base import worst_job
-from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
+from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 from clusterctl.state.run_names import job_id_of
 from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
-LastId = Annotated[
-    str | None,
-    argument(
-        "Job ID, such as 12, 12_3 (a task) or demo/12, or a run. Default: the last submitted job.",
-        metavar="[ID]",
-        tab=job_ids,
-    ),
-]
-
 
 def logs(
     screen: Screen,
-    job_id: LastId = None,
+    job_id: JobId,
     follow: Annotated[
         bool, option("Follow the output until the job has ended.", "--follow", "-f")
     ] = False,
@@ -86,13 +75,11 @@ def logs(
     causes: tuple[Diagnosis, ...] = ()
     try:
         with (
-            open_session(screen.chosen().of_jobs([job_id] if job_id else [])) as session,
+            open_session(screen.chosen().of_jobs([job_id])) as session,
             output as on_output,
             labelled(on_output) if label and not screen.json else nullcontext(on_output) as show,
         ):
-            job_id = (
-                job_id_of(job_id, session.ledger) if job_id else last_submitted(screen, session)
-            )
+            job_id = job_id_of(job_id, session.ledger)
             if follow:
                 with telling(screen, receivers) as told:
                     ended = follow_job(
@@ -119,27 +106,12 @@ def logs(
     screen.result({**screen.partial_answer, **state})
 
 
-def last_submitted(screen: Screen, session: Session) -> str:
-    for entry in reversed(session.ledger.entries()):
-        if entry.job_id is not None and not entry.refused:
-            screen.note(Notice("last-job", f"showing {entry.shown}, the last submitted job"))
-            return entry.job_id
-    raise UsageError(
-        "no job was submitted from this machine yet",
-        code="no-job-yet",
-        fix="pass a job ID; `clusterctl jobs` lists the jobs",
-    )
-
-
-def _show_stacks(screen: Screen, job_id: str | None) -> None:
+def _show_stacks(screen: Screen, job_id: str) -> None:
     """Show where the ranks of a running job are, those at the same place together."""
     with (
-        open_session(
-            screen.chosen().of_jobs([job_id] if job_id else []), patience_s=SHOWN_PATIENCE_S
-        ) as session,
+        open_session(screen.chosen().of_jobs([job_id]), patience_s=SHOWN_PATIENCE_S) as session,
         screen.working("reading the stacks"),
     ):
-        job_id = job_id or last_submitted(screen, session)
         job_stacks = stacks_of(session, job_id)
     lines = list(job_stacks.groups) or [f"no rank of job {job_id} is running"]
     for rank in job_stacks.ranks if screen.verbose else ():

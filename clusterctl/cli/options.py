@@ -227,10 +227,14 @@ OutFolder = Annotated[
         local=Local.PATH,
     ),
 ]
+JobId = Annotated[
+    str,
+    argument("Job ID, such as 12, 12_3 (a task) or demo/12, or a run.", metavar="ID", tab=job_ids),
+]
 JobIds = Annotated[
     list[str],
     argument(
-        "Job IDs, such as 12, 12_3 (a task) or demo/12, or runs' names.",
+        "Job IDs, such as 12, 12_3 (a task) or demo/12, or runs.",
         metavar="ID...",
         tab=job_ids,
     ),

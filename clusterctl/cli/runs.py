@@ -139,7 +139,7 @@ def list_(screen: Screen, **given: Any) -> None:
             raise excluded("--sweep", "other options than --sort, --goal, --reverse and --ledger")
         if is_ledger and given.keys() > {"sweep"}:
             raise excluded("--sweep with --ledger", "other options")
-        sweep = named_run(given["sweep"], screen.chosen().ledger)
+        sweep = named_run(given["sweep"], screen.chosen().ledger_for(given["sweep"]))
         if is_ledger:
             answer, lines = _ledger_table(screen, latest_tasks(sweep) or [sweep])
             screen.result(answer, *lines)
@@ -348,7 +348,7 @@ def show(screen: Screen, run: Run) -> None:
     Shows its resources, what it used of them and what to ask for next time, its nodes, its options
     and metrics, and of a failure the facts and hints; for a scaling, its table.
     """
-    rows = named_rows(run, screen.chosen().ledger)
+    rows = named_rows(run, screen.chosen().ledger_for(run))
     if is_scaling(rows):
         scaling, lines = scaling_table(screen, rows)
         screen.result({"scaling": scaling}, *lines)
@@ -485,7 +485,7 @@ def diff(
     Shows differences in the job, code, configuration, data, environment, hardware and result, and
     whether the losses are identical at each step.
     """
-    ledger = screen.chosen().ledger
+    ledger = screen.chosen().ledger_for(first, second)
     a = named_run(first, ledger)
     b = named_run(second, ledger)
     differences = compare(a, b)
@@ -528,7 +528,7 @@ def rm(
 
     The cluster is not changed.
     """
-    ledger = screen.chosen().ledger
+    ledger = screen.chosen().ledger_for(*run)
     rows = [named_run(name, ledger) for name in run]
     if inner := next((row for row in rows if row.task is not None), None):
         raise UsageError(
@@ -614,7 +614,7 @@ def report(
         raise excluded("-o", "--serve")
     if port and not serve:
         raise unaccompanied("--port", "--serve")
-    ledger = screen.chosen().ledger
+    ledger = screen.chosen().ledger_for(*run)
     rows = list({row.folder: row for name in run for row in named_rows(name, ledger)}.values())
     content = report_of(rows)
     if screen.markdown:

@@ -589,7 +589,7 @@ def _run_locally(
         raise excluded("--local", flags)
     reject_invalid_arguments(jobs, model)
     (job,) = jobs
-    ledger = screen.chosen().ledger
+    ledger = screen.chosen().ledger_for(model.run)
     if not screen.json:
         with screen.logs() as show, closing(run_on_this_machine(job, model, ledger)) as output:
             for data in output:

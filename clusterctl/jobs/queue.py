@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
 from clusterctl.jobs.events import with_attempts
+from clusterctl.scheduler.arrays import has_task
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -91,14 +92,17 @@ def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
     # The job that is meant may be one whose submission got no answer.
     resolve_submissions(session.scheduler, session.ledger)
     ids = [job_id_of(name, session.ledger) for name in ids]
+    asked = [job_id.partition("_[")[0] for job_id in ids]
     try:
-        jobs = session.scheduler.jobs(ids)
+        jobs = session.scheduler.jobs(asked)
+        ids = _with_single_tasks(ids, jobs)
         errors = {
             job_id: unknown_or_task(job_id, jobs, session.unknown([job_id]))
             for job_id in _missing(ids, jobs)
         }
     except AccountingAwayError as exc:
         jobs = exc.queued
+        ids = _with_single_tasks(ids, jobs)
         errors = {job_id: exc.of_job(job_id) for job_id in _missing(ids, jobs)}
     # Not a task of which an id is Slurm's own number: its error tells how to name it.
     jobs = tuple(job for job in jobs if {job.id, job.whole_id}.intersection(ids))
@@ -112,8 +116,27 @@ def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
     return selected, digest
 
 
+def _with_single_tasks(ids: Sequence[str], jobs: Sequence[JobInfo]) -> list[str]:
+    """Return ids with those of the tasks that words such as ``12_[1-3,7]`` select. A word that
+    selects none of the jobs stays.
+    """
+    single: list[str] = []
+    for job_id in ids:
+        array, bracket, tasks = job_id.partition("_[")
+        selected = [
+            job.id
+            for job in jobs
+            if bracket
+            and job.whole_id == array
+            and has_task(tasks, -1 if job.task is None else job.task)
+        ]
+        single += selected or [job_id]
+    return list(dict.fromkeys(single))
+
+
 def cancel(session: Session, ids: Sequence[str], *, if_digest: str | None = None) -> Cancellation:
-    """Cancel all jobs that can be cancelled. An array's id selects all its tasks.
+    """Cancel all jobs that can be cancelled. An array's id selects all its tasks, and ``12_[1-3,7]``
+    the tasks of array 12 with these numbers, as far as there are such tasks.
 
     if_digest: the digest that ``select`` must return now. None: any.
 

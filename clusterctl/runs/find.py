@@ -432,13 +432,14 @@ def named_run(name: str, ledger: Ledger | None = None) -> Row:
 
     name: the path of the run's folder, the folder's name, or the job id: ``12``, ``demo/12``,
         ``12_3``.
-    ledger: the jobs of the cluster that an id refers to. Default: of the cluster in ./cluster.yaml.
+    ledger: the jobs of the cluster that an id refers to. Default: of the cluster that a command
+        without --cluster chooses.
 
     Raises:
         UsageError: no collected run has the name, or it is not clear which run the name means.
         CollectError: the run.json can't be read.
     """
-    named = find_run(name, ChosenCluster().ledger if ledger is None else ledger)
+    named = find_run(name, ledger or ChosenCluster().ledger_for(name))
     if named.run_folder is None:
         raise named.not_collected()
     named.reject_other_folder()

@@ -35,6 +35,15 @@ def count_at_most(array: str) -> int:
     )
 
 
+def has_task(array: str, number: int) -> bool:
+    """Return whether a value of `sbatch --array` has the task with this number."""
+    return any(
+        int(first) <= number <= int(last or first)
+        and (number - int(first)) % max(1, int(step or 1)) == 0
+        for first, last, step in _RANGE.findall(array)
+    )
+
+
 def fold_tasks(numbers: Iterable[int]) -> str:
     """Return numbers of tasks as a value of `sbatch --array`: ``0-3,7``."""
     return str(RangeSet(",".join(map(str, numbers))))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import Notice, SchedulerError
-from clusterctl.scheduler.arrays import tasks_of
+from clusterctl.scheduler.arrays import has_task, tasks_of
 from clusterctl.scheduler.base import AccountingAwayError, Jobs
 from clusterctl.scheduler.claims import settle_all
 from clusterctl.scheduler.site import Site
@@ -98,7 +98,8 @@ class Session:
             return ""
         with suppress(ValueError, TypeError, LookupError):
             job = json.loads(self.ledger.kept_file(entry.token, CLIENT_FACTS))["job"]
-            return number if job["pack"] and int(task) in tasks_of(job["array"]) else ""
+            tasks = tasks_of(job["array"]) if job["pack"] else []
+            return number if any(has_task(task, each) for each in tasks) else ""
         return ""
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:

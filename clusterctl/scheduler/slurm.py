@@ -29,6 +29,7 @@ from clusterctl.errors import (
 )
 from clusterctl.scheduler import advice, slurm_parse
 from clusterctl.scheduler.advice import Advice
+from clusterctl.scheduler.arrays import fold_tasks
 from clusterctl.scheduler.availability import HEALTH_REASON
 from clusterctl.scheduler.base import (
     AccountingAwayError,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 _DAY_S = 86400
 _T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
-_NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_]+): (.*)")
+_NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_,\[\]-]+): (.*)")
 _UNKNOWN_ID = re.compile("Invalid job id specified")
 _ENDED_MEANWHILE = re.compile(
     f"{_UNKNOWN_ID.pattern}|[Jj]ob.* already (finished|completing or completed)"
@@ -137,7 +138,7 @@ class SlurmClient(Jobs):
 
     script_name = "job.sbatch"
     id_pattern = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
-    id_example = "12, or 12_3 for an array's task"
+    id_example = "12, or 12_3 for an array's task; `cancel` also takes 12_[1-3]"
 
     def version(self) -> str:
         return slurm_parse.parse_version(self._ask(["sinfo", "--version"]))
@@ -357,9 +358,10 @@ class SlurmClient(Jobs):
     def cancel(self, ids: Sequence[str]) -> Mapping[str, ClusterctlError]:
         for job_id in ids:
             self.check_id(job_id)
-        self._forbid_requeue(ids)
+        words = _words_of(ids)
+        self._forbid_requeue([*words])
         try:
-            self._ask(["scancel", *ids])
+            self._ask(["scancel", *words])
         except SlurmError as exc:
             refusals = dict(_NOT_CANCELLED.findall(exc.why))
             if not refusals:
@@ -368,23 +370,24 @@ class SlurmClient(Jobs):
                 job_id: SlurmError(
                     f"job {job_id} can't be cancelled", code="job-not-cancelled", why=reason
                 )
-                for job_id, reason in refusals.items()
+                for word, reason in refusals.items()
                 if not _ENDED_MEANWHILE.search(reason)
+                for job_id in words.get(word, [word])
             }
         return {}
 
-    def _forbid_requeue(self, ids: Sequence[str]) -> None:
+    def _forbid_requeue(self, words: Sequence[str]) -> None:
         """Forbid Slurm to requeue jobs, because a program may requeue its job when it gets
         SIGTERM.
         """
         try:
-            self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"])
+            self._ask(["scontrol", "update", f"jobid={','.join(words)}", "requeue=0"])
         except SlurmAwayError:
             raise
         except SlurmError:
             # Slurm rejects every change of some waiting jobs, which scancel cancels all the same.
-            for job_id in ids if len(ids) > 1 else ():
-                self._forbid_requeue([job_id])
+            for word in words if len(words) > 1 else ():
+                self._forbid_requeue([word])
 
     def run_in_job(self, job: JobInfo, argv: Sequence[str]) -> Result:
         step = [*_STEP, f"--jobid={job.id}", f"--nodelist={job.nodes[0]}"]
@@ -591,6 +594,23 @@ class SlurmClient(Jobs):
             why=reason,
             fix=f"{self.advice.repair}; running jobs are not affected",
         )
+
+
+def _words_of(ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """Return words for scancel and scontrol -> the ids that each selects: ``12_[1-3]`` for several
+    tasks of an array.
+    """
+    by_array: dict[str, list[str]] = {}
+    for job_id in ids:
+        by_array.setdefault(job_id.partition("_")[0], []).append(job_id)
+    words: dict[str, list[str]] = {}
+    for number, own in by_array.items():
+        if len(own) > 1 and number not in own:
+            tasks = fold_tasks(int(job_id.partition("_")[2]) for job_id in own)
+            words[f"{number}_[{tasks}]"] = own
+        else:
+            words |= {job_id: [job_id] for job_id in own}
+    return words
 
 
 def _jobs_option(*ids: str) -> str:

@@ -30,7 +30,7 @@ from clusterctl.spec.names import (
     is_cluster_name,
 )
 from clusterctl.state.ledger import Ledger
-from clusterctl.state.run_names import cluster_of, names_no_cluster
+from clusterctl.state.run_names import cluster_of, is_id
 from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.progress import SILENT, LineReporter
 
@@ -147,46 +147,35 @@ class ChosenCluster:
         return clusters
 
     def of_jobs(self, names: Iterable[str]) -> ChosenCluster:
-        """Return the choice for a command about jobs or runs with these names, which may name the
-        cluster.
+        """Return the choice for a command about jobs or runs with these names.
 
-        The options --cluster and -f override the names, and the names override ./cluster.yaml. An
-        id without a cluster selects the cluster only if otherwise several clusters could be meant.
+        ``CLUSTER/ID`` and a run's folder tell their cluster, which overrides ./cluster.yaml. The
+        options --cluster and -f override both.
 
-        Raises UsageError: nothing has the name, jobs of several clusters have the id, or the jobs
-        are of several clusters.
+        Raises UsageError: nothing has the name, or the jobs are of several clusters.
         """
         if self.file is not None or self.name is not None:
             return self
-        names = list(names)
-        up = clusters_up()
-        if len(self._candidates()) <= 1 and all(map(names_no_cluster, names)):
-            return self
-        named = {cluster: name for name in names if (cluster := cluster_of(name, up))}
+        named = {cluster_of(name): name for name in names}
         if len(named) > 1:
             raise UsageError(
                 "these jobs are of several clusters",
-                code="run-ambiguous",
-                why=", ".join(f"{name} is of {cluster}" for cluster, name in named.items()),
+                code="jobs-of-several-clusters",
+                why=", ".join(
+                    f"{name} is of {cluster or 'the chosen cluster'}"
+                    for cluster, name in named.items()
+                ),
                 fix="run the command for each cluster",
             )
         return replace(self, name=next(iter(named), None))
 
-    @property
-    def ledger(self) -> Ledger | None:
-        """The jobs of the chosen cluster, for commands that need no cluster. None: there is no
-        choice.
+    def ledger_for(self, *names: str) -> Ledger | None:
+        """Return the jobs of the chosen cluster, for ``find_run``. None: no name is a job id alone, so
+        that no cluster has to be chosen.
 
-        Raises the errors of ``workspace`` if the user has chosen a file or a name.
+        Raises the errors of ``workspace``.
         """
-        if self.name is None and self.spec_file is None:
-            return None
-        try:
-            return Ledger(self.workspace().jobs)
-        except UsageError:
-            if self.file is not None or self.name is not None:
-                raise
-        return None
+        return Ledger(self.workspace().jobs) if any(map(is_id, names)) else None
 
     def _workspace_of_file(self, path: Path) -> Workspace:
         # Importing the spec models takes longer than everything else that most verbs do.

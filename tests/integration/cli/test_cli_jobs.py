@@ -1,6 +1,4 @@
-"""`jobs`: the table, one job in full, and what is shown again as it changes; `logs` without an
-id.
-"""
+"""`jobs`: the table, one job in full, and what is shown again as it changes."""
 
 from __future__ import annotations
 
@@ -25,7 +23,6 @@ from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.history import Alarm
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.ledger import JobEntry
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused, shows
 from tests.support.played.cluster import PlayedCluster, node_record, submitted
@@ -352,29 +349,6 @@ def test_watching_jobs_that_have_ended_ends(played_session, cluster, tmp_path, c
     job_id = ended(played_session, cluster, tmp_path, "true")
     jobs.jobs(TEXT, [job_id], watch=True)
     assert capsys.readouterr().out == "job 1 (mine) COMPLETED on n1, exit 0\n"
-
-
-def test_logs_of_the_last_job(played_session, cluster, tmp_path, capfd) -> None:
-    with refused("no-job-yet", UsageError):
-        logs.logs(Screen(json=False, color=False))
-    ended(played_session, cluster, tmp_path, "echo one", "first")
-    ended(played_session, cluster, tmp_path, "echo two", "second")
-    rejected = JobEntry(
-        token="feed",  # noqa: S106
-        name="x",
-        user="u",
-        submitted_at=1.0,
-        job_id="3",
-        refused=True,
-    )
-    played_session.ledger.add(rejected)
-    capfd.readouterr()
-    logs.logs(Screen(json=False, color=False))
-    details = capfd.readouterr()
-    assert (details.out, shows(details.err, "last-job")) == ("two\n", True)
-    assert details.err.startswith("showing job 2 ")
-    logs.logs(Screen(json=True, color=False))
-    assert json.loads(capfd.readouterr().out)["job_id"] == "2"
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)

@@ -172,10 +172,10 @@ def test_run_option_with_an_unknown_run_is_refused(session: Session, local_folde
     (local_folder / "runs" / "empty").mkdir()
     for run, code, shown, fix in (
         ("old-1-trian", "unknown-run", "'old-1-trian'", "did you mean old-1-train?"),
-        ("nothing", "unknown-run", "'nothing'", "clusterctl jobs"),
-        ("", "unknown-run", "''", "clusterctl jobs"),
-        ("nowhere/3", "unknown-run", "no cluster 'nowhere'", "clusterctl jobs"),
-        ("a" * 300, "unknown-run", "'aaa", "clusterctl jobs"),
+        ("nothing", "unknown-run", "'nothing'", "CLUSTER/12"),
+        ("", "unknown-run", "''", "CLUSTER/12"),
+        ("nowhere/3", "run-not-collected", "nowhere/3", "clusterctl collect nowhere/3"),
+        ("a" * 300, "unknown-run", "'aaa", "CLUSTER/12"),
         ("empty", "run-without-model", "empty", "use a run of `train`"),
         ("99", "unknown-job", "99", "clusterctl jobs"),
         (plain.job_id, "run-without-model", plain.job_id, "use a run of `train`"),
@@ -211,53 +211,36 @@ def saved(
     return run
 
 
-def test_find_run_by_a_job_id_of_a_former_cluster(local_folder: Path) -> None:
+def test_find_run_of_a_former_cluster(local_folder: Path) -> None:
     run = saved(local_folder, "demo-14-train", "14")
     (run / "task-2").mkdir()
     saved(local_folder, "my-14-3-train", "3", token="1" * 8)
-    for name in ("14", "old/14", "demo-14-train", "runs/demo-14-train", str(run)):
-        assert find_run(name).folder == run, name
-    for name in ("14_2", "demo-14-train/task-2"):
-        assert (find_run(name).folder, find_run(name).run_folder) == (run / "task-2", run)
-    assert find_run("4").folder is None
+    for name in ("old/14", "demo-14-train", "runs/demo-14-train", str(run)):
+        assert find_run(name, None).folder == run, name
+    for name in ("old/14_2", "demo-14-train/task-2"):
+        found = find_run(name, None)
+        assert (found.folder, found.run_folder) == (run / "task-2", run)
+    assert find_run("old/4", None).folder is None
     (local_folder / "exp" / "4").mkdir(parents=True)
-    assert find_run("exp/4").folder == local_folder / "exp" / "4"
-    with rejected("unknown-run", UsageError):
-        find_run("demo/14")
+    assert find_run("./exp/4", None).folder == local_folder / "exp" / "4"
 
 
 def test_find_run_takes_a_job_id_of_the_chosen_cluster(
     session: Session, local_folder: Path
 ) -> None:
-    """A former cluster has a run of the same job id."""
+    """A former cluster has a run of the same job id, and earlier jobs of this cluster had it."""
     job_id, folder = trained(session)
     former = saved(local_folder, f"former-{job_id}-train", job_id)
     cluster = session.ledger.cluster
+    saved(local_folder, f"earlier-{job_id}-train", job_id, cluster=cluster, token="1" * 8)
     for name in (job_id, f"{cluster}/{job_id}"):
         assert chosen(name, session) == (f"{folder}/model", None)
     for name in (f"old/{job_id}", former.name):
         assert chosen(name, session)[0] == "model"
     saved(local_folder, "old-9-train", "9", token="9" * 8)
-    with rejected("run-of-other-cluster", UsageError, "use old/9", f"{cluster}/9"):
-        chosen("9", session)
-    with rejected("unknown-job", UsageError, "9"):
-        chosen(f"{cluster}/9", session)
-
-
-def test_find_run_refuses_runs_of_two_clusters_of_a_name(
-    session: Session, local_folder: Path
-) -> None:
-    job_id, folder = trained(session)
-    cluster = session.ledger.cluster
-    former = saved(local_folder, f"former-{job_id}-train", job_id, cluster=cluster)
-    with rejected(
-        "run-ambiguous", UsageError, str(former), f"clusterctl collect {cluster}/{job_id}"
-    ):
-        chosen(job_id, session)
-    home = local_folder / "runs" / "demo-1-train"
-    bring_home(session, job_id, folder.parent, home)
-    with rejected("run-ambiguous", UsageError, str(former), str(home)):
-        find_run(job_id, session.ledger)
+    for name in ("9", f"{cluster}/9"):
+        with rejected("unknown-job", UsageError, "9"):
+            chosen(name, session)
 
 
 def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, local_folder: Path) -> None:
@@ -269,13 +252,11 @@ def test_job_id_of_finds_the_job_of_a_runs_folder(session: Session, local_folder
     # The commands that ask the cluster mean its own job, if they are given an id.
     assert job_id_of(job_id, session.ledger) == job_id
     assert job_id_of(f"{job_id}_2", session.ledger) == f"{job_id}_2"
-    for name in (f"former-{job_id}-train", f"old/{job_id}"):
-        with rejected(
-            "run-of-other-cluster",
-            UsageError,
-            str(local_folder / "runs" / f"former-{job_id}-train"),
-        ):
+    former = f"former-{job_id}-train"
+    for name, where in ((former, str(local_folder / "runs" / former)), (f"old/{job_id}", "")):
+        with rejected("run-of-other-cluster", UsageError, where):
             job_id_of(name, session.ledger)
+    assert job_id_of(f"{job_id}_[1-3,7]", session.ledger) == f"{job_id}_[1-3,7]"
     assert job_id_of(f"{cluster}/{job_id}", session.ledger) == job_id
     # Another machine may have submitted the job.
     assert job_id_of(f"{cluster}/99_2", session.ledger) == "99_2"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import SchedulerError, UsageError
-from clusterctl.jobs.queue import cancel, find_or_list, known_jobs, list_jobs
+from clusterctl.jobs.queue import cancel, find_or_list, known_jobs, list_jobs, select
 from clusterctl.scheduler.base import AccountingAwayError
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import finished, packed, submitted
@@ -53,12 +53,45 @@ def test_cancel_some_jobs_fail_cancels_the_rest(session, cluster, tmp_path):
     assert cancel(session, [ids[0]]).errors == {}
 
 
+@pytest.mark.parametrize(
+    ("word", "selected"),
+    [
+        ("{}_[1-3]", [1, 2, 3]),
+        ("{}_[0-9:4,7]", [0, 4, 7, 8]),
+        ("{}_[7-99999999]", [7, 8, 9]),
+    ],
+)
+def test_cancel_of_tasks_selects_those_that_the_array_has(
+    session, cluster, tmp_path, word: str, selected: list[int]
+) -> None:
+    with cluster.state() as state:
+        state["hold"] = True
+    job_id = submitted(session, tmp_path, "true")
+    cluster.change(job_id, tasks=[*range(10)])
+    found, _ = select(session, [word.format(job_id)])
+    assert (found.to_cancel, found.errors) == ([f"{job_id}_{task}" for task in selected], {})
+
+
+@pytest.mark.parametrize("tasks", ["[3-1]", "[20-30]", "[,]", "[-]", "[:]"])
+def test_cancel_of_tasks_that_the_array_lacks_is_refused(
+    session, cluster, tmp_path, tasks: str
+) -> None:
+    with cluster.state() as state:
+        state["hold"] = True
+    job_id = submitted(session, tmp_path, "true")
+    cluster.change(job_id, tasks=[*range(10)])
+    done = cancel(session, [f"{job_id}_{tasks}"])
+    assert [error.code for error in done.errors.values()] == ["unknown-job"]
+    assert cluster.job(job_id)["state"] == "PENDING"
+
+
 def test_task_of_a_packed_job_is_not_a_job_of_slurm(session, cluster, tmp_path):
     """Its job keeps running. A number that is not a task's is unknown."""
     job_id = packed(session, tmp_path, "true", "0-3")
-    done = cancel(session, [f"{job_id}_2", f"{job_id}_4"])
+    done = cancel(session, [f"{job_id}_2", f"{job_id}_4", f"{job_id}_[1-9]"])
     assert {task: error.code for task, error in done.errors.items()} == {
         f"{job_id}_2": "task-is-packed",
+        f"{job_id}_[1-9]": "task-is-packed",
         f"{job_id}_4": "unknown-job",
     }
     with rejected("task-is-packed", SchedulerError):

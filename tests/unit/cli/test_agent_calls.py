@@ -431,7 +431,7 @@ def test_cancel_of_a_job_of_others_is_refused(
 ) -> None:
     assert code(submit(calls)) == "ok"
     ran = len(played.ran)
-    refusals = {"agent-others-job", "agent-argument", "unknown-run"}
+    refusals = {"agent-others-job", "agent-argument", "unknown-run", "jobs-of-several-clusters"}
     assert code(calls.call("cancel", {"ids": ["1", job]})) in refusals
     assert len(played.ran) == ran
 

@@ -47,6 +47,8 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         )
     made_run(out, 4, name="shell", args=["--mode", "fast"], user="bob", note="no metrics")
     (out / "notes").mkdir()
+    spec = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n"
+    (tmp_path / "cluster.yaml").write_text(spec)
     return out
 
 
@@ -209,12 +211,45 @@ def test_tasks_per_node_is_a_field(out: Path) -> None:
 def test_named_run_accepts_id_and_folder_and_refuses_others(out: Path) -> None:
     for name in ("2", "demo/2", "demo-2-train", "runs/demo-2-train", str(out / "demo-2-train")):
         assert named_run(name).run.job_id == "2", name
-    for name in ("", "7", "other/2", "notes", "../runs", "2_1"):
-        with pytest.raises(UsageError):
+    for name, code in (
+        ("", "unknown-run"),
+        ("train", "unknown-run"),
+        ("latest", "unknown-run"),
+        ("2_", "unknown-run"),
+        ("_1", "unknown-run"),
+        ("2_[1-3]", "unknown-run"),
+        ("2_1", "unknown-task"),
+        ("7", "run-not-collected"),
+        ("other/2", "run-not-collected"),
+        ("notes", "not-a-run"),
+        ("../runs", "not-a-run"),
+    ):
+        with refused(code, UsageError):
             named_run(name)
+
+
+def test_id_is_a_job_and_never_a_folder_of_this_name(out: Path) -> None:
+    made_run(Path("."), 2, name="of-folder", token="f" * 8)
+    Path("demo-2-of-folder").rename("3")
+    assert named_run("3").folder == out / "demo-3-train"
+    assert named_run("./3").run.name == "of-folder"
+
+
+def test_run_is_that_of_the_last_job_with_its_id(out: Path) -> None:
+    """Slurm has begun its numbers again. Without the job's entry here, the id is ambiguous."""
     made_run(out, 2, name="again", token="f" * 8)
-    with refused("run-ambiguous", UsageError):
+    with refused("run-ambiguous", UsageError, str(out / "demo-2-again")):
         named_run("2")
+    add_job("demo", "2", token="f" * 8)
+    assert named_run("2").run.name == "again"
+
+
+def test_similar_name_is_suggested_and_no_dangling_link(out: Path) -> None:
+    with refused("unknown-run", UsageError, "demo-2-train"):
+        named_run("demo-2-trian")
+    (out / "demo-2-trian").symlink_to("/nonexistent")
+    with refused("unknown-run", UsageError, "did you mean demo-2-train"):
+        named_run("demo-2-trian")
 
 
 def test_task_of_an_array_is_a_row_of_its_own(out: Path) -> None:
@@ -238,11 +273,6 @@ def test_task_of_an_array_is_a_row_of_its_own(out: Path) -> None:
         named_run("2_1")
     with refused("unknown-task", UsageError, "clusterctl runs show demo-5-train"):
         named_run("5_2")
-
-
-def test_name_of_jobs_is_answered_with_their_runs(out: Path) -> None:
-    with refused("unknown-run", UsageError, "demo-1-train, demo-2-train, demo-3-train"):
-        named_run("train")
 
 
 def test_folders_that_were_collected_to_are_remembered(out: Path, tmp_path: Path) -> None:
@@ -273,74 +303,54 @@ def test_unreadable_folder_hides_no_other_run(out: Path, tmp_path: Path) -> None
     assert [*readable_runs([tmp_path / "gone", out])] == [*run_folders(out)]
 
 
-def add_job(cluster: str, job_id: str) -> None:
+def add_job(cluster: str, job_id: str, token: str = "") -> None:
     """A job that was submitted from here to a cluster that is up."""
     workspace = Workspace.of(cluster)
     workspace.create()
     workspace.inventory.write_text("{}")
-    token = ("0" if cluster == "demo" else "f") * 7 + job_id
+    token = token or ("0" if cluster == "demo" else "f") * 7 + job_id
     entry = JobEntry(token=token, name="t", user="u", submitted_at=1.0, job_id=job_id)
     Ledger(workspace.jobs).add(entry)
 
 
-def test_job_id_of_two_clusters_is_refused_without_a_choice(out: Path) -> None:
-    """Also in the Python interface, which takes no list of jobs. Each name in the error is
-    accepted.
-    """
+def test_job_id_is_of_the_chosen_cluster_and_no_other(out: Path) -> None:
     add_job("other", "1")
-    for find in (lambda: named_run("1"), lambda: list_runs(sweep="1")):
-        with refused("run-ambiguous", UsageError, "demo/1, other/1"):
-            find()
-    assert named_run("demo/1").run.job_id == "1"
-    with refused("run-not-collected", UsageError, "clusterctl collect other/1"):
-        named_run("other/1")
-
-
-def test_job_id_means_the_job_of_the_chosen_cluster(out: Path) -> None:
-    add_job("other", "1")
-    add_job("demo", "7")
-    Path("cluster.yaml").write_text("name: demo\n")
     assert named_run("1").run.cluster == "demo"
     with refused("not-a-sweep", UsageError, "demo-1-train"):
         list_runs(sweep="1")
-    other = ChosenCluster(name="other").ledger
-    with refused("run-not-collected", UsageError, "clusterctl collect other/1"):
-        named_run("1", other)
-    with refused("run-of-other-cluster", UsageError, "use demo/2"):
-        named_run("2", other)
+    other = ChosenCluster(name="other").ledger_for("1")
+    for name in ("1", "2"):
+        with refused("run-not-collected", UsageError, f"clusterctl collect other/{name}"):
+            named_run(name, other)
+    assert named_run("demo/2", other).run.job_id == "2"
+
+
+def test_folder_is_found_without_a_chosen_cluster(out: Path) -> None:
+    for cluster in ("demo", "other"):
+        add_job(cluster, "1")
+    Path("cluster.yaml").unlink()
+    assert named_run("demo-2-train").run.job_id == "2"
+    assert named_run("demo/2").run.job_id == "2"
+    for find in (lambda: named_run("2"), lambda: list_runs(sweep="2")):
+        with refused("no-cluster-named", UsageError):
+            find()
 
 
 def test_names_choose_the_cluster_of_a_command_on_jobs(out: Path) -> None:
-    for cluster, job_id in (("demo", "1"), ("demo", "7"), ("other", "1"), ("other", "8")):
-        add_job(cluster, job_id)
+    made_run(out, 8, cluster="other", token="a" * 8)
     unchosen = ChosenCluster()
-    for name, cluster in (
-        ("other/5", "other"),
-        ("demo-2-train", "demo"),
-        ("8", "other"),
-        ("6_1", None),
+    for names, cluster in (
+        (["other/5"], "other"),
+        (["other/5_[1-3]", "other/6"], "other"),
+        (["demo-8-train"], "other"),
+        (["6_1", "6_[2-3]"], None),
+        ([], None),
     ):
-        assert unchosen.of_jobs([name]).name == cluster, name
-    with refused("run-ambiguous", UsageError, "demo/1, other/1"):
-        unchosen.of_jobs(["1"])
-    for names in (("7", "8"), ("8", "7"), ("7", "other/5")):
-        with refused("run-ambiguous", UsageError, "7 is of demo"):
+        assert unchosen.of_jobs(names).name == cluster, names
+    for names in (["7", "other/5"], ["other/5", "demo/7"], ["7", "demo-2-train"]):
+        with refused("jobs-of-several-clusters", UsageError, f"{names[0]} is of"):
             unchosen.of_jobs(names)
     assert ChosenCluster(name="demo").of_jobs(["other/5"]).name == "demo"
-    Path("cluster.yaml").write_text("name: demo\n")
-    for name, cluster in (("other/5", "other"), ("1", None), ("8", None)):
-        assert unchosen.of_jobs([name]).name == cluster, name
-
-
-def test_job_id_prefers_jobs_to_runs_of_earlier_clusters(out: Path) -> None:
-    """Job 2 of the earlier cluster demo was collected, and so was job 2 of a cluster that is
-    down.
-    """
-    for cluster, job_id in (("demo", "2"), ("other", "8")):
-        add_job(cluster, job_id)
-    made_run(out, 2, name="earlier", token="a" * 8)
-    made_run(out, 2, name="of-gone", token="b" * 8, cluster="gone")
-    assert [ChosenCluster().of_jobs([name]).name for name in ("2", "demo/2")] == ["demo", "demo"]
 
 
 def test_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:

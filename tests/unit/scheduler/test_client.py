@@ -110,7 +110,9 @@ def test_jobs_leaves_out_unknown_jobs():
     assert slurm.jobs(["99999"]) == ()
 
 
-@pytest.mark.parametrize("bad", ["", "x", "0", "1;rm", "-1", "1_", "1_2_3", "1 2", "--all"])
+@pytest.mark.parametrize(
+    "bad", ["", "x", "0", "1;rm", "-1", "1_", "1_2_3", "1_[2-3]", "1 2", "--all"]
+)
 def test_malformed_job_id_is_refused_before_slurm_is_called(bad):
     slurm, transport, _ = client()
     with rejected("not-a-job-id", UsageError):
@@ -169,6 +171,19 @@ def test_cancel_refused_is_no_success():
     assert {job_id: (error.code, error.why) for job_id, error in errors.items()} == {
         "7": ("job-not-cancelled", "Access/permission denied")
     }
+    assert not transport.left
+
+
+def test_cancel_names_tasks_of_an_array_to_slurm_as_one():
+    """An argument for each of thousands would be too long. Slurm's refusal is of them all."""
+    refusal = "scancel: error: Kill job error on job id 12_[1-3,7]: Access/permission denied\n"
+    words = ("12_?1-3,7?", "13_2", "14")
+    slurm, transport, _ = client(
+        Step(("scontrol", "update", f"jobid={','.join(words)}", "requeue=0"), ""),
+        Step(("scancel", *words), stderr=refusal, rc=1),
+    )
+    errors = slurm.cancel(["12_3", "12_1", "13_2", "12_2", "12_7", "14"])
+    assert [*errors] == ["12_3", "12_1", "12_2", "12_7"]
     assert not transport.left
 
 
