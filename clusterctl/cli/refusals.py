@@ -152,7 +152,8 @@ def _advice_for_sbatch_option(word: str) -> str:
     if option is None or word not in {directive.own_name, f"-{option.letter}"}:
         return ""
     if option.role and not option.use:
-        return f"leave it out, because clusterctl sets {word}"
+        why = f": {option.instead}" if option.instead else f", because clusterctl sets {word}"
+        return f"leave it out{why}"
     if flags := flags_for(directive):
         return f"use `clusterctl submit JOB {flags}`"
     value = "=VALUE" if option.value == "required" and directive.value is None else ""

@@ -23,6 +23,7 @@ from clusterctl.cli.options import (
     takes,
 )
 from clusterctl.cli.output import ENDINGS, Screen
+from clusterctl.cli.stdin_script import script_of_stdin
 from clusterctl.cli.waiting import Timeout, follow_job, timeout_of, wait_for
 from clusterctl.errors import (
     ClusterctlError,
@@ -80,6 +81,8 @@ if TYPE_CHECKING:
 # A job as `-o json` shows it.
 JobRow = dict[str, Any]
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+# The name of the job for a script on stdin.
+STDIN: Final = "-"
 _PROGRAMS: Final = (".py", ".sh", ".bash", ".yaml", ".yml")
 
 DryRun = Annotated[
@@ -142,8 +145,8 @@ def jobs_to_submit(_: object, incomplete: str) -> list[str]:
 Target = Annotated[
     str,
     argument(
-        "train, eval, sample, predict, export, bench, gemm, allreduce, probe, your own script, "
-        "or a job file (.yaml).",
+        "train, eval, sample, predict, export, bench, gemm, allreduce, probe, your own script "
+        "(- reads it from stdin), or a job file (.yaml).",
         metavar="JOB",
         tab=jobs_to_submit,
         local=Local.NAME,
@@ -190,12 +193,29 @@ def submit(
     timeout: Timeout = None,
     first: Places = None,
     notify: Notify = None,
+    parsable: Annotated[
+        bool,
+        option("Print only the IDs of the jobs, each on a line.", "--parsable", topic=Topic.WATCH),
+    ] = False,
     **given: object,
 ) -> None:
     """Submit a bundled job, your own script, or a job file.
 
     Arguments after -- are passed to the program.
     """
+    if parsable:
+        _reject_beside_parsable(
+            {
+                "-o json": screen.json,
+                "--dry-run": dry_run,
+                "--local": local,
+                "--first": first is not None,
+                "--wait": wait,
+                "--follow": follow,
+            }
+        )
+    if target == STDIN:
+        target = script_of_stdin()
     jobs = read_jobs(*job_and_options(target, args or [], given), variant or ())
     if program := bundled_job_with_help(jobs):
         text = help_of(program)
@@ -231,7 +251,18 @@ def submit(
         return
     with telling_of_no_job(screen), open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission, plan)
-        show_or_watch(screen, session, submit_and_note(screen, session, prepared), jobs, watching)
+        rows = submit_and_note(screen, session, prepared)
+        if parsable:
+            screen.result({}, *(row["job_id"] for row in rows))
+            return
+        show_or_watch(screen, session, rows, jobs, watching)
+
+
+def _reject_beside_parsable(flags: Mapping[str, bool]) -> None:
+    """Raise UsageError for flags (flag -> whether given) whose answer is more than an ID."""
+    for flag_name, is_given in flags.items():
+        if is_given:
+            raise excluded("--parsable", flag_name)
 
 
 def _reject_beside_first(jobs: Sequence[JobSpec], flags: Mapping[str, bool]) -> None:

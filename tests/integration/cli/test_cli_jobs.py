@@ -1,7 +1,8 @@
-"""`jobs`: the table, one job in full, and what is shown again as it changes."""
+"""`jobs`: the table, one job in full, and what is shown again as it changes; `submit` by a script."""
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli import cancel, jobs, logs, waiting
+from clusterctl.cli import cancel, jobs, logs, submit, waiting
 from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.cluster.status import Status
@@ -518,3 +519,32 @@ def test_wait_for_an_array_without_nodes_says_so_once(played_session, capsys) ->
     ChangeNotes(played_session, TEXT.note)(tasks, tasks)
     counts, output = capsys.readouterr().err.splitlines()
     assert (counts, output.startswith("job 7 is waiting for nodes")) == ("job 7: 200 PENDING", True)
+
+
+def test_script_on_stdin_is_submitted_and_parsable_prints_only_the_id(
+    played_session, cluster, tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").write_text("beside")
+    text = b"#!/bin/bash\n#SBATCH --job-name=piped\ncat data\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    submit.submit(TEXT, "-", parsable=True)
+    assert capsys.readouterr().out == "1\n"
+    cluster.wait_until_ended("1")
+    job = cluster.job("1")
+    assert job["name"] == "piped"
+    assert (Path(job["dir"]) / "stdout.log").read_text() == "beside"
+
+
+def test_empty_stdin_is_no_script(played_session, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    with refused("stdin-empty", UsageError):
+        submit.submit(TEXT, "-")
+    assert [*tmp_path.glob("stdin-*")] == []
+
+
+@pytest.mark.parametrize("flag", ["wait", "follow", "dry_run", "local"])
+def test_parsable_answer_is_only_an_id(flag: str) -> None:
+    with refused("options-exclusive", UsageError, "--parsable"):
+        submit.submit(TEXT, "probe", parsable=True, **{flag: True})

@@ -56,7 +56,8 @@ def understood(words: list[str]) -> bool:
     known = names(command)
     for word in words:
         subcommands = getattr(command, "commands", {})
-        if word.startswith("-"):
+        # The name of stdin is no option.
+        if word.startswith("-") and word != "-":
             if word.partition("=")[0].rstrip("],") not in known:
                 return False
         elif word in subcommands:
