@@ -33,8 +33,8 @@ def prove_job_user(session: Session, to: Connect, nodes: Sequence[str]) -> None:
     Raise VerifyError, with a failure for each host, if a step fails. The folder is removed.
     """
     user = session.inventory.job_user
-    unshared = [session.unshared_nodes[name] for name in nodes if name in session.unshared_nodes]
-    others = [transport for transport in unshared if transport is not session.transport]
+    hosts = [transport for _, transport in session.hosts_with_files(nodes)]
+    others = [transport for transport in hosts if transport is not session.transport]
     try:
         folder = _create_folder(session, others)
         try:
@@ -91,5 +91,5 @@ def _write_logs(inventory: Inventory, to: Connect, folder: str, nodes: Sequence[
 def _fetch_logs(session: Session, folder: str, nodes: Sequence[str]) -> None:
     """Read the logs where `collect` finds those of a job. Raise CommandError if one is missing."""
     for host, transport in session.hosts_with_files(nodes):
-        logs = [f"{name}.log" for name in ([host] if session.unshared_nodes else nodes)]
+        logs = [f"{name}.log" for name in (nodes if session.inventory.is_shared else [host])]
         transport.run(("sh", "-c", 'cd -- "$1" && shift && cat -- "$@"', "sh", folder, *logs))

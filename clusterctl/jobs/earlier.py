@@ -57,7 +57,7 @@ def folders_on_cluster(session: Session, run: NamedRun) -> list[str]:
     Another machine may have submitted the job, which the cluster then knows. Raises UsageError if
     not.
     """
-    if session.unshared_nodes:
+    if not session.inventory.is_shared:
         return []
     if run.remote or run.run_folder:
         return [run.remote] if run.remote else []

@@ -323,7 +323,7 @@ def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]])
     more = f" and {len(files) - _MOST_SHOWN} more" if len(files) > _MOST_SHOWN else ""
     place = f"{folder}/{PROGRAM_FOLDER}"
     fix = f"`clusterctl get {shlex.quote(folder)}` copies the folder here"
-    if session.unshared_nodes:
+    if not session.inventory.is_shared:
         hosts = sorted({host for host, _ in files})
         place = f"{place} on {', '.join(hosts)}"
         fix = f"look at it with `clusterctl ssh {hosts[0]}`"

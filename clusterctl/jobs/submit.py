@@ -307,7 +307,7 @@ class Submitter:
         nodes = session.transports_of_partition(
             prepared.request.partition_name_in(session.inventory)
         )
-        by_name = {name: to for name, to in session.unshared_nodes.items() if to in nodes}
+        by_name = {name: to for name, to in session.nodes.items() if to in nodes}
         _, failed = call_on_hosts(by_name, lambda name: by_name[name].run(["true"]))
         silent = {name: exc for name, exc in failed.items() if isinstance(exc, UnreachableError)}
         if not silent:
@@ -321,10 +321,10 @@ class Submitter:
             "no folder, and it could not get the job's files"
         )
         self.report(Notice("node-left-out", text))
-        unshared = {name: to for name, to in session.unshared_nodes.items() if name not in silent}
+        answering = {name: to for name, to in session.nodes.items() if name not in silent}
         script = session.site.render(request, prepared.environment)
         prepared = replace(prepared, request=request, script=script)
-        return replace(self, session=replace(session, unshared_nodes=unshared)), prepared
+        return replace(self, session=replace(session, nodes=answering)), prepared
 
     def _submit_to_all(self, prepared: PreparedJob) -> Submitted:
         session = self.session

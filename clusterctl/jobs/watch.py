@@ -523,7 +523,7 @@ class JobLogs:
         self, latest_jobs: Mapping[str, JobInfo], deadline: float | None
     ) -> Generator[LogChunk | None, None, None]:
         # Callers may add jobs, and so nodes to read from, to ``latest_jobs`` between two chunks.
-        if not self._session.unshared_nodes:
+        if self._session.inventory.is_shared:
             (reader,) = self._readers_of(())
             yield from reader.read("follow")
         clock = self._session.scheduler.clock
@@ -557,7 +557,8 @@ def logs(
     job_logs = JobLogs(session, job_id, rank, most)
     chunk = None
     whole_id = session.packed_job(job_id) or job_id
-    for chunk in job_logs.new(session.scheduler.jobs([whole_id]) if session.unshared_nodes else ()):
+    is_shared = session.inventory.is_shared
+    for chunk in job_logs.new(() if is_shared else session.scheduler.jobs([whole_id])):
         on_output(chunk)
     if job_logs.gone:
         raise SchedulerError(

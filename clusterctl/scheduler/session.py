@@ -40,14 +40,12 @@ class Session:
     """A connection to the controller as the job user.
 
     nodes: node -> connection, which opens at the first command.
-    unshared_nodes: the same, if hosts share no folder and each node has the files of its jobs.
     """
 
     site: Site
     scheduler: Jobs
     ledger: Ledger
     nodes: Mapping[str, Transport] = field(default_factory=dict)
-    unshared_nodes: Mapping[str, Transport] = field(default_factory=dict)
 
     @property
     def inventory(self) -> Inventory:
@@ -69,23 +67,24 @@ class Session:
         return self.scheduler.transport
 
     def transports_of_partition(self, partition: str | None) -> tuple[Transport, ...]:
-        """Return connections to ``unshared_nodes`` of a partition (None: all), without the
-        controller.
+        """Return connections to the nodes of a partition (None: all) that need the files of jobs as
+        the controller has them: () if hosts share a folder.
         """
+        if self.inventory.is_shared:
+            return ()
         partitions = [
             facts for facts in self.inventory.partitions if partition in (None, facts.name)
         ]
         names = (name for facts in partitions for name in facts.nodes)
-        transports = (self.unshared_nodes[name] for name in names if name in self.unshared_nodes)
+        transports = (self.nodes[name] for name in names if name in self.nodes)
         return tuple(transport for transport in transports if transport is not self.transport)
 
     def hosts_with_files(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
         """Return (host, connection) of all ``hosts``; only the controller if hosts share the jobs'
         folder.
         """
-        transports = tuple(
-            (host, self.unshared_nodes[host]) for host in hosts if host in self.unshared_nodes
-        )
+        own = () if self.inventory.is_shared else hosts
+        transports = tuple((host, self.nodes[host]) for host in own if host in self.nodes)
         return transports or ((self.transport.host, self.transport),)
 
     def packed_job(self, job_id: str) -> str:
@@ -145,7 +144,7 @@ def session_of(
     ledger = Ledger(workspace.jobs)
     scheduler = site.client(controller, connections.to, patience_s, ledger)
     nodes = {host.name: connections.to(host.name, user) for host in inventory.compute}
-    return Session(site, scheduler, ledger, nodes, {} if inventory.is_shared else nodes)
+    return Session(site, scheduler, ledger, nodes)
 
 
 @contextmanager

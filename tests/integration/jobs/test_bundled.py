@@ -20,11 +20,13 @@ from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.program import Weights
+from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.ledger import PROGRAM_FOLDER, note_runs_folder
 from clusterctl.state.run_names import find_run, job_id_of
 from clusterctl.state.workspace import state_home
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
+from tests.support.inventories import with_inventory
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import submit
 from tests.unit.runs.made import record
@@ -159,7 +161,10 @@ def test_changed_model_on_the_cluster_is_not_used_for_the_local_run(
 def test_hosts_without_shared_folder_get_the_local_model(
     session: Session, local_folder: Path
 ) -> None:
-    apart = replace(session, unshared_nodes={"n1": session.transport})
+    apart = replace(
+        with_inventory(session, shared_folder=SharedFolder(kind="none")),
+        nodes={"n1": session.transport},
+    )
     job_id, _ = trained(session, local_folder / "runs" / "demo-1-train")
     assert chosen(job_id, apart)[0] == "model"
     other, _ = trained(session)

@@ -17,9 +17,11 @@ from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.names import FROM_RUN
+from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.ledger import Ledger
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
+from tests.support.inventories import with_inventory
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, finished
 from tests.unit.runs.made import record
@@ -130,7 +132,10 @@ def test_dry_run_does_not_look_for_a_run_of_another_machine(session):
 def test_from_run_of_an_uncollected_job_is_refused_without_a_shared_folder(
     session, cluster, local_folder
 ):
-    apart = replace(session, unshared_nodes={"n1": session.transport})
+    apart = replace(
+        with_inventory(session, shared_folder=SharedFolder(kind="none")),
+        nodes={"n1": session.transport},
+    )
     job_id = finished(session, cluster, local_folder, "echo saved >state.txt")
     job = JobSpec(name="go", script=local_folder / "job.sh", from_run=job_id)
     with refused("run-gone", UsageError, f"clusterctl collect workspace/{job_id}"):
@@ -140,7 +145,10 @@ def test_from_run_of_an_uncollected_job_is_refused_without_a_shared_folder(
 def test_from_run_of_a_collected_run_is_sent_to_nodes_without_a_shared_folder(
     session, local_folder
 ):
-    apart = replace(session, unshared_nodes={"n1": session.transport})
+    apart = replace(
+        with_inventory(session, shared_folder=SharedFolder(kind="none")),
+        nodes={"n1": session.transport},
+    )
     job = JobSpec(name="go", script=local_folder / "job.sh", from_run="old-1-sum")
     folder = with_from_run(job, apart.ledger, apart)[0].env[FROM_RUN]
     assert Path(folder, "state.txt").is_file()

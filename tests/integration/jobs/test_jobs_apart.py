@@ -26,7 +26,7 @@ from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
-from clusterctl.state.inventory import PartitionFacts
+from clusterctl.state.inventory import PartitionFacts, SharedFolder
 from clusterctl.transport.base import Transport, no_answer_error
 from clusterctl.transport.put import Sent, Upload
 from tests.support.inventories import inventory_with
@@ -95,8 +95,8 @@ def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
         for name in PARTITIONS.values()
     }
     partitions = tuple(PartitionFacts(name, members) for name, members in of.items())
-    inventory = inventory_with(*partitions)
-    return replace(session, site=site_of(inventory), unshared_nodes=nodes)
+    inventory = inventory_with(*partitions, shared_folder=SharedFolder(kind="none"))
+    return replace(session, site=site_of(inventory), nodes=nodes)
 
 
 @pytest.fixture
@@ -201,8 +201,8 @@ def test_folder_of_a_shell_is_on_the_nodes_of_its_partition(
 
 
 def test_controller_that_runs_jobs_gets_their_files_once(apart: Session) -> None:
-    nodes = {**apart.unshared_nodes, "n1": apart.transport}
-    assert replace(apart, unshared_nodes=nodes).transports_of_partition("train") == (nodes["n2"],)
+    nodes = {**apart.nodes, "n1": apart.transport}
+    assert replace(apart, nodes=nodes).transports_of_partition("train") == (nodes["n2"],)
 
 
 class Away(ApartNode):
@@ -216,7 +216,7 @@ class Away(ApartNode):
 
 def without_n2(apart: Session, cluster: PlayedCluster, tmp_path: Path) -> Session:
     away = Away(cluster, tmp_path / "away")
-    return replace(apart, unshared_nodes={**apart.unshared_nodes, "n2": away})
+    return replace(apart, nodes={**apart.nodes, "n2": away})
 
 
 class Dying(ApartNode):
@@ -234,7 +234,7 @@ def test_node_that_dies_is_no_half_of_a_submission(
 ) -> None:
     dying = Dying(cluster, tmp_path / "dying")
     with refused("unreachable", UnreachableError, host="n2"):
-        submit(replace(apart, unshared_nodes={**nodes, "n2": dying}), job)
+        submit(replace(apart, nodes={**nodes, "n2": dying}), job)
     assert not list((cluster.home / "clusterctl/jobs").glob("mine-*"))
     assert not list((nodes["n1"].home / "clusterctl/jobs").glob("mine-*"))
 
@@ -257,15 +257,15 @@ def test_job_runs_without_a_node_that_is_off(
     lines = [one for one in done.script.splitlines() if "exclude" in one or " -x " in one]
     # Of several options, the last counts.
     assert lines[-1] == f"#SBATCH --exclude={excluded}"
-    assert "job.sh" in given(off.unshared_nodes["n1"], done)
+    assert "job.sh" in given(off.nodes["n1"], done)
 
 
 def test_job_is_refused_if_all_its_nodes_are_off(
     apart: Session, cluster: PlayedCluster, job: JobSpec, tmp_path: Path
 ) -> None:
-    nodes = {name: Away(cluster, tmp_path / f"off-{name}") for name in apart.unshared_nodes}
+    nodes = {name: Away(cluster, tmp_path / f"off-{name}") for name in apart.nodes}
     with refused("unreachable", UnreachableError):
-        submit(replace(apart, unshared_nodes=nodes), job)
+        submit(replace(apart, nodes=nodes), job)
 
 
 def left_on(*nodes: ApartNode) -> list[Path]:
@@ -281,7 +281,7 @@ def test_submit_names_the_node_where_the_home_has_another_path(
     tmp_path: Path,
 ) -> None:
     other = OtherHome(cluster, tmp_path / "srv/n2")
-    session = replace(apart, unshared_nodes={**nodes, "n2": other})
+    session = replace(apart, nodes={**nodes, "n2": other})
     with refused("home-differs", TransferError, "on n2", str(other.home)):
         submit(session, job)
     assert left_on(nodes["n1"], other) == []
@@ -324,7 +324,7 @@ def test_proof_of_the_job_user_names_what_its_jobs_would_lack(
         (nodes["n2"].home / "clusterctl").write_text("no folder")
     if fault == "path":
         other = OtherHome(cluster, tmp_path / "srv/n2")
-        session = replace(proven, unshared_nodes={**nodes, "n2": other})
+        session = replace(proven, nodes={**nodes, "n2": other})
     if fault == "python":
         (tmp_path / "root/env/bin/python").unlink()
     if not fault:
