@@ -342,9 +342,11 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
     settings: dict[str, Any] = {
         "metavar": declared.metavar,
         "required": required,
-        "default": None if required else default,
         "shell_complete": _completer(declared),
     }
+    if not required:
+        # None would count as the value of a parameter that is missing.
+        settings["default"] = default
     if declared.is_argument:
         count = -1 if is_list else 1
         kind = _type_of(kind, declared)

@@ -68,6 +68,7 @@ SLIPS = {
     "submit ./xx.py": ("unknown-job-type", "'./xx.py'", "did you mean x.py?"),
     "submit y.py": ("unknown-job-type", "'y.py'", "name a bundled job"),
     "submit": ("bad-command-line", "JOB", "`clusterctl submit --help`"),
+    "runs show": ("bad-command-line", "RUN", "`clusterctl runs show --help`"),
 }  # fmt: skip
 
 
