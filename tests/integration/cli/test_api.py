@@ -294,7 +294,7 @@ def test_runs_are_a_data_frame(runs: Path) -> None:
     varying = [*"run lr loss loss.min job submitted started ended".split()]
     assert table.columns[: len(varying)] == varying
     assert {*table.columns} == {*FIELDS, "lr", "loss", "loss.min", "loss.max"}
-    shown = repr(clusterctl.named_run("2"))
+    shown = repr(clusterctl.named_run("demo/2"))
     assert len(shown) < 80
     assert all(word in shown for word in ("demo-2-train", "COMPLETED", "loss", "0.3333"))
     best = table.filter(polars.col("loss.min") < 0.4).row(0, named=True)

@@ -21,6 +21,9 @@ def cli_with_runs(cli: Clusterctl) -> Clusterctl:
         made_run(
             cli.cwd / "runs", number, args=["--lr", lr], metrics=lines, tags=["base"], cost_usd=0.5
         )
+    (cli.cwd / "cluster.yaml").write_text(
+        "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n"
+    )
     return cli
 
 

@@ -89,9 +89,12 @@ def test_wrong_file_option_is_refused_without_a_default(
         ChosenCluster(Path("x"), "y"),
     ):
         with pytest.raises(UsageError):
-            assert wrong.ledger
+            wrong.ledger_for("12")
     Path("cluster.yaml").write_text("nonsense")
-    assert ChosenCluster().ledger is None
+    with pytest.raises(UsageError):
+        ChosenCluster().ledger_for("12")
+    # Such a name needs no cluster.
+    assert ChosenCluster().ledger_for("demo/12", "./12", "demo-12-train") is None
 
 
 def not_up(cli: Clusterctl, name: str, *argv: str, code: str = "not-up") -> bool:
