@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import click
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from clusterctl.spec.names import Local, Topic
 
+# Returns completions of what the user has typed.
+Completer = Callable[[click.Context, str], list[Any]]
 
-class Option(click.Option):
-    """An option of a command, with its place in the help. local: see ``JobOption``."""
+
+class _Parameter(click.Parameter):
+    """What options and arguments share. local: see ``JobOption``."""
+
+    local: Local | None
+    completer: Completer | None = None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        if self.completer is None:
+            return super().shell_complete(ctx, incomplete)
+        return self.completer(ctx, incomplete)
+
+
+class Option(_Parameter, TyperOption):
+    """An option of a command, with its place in the help."""
 
     topic: str
     is_usual: bool
-    local: Local | None
 
 
-class Argument(click.Argument):
-    """An argument of a command. local: see ``JobOption``."""
-
-    local: Local | None
+class Argument(_Parameter, TyperArgument):
+    """An argument of a command."""
 
 
 # With more options than this, a command has a short help, and --help-all.
@@ -30,7 +43,7 @@ _MANY: Final = 40
 _WHOLE_HELP: Final = "clusterctl.whole_help"
 
 
-class Command(click.Command):
+class Command(TyperCommand):
     """A command whose help has many options by topics."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -38,7 +51,11 @@ class Command(click.Command):
         options = [p for p in params if isinstance(p, click.Option) and not p.hidden]
         if len(options) <= _MANY:
             super().format_options(ctx, formatter)
-        elif ctx.meta.get(_WHOLE_HELP):
+            return
+        arguments = [p.get_help_record(ctx) for p in params if isinstance(p, Argument)]
+        with formatter.section("Arguments"):
+            formatter.write_dl([record for record in arguments if record])
+        if ctx.meta.get(_WHOLE_HELP):
             for topic, of_topic in _by_topic(options):
                 with formatter.section(topic or "Of each command"):
                     formatter.write_dl([p.get_help_record(ctx) or ("", "") for p in of_topic])
@@ -85,8 +102,8 @@ def with_whole_help(params: Sequence[click.Parameter]) -> list[click.Parameter]:
     """Return the parameters of a command, with --help-all if they are many."""
     if len(params) <= _MANY:
         return [*params]
-    whole = click.Option(
-        ["--help-all"],
+    whole = TyperOption(
+        param_decls=["--help-all"],
         is_flag=True,
         is_eager=True,
         expose_value=False,

@@ -13,6 +13,8 @@ from types import FrameType
 from typing import Any, Final
 
 import click
+from click.shell_completion import shell_complete
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from clusterctl import __version__
 from clusterctl.cli.options import COMMON, command, end_of, parameter_of
@@ -26,11 +28,11 @@ PROGRAM = "clusterctl"
 COMPLETION_VARIABLE = "_CLUSTERCTL_COMPLETE"
 
 
-class LazyVerb(click.Command):
+class LazyVerb(TyperCommand):
     """A command that imports its module only when it is called or its help is shown."""
 
     def __init__(self, words: str) -> None:
-        super().__init__(words.rpartition(" ")[2], help=VERBS[words].summary)
+        super().__init__(words.rpartition(" ")[2], help=VERBS[words].summary, rich_markup_mode=None)
         self._words = words
 
     def load(self) -> click.Command:
@@ -55,7 +57,7 @@ class LazyVerb(click.Command):
         return context
 
 
-class _Group(click.Group):
+class _Group(TyperGroup):
     """A group of commands. Without a command, it runs its command ``list``, if it has one."""
 
     def make_context(
@@ -68,7 +70,7 @@ class _Group(click.Group):
         return super().make_context(info_name, args, parent, **extra)
 
 
-class _Program(click.Group):
+class _Program(TyperGroup):
     """The program. Its help lists the commands below the headings of their panels."""
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
@@ -97,8 +99,8 @@ def _version(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
 
 
 def _program() -> click.Group:
-    version = click.Option(
-        ["--version"],
+    version = TyperOption(
+        param_decls=["--version"],
         is_flag=True,
         is_eager=True,
         expose_value=False,
@@ -111,19 +113,22 @@ def _program() -> click.Group:
         ctx.obj = common
 
     program = _Program(
-        PROGRAM,
+        name=PROGRAM,
         callback=root,
         params=[*(parameter_of(name, kind, None) for name, kind in COMMON.items()), version],
         help="Create a Slurm cluster from one YAML file, run jobs on it, and collect their "
         "results.",
         no_args_is_help=True,
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     for name in PANELS:
         if name in VERBS:
             program.add_command(LazyVerb(name))
             continue
-        group = _Group(name, help=GROUPS[name].summary, no_args_is_help=True)
+        group = _Group(
+            name=name, help=GROUPS[name].summary, no_args_is_help=True, rich_markup_mode=None
+        )
         for words in VERBS:
             if words.startswith(f"{name} "):
                 group.add_command(LazyVerb(words))
@@ -144,6 +149,9 @@ def run() -> int:
         # Commands handle errors of their own output; `writing` handles errors of click's output,
         # the help.
         with writing(sys.stdout):
+            if instruction := os.environ.get(COMPLETION_VARIABLE):
+                # Typer's own completion is for the scripts that it writes.
+                return shell_complete(app, {}, PROGRAM, COMPLETION_VARIABLE, instruction)
             code = app(prog_name=PROGRAM, standalone_mode=False) or 0
             sys.stdout.flush()
     except click.UsageError as exc:

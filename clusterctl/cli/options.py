@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 import click
 
-from clusterctl.cli.help import Argument, Command, Option, with_whole_help
+from clusterctl.cli.help import Argument, Command, Completer, Option, with_whole_help
 from clusterctl.cli.output import ENDINGS, Screen, Terminated
 from clusterctl.cli.verbs import VerbFunction
 from clusterctl.errors import (
@@ -37,8 +37,6 @@ from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, permission_error, read_rows
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from clusterctl.spec.job_options import JobOption
 
 # Completions come from the workspace and the current folder, never from the network. They have no
@@ -308,6 +306,7 @@ def command(name: str, function: VerbFunction) -> Command:
         params=with_whole_help(params),
         callback=click.pass_context(functools.partial(_call, function, flags)),
         help=inspect.getdoc(function),
+        rich_markup_mode=None,
     )
 
 
@@ -342,7 +341,6 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
     settings: dict[str, Any] = {
         "metavar": declared.metavar,
         "required": required,
-        "shell_complete": _completer(declared),
     }
     if not required:
         # None would count as the value of a parameter that is missing.
@@ -350,8 +348,10 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
     if declared.is_argument:
         count = -1 if is_list else 1
         kind = _type_of(kind, declared)
-        positional = Argument([name], type=kind, nargs=count, help=declared.help, **settings)
-        positional.local = declared.local
+        positional = Argument(
+            param_decls=[name], type=kind, nargs=count, help=declared.help, **settings
+        )
+        positional.local, positional.completer = declared.local, _completer(declared)
         return positional
     names = declared.names or (f"--{name.replace('_', '-')}",)
     if kind is bool:
@@ -361,19 +361,24 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
         settings["type"] = _type_of(kind, declared)
         settings["show_default"] = default not in (None, "", required)
     one = Option(
-        [*names, name], help=declared.help, hidden=declared.hidden, multiple=is_list, **settings
+        param_decls=[*names, name],
+        help=declared.help,
+        hidden=declared.hidden,
+        multiple=is_list,
+        **settings,
     )
     one.topic, one.is_usual, one.local = declared.topic, declared.is_usual, declared.local
+    one.completer = _completer(declared)
     return one
 
 
-def _completer(declared: Declared) -> Callable[..., list[CompletionItem[str]]] | None:
+def _completer(declared: Declared) -> Completer | None:
     tab = declared.tab
     is_path = declared.local is not None and declared.local.is_path
     if not tab and not is_path:
         return None
 
-    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> Any:
+    def complete(ctx: click.Context, incomplete: str) -> list[Any]:
         # Only completion needs it.
         from click.shell_completion import CompletionItem
 
