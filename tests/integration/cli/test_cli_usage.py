@@ -32,7 +32,7 @@ REFUSED = {
     "nowhere to put it": (["put", ".", ""], "path-empty", "path"),
     "nothing to get": (["get", ""], "path-empty", "path"),
     "no job to cancel": (["cancel"], "bad-command-line", "ID"),
-    "bytes as they are, in JSON": (["logs", "--raw"], "options-exclusive", "--raw"),
+    "bytes as they are, in JSON": (["logs", "1", "--raw"], "options-exclusive", "--raw"),
     "a word too many": (["validate", "extra"], "bad-command-line", "extra"),
     "no spec file of that name": (["-f", "missing.yaml", "up"], "no-such-file", "missing.yaml"),
     "usage of all clusters": (["--cluster", "all", "usage"], "options-exclusive", "--cluster all"),
