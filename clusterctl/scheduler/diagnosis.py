@@ -137,21 +137,21 @@ class Diagnosis:
 
     @property
     def _last_words(self) -> str:
-        """The last exception, unless many lines come after it, and the last line."""
+        """The last line, and the last exception, unless many lines come after it."""
         facts, excerpt = self.facts, self.excerpt
-        words = ""
+        exception = ""
         if excerpt.exception and not excerpt.between:
             part = f" in {excerpt.part}" if excerpt.part else ""
             part += f" of {OF_OTHERS}" if excerpt.source == OF_OTHERS else ""
             place = f" at {excerpt.place}" if excerpt.place else ""
-            words = f"{part}{place}: {short(excerpt.exception)}"
+            exception = f"{part}{place}: {short(excerpt.exception)}"
             if self._is_by_exception:
-                return words
-            words = f"; last exception{words}"
+                return exception
+            exception = f"; last exception{exception}"
         # Other ranks may have written it.
         is_of_others = facts.failed.rank is not None and excerpt.source in {OF_JOB, OF_OTHERS}
-        last = self._last_line
-        return words if is_of_others or not last else f"{words}; last line: {short(last)}"
+        last = "" if is_of_others else self._last_line
+        return f"; last line: {short(last)}{exception}" if last else exception
 
     @property
     def _last_line(self) -> str:
@@ -169,8 +169,8 @@ class Diagnosis:
             return hint.fix
         if self.was_read and not self.excerpt.lines:
             return _NO_LOG
-        more = "whether a hint applies" if self.hints else "more"
-        return f"only the log can tell {more}: {SHOW_LOG}"
+        unknown = "a hint above may help" if self.hints else "not known"
+        return f"{unknown}; the whole log: {SHOW_LOG}"
 
     @property
     def fix_with_log(self) -> str:

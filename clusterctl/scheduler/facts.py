@@ -19,6 +19,7 @@ from clusterctl.scheduler.failed_rank import (
     first_failed,
     is_survived,
     nodes_lost_by,
+    signal_name,
     with_reported_signal,
 )
 from clusterctl.scheduler.history import Attempt
@@ -274,12 +275,16 @@ class Facts:
         if self.handled is not None:
             code = self.handled.signal or f"exit code {self.handled.exit_code}"
             yield f"the script continued after {code} {self.handled}"
-        elif self.failed.rank is not None and self.job.exit_code not in {
-            None,
-            0,
-            self.failed.in_a_shell,
-        }:
-            yield f"the job itself ended with exit code {self.job.exit_code}"
+        elif (
+            self.failed.rank is not None
+            and self.job.exit_code
+            and self.job.exit_code != self.failed.in_a_shell
+        ):
+            name = signal_name(self.job.exit_code)
+            yield (
+                f"the job itself ended with exit code {self.job.exit_code}"
+                f"{f', as a shell does after {name}' if name else ''}"
+            )
         if self.lacks_errexit:
             yield "the script has no `set -e`: a shell without it continues after a command that fails"
         if self.peak and (self.is_near_limit or self.failed.signal == "SIGKILL"):

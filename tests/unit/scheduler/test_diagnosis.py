@@ -648,6 +648,11 @@ def test_empty_log_on_a_full_disk_is_not_a_silent_program(
     [
         ("#!/bin/bash\nsrun ./fine || ./coarse\n", 6, "the script continued after exit code 4"),
         ("srun ./fine || ./coarse\n", 6, "the job itself ended with exit code 6"),
+        (
+            "srun ./fine\n",
+            143,
+            "the job itself ended with exit code 143, as a shell does after SIGTERM",
+        ),
         ("#!/bin/bash\nset -e\nsrun ./fine\n", 4, ""),
         ("#!/bin/bash\nset -o pipefail -e\nsrun ./fine\n", 4, ""),
         ("#!/bin/bash\ncd x; set -uo errexit\nsrun ./fine\n", 4, ""),
@@ -713,7 +718,7 @@ def test_last_words_on_stderr_are_told_beside_a_traceback_on_stdout() -> None:
     printed = TRACEBACK + "KeyError: 'handled'\n"
     found = diagnose(Evidence(job=JOB, log=f"{printed}\nno folds are left\n", stdout=printed))
     assert (found.code, found.lines[-1]) == ("exit-code", "no folds are left")
-    assert found.cause.endswith("no folds are left")
+    assert "last line: no folds are left;" in found.cause
 
 
 def test_out_of_memory_line_of_another_job_is_no_cause() -> None:
