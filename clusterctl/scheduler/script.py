@@ -270,14 +270,17 @@ def submit_options(job: JobSpec) -> Iterator[str]:
     record = job.record
     for name in (name for name in OPTIONS if name in job.model_fields_set):
         value = record[name]
-        flag = OPTIONS[name].flag
-        if OPTIONS[name].again is Again.CHOSEN or value is None:
+        option = OPTIONS[name]
+        if option.again is Again.CHOSEN or value is None:
             continue
-        if isinstance(value, bool):
-            yield flag if value else flag.replace("--", "--no-", 1)
+        if isinstance(value, bool) and option.in_submit:
+            yield option.flag if value else option.flag.replace("--", "--no-", 1)
             continue
+        # Such as --nodes=2 or --set=ranks=2.
+        prefix = f"{option.flag}=" if option.in_submit else option.flag.replace(" ", "=")
         words = value if isinstance(value, tuple | Mapping) else [value]
-        yield from (f"{flag}={word}" for word in words if word not in hidden)
+        shown = (str(word).lower() if isinstance(word, bool) else word for word in words)
+        yield from (f"{prefix}{word}" for word in shown if word not in hidden)
 
 
 def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:

@@ -170,7 +170,7 @@ def test_first_job_that_ended_long_ago_without_a_claim_lost(session, cluster, tm
 def test_first_across_clusters_waits_for_the_choice(session, cluster, tmp_path):
     first = First("f", is_across=True)
     (job_id,) = raced(session, tmp_path, first, 1)
-    eventually((Path(entry(session, job_id).remote_dir) / "job.events").exists)
+    eventually((Path(entry(session, job_id).remote_dir) / "stdout.log").exists)
     assert (cluster.job(job_id)["state"], jobs_that_ran(cluster)) == ("RUNNING", [])
     assert [one.kept for one in settle(session.scheduler, session.ledger, "f")] == [True]
     cluster.wait_until_ended(job_id)

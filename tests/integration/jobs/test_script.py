@@ -18,14 +18,26 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.scheduler.job_checks import check_launcher
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import submit_options
+from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, Project, job_spec
 from clusterctl.spec.names import FROM_RUN
 from clusterctl.spec.sweep import Form, Scaling, Sweep, sweep_arguments
 from payload.node.job import Slurmstepds
 from tests.support.messages import refused
-from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
+from tests.support.played.batch import (
+    HASH,
+    HOSTILE,
+    INVENTORY,
+    Batch,
+    play,
+    rendered,
+    shell_job,
+    user_script,
+)
 from tests.support.processes import eventually
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -113,7 +125,7 @@ def test_training_knows_the_options_that_submit_it_again():
             job.model_copy(update={"env": {**job.env, FROM_RUN: "/r"}, "from_run": "12"})
         )
     ]
-    expected = "--name=t --nodes=3 --ranks=2 --gpus=0 --mem=4GiB --time=1h30m".split()
+    expected = "--name=t --nodes=3 --set=ranks=2 --gpus=0 --mem=4GiB --time=1h30m".split()
     expected += [
         "--account=a-b",
         *"--slurm=--nice=1 --slurm=--hold --no-requeue --launcher=mpirun --env=KEY".split(),
@@ -165,7 +177,6 @@ def test_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, is_a
             r"\xef\xbb\xbf",
         ),
         ("bom.py", b"\xef\xbb\xbf#SBATCH --nodes=2\nprint()\n", "script-unfit", r"\xef\xbb\xbf"),
-        ("het.sh", b"#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n", "heterogeneous-job", "het.sh"),
         ("missing.sh", None, "file-unreadable", "missing.sh"),
         (".", None, "file-unreadable", "directory"),
     ],
@@ -469,8 +480,9 @@ def test_ranks_that_mpirun_does_not_start_are_refused(batch, name, options, word
     job = JobSpec(
         name="j", script=user_script(batch.folder, name, ""), ranks=3, **{"nodes": 2, **options}
     )
-    with refused("ranks-unfit", UsageError, word):
-        rendered(job)
+    (fault,) = check_launcher(site_of(INVENTORY), Request.read(job))
+    assert fault.code == "ranks-unfit"
+    assert word in str(fault.fix)
 
 
 def signalled(batch: Batch, job: JobSpec, number: int, log: str = "/dev/null") -> tuple[int, str]:

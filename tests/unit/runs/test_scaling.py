@@ -252,7 +252,7 @@ def test_scaling_by_metric_of_unknown_direction_has_no_speed_up(tmp_path: Path) 
     scaling = scaled(tmp_path, "widgets", (10, 15))
     assert (scaling.goal, sizes_of(scaling)[2].figures["widgets"]) == (None, spread(15))
     assert "speed_up" not in sizes_of(scaling)[2].figures
-    assert "--goal" in scaling.missing[-1]
+    assert "--set scaling.goal=" in scaling.missing[-1]
 
 
 @pytest.mark.parametrize(

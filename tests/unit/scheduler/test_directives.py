@@ -248,6 +248,12 @@ def test_line_that_contradicts_a_flag_is_refused_by_name(
     assert [text for text in shown if text not in str(fault)] == []
 
 
+def test_heterogeneous_job_is_refused(tmp_path: Path) -> None:
+    script = user_script(tmp_path, "het.sh", "#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n")
+    (fault,) = check_directives(SITE, Request.read(JobSpec(name="h", script=script)))
+    assert (fault.code, "het.sh" in str(fault.where)) == ("heterogeneous-job", True)
+
+
 def test_directives_end_at_the_first_command() -> None:
     text = (
         "#!/bin/bash\n\n  # indented\n#SBATCH -N2\n#SBATCH--time=5\n #SBATCH -n9\necho\n#SBATCH -c3"
