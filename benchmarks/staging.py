@@ -1,4 +1,4 @@
-"""How long `submit --stage` takes to copy files to the disks of two nodes, beside `cp -a`.
+"""How long `submit --set stage=...` takes to copy files to the disks of two nodes, beside `cp -a`.
 
 Raises a cluster of its own with two nodes, and makes many small files and a few large ones on the
 shared folder. Prints for both, with every round: the first job, `cp -a` on both nodes in a job, and
@@ -58,7 +58,7 @@ class Bench:
             self.cluster.ssh(f"chmod -R u+w {DISK} || true; rm -rf {DISK}; sync", host=node)
 
     def submit(self, what: str, disk: str, *flags: str) -> str:
-        words = ("--nodes", str(NODES), "--stage", f"~/{what}:{disk}/x", *flags)
+        words = ("--nodes", str(NODES), "--set", f"stage=~/{what}:{disk}/x", *flags)
         answer = self.cluster.run("submit", self.reads, *words, "--", f"{disk}/x")
         return str(answer["job_id"])
 

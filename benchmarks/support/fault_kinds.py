@@ -23,7 +23,7 @@ Cause = Callable[[Training], float]
 # A file of the checkpoint has half of its length, a changed byte, or is missing.
 Damage = Literal["truncated", "flipped", "removed"]
 _PATIENCE_S = 180
-CHAIN = ("--time", "2m", "--chain", "1h")
+CHAIN = ("--time", "2m", "--set", "chain=1h")
 # A program with a bug: it saves its progress, and raises an exception in iteration 120 of each
 # attempt.
 RAISES = """\

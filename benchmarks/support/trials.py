@@ -167,7 +167,7 @@ class Trials:
         if plan.faults and plan.faults[0].program:
             program = self.nodes.cluster.folder / "program.py"
             program.write_text(plan.faults[0].program)
-            return [str(program), *options, "--no-folder"]
+            return [str(program), *options, "--folder", "none"]
         if self.launcher == "torchrun":
             requirements = _EXAMPLES / "requirements-torch.txt"
             numbers = ["--epochs", str(plan.iterations // _EPOCH)]
