@@ -51,7 +51,7 @@ from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import OPTIONS, JobOptions
 from clusterctl.spec.names import ENGINES, NODE_RECEIVERS, SIF_ENGINES, Launcher, first_few
 from clusterctl.spec.program import Language, is_job_file, language_of
-from clusterctl.spec.sbatch import directives_of
+from clusterctl.spec.sbatch import SINGLETON, directives_of
 from clusterctl.state.inventory import Inventory, job_inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
@@ -73,7 +73,7 @@ _BATCH: Final = "--global-batch-size"
 _WITH_BATCH: Final = ("train", "bench")
 # The jobs of a scaling have the same name. With this option, Slurm runs jobs with the same name in
 # turn.
-_IN_TURN: Final = "--dependency=singleton"
+_IN_TURN: Final = f"--dependency={SINGLETON}"
 # Larger files that are sent are not searched for values of --secret.
 _MOST_SEARCHED: Final = 1 << 20  # bytes
 # Room for the ending of the common name of a scaling's jobs.
@@ -508,6 +508,9 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
         return job
     remaining = []
     for dependency in job.after:
+        if dependency == SINGLETON:
+            remaining.append(dependency)
+            continue
         job_id, _, end = dependency.partition(":")
         with refusing_wrong_ids(f"--after {dependency}"):
             needed = known_jobs(session, [job_id])

@@ -31,7 +31,7 @@ from clusterctl.spec.job import JobSpec, Project, job_of
 from clusterctl.spec.job_options import Again, job_options, options_with, quantities_of
 from clusterctl.spec.metrics import goal_of
 from clusterctl.spec.program import BUNDLED_JOBS, is_module
-from clusterctl.spec.sbatch import directives_of, quoted
+from clusterctl.spec.sbatch import SINGLETON, directives_of, quoted
 from clusterctl.spec.sweep import Form, are_pairs, configured_name, sweep_arguments
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE, run_path
 from clusterctl.transport.remote_open import read_json
@@ -260,6 +260,9 @@ def _job(
     elif target not in BUNDLED_JOBS:
         raise _no_replay(run, f"{ENVIRONMENT_FILE} has neither a script nor a bundled job")
     kept |= _given_options(run, client, recorded)
+    after = recorded.get("after")
+    if isinstance(after, list) and SINGLETON in after:
+        kept["after"] = [SINGLETON]
     if again.task:
         kept.pop("pack", None)
     # The run has the names of its secrets. Their values come from this machine again.
@@ -296,8 +299,8 @@ def _given_again(given: dict[str, Any], replaced: Iterable[str]) -> dict[str, An
     slurm: list[str] = []
     for request in directives_of(given.get("slurm", ())):
         if "--dependency" in request.quantities:
-            if "singleton" in re.split("[,?]", str(request.value)):
-                slurm.append("--dependency=singleton")
+            if SINGLETON in re.split("[,?]", str(request.value)):
+                slurm.append(f"--dependency={SINGLETON}")
         elif request.option and request.option.clock:
             continue
         elif remaining := request.without(quantities_of(replaced)):

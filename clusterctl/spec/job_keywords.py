@@ -65,7 +65,8 @@ class JobKeywords(ReplayKeywords, total=False):
     # Run the job on each of these numbers of nodes. KIND: nodes, tasks or gpus (per node). For a
     # table of speed-up and efficiency.
     scaling: Mapping[str, Any]
-    # Start after this job has ended. END: ok (successfully, the default), any or notok.
+    # Start after this job has ended. END: ok (successfully, the default), any or notok. Or
+    # singleton: after your earlier jobs with the same name.
     after: Sequence[str]
     # Another option of sbatch. Such as '--exclude=NODE'.
     slurm: Sequence[str]

@@ -63,7 +63,13 @@ from clusterctl.spec.job_values import (
     Variables,
 )
 from clusterctl.spec.names import Launcher, Local, Topic, did_you_mean
-from clusterctl.spec.sbatch import Directive, directives_of, option_of_clusterctl, sbatch_options
+from clusterctl.spec.sbatch import (
+    SINGLETON,
+    Directive,
+    directives_of,
+    option_of_clusterctl,
+    sbatch_options,
+)
 from clusterctl.spec.sweep import Scaling, Sweep, as_scaling, as_sweep
 from clusterctl.spec.units import shown
 
@@ -248,7 +254,10 @@ def _clock(seconds: int) -> str:
 def _dependencies(after: tuple[str, ...]) -> str:
     """Return values of --after, such as ``12:any``, as dependencies of Slurm: ``afterany:12``."""
     parts = (entry.partition(":") for entry in after)
-    return ",".join(f"after{end or 'ok'}:{job_id}" for job_id, _, end in parts)
+    return ",".join(
+        job_id if job_id == SINGLETON else f"after{end or 'ok'}:{job_id}"
+        for job_id, _, end in parts
+    )
 
 
 def _sbatch_text(value: str) -> str:
@@ -499,9 +508,10 @@ class JobOptions(Model):
     after: Annotated[
         tuple[Dependency, ...],
         JobOption(
-            "Start after this job has ended. END: ok (successfully, the default), any or notok.",
-            metavar="JOB_ID[:END]",
-            examples=("12:ok",),
+            "Start after this job has ended. END: ok (successfully, the default), any or notok. Or "
+            "singleton: after your earlier jobs with the same name.",
+            metavar="JOB_ID[:END]|singleton",
+            examples=("12:ok", SINGLETON),
             sbatch="--dependency",
             text=_dependencies,
             has_own_values=True,

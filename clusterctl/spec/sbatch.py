@@ -17,6 +17,8 @@ from clusterctl.spec.units import shown
 
 # The start of a line of a script with options of sbatch.
 MARK: Final = "#SBATCH"
+# The dependency of a job on the user's earlier jobs with the same name.
+SINGLETON: Final = "singleton"
 # Options that only salloc has.
 _OF_SALLOC: Final = frozenset(
     {"--bell", "--immediate", "--kill-command", "--no-bell", "--no-shell"}

@@ -208,6 +208,7 @@ def test_job_waits_only_for_jobs_that_have_not_ended(session, cluster, job):
     assert dependencies(completed, waiting, f"{waiting}:notok") == [
         f"afterok:{waiting},afternotok:{waiting}"
     ]
+    assert dependencies(completed, "singleton") == ["singleton"]
     for impossible in (failed, f"{failed}:ok", f"{completed}:notok"):
         with rejected("dependency-never-satisfied", UsageError, impossible):
             dependencies(impossible)

@@ -204,6 +204,11 @@ def test_options_of_sbatch_that_are_repeated(
     assert replay_job(run, ReplayRequest("x", flags=flags)).job.slurm == expected
 
 
+def test_turn_among_jobs_with_the_same_name_is_repeated(collected: Collected) -> None:
+    run, _ = collected("plain.sh", after=["3", "singleton"])
+    assert replay_job(run, AGAIN).job.after == ("singleton",)
+
+
 def test_task_of_another_array_keeps_its_number(collected: Collected) -> None:
     run, _ = collected("plain.sh", array="1-3")
     replay = replay_job(run, ReplayRequest("x", task="3"))

@@ -37,7 +37,7 @@ reservation: maintenance
 licenses: "matlab:2,ansys@server:1"
 array: "0-3"
 pack: true
-after: [12, 13_1:any]
+after: [12, 13_1:any, singleton]
 from_run: "11"
 slurm: [--exclude=demo-train-1, --nice=10]
 signal: USR1@120
@@ -117,7 +117,7 @@ def test_job_file_has_a_key_for_each_flag(read: Read, folder: Path) -> None:
     content = YAML(typ="safe").load(EVERYTHING)
     texts = {
         "args": ("--lr", "1e-3", "--on", "true"),
-        "after": ("12", "13_1:any"),
+        "after": ("12", "13_1:any", "singleton"),
         "alarm": ("idle=end@1h", "data=off"),
         "stage": ("/shared/x:/scratch/x", "~/y:$TMPDIR/y", "/z-{00..31}.tar:/scratch/z:by-node"),
         "mem": "4GiB",

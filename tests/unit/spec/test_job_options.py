@@ -41,7 +41,7 @@ VALUES: Mapping[str, Any] = YAML(typ="safe").load(EVERYTHING)
 WORDS = {
     "mem": "--mem=4096M",
     "time": "--time=01:30:00",
-    "after": "--dependency=afterok:12,afterany:13_1",
+    "after": "--dependency=afterok:12,afterany:13_1,singleton",
     "requeue": "--requeue",
     "signal": "--signal=B:USR1@120",
 }
