@@ -10,9 +10,10 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from clusterctl.cluster.context import ClusterContext
@@ -59,7 +60,7 @@ from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventor
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.process import Result, parallel_map
+from clusterctl.util.process import Result, parallel_map, start_in_thread
 
 # slurmctld takes a minute to contact an unreachable node again.
 READY_TIMEOUT_S = 120.0
@@ -145,10 +146,14 @@ def verify(
     nodes = [
         host.name for host in inventory.compute if host.is_controller or host.name in host_names
     ]
-    verification = run_verification(inventory, cluster.connections.to, nodes)
-    if verification.verified and inventory.job_user:
-        session = session_of(site_of(inventory), cluster.workspace, cluster.connections)
-        prove_job_user(session, cluster.connections.to, verification.verified)
+    to = cluster.connections.to
+
+    def prove(hosts: Sequence[str]) -> None:
+        if inventory.job_user:
+            session = session_of(site_of(inventory), cluster.workspace, cluster.connections)
+            prove_job_user(session, to, hosts)
+
+    verification = run_verification(inventory, to, nodes, prove)
     resumed = ((host, state) for host, state in verification.resumed.items() if REASON not in state)
     cluster.report_repairs(Drift(host, f"was {state}", "resumed") for host, state in resumed)
     scheduler = cluster.scheduler(inventory)
@@ -168,7 +173,7 @@ def verify(
     findings = driver_findings(cluster.spec, inventory, cluster.connections)
     notes += [note for note in map(str, findings) if note not in cluster.notes]
     reject_missing_gpus(cluster.spec, inventory, reports, host_names, needs=findings)
-    reject_unfit_nodes(verification.drained, cluster.connections.to)
+    reject_unfit_nodes(verification.drained, to)
     summary = f"MPI across {len(verification.verified)} of {len(inventory.compute)} nodes"
     if verification.link:
         summary += f", {verification.link}"
@@ -177,9 +182,16 @@ def verify(
 
 
 def run_verification(
-    inventory: Inventory, to: Connect, nodes: Sequence[str], *, timeout_s: float = READY_TIMEOUT_S
+    inventory: Inventory,
+    to: Connect,
+    nodes: Sequence[str],
+    prove: Callable[[Sequence[str]], None],
+    *,
+    timeout_s: float = READY_TIMEOUT_S,
 ) -> Verification:
     """Verify these nodes through the controller. ``to`` connects to a host by its name.
+
+    prove: called with the nodes while the MPI job runs on them. It may raise VerifyError.
 
     Raise VerifyError, with hosts and causes, if nodes are missing or out of service, or the job
     fails.
@@ -188,17 +200,23 @@ def run_verification(
     scheduler = scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S)
     for _ in range(2):
         verification = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
-        result = (
-            scheduler.run_verification_job(verification.verified) if verification.verified else None
-        )
+        hosts = verification.verified
+        if not hosts:
+            return verification
+        proof = start_in_thread(partial(prove, hosts))
+        result = scheduler.run_verification_job(hosts)
+        try:
+            proof()
+        except VerifyError:
+            # If the MPI job has failed too, its error comes first.
+            if has_passed(result, hosts):
+                raise
         # A user's job may have started first, or a busy node started its part after `cred_expire`.
-        if not (
-            result and result.rc != 0 and any(text in result.stderr for text in (_BUSY, _LATE))
-        ):
+        if not (result.rc != 0 and any(text in result.stderr for text in (_BUSY, _LATE))):
             break
-    if result and not has_passed(result, verification.verified):
-        raise verification_error(result, verification.verified, inventory, to, scheduler)
-    return replace(verification, link=measured_link(result)) if result else verification
+    if not has_passed(result, hosts):
+        raise verification_error(result, hosts, inventory, to, scheduler)
+    return replace(verification, link=measured_link(result))
 
 
 def _ready_nodes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -46,12 +46,13 @@ def verify(
     controller: ScriptedTransport,
     nodes: Mapping[str, Transport] | None = None,
     *,
+    prove: Callable[[Sequence[str]], None] = lambda _: None,
     timeout_s: float = 60,
 ) -> Verification:
     """Verify the nodes. Nodes without an entry in ``nodes`` reach all others, and lack nothing."""
     silent = {name: Node([JOINED, report()]) for name in NAMES}
     hosts: dict[str, Transport] = {"d-ctl": controller, **silent, **(nodes or {})}
-    return verify_by(inventory, hosts.__getitem__, NAMES, timeout_s=timeout_s)
+    return verify_by(inventory, hosts.__getitem__, NAMES, prove, timeout_s=timeout_s)
 
 
 def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:
@@ -520,6 +521,17 @@ def test_verify_names_hosts_that_the_job_reports() -> None:
         verify(INVENTORY, ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
     assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
     assert caught.value.why.startswith("d-train-2: 3 of 8")
+
+
+@pytest.mark.parametrize(("ok", "code"), [(True, "job-user-fails"), (False, "verification-failed")])
+def test_failed_proof_of_the_job_user_comes_after_a_failed_job(*, ok: bool, code: str) -> None:
+    def prove(nodes: Sequence[str]) -> None:
+        raise VerifyError(f"no home on {nodes[1]}", code="job-user-fails")
+
+    job = Step((*SRUN, "..."), srun(*NAMES, ok=ok).stdout, rc=0 if ok else 1)
+    blameless = alone(NAMES[0]), alone(NAMES[1])
+    with rejected(code, VerifyError):
+        verify(INVENTORY, InAnyOrder([BOTH, job, *blameless]), prove=prove)
 
 
 def test_verify_of_many_failed_hosts_shows_eight_causes() -> None:
