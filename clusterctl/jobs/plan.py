@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -132,21 +133,22 @@ def most_of_jobs(spec: ClusterSpec, requests: Sequence[Request]) -> tuple[tuple[
 
     If the cluster is up, its present partitions and prices count, not those of the spec.
     """
-    # A slow import, which a submission does not need.
-    from clusterctl.providers.registry import provider_of  # noqa: PLC0415
-
     workspace = Workspace.of(spec.name)
     inventory = inventory_if_known(workspace)
     applied = (inventory and applied_if_known(workspace)) or spec
-    provider = provider_of(applied.provider)
     site = site_of(inventory or planned_inventory(spec))
+    return identity_of(workspace), at_most(site, requests, partial(_price, applied))
 
-    def price(partition: str) -> float | None:
-        usd = provider.node_price(applied, partition)
-        # Nodes that are a part of this machine cost nothing.
-        return 0.0 if usd is None and applied.provider.shares_kernel else usd
 
-    return identity_of(workspace), at_most(site, requests, price)
+def _price(spec: ClusterSpec, partition: str) -> float | None:
+    if spec.provider.shares_kernel:
+        # Nodes that are a part of this machine cost nothing, unless the spec has a price.
+        prices = {each.name: each.price_per_hour for each in spec.partitions}
+        return prices.get(partition) or 0.0
+    # A slow import, which a submission does not need.
+    from clusterctl.providers.registry import provider_of  # noqa: PLC0415
+
+    return provider_of(spec.provider).node_price(spec, partition)
 
 
 def at_most(site: Site, requests: Sequence[Request], price: Price) -> AtMost:
