@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import (
@@ -74,9 +74,6 @@ from clusterctl.util.digest import require_digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT
 from clusterctl.util.receivers import Receiver
-
-if TYPE_CHECKING:
-    pass
 
 # A job as `-o json` shows it.
 JobRow = dict[str, Any]

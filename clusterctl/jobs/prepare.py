@@ -306,7 +306,7 @@ class Preparer:
                 partition = request.partition_name_in(site.inventory)
                 reject_without_engine(session, request.job, partition)
         replay = submission.replay
-        sources = [replay.source if replay else source_of(job) or model for job in jobs]
+        sources = [replay.source if replay else source_of(one) or model for one in requests]
         self._notes(note for source in sources if source for note in source.notes)
         for job, script, source in zip(jobs, scripts, sources, strict=True):
             reject_sent_secrets(job, script, source)

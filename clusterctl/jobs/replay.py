@@ -26,6 +26,7 @@ from clusterctl.jobs.source import (
     source_of,
     without_unnamed_secrets,
 )
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.spec.job import JobSpec, Project, job_of
 from clusterctl.spec.job_options import Again, job_options, options_with, quantities_of
@@ -123,7 +124,7 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
         source,
     )
     if is_current:
-        source = source_of(job)
+        source = source_of(Request.read(job))
     elif source is not None and has_script:
         # A run may be of a version that sent all files.
         source = without_unnamed_secrets(replace(source, script=job.place.script), job.include)

@@ -285,7 +285,7 @@ def session_folder(
     """
     session = submitter.session
     job = request.job
-    source = source_of(job) if job.folder else None
+    source = source_of(request) if job.folder else None
     raise_together(check_partition(session.site, request))
     partition = request.partition_name_in(session.inventory)
     nodes = session.transports_of_partition(partition)

@@ -20,7 +20,6 @@ from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.jobs.listing import Listing
 from clusterctl.jobs.project import project_obstacle
 from clusterctl.jobs.secret_files import left_out_notice, without_secrets
-from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import TASK, copied_folders, is_own_report, is_run
 from clusterctl.state.workspace import cache_home, state_home
@@ -36,6 +35,8 @@ from clusterctl.util.numbers import counted
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
+
+    from clusterctl.scheduler.request import Request
 
 MAX_BYTES = 10 << 30
 MAX_FILES = 100_000
@@ -94,13 +95,14 @@ class Source:
         return replace(self, items=tuple(items))
 
 
-def source_of(job: JobSpec) -> Source | None:
+def source_of(request: Request) -> Source | None:
     """Return the files to send with a job: its project without ignored files, or None if bundled.
 
     Raises:
         UsageError: a file can't be read, a link leads to a folder outside, a name is reserved for
             clusterctl, the folder is too large, or a pattern is malformed.
     """
+    job = request.job
     # This call only rejects malformed patterns.
     patterns("--set outputs=", job.outputs)
     if job.script is None:
@@ -121,7 +123,7 @@ def source_of(job: JobSpec) -> Source | None:
             job.place.script,
             job.include,
             patterns("--exclude", job.exclude),
-            has_tasks=bool(Request.read(job).indices),
+            has_tasks=bool(request.indices),
             image=None if job.container is None else Path(job.container),
             not_source=frozenset(path.resolve() for path in own_folders),
         )

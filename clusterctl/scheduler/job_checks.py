@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError, excluded, unaccompanied
 from clusterctl.scheduler.arrays import count_at_most, tasks_of
@@ -19,7 +19,6 @@ from clusterctl.scheduler.script import is_launched
 from clusterctl.scheduler.slurm_values import expand_nodes
 from clusterctl.spec.job_options import OPTIONS, flag_of, job_options
 from clusterctl.spec.names import Launcher
-from clusterctl.spec.program import is_python
 from clusterctl.spec.sbatch import Directive
 from clusterctl.spec.sweep import MAX_TASKS
 from clusterctl.spec.units import format_duration
@@ -27,8 +26,6 @@ from clusterctl.spec.units import format_duration
 if TYPE_CHECKING:
     from clusterctl.scheduler.site import Site
     from clusterctl.state.inventory import Inventory, PartitionFacts
-
-_BY_PMIX: Final = re.compile(r"^[^#\n]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)", re.MULTILINE)
 
 
 def check_partition(site: Site, request: Request) -> Iterator[UsageError]:
@@ -189,14 +186,12 @@ def unfit_foreign_lines(site: Site, request: Request) -> Iterator[UsageError]:
 
 def check_pmix(site: Site, request: Request) -> Iterator[UsageError]:
     """Yield an error if the job's shell script uses PMIx, and Slurm has no PMIx plugin."""
-    script = request.job.script
-    if site.inventory.pmix or script is None or is_python(script):
-        return
-    if _BY_PMIX.search(script.read_text(errors="replace")):
+    script = request.script
+    if script is not None and script.uses_pmix and not site.inventory.pmix:
         yield UsageError(
             f"the script {script.name} starts ranks with PMIx",
             code="no-pmix",
-            where=str(script),
+            where=str(request.job.script),
             why="the PMIx plugin of Slurm is not installed on this cluster, so the job step "
             "would fail",
             fix="in the script, use `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",

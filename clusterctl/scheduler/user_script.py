@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.spec.sbatch import Directive
 
 _ASKS_SLURM: Final = re.compile(r"[^#]*\bscontrol\b.*\bshow\b.*\bjob")
+_USES_PMIX: Final = re.compile(r"[^#]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)")
 _COMMAND: Final = re.compile(r"[^#]*\bCommand\b")
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
 
@@ -32,7 +33,7 @@ class UserScript:
     interpreter: command that runs the script. directives: the script's #SBATCH lines.
     asks_for_command: number of the line in which the script looks for its file by `scontrol show
         job`. 0: it does not.
-    foreign: its lines for other schedulers.
+    foreign: its lines for other schedulers. uses_pmix: whether a shell script asks for PMIx.
     """
 
     name: str
@@ -41,6 +42,7 @@ class UserScript:
     is_python: bool
     asks_for_command: int = 0
     foreign: tuple[ForeignLines, ...] = ()
+    uses_pmix: bool = False
 
     @classmethod
     def read(cls, path: Path) -> UserScript:
@@ -70,7 +72,8 @@ class UserScript:
         wants_command = any(map(_COMMAND.match, lines))
         asks_for_command = asking[0] if asking and wants_command else 0
         foreign = tuple(foreign_lines(path.name, lines))
-        return cls(path.name, interpreter, directives, python, asks_for_command, foreign)
+        uses_pmix = not python and any(map(_USES_PMIX.match, lines))
+        return cls(path.name, interpreter, directives, python, asks_for_command, foreign, uses_pmix)
 
     def notes(self, job: JobSpec, kept: Sequence[Directive]) -> Iterator[str]:
         """Yield a line for each thing that the script asks of Slurm in vain.

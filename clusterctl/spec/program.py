@@ -80,11 +80,6 @@ class Language(StrEnum):
     OTHER = "other"
 
 
-def is_python(script: Path) -> bool:
-    """Return whether a script is a Python program. Raises the errors of ``language_of``."""
-    return language_of(script) is Language.PYTHON
-
-
 def language_of(script: Path) -> Language:
     """Return what a script is written in, judged by its suffix, then by its first line.
 

@@ -15,6 +15,7 @@ from clusterctl import __version__
 from clusterctl.cli.main import app
 from clusterctl.jobs.source import manifest, source_of
 from clusterctl.jobs.submit import client_facts
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import job_spec
 from clusterctl.transport.tree import hash_items
@@ -177,7 +178,7 @@ def sweep(states: Mapping[int, str], job_id: int = 7, **fields: Any) -> None:
     record = made_run(
         Path("runs"), job_id, name="losses", tasks=tasks, **{"sweep": job.sweep.record, **fields}
     )
-    source = source_of(job)
+    source = source_of(Request.read(job))
     (record.directory / "source.json").write_bytes(manifest(source.items, hash_items(source.files)))
     facts = client_facts(job, folder=Path.cwd(), known={"git": None})
     (record.directory / "environment.json").write_text(json.dumps({"client": facts}))

@@ -27,7 +27,7 @@ def job(tmp_path: Path) -> JobSpec:
 
 
 def test_submission_sends_changing_files_as_they_are(session, cluster, job):
-    source = source_of(job)
+    source = source_of(Request.read(job))
     assert source is not None
     project = source.folder
     with (project / "submit.log").open("a") as file:
@@ -45,7 +45,7 @@ def test_submission_sends_changing_files_as_they_are(session, cluster, job):
 
 
 def test_submission_lists_files_again_that_shrink_or_vanish(session, cluster, job):
-    source = source_of(job)
+    source = source_of(Request.read(job))
     assert source is not None
     (source.folder / "result.csv").write_text("4\n")
     (source.folder / "part.tmp").unlink()
@@ -60,7 +60,7 @@ def test_submission_lists_files_again_that_shrink_or_vanish(session, cluster, jo
 
 
 def test_submission_without_its_script_is_refused(session, cluster, job):
-    source = source_of(job)
+    source = source_of(Request.read(job))
     script = session.site.render(Request.read(job), None)
     job.place.folder.joinpath("job.sh").unlink()
     with refused("file-unreadable", UsageError, "job.sh"):

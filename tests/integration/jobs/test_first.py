@@ -64,10 +64,8 @@ def other(cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 def raced(session: Session, folder: Path, first: First, count: int = 2) -> list[str]:
     """Submit jobs with --first, which add a line to the file ``ran``. Return their ids."""
     (script := folder / "job.sh").write_text('echo "$SLURM_JOB_ID" >>"$HOME/ran"\n')
-    job = JobSpec(name="mine", script=script)
-    prepared = PreparedJob(
-        Request.read(job), session.site.render(Request.read(job)), source_of(job)
-    )
+    request = Request.read(JobSpec(name="mine", script=script))
+    prepared = PreparedJob(request, session.site.render(request), source_of(request))
     jobs = [("here", prepared)] * count
     return [
         submitted.job_id for _, submitted in submit_first({"here": Submitter(session)}, jobs, first)
@@ -242,11 +240,11 @@ def test_first_time_out_leaves_the_jobs(session, cluster, other, tmp_path):
 
 def test_first_rejected_job_cancels_the_submitted_jobs(session, cluster, tmp_path):
     (script := tmp_path / "job.sh").write_text("true\n")
-    job = JobSpec(name="mine", script=script)
+    request = Request.read(JobSpec(name="mine", script=script))
     jobs = [
         (
             "here",
-            PreparedJob(Request.read(job), session.site.render(Request.read(job)), source_of(job)),
+            PreparedJob(request, session.site.render(request), source_of(request)),
         )
         for _ in range(2)
     ]
@@ -269,10 +267,8 @@ class CutOff(LocalTransport):
 def test_first_rejected_job_cancels_what_can_be_cancelled(session, cluster, tmp_path):
     """The error is that of the submission, also if another cluster can't be reached by then."""
     (script := tmp_path / "job.sh").write_text("true\n")
-    job = JobSpec(name="mine", script=script)
-    prepared = PreparedJob(
-        Request.read(job), session.site.render(Request.read(job)), source_of(job)
-    )
+    request = Request.read(JobSpec(name="mine", script=script))
+    prepared = PreparedJob(request, session.site.render(request), source_of(request))
     submitters = {"far": Submitter(session), "here": Submitter(session)}
     jobs = [(where, prepared) for where in ("far", "here", "here")]
     submissions = submit_first(submitters, jobs, First("f", is_across=True))

@@ -17,6 +17,7 @@ from clusterctl.jobs.prepare import plain_secret_notice, reject_sent_secrets
 from clusterctl.jobs.shell import shell_script
 from clusterctl.jobs.source import source_of
 from clusterctl.scheduler.remote_secrets import FILE
+from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import PLAIN
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.sweep import Sweep
@@ -163,9 +164,9 @@ def test_value_that_would_be_sent_or_recorded_is_refused(tmp_path: Path, place: 
     secret = {"TOKEN": SecretStr("canary-of-this-test")}
     job = JobSpec(name="a", script=script, secret=secret, **more.get(place, {}))
     with refused("secret-in-files", UsageError):
-        reject_sent_secrets(job, rendered(job), source_of(job))
+        reject_sent_secrets(job, rendered(job), source_of(Request.read(job)))
     plain = JobSpec(name="a", script=script, secret=secret, exclude=("settings.ini",))
-    reject_sent_secrets(plain, rendered(plain), source_of(plain))
+    reject_sent_secrets(plain, rendered(plain), source_of(Request.read(plain)))
 
 
 def test_packed_tasks_get_the_values_and_srun_does_not(batch: Batch) -> None:

@@ -265,7 +265,7 @@ def test_outputs_are_staged_beside_the_job(session, cluster, job):
     written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
     assert written["patterns"] == ["results/**", "/my 'job.sh"]  # and the script
     with rejected("not-a-pattern", UsageError, "outputs="):
-        source_of(job.model_copy(update={"outputs": ("!",)}))
+        source_of(Request.read(job.model_copy(update={"outputs": ("!",)})))
 
 
 def test_submit_brings_the_payload_once(session, cluster, job):

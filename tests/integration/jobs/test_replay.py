@@ -60,7 +60,7 @@ def collected(session: Session, project: Path, tmp_path: Path) -> Collected:
         job = job_spec(target, flags)
         folder = tmp_path / "runs" / "demo-1-plain"
         folder.mkdir(parents=True)
-        if source := source_of(job):
+        if source := source_of(Request.read(job)):
             (folder / "source.json").write_bytes(manifest(source.items, hash_items(source.files)))
             shutil.copytree(project, folder, dirs_exist_ok=True, ignore=lambda *_: [".git"])
         facts = client_facts(job, folder=project)
@@ -372,7 +372,7 @@ def test_replay_sends_the_image_if_unchanged(
 def test_replay_sends_the_same_model(really: Really, session: Session, project: Path) -> None:
     (project / "model").mkdir()
     (project / "model" / "model.json").write_text("{}")
-    sent = source_of(JobSpec(name="x", script=project / "plain.sh"))
+    sent = source_of(Request.read(JobSpec(name="x", script=project / "plain.sh")))
     record = really(job_spec("eval", {"args": ["--model-folder", "model"]}), source=sent)
     (record.directory / "model" / "model.json").unlink()
     replay = replay_job(record.directory, AGAIN)

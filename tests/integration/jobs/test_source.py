@@ -12,6 +12,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.source import Reason, Source, source_of
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.program import named_job
 from clusterctl.state.ledger import REPORT_MARK, note_copied_folder
 from clusterctl.transport.tree import Kind, literal_pattern
@@ -141,7 +142,7 @@ def test_script_that_git_ignores_is_sent_with_its_ignored_folder(project):
     )
     assert files(project / "scratch") == {"train.py", "utils.py", "a.csv", "sub/x"}
     (job,) = read_jobs(str(project / "scratch" / "train.py"), {})
-    source = source_of(job)
+    source = source_of(Request.read(job))
     assert source is not None
     assert {item.path for item in source.files} == {
         "train.py",
@@ -160,7 +161,7 @@ def test_start_folder_is_sent_even_if_ignored(project, monkeypatch):
     write(project, "build/x")
     monkeypatch.chdir(project / "build")
     (job,) = read_jobs("../train.py", {})
-    source = source_of(job)
+    source = source_of(Request.read(job))
     assert source is not None
     assert sorted(item.path for item in source.items) == [".gitignore", "build", "train.py"]
 
@@ -403,7 +404,7 @@ def test_argument_that_exists_here_and_is_not_sent_is_noted(project, monkeypatch
         "../../x",
     )
     (job,) = read_jobs("../train.py", {"args": args})
-    source = source_of(job)
+    source = source_of(Request.read(job))
     assert source is not None
     notes = [note for note in source.notes if note.code == "argument-not-sent"]
     options = [shlex.split(note.partition("--include ")[2])[0] for note in notes]

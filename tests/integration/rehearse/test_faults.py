@@ -88,7 +88,9 @@ def rehearsed(
     )
     monkeypatch.setattr(rehearsal, "provider_of", lambda _: provider)
     prepared = PreparedJob(
-        Request.read(job), session.site.render(Request.read(job), None), source=source_of(job)
+        Request.read(job),
+        session.site.render(Request.read(job), None),
+        source=source_of(Request.read(job)),
     )
     preparer: Any = SimpleNamespace(prepare=lambda *_: (prepared,))
     (trial,) = Rehearser(session, lambda _: None).rehearse(preparer, job, [fault]).trials

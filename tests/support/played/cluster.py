@@ -116,7 +116,7 @@ class PlayedCluster:
 def submit(session: Session, job: JobSpec, **prepared: Any) -> Submitted:
     """Submit a job with the files of its script's folder."""
     if "source" not in prepared:
-        prepared["source"] = source_of(job)
+        prepared["source"] = source_of(Request.read(job))
     script = session.site.render(Request.read(job), prepared.get("environment"))
     return Submitter(session).submit(PreparedJob(Request.read(job), script, **prepared))
 
@@ -137,7 +137,7 @@ def packed(session: Session, folder: Path, body: str, array: str) -> str:
     job = JobSpec(name="packed", script=script, pack=True, array=array)
     logs = "#SBATCH --output=stdout.log\n#SBATCH --error=stderr.log"
     prepared = PreparedJob(
-        Request.read(job), f"#!/bin/bash\n{logs}\nsleep 300\n", source=source_of(job)
+        Request.read(job), f"#!/bin/bash\n{logs}\nsleep 300\n", source=source_of(Request.read(job))
     )
     return Submitter(session).submit(prepared).job_id
 

@@ -135,7 +135,7 @@ def test_at_most_counts_a_started_minute_as_a_minute(script: Callable[..., Path]
 def prepared(path: Path, **options: Any) -> tuple[PreparedJob, ...]:
     def of_job(job: JobSpec) -> PreparedJob:
         fitted = fitted_to(SITE, Request.read(job))
-        return PreparedJob(fitted, SITE.render(fitted), source_of(job))
+        return PreparedJob(fitted, SITE.render(fitted), source_of(Request.read(job)))
 
     return pinned([of_job(job) for job in read_jobs(str(path), options)])
 
@@ -222,7 +222,7 @@ def test_first_files_are_listed_and_the_others_by_folder(script: Callable[..., P
     for number in range(30):
         (folder / "data" / f"{number:02}.csv").write_text("1")
     (folder / "z.txt").write_text("zz")
-    source = source_of(JobSpec(name="j", script=folder / "job.sh"))
+    source = source_of(Request.read(JobSpec(name="j", script=folder / "job.sh")))
     assert source is not None
     rows = listed(source)
     assert [row.path for row in rows[:3]] == ["data/00.csv", "data/01.csv", "data/02.csv"]

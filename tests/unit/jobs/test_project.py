@@ -16,6 +16,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.source import source_of
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from tests.support.messages import refused
 
@@ -44,7 +45,7 @@ def job_from(
 
 
 def sent(job: JobSpec) -> set[str]:
-    source = source_of(job)
+    source = source_of(Request.read(job))
     assert source is not None
     return {item.path for item in source.files}
 
@@ -211,7 +212,7 @@ def test_job_file_behind_a_link_starts_in_the_folder_itself(top, monkeypatch):
     write(top, {"top.py": "", "scripts/j.yaml": "job: ../top.py\n"})
     (top / "lk").symlink_to("scripts")
     job = job_from(top, "lk/j.yaml", monkeypatch)
-    source = source_of(job)
+    source = source_of(Request.read(job))
     assert source is not None
     assert sorted(item.path for item in source.items) == [
         "lk",

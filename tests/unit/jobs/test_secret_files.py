@@ -13,6 +13,7 @@ from clusterctl.jobs import secret_files
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.secret_files import reject_own_keys, without_secrets
 from clusterctl.jobs.source import source_of
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import load_spec
 from clusterctl.state.workspace import Workspace
@@ -74,7 +75,7 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 
 def sent(project: Path, *include: str, script: str = "train.py") -> tuple[set[str], list[Notice]]:
     """Return the files that are sent, and the notes about secrets."""
-    source = source_of(JobSpec(name="j", script=project / script, include=include))
+    source = source_of(Request.read(JobSpec(name="j", script=project / script, include=include)))
     assert source is not None
     notes = [note for note in source.notes if isinstance(note, Notice)]
     found = [note for note in notes if note.code == "secrets-not-sent"]
@@ -187,7 +188,7 @@ def test_secrets_behind_links_are_not_sent(project: Path, tmp_path: Path) -> Non
 def test_script_is_sent_also_from_a_folder_of_secrets(project: Path) -> None:
     write(project, {".azure/job.py": b"print(1)\n", ".azure/token": b"x"})
     job = JobSpec(name="j", script=project / ".azure" / "job.py", folder=project)
-    source = source_of(with_project(job, project))
+    source = source_of(Request.read(with_project(job, project)))
     assert source is not None
     assert {item.path for item in source.files} == {"train.py", ".azure/job.py"}
 
@@ -255,7 +256,9 @@ def test_key_that_the_spec_names_is_never_sent(
                 (project / name).symlink_to(home / key)
             case _:
                 os.link(home / key, project / name)
-    source = source_of(JobSpec(name="j", script=project / "train.py", include=(f"/{name}",)))
+    source = source_of(
+        Request.read(JobSpec(name="j", script=project / "train.py", include=(f"/{name}",)))
+    )
     assert source is not None
     spec = load_spec(home / "cluster.yaml")
     with refused("own-key-in-files", UsageError, name, key):
@@ -267,7 +270,7 @@ def test_key_of_the_cluster_is_never_sent(project: Path) -> None:
     workspace.create()
     workspace.create_secrets()
     write(project, {"x": workspace.key.read_bytes()})
-    source = source_of(JobSpec(name="j", script=project / "train.py", include=("x",)))
+    source = source_of(Request.read(JobSpec(name="j", script=project / "train.py", include=("x",))))
     assert source is not None
     with refused("own-key-in-files", UsageError, "x"):
         reject_own_keys(source.items, workspace)
@@ -279,7 +282,7 @@ def test_key_that_the_applied_spec_names_is_never_sent(project: Path, tmp_path: 
     workspace.spec.write_text(SPEC.replace("id_ed25519", str(tmp_path / "id_ed25519")))
     write(tmp_path, {"id_ed25519": pem()})
     write(project, {"x": pem()})
-    source = source_of(JobSpec(name="j", script=project / "train.py", include=("x",)))
+    source = source_of(Request.read(JobSpec(name="j", script=project / "train.py", include=("x",))))
     assert source is not None
     with refused("own-key-in-files", UsageError, "x"):
         reject_own_keys(source.items, workspace)

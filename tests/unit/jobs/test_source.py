@@ -13,6 +13,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
+from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.transport.tree import Kind, hash_items
 from tests.support.hostile import HOSTILE_NAMES
@@ -37,7 +38,7 @@ def write(project: Path, *names: str) -> None:
 
 
 def found(project: Path, **words: object) -> Source:
-    source = source_of(JobSpec(name="j", script=project / "train.py", **words))
+    source = source_of(Request.read(JobSpec(name="j", script=project / "train.py", **words)))
     assert source is not None
     return source
 
@@ -109,7 +110,7 @@ def test_unusable_patterns_are_refused(project):
     with rejected("not-a-pattern", UsageError, "--exclude"):
         found(project, exclude=("a\\",))
     with rejected("bundled-job-without-folder", UsageError):
-        source_of(JobSpec(name="x", bundled="train", exclude=("x",)))
+        source_of(Request.read(JobSpec(name="x", bundled="train", exclude=("x",))))
 
 
 def test_gitignore_without_git_has_no_effect(project):

@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.names import Launcher
-from clusterctl.spec.program import is_python
+from clusterctl.spec.program import Language, language_of
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_job_of_a_script_path_is_that_script(
     job = job_spec(f"./{file}", {})
     assert job.script == folder / file
     assert job.bundled is None
-    assert is_python(folder / file) is python
+    assert (language_of(folder / file) is Language.PYTHON) is python
 
 
 @pytest.mark.parametrize(
