@@ -1,4 +1,4 @@
-"""The commands logs and stacks, which show the output and the stacks of a job."""
+"""The command logs, which shows the output or the stacks of a job."""
 
 from __future__ import annotations
 
@@ -58,7 +58,13 @@ def logs(
     Colors are kept; other control characters are escaped.
     """
     if stacks:
-        beside = {"--follow": follow, "--rank": rank is not None, "--label": label, "--raw": raw}
+        beside = {
+            "--follow": follow,
+            "--rank": rank is not None,
+            "--label": label,
+            "--raw": raw,
+            "--notify": notify,
+        }
         for flag_name in (name for name, is_given in beside.items() if is_given):
             raise excluded("--stacks", flag_name)
         _show_stacks(screen, job_id)

@@ -255,13 +255,6 @@ COMMON: Final = {
 }
 
 
-# The help of --goal.
-GOAL: Final = (
-    "whether the metric's lowest (min) or highest (max) value is best. Default: by the metric's "
-    "name."
-)
-
-
 def takes(flags: Mapping[str, Any]) -> Callable[[VerbFunction], VerbFunction]:
     """Return a decorator that adds options to a command, which gets those that the user sets.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.jobs import shown_elapsed, shown_time
-from clusterctl.cli.options import GOAL, argument, flag, folder_path, option, run_names, takes
+from clusterctl.cli.options import argument, flag, folder_path, option, run_names, takes
 from clusterctl.cli.output import Screen
 from clusterctl.errors import (
     ClusterctlError,
@@ -96,7 +96,13 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
         tab=run_names,
         local=Local.NAME,
     ),
-    "goal": flag(str, f"With --sweep: {GOAL}", metavar="min|max", tab=("min", "max")),
+    "goal": flag(
+        str,
+        "With --sweep: whether the metric's lowest (min) or highest (max) value is best. Default: "
+        "by the metric's name.",
+        metavar="min|max",
+        tab=("min", "max"),
+    ),
     "tasks": flag(bool, "Show a line for each task of an array.", "--tasks"),
     "ledger": flag(bool, "Show how the runs used their time, and the sum.", "--ledger"),
     "limit": flag(

@@ -54,14 +54,13 @@ def _table() -> _Table:
 
 
 def without_secrets(
-    items: Sequence[Item], named: Collection[str], *, fix: str = ""
+    items: Sequence[Item], named: Collection[str]
 ) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     """Return the items to send, and the paths of the files and folders with secrets that are left
     out.
 
     named: paths that the user named. A file with secrets is sent if its own path is among them, or
         that of a folder of secrets that contains it, but not for that of another folder.
-    fix: advice about files that can't be read. Default: that of ``unreadable_error``.
 
     Raises UsageError if files can't be read.
     """
@@ -89,7 +88,7 @@ def without_secrets(
             is_folder = item.kind is Kind.FOLDER or path != secret
             left_out[f"{secret}/" if is_folder else str(secret)] = None
     if unreadable:
-        raise unreadable_error(unreadable, fix=fix)
+        raise unreadable_error(unreadable)
     return tuple(sent), tuple(left_out)
 
 

@@ -33,6 +33,11 @@ REFUSED = {
     "nothing to get": (["get", ""], "path-empty", "path"),
     "no job to cancel": (["cancel"], "bad-command-line", "ID"),
     "bytes as they are, in JSON": (["logs", "1", "--raw"], "options-exclusive", "--raw"),
+    "messages about stacks": (
+        ["logs", "1", "--stacks", "--notify", "true"],
+        "options-exclusive",
+        "--notify",
+    ),
     "a word too many": (["validate", "extra"], "bad-command-line", "extra"),
     "no spec file of that name": (["-f", "missing.yaml", "up"], "no-such-file", "missing.yaml"),
     "usage of all clusters": (["--cluster", "all", "usage"], "options-exclusive", "--cluster all"),
