@@ -39,7 +39,8 @@ def check_partition(site: Site, request: Request) -> Iterator[UsageError]:
     open_to_job = [partitions[name] for name in names if name in partitions]
     open_to_job = open_to_job or [*partitions.values()]
     yield from _check_nodes(request, open_to_job)
-    yield from _check_share(site.inventory, request, open_to_job)
+    if site.refuses_too_much:
+        yield from _check_share(site.inventory, request, open_to_job)
     yield from _check_time(request, open_to_job, site.time_unit_s)
 
 

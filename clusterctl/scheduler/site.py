@@ -72,6 +72,7 @@ class Site(ABC):
     rank_ssh: the command that reaches the other nodes of a job. "": its job step does.
     restarts_jobs: whether the scheduler starts a job again after a failure or its time limit.
     shares_gpus: whether a job has only those GPUs of a node that it asks for.
+    refuses_too_much: whether the scheduler refuses a job that asks for more of a node than it has.
     time_unit_s: the unit of the scheduler's time limits; it rounds others up.
     as_root: the words before a command that examines all users' files on a host.
     """
@@ -83,6 +84,7 @@ class Site(ABC):
     rank_ssh: ClassVar[str] = ""
     restarts_jobs: ClassVar[bool] = True
     shares_gpus: ClassVar[bool] = True
+    refuses_too_much: ClassVar[bool] = True
     time_unit_s: ClassVar[int] = 60
     as_root: ClassVar[tuple[str, ...]] = ("sudo", "-n")
 

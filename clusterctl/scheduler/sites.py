@@ -171,6 +171,7 @@ class Mpirun(Site):
     rank_ssh = MPI_SSH
     restarts_jobs = False
     shares_gpus = False
+    refuses_too_much = False
     time_unit_s = 1
 
     def reject_without_slurm(self) -> None:
