@@ -141,6 +141,12 @@ def _contradiction(request: Request, directive: Directive) -> tuple[str, str] | 
         use = directive.option.use
         advice = f", and use `clusterctl submit {use}`" if use else ""
         return "is not an option of a job", f"leave it out of the script{advice}"
+    flag = next((flag_of(quantity) for quantity in directive.quantities), "")
+    if not directive.is_readable:
+        return (
+            "has a value that sbatch can't read",
+            f"correct it{f', or pass {flag}' if flag else ''}",
+        )
     if name == "--ntasks":
         shape = (OPTIONS["nodes"], OPTIONS["tasks_per_node"])
         for own, other in (shape, reversed(shape)):
@@ -157,7 +163,6 @@ def _contradiction(request: Request, directive: Directive) -> tuple[str, str] | 
             f"can't be combined with --slurm {name}",
             "leave out either, or pass --gpus or --cpus",
         )
-    flag = next((flag_of(quantity) for quantity in directive.quantities), "")
     if flag and "gpu" in name and "gpus" in flags and not job.gpus:
         return "needs GPUs, and --gpus is 0", f"replace it with {flag}"
     return None

@@ -49,6 +49,7 @@ class SbatchOption:
     use: str = ""
     instead: str = ""
     clock: bool = False
+    form: str = ""
     salloc: bool = True
 
 
@@ -76,6 +77,14 @@ class Directive:
     def own_name(self) -> str:
         """The option without its value, such as ``--exclude``."""
         return f"--{self.option.name}" if self.option is not None else str(self)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether sbatch may accept the value. Values of most options are not judged."""
+        form = self.option.form if self.option is not None else ""
+        return (
+            not form or re.fullmatch(form, self.value or "", re.IGNORECASE | re.ASCII) is not None
+        )
 
     @property
     def quantities(self) -> frozenset[str]:
@@ -260,6 +269,8 @@ def _check(directive: Directive) -> None:
     if (option.value, directive.value is None) in {("required", True), ("absent", False)}:
         problem = "needs a value" if directive.value is None else "has no value"
         raise BadValueError(code, f"{directive.own_name} {problem}")
+    if not directive.is_readable:
+        raise BadValueError(code, f"sbatch can't read the value of {directive}")
     if option.role:
         raise option_of_clusterctl(directive, option.use)
 

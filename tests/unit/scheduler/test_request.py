@@ -82,6 +82,11 @@ OLD = [
         ],
     ),
     ("--partition=long,train\n--nodes=2-4\n--time=UNLIMITED", []),
+    (
+        "--nodes=two\n--time=30m\n-n x\n--mem-per-cpu=lots\n--partition=gone",
+        [("directive-refused", line) for line in (2, 3, 4, 5)] + [("unknown-partition", 6)],
+    ),
+    ("--nodes=1-2\n--time=0-0:30\n--mem=1g\n-n 2", []),
     ("--partition=gone,train,old", [("unknown-partition", 2), ("unknown-partition", 2)]),
 ]
 

@@ -129,6 +129,7 @@ def test_option_of_salloc_is_not_a_misspelling() -> None:
         ("--exclde=a", "not-an-sbatch-option", "--exclude"),
         ("exclusive", "not-an-sbatch-option", "exclusive"),
         ("--hold=1", "not-an-sbatch-option", "--hold"),
+        ("--mem=lots", "not-an-sbatch-option", "--mem=lots"),
         ("--begin", "not-an-sbatch-option", "--begin"),
         ("", "not-an-sbatch-option", ""),
         ("--comment='a", "not-an-sbatch-option", "quote"),
