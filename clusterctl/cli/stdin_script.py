@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import os
+import hashlib
 import sys
-import tempfile
+from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
+from typing import BinaryIO
 
 from clusterctl.errors import UsageError
 from clusterctl.util.disk import translating_write_errors
@@ -15,6 +17,9 @@ from clusterctl.util.disk import translating_write_errors
 def script_of_stdin() -> str:
     """Write the script on stdin to a file in the current folder, from which it is sent like any
     other script. Return the file's name. The file is removed when clusterctl ends.
+
+    The name depends on the content alone, so that a dry run has the digest of the submission. Without
+    a first line that names its program, the script is one of the shell.
 
     Raises:
         UsageError: stdin is empty.
@@ -27,9 +32,19 @@ def script_of_stdin() -> str:
             code="stdin-empty",
             fix="pipe the script into `clusterctl submit -`",
         )
-    with translating_write_errors(Path.cwd()):
-        descriptor, name = tempfile.mkstemp(prefix="stdin-", dir=".")
-        atexit.register(Path(name).absolute().unlink, missing_ok=True)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text)
-    return os.path.basename(name)
+    stem = f"stdin-{hashlib.sha256(text).hexdigest()[:8]}"
+    suffix = "" if text.startswith(b"#!") else ".sh"
+    with translating_write_errors(Path.cwd()), _new_file(stem, suffix) as file:
+        atexit.register(Path(file.name).absolute().unlink, missing_ok=True)
+        file.write(text)
+    return file.name
+
+
+def _new_file(stem: str, suffix: str) -> BinaryIO:
+    """Create a file with another name than that of a command that submits the same script now."""
+    names = chain([stem], (f"{stem}-{number}" for number in count(2)))
+    for path in (Path(name + suffix) for name in names):
+        with suppress(FileExistsError):
+            path.touch(0o600, exist_ok=False)
+            return path.open("wb")
+    raise AssertionError

@@ -142,8 +142,8 @@ def jobs_to_submit(_: object, incomplete: str) -> list[str]:
 Target = Annotated[
     str,
     argument(
-        "train, eval, sample, predict, export, bench, gemm, allreduce, probe, your own script "
-        "(- reads it from stdin), or a job file (.yaml).",
+        "train, eval, sample, predict, export, bench, gemm, allreduce, probe, your own script, "
+        "or a job file (.yaml).",
         metavar="JOB",
         tab=jobs_to_submit,
         local=Local.NAME,
@@ -198,7 +198,7 @@ def submit(
 ) -> None:
     """Submit a bundled job, your own script, or a job file.
 
-    Arguments after -- are passed to the program.
+    Arguments after -- are passed to the program. The JOB - is a script that is read from stdin.
     """
     if parsable:
         _reject_beside_parsable(
