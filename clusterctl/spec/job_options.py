@@ -7,6 +7,7 @@ its part in replays and comparisons.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
@@ -24,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
-from clusterctl.errors import Failure, Notice, UsageError, excluded
+from clusterctl.errors import Failure, Notice, UsageError, excluded, raise_together
 from clusterctl.spec.base import (
     HERE,
     JobMemoryMib,
@@ -893,33 +894,42 @@ def options_set(entries: Iterable[str], flags: Mapping[str, object]) -> dict[str
         gets the value as one more entry.
 
     Raises:
-        UsageError: there is no such key, or a flag or another entry has set it.
+        UsageError: there is no such key, or a flag or another entry has set it. One error tells all.
     """
     options = dict(flags)
+    faults = []
     for entry in entries:
-        key, equals, text = entry.partition("=")
-        name, _, inner = key.partition(".")
-        option = OPTIONS.get(name)
-        if option is None or option.is_argument or not equals or (inner and name not in _NESTED):
-            raise UsageError(
-                f"--set {entry} does not set a key of job files",
-                code="unknown-job-key",
-                fix=did_you_mean(name, OPTIONS)
-                or "use --set KEY=VALUE; docs/jobs.md lists the keys",
-            )
-        if inner or (name in _NESTED and isinstance(options.get(name), Mapping)):
-            whole = _nested(name, options.get(name))
-            keys: tuple[str, object] = (inner or _NESTED[name], _scalar(text))
-            if keys[0] in whole:
-                raise excluded(f"--set {key}", f"another --set {key} or {option.flag}")
-            options[name] = {**whole, keys[0]: keys[1]}
-        elif option.is_list or option.kind == list[str]:
-            options[name] = [*_entries(options.get(name)), text]
-        elif name in options:
-            raise excluded(f"--set {key}", f"another --set {key} or {option.flag}")
-        else:
-            options[name] = _scalar(text) if option.kind in {bool, int} else text
+        try:
+            _set(options, entry)
+        except UsageError as exc:
+            faults.append(exc)
+    raise_together(faults)
     return options
+
+
+def _set(options: dict[str, object], entry: str) -> None:
+    key, equals, text = entry.partition("=")
+    name, _, inner = key.partition(".")
+    option = OPTIONS.get(name)
+    if option is None or option.is_argument or not equals or (inner and name not in _NESTED):
+        raise UsageError(
+            f"--set {entry} does not set a key of job files",
+            code="unknown-job-key",
+            fix=(did_you_mean(name, OPTIONS) if option is None else "")
+            or "use --set KEY=VALUE; docs/jobs.md lists the keys",
+        )
+    if inner or (name in _NESTED and isinstance(options.get(name), Mapping)):
+        whole = _nested(name, options.get(name))
+        keys: tuple[str, object] = (inner or _NESTED[name], _scalar(text))
+        if keys[0] in whole:
+            raise excluded(f"--set {key}", f"another --set {key} or {option.flag}")
+        options[name] = {**whole, keys[0]: keys[1]}
+    elif option.is_list or option.kind == list[str]:
+        options[name] = [*_entries(options.get(name)), text]
+    elif name in options:
+        raise excluded(f"--set {key}", f"another --set {key} or {option.flag}")
+    else:
+        options[name] = _scalar(text) if option.kind in {bool, int} else text
 
 
 def _nested(name: str, value: object) -> dict[str, object]:
@@ -935,7 +945,7 @@ def _entries(value: object) -> Sequence[object]:
 def _scalar(text: str) -> bool | int | str:
     """Return a text as YAML would read it, if it is true, false or a whole number."""
     words = {"true": True, "false": False}
-    return int(text) if text.isascii() and text.isdigit() else words.get(text, text)
+    return int(text) if re.fullmatch(r"-?[0-9]+", text) else words.get(text, text)
 
 
 _SPELLED: Final = {"args": "the arguments after --"}
@@ -975,14 +985,17 @@ def _explained(
     for entry in error.errors(include_url=False, include_input=False):
         field = str(entry["loc"][0])
         kind = entry["type"]
-        flag = spelled.get(field, f"--{field.replace('_', '-')}")
+        option = OPTIONS.get(field)
+        own = option.flag.removesuffix("=") if option else f"--{field.replace('_', '-')}"
+        flag = spelled.get(field, own)
         value = flags[field]
         index = entry["loc"][1] if len(entry["loc"]) > 1 else None
         if isinstance(value, list | tuple) and isinstance(index, int):
             value = value[index]
         elif isinstance(value, Mapping) and index in value:
             is_key = entry["loc"][-1] == "[key]"
-            flag += "" if is_key else f" {index}"
+            if not is_key:
+                flag = f"--set {field}.{index}" if field in _NESTED else f"{flag} {index}"
             value = index if is_key else value[index]
         message = explain(kind, entry.get("ctx", {}), flag, shown(value))
         wrong.setdefault(

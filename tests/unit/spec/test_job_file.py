@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_file import job_schema, jobs_of_file
-from clusterctl.spec.job_options import JobOptions
+from clusterctl.spec.job_options import OPTIONS, JobOptions
 from clusterctl.spec.load import read_spec
 from tests.support.messages import refused
 
@@ -333,7 +333,7 @@ def test_pattern_that_never_matches_is_refused(read: Read, key: str, pattern: st
     assert (problem.line, problem.column, problem.key) == (2, len(key) + 12, f"{key}[1]")
     with refused("pattern-matches-nothing", UsageError) as caught:
         read("job: train\n", {key: [pattern]})
-    assert f"--{key}" in caught.value.what
+    assert OPTIONS[key].flag.removesuffix("=") in caught.value.what
 
 
 def test_cluster_spec_as_job_file_is_refused(read: Read) -> None:

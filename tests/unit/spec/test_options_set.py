@@ -69,11 +69,30 @@ def test_options_set_twice_is_refused(entries: list[str], flags: dict[str, objec
         options_set(entries, flags)
 
 
-@pytest.mark.parametrize("entry", ["ranks=x", "pack=yes", "chain=soon", "scaling.repeats=x"])
-def test_wrong_value_set_names_its_key(entry: str) -> None:
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ("ranks=x", "--set ranks "),
+        ("pack=yes", "--pack "),
+        ("chain=soon", "--set chain:"),
+        ("scaling.repeats=x", "--set scaling.repeats "),
+        ("ranks=-1", "--set ranks "),
+    ],
+)
+def test_wrong_value_set_names_its_key(entry: str, name: str) -> None:
     with pytest.raises(UsageError) as caught:
         options_of(entry)
-    assert entry.partition("=")[0].partition(".")[0] in caught.value.what
+    assert caught.value.what.startswith(name)
+
+
+def test_all_wrong_keys_are_told_at_once() -> None:
+    with refused("several-faults", UsageError) as caught:
+        options_set(["chian=7d", "nodes=3", "chain=1h", "wat=1"], {"nodes": 2})
+    assert [failure.code for failure in caught.value.failures] == [
+        "unknown-job-key",
+        "options-exclusive",
+        "unknown-job-key",
+    ]
 
 
 def test_options_without_a_flag_are_keys_of_job_files() -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.job import JobSpec, job_spec
-from clusterctl.spec.job_options import JobOptions, job_options
+from clusterctl.spec.job_options import OPTIONS, JobOptions, job_options
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.program import Language, language_of
 
@@ -110,7 +110,7 @@ def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
 def test_wrong_flag_is_named(flag: str, value: object, code: str) -> None:
     error = refused(**{flag: value})
     assert error.code == code
-    assert error.what.startswith(f"--{flag.replace('_', '-')}")
+    assert error.what.startswith(OPTIONS[flag].flag.removesuffix("="))
     shown = (
         str(value[0]).removesuffix("=1").removeprefix("A=")
         if isinstance(value, list)
