@@ -32,7 +32,10 @@ from tests.support.verbs import CommandResult
 NAME = "national"
 # Where clusterctl is on the login node, with the Python and the packages that it needs there.
 HERE = "/opt/here"
-PACKAGES = "ClusterShell Jinja2 PyYAML click packaging pathspec pip pydantic rich ruamel.yaml typer uv".split()
+PACKAGES = (
+    "ClusterShell Jinja2 PyYAML click packaging pathspec pip pydantic rich ruamel.yaml typer "
+    "uv".split()
+)
 NOT_NEEDED = "test site-packages __pycache__ config-* idlelib *.a".split()
 
 
