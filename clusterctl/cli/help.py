@@ -102,12 +102,19 @@ def with_whole_help(params: Sequence[click.Parameter]) -> list[click.Parameter]:
     """Return the parameters of a command, with --help-all if they are many."""
     if len(params) <= _MANY:
         return [*params]
-    whole = TyperOption(
-        param_decls=["--help-all"],
+    return [*params, showing_option("--help-all", _show_whole_help, "Show all options.")]
+
+
+def showing_option(name: str, show: Callable[..., None], text: str) -> TyperOption:
+    """Return an option that shows something in place of the command's work, such as --version.
+
+    show: called as a callback of click.
+    """
+    return TyperOption(
+        param_decls=[name],
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        callback=_show_whole_help,
-        help="Show all options.",
+        callback=show,
+        help=text,
     )
-    return [*params, whole]

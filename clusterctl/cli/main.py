@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import click
 from click.shell_completion import shell_complete
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup
 
 from clusterctl import __version__
+from clusterctl.cli.help import showing_option
 from clusterctl.cli.options import COMMON, command, end_of, parameter_of
 from clusterctl.cli.output import ENDINGS, Screen, Terminated, silence, writing
 from clusterctl.cli.refusals import is_help, refusal_of, reject_words_before_dashes
@@ -99,14 +100,7 @@ def _version(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
 
 
 def _program() -> click.Group:
-    version = TyperOption(
-        param_decls=["--version"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_version,
-        help="Show the version.",
-    )
+    version = showing_option("--version", _version, "Show the version.")
 
     @click.pass_context
     def root(ctx: click.Context, /, **common: Any) -> None:
