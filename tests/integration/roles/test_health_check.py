@@ -6,7 +6,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
@@ -83,7 +82,6 @@ class Host:
 
     def run(self, mode: str, driver_s: int = 20, folder_s: int = 15) -> tuple[int, str]:
         health: Any = ModuleType("health")
-        sys.modules[health.__name__] = health  # dataclasses look there
         exec(_PROGRAM, health.__dict__)  # noqa: S102 - to start a Python for each look takes five times as long
         health.CONFIG = self.folder / "health.json"
         health.STATE = self.folder / "state.json"
@@ -695,13 +693,25 @@ def test_slurmd_is_restarted_if_its_folder_is_gone(host: Host) -> None:
 def test_failed_unit_is_started_again(host: Host) -> None:
     host.needs("units", units=["munge.service"])
     started = host.folder / "started"
-    host.program("systemctl", f'[ "$1" = is-failed ] && exit "$(test -e {started}; echo $?)"; :')
+    shown = f"if [ -e {started} ]; then echo ActiveState=failed; else echo ActiveState=active; fi"
+    host.program("systemctl", shown)
     started.touch()
     assert host.look() == ["munge.service has failed"]
-    host.program(
-        "systemctl", f"case $1 in is-failed) test -e {started} ;; start) rm {started} ;; esac"
-    )
+    host.program("systemctl", f"case $1 in show) {shown} ;; start) rm {started} ;; esac")
     assert (host.look(), host.reason) == ([], "")
+
+
+def test_units_of_all_needs_are_asked_at_once(host: Host) -> None:
+    texts = {"code": "", "what": "", "fix": ""}
+    daemon = {"check": "restarts", "unit": "slurmd", "many": 3, "steady_s": 60, "log": "/no/such"}
+    munge = {"check": "units", "units": ["munge.service", "mariadb.service"]}
+    host.set(needs=[{**daemon, **texts}, {**munge, **texts}])
+    asked = host.folder / "asked"
+    failed = "ActiveState=active\\n\\nActiveState=failed\\n\\nActiveState=failed\\nNRestarts=3\\n"
+    host.program("systemctl", f"echo \"$@\" >>{asked}; printf '{failed}'")
+    whys = [problem["why"] for problem in host.report()]
+    assert whys == ["mariadb.service has failed", "slurmd has ended 3 times"]
+    assert len(asked.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -835,7 +845,7 @@ def _card(**values: Any) -> Callable[[Host], None]:
 
 def _unit(host: Host) -> None:
     host.needs("units", units=["munge.service"])
-    host.program("systemctl", "echo inactive; exit 3")
+    host.program("systemctl", "echo ActiveState=inactive")
 
 
 def _device(host: Host) -> None:

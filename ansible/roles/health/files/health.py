@@ -18,7 +18,8 @@ An unhealthy node is drained with a reason that begins with `clusterctl health:`
 their end, and once the node is healthy it is resumed. A node drained by a person is neither
 resumed nor repaired. If a person resumes the node, it is not drained again for the same fault in
 the kernel's log, nor for the link of a card that is now idle. The exit code is 1 if the node is
-unhealthy. Runs as root with the platform's Python, from 3.9 on.
+unhealthy. Runs as root with the platform's Python, from 3.9 on. Each job and each `clusterctl status`
+waits for it, so it imports no slow module, such as dataclasses.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 CONFIG = Path("/opt/clusterctl/health.json")
 # A reboot clears this file, like the kernel's log.
@@ -102,6 +102,7 @@ FALLEN_XID = 79
 XID = re.compile(r"^\[\s*(?P<at>\d+\.\d+)\] .*NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 NOBODY = 65534  # on Linux, the kernel's overflowuid
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
+UNIT_PROPERTIES = "ActiveState,NRestarts,ActiveEnterTimestampMonotonic"
 # Positions of fields in the output of `chronyc -c tracking`.
 CHRONY_OFFSET = 4
 CHRONY_LEAP = 13
@@ -114,7 +115,6 @@ FATAL = re.compile(r"\bfatal: (.*)")
 Settings = dict[str, Any]
 
 
-@dataclass
 class Problem:
     """A problem of the node.
 
@@ -122,15 +122,13 @@ class Problem:
     code, what, fix: those of the need that is not met.
     """
 
-    text: str
-    lasting: bool = False
-    past: bool = False
-    code: str = ""
-    what: str = ""
-    fix: str = ""
+    def __init__(self, text: str, *, lasting: bool = False, past: bool = False) -> None:
+        self.text = text
+        self.lasting = lasting
+        self.past = past
+        self.code = self.what = self.fix = ""
 
 
-@dataclass
 class State:
     """Values that this program stores for its next run.
 
@@ -142,21 +140,25 @@ class State:
     gone: fields of nvidia-smi that the driver does not know.
     """
 
-    drained: bool | None = None
-    seen: list[str] = field(default_factory=list)
-    xid: float = -1.0
-    drained_xid: float = -1.0
-    known_xid: float = -1.0
-    links: list[str] = field(default_factory=list)
-    hanging: dict[str, int] = field(default_factory=dict)
-    gone: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.drained: bool | None = None
+        self.seen: list[str] = []
+        self.xid = -1.0
+        self.drained_xid = -1.0
+        self.known_xid = -1.0
+        self.links: list[str] = []
+        self.hanging: dict[str, int] = {}
+        self.gone: list[str] = []
 
     @classmethod
     def read(cls) -> State:
-        try:
-            return cls(**json.loads(STATE.read_text()))
-        except (OSError, ValueError, TypeError):
-            return cls()
+        state = cls()
+        with suppress(OSError, ValueError):
+            stored = json.loads(STATE.read_text())
+            # Otherwise another version has written it.
+            if isinstance(stored, dict) and stored.keys() <= state.__dict__.keys():
+                state.__dict__.update(stored)
+        return state
 
     def hangs(self, name: str) -> bool:
         """Return whether the process that waits for ``name`` still exists."""
@@ -177,8 +179,7 @@ class State:
         fresh.replace(STATE)
 
 
-@dataclass
-class Answer:
+class Answer(NamedTuple):
     """Result of a program. ``rc``: exit status; None after a timeout, 127 if the program does not
     exist.
     """
@@ -361,17 +362,43 @@ def make_spool(need: Settings, _: State) -> str:
 
 def units(need: Settings, _: State) -> Iterator[Problem]:
     """Check that units have not failed. A unit that a person has stopped is not `failed`."""
-    for unit in need["units"]:
-        if ask("systemctl", "is-failed", "--quiet", unit).rc == 0:
-            yield Problem(f"{unit} has failed")
+    for unit in failed_units(need):
+        yield Problem(f"{unit} has failed")
 
 
 def start_units(need: Settings, _: State) -> str:
     """Start the units that have failed."""
-    for unit in need["units"]:
-        if ask("systemctl", "is-failed", "--quiet", unit).rc == 0:
-            ask("systemctl", "start", unit)
+    for unit in failed_units(need):
+        ask("systemctl", "start", unit)
     return ""
+
+
+def failed_units(need: Settings) -> list[str]:
+    states = need["systemd"]
+    return [unit for unit in need["units"] if states.get(unit, {}).get("ActiveState") == "failed"]
+
+
+def unit_states(needs: list[Settings]) -> dict[str, dict[str, str]]:
+    """Return unit -> its properties in systemd, of all units in needs. Empty: systemd does not
+    answer.
+    """
+    # One question for all, because each takes as long as all other checks.
+    units = list(
+        dict.fromkeys(
+            unit
+            for need in needs
+            for unit in [*need.get("units", ()), need.get("unit", "")]
+            if unit
+        )
+    )
+    if not units:
+        return {}
+    shown = ask("systemctl", "show", f"--property={UNIT_PROPERTIES}", *units).text
+    # An empty line separates the units.
+    texts = [text.strip().splitlines() for text in shown.split("\n\n")]
+    return {
+        unit: dict(line.partition("=")[::2] for line in lines) for unit, lines in zip(units, texts)
+    }
 
 
 def restarts(need: Settings, _: State) -> Iterator[Problem]:
@@ -379,9 +406,7 @@ def restarts(need: Settings, _: State) -> Iterator[Problem]:
     are too many. `steady_s`: a daemon that has run so long has recovered. `log`: its own log.
     """
     unit = need["unit"]
-    shown = "--property=ActiveState,NRestarts,ActiveEnterTimestampMonotonic"
-    lines = ask("systemctl", "show", shown, unit).text.splitlines()
-    values = dict(line.partition("=")[::2] for line in lines)
+    values = need["systemd"].get(unit, {})
     count = number(values.get("NRestarts", "")) or 0
     since_s = (
         time.monotonic() - (number(values.get("ActiveEnterTimestampMonotonic", "")) or 0) / 1e6
@@ -626,8 +651,7 @@ def clock(config: Settings, _: State) -> Iterator[Problem]:
         yield Problem(f"the clock is wrong by {abs(offset):.1f} s")
 
 
-@dataclass
-class Node:
+class Node(NamedTuple):
     """This node's state in Slurm. by_prolog: the Prolog has stopped a job since the last check."""
 
     name: str
@@ -693,8 +717,7 @@ def without_numbers(text: str) -> str:
 
 
 # --- The needs -----------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """A check of a need.
 
     look: called with the settings and the parameters of the need. Yields the problems.
@@ -726,7 +749,6 @@ CHECKS = {
 }
 
 
-@dataclass
 class Look:
     """A run of checks that ends in time.
 
@@ -735,27 +757,36 @@ class Look:
     late: names of the checks that were left out, because the time was over.
     """
 
-    config: Settings
-    state: State
-    seconds: float
-    may_repair: Callable[[], bool] = lambda: False
-    late: list[str] = field(default_factory=list)
+    def __init__(
+        self,
+        config: Settings,
+        state: State,
+        seconds: float,
+        may_repair: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config = config
+        self.state = state
+        self.seconds = seconds
+        self.may_repair = may_repair
+        self.late: list[str] = []
 
     def problems(self, wanted: Callable[[Check], bool]) -> list[Problem]:
         """Return the problems that the wanted checks find, in the order of ``CHECKS``."""
         end = time.monotonic() + self.seconds
         order = list(CHECKS)
-        needs = sorted(self.config.get("needs", ()), key=lambda need: order.index(need["check"]))
+        needs = sorted(
+            (need for need in self.config.get("needs", ()) if wanted(CHECKS[need["check"]])),
+            key=lambda need: order.index(need["check"]),
+        )
+        systemd = unit_states(needs)
         found = []
         for need in needs:
             check = CHECKS[need["check"]]
-            if not wanted(check):
-                continue
             # A check may take as long as the driver.
             if time.monotonic() > end - DRIVER_S:
                 self.late.append(need["check"])
                 continue
-            found += self._problems_of(check, {**self.config, **need})
+            found += self._problems_of(check, {**self.config, **need, "systemd": systemd})
         return found
 
     def _problems_of(self, check: Check, settings: Settings) -> list[Problem]:
@@ -763,6 +794,7 @@ class Look:
         if problems and self.may_repair():
             failure = check.repair(settings, self.state)
             if failure is not None:
+                settings["systemd"] = unit_states([settings])
                 problems = list(check.look(settings, self.state))
             if failure and problems:
                 problems[0].text += f" ({failure[:120]})"
