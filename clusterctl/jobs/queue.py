@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
 from clusterctl.jobs.events import with_attempts
-from clusterctl.scheduler.arrays import has_task
+from clusterctl.scheduler.arrays import has_task, names_tasks
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -92,6 +92,7 @@ def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
     # The job that is meant may be one whose submission got no answer.
     resolve_submissions(session.scheduler, session.ledger)
     ids = [job_id_of(name, session.ledger) for name in ids]
+    _reject_wrong_tasks(ids)
     asked = [job_id.partition("_[")[0] for job_id in ids]
     try:
         jobs = session.scheduler.jobs(asked)
@@ -114,6 +115,18 @@ def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
         ["cancel", inventory.cluster, inventory.cluster_id, selected.to_cancel, sorted(active)]
     )
     return selected, digest
+
+
+def _reject_wrong_tasks(ids: Iterable[str]) -> None:
+    """Raise UsageError for words such as ``12_[3-1]``, which name no tasks."""
+    for job_id in ids:
+        array, bracket, tasks = job_id.partition("_[")
+        if bracket and not names_tasks(tasks.removesuffix("]")):
+            raise UsageError(
+                f"{job_id} does not name tasks of job {array}",
+                code="not-a-job-id",
+                fix=f"name tasks as in {array}_[1-3,7], with the lower number first",
+            )
 
 
 def _with_single_tasks(ids: Sequence[str], jobs: Sequence[JobInfo]) -> list[str]:

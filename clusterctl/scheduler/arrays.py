@@ -23,6 +23,12 @@ def tasks_of(array: str) -> list[int]:
     return []
 
 
+def names_tasks(text: str) -> bool:
+    """Return whether a text has the form of numbers of tasks, such as ``1-3,7`` or ``0-8:2``."""
+    found = [_RANGE.fullmatch(part) for part in text.split(",")]
+    return all(one and int(one[1]) <= int(one[2] or one[1]) for one in found)
+
+
 def count_at_most(array: str) -> int:
     """Return how many tasks an array has if no number is twice in it, without listing them.
 

@@ -97,6 +97,7 @@ SACCT_VALUES: Final[_Values] = {
 # If the text of one of these values is invalid, the job's state is UNKNOWN. If that of another is
 # invalid, only this value is missing.
 _REQUIRED: Final = frozenset({"number", "task", "state", "nodes"})
+_OF_EXIT: Final = frozenset({"exit_code", "signal"})
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
 
 
@@ -209,7 +210,11 @@ def _values(record: _Record, table: _Values) -> dict[str, Any]:
         except ValueError:
             if name in _REQUIRED:
                 raise
-    return {name: value for name, value in values.items() if _is_meant(name, values["state"])}
+    state = values["state"]
+    # Slurm's exit code of a job that never ran is 0.
+    if state.outcome is Outcome.CANCELLED and not values.get("nodes"):
+        values = {name: value for name, value in values.items() if name not in _OF_EXIT}
+    return {name: value for name, value in values.items() if _is_meant(name, state)}
 
 
 def _is_meant(name: str, state: JobState) -> bool:
@@ -218,7 +223,7 @@ def _is_meant(name: str, state: JobState) -> bool:
         return state is not JobState.PENDING
     if name == "expected_start":
         return state is JobState.PENDING
-    return name not in {"exit_code", "signal", "end_time"} or state.outcome is not Outcome.GOES_ON
+    return name not in {*_OF_EXIT, "end_time"} or state.outcome is not Outcome.GOES_ON
 
 
 def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

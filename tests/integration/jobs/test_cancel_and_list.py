@@ -72,17 +72,20 @@ def test_cancel_of_tasks_selects_those_that_the_array_has(
     assert (found.to_cancel, found.errors) == ([f"{job_id}_{task}" for task in selected], {})
 
 
-@pytest.mark.parametrize("tasks", ["[3-1]", "[20-30]", "[,]", "[-]", "[:]"])
-def test_cancel_of_tasks_that_the_array_lacks_is_refused(
-    session, cluster, tmp_path, tasks: str
-) -> None:
+def test_cancel_of_tasks_that_the_array_lacks_is_refused(session, cluster, tmp_path) -> None:
     with cluster.state() as state:
         state["hold"] = True
     job_id = submitted(session, tmp_path, "true")
     cluster.change(job_id, tasks=[*range(10)])
-    done = cancel(session, [f"{job_id}_{tasks}"])
+    done = cancel(session, [f"{job_id}_[20-30]"])
     assert [error.code for error in done.errors.values()] == ["unknown-job"]
     assert cluster.job(job_id)["state"] == "PENDING"
+
+
+@pytest.mark.parametrize("tasks", ["[3-1]", "[1,3-1]", "[,]", "[-]", "[:]"])
+def test_cancel_of_words_that_name_no_tasks_is_a_wrong_command(session, tasks: str) -> None:
+    with rejected("not-a-job-id", UsageError, "12_[1-3,7]"):
+        cancel(session, [f"12_{tasks}"])
 
 
 def test_task_of_a_packed_job_is_not_a_job_of_slurm(session, cluster, tmp_path):

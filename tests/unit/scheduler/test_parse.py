@@ -178,6 +178,15 @@ def test_jobs_that_ended_in_the_accounting():
     ] * 4
 
 
+@pytest.mark.parametrize(("nodes", "shown"), [("None assigned", ""), ("n1", "0")])
+def test_cancelled_job_that_never_ran_has_no_exit_code(nodes, shown):
+    names = QUERIES["sacct"].fields
+    record = dict(zip(names, capture("sacct").split(CAPTURED), strict=False))
+    record |= {"State": "CANCELLED by 1000", "NodeList": nodes, "ExitCode": "0:0"}
+    (job,) = sacct(CAPTURED.join([*(record[name] for name in names), "\n"]))
+    assert (job.state, job.exit) == (JobState.CANCELLED, shown)
+
+
 def test_strides_of_an_array_are_expanded():
     jobs = sacct(with_field("sacct", "JobID", "7_[0-8:4,11%2]"))
     assert [job.id for job in jobs] == ["7_0", "7_4", "7_8", "7_11"]
