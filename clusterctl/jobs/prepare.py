@@ -43,7 +43,7 @@ from clusterctl.jobs.submit import (
 )
 from clusterctl.scheduler.base import Outcome, refusing_wrong_ids, worst_job
 from clusterctl.scheduler.job_checks import unfit_foreign_lines
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request import IN_TURN, Request
 from clusterctl.scheduler.script import Environment, fitted_to
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.scheduler.site import Site
@@ -51,7 +51,7 @@ from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.spec.job_options import OPTIONS, JobOptions
 from clusterctl.spec.names import ENGINES, NODE_RECEIVERS, SIF_ENGINES, Launcher, first_few
 from clusterctl.spec.program import Language, is_job_file, language_of
-from clusterctl.spec.sbatch import SINGLETON, directives_of
+from clusterctl.spec.sbatch import SINGLETON
 from clusterctl.state.inventory import Inventory, job_inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
@@ -71,9 +71,6 @@ _MAY_SAVE: Final = ("--save-interval", "--config")
 _BATCH: Final = "--global-batch-size"
 # The bundled jobs with this option. The work of other bundled jobs grows with the ranks anyway.
 _WITH_BATCH: Final = ("train", "bench")
-# The jobs of a scaling have the same name. With this option, Slurm runs jobs with the same name in
-# turn.
-_IN_TURN: Final = f"--dependency={SINGLETON}"
 # Larger files that are sent are not searched for values of --secret.
 _MOST_SEARCHED: Final = 1 << 20  # bytes
 # Room for the ending of the common name of a scaling's jobs.
@@ -157,11 +154,9 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
         grow.
     """
     varied = scaling.field
-    for field in (varied, "after", "ranks", *(() if job.sweep else ("array",))):
-        if field in job.model_fields_set:
-            raise excluded(OPTIONS[field].flag, f"--scaling {scaling.by}=")
-    if any("--dependency" in one.quantities for one in directives_of(job.slurm)):
-        raise excluded("--slurm --dependency", "--scaling")
+    # ``check_scaling`` refuses the other options that a scaling sets.
+    if varied in job.model_fields_set:
+        raise excluded(OPTIONS[varied].flag, f"--scaling {scaling.by}=")
     if (
         scaling.weak
         and job.sweep
@@ -169,7 +164,7 @@ def _jobs_of(job: JobSpec, scaling: Scaling) -> Iterator[JobSpec]:
     ):
         raise excluded(f"a sweep of {_BATCH}", "--set scaling.weak=true")
     name = f"{job.name[:_LONGEST]}-scaling-{secrets.token_hex(2)}"
-    changes = {"name": name, "slurm": (*job.slurm, _IN_TURN)}
+    changes = {"name": name, "slurm": (*job.slurm, IN_TURN)}
     if job.sweep is not None:
         sweep = job.sweep.model_copy(update={"parallel": 1})
         job = job.model_copy(update={"sweep": sweep, "array": sweep.array})

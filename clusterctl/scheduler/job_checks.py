@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import UsageError, excluded, unaccompanied
 from clusterctl.scheduler.arrays import count_at_most, tasks_of
 from clusterctl.scheduler.capacity import shape_of
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request import IN_TURN, Request
 from clusterctl.scheduler.script import is_launched
 from clusterctl.scheduler.slurm_values import expand_nodes
 from clusterctl.spec.job_options import OPTIONS, flag_of, job_options
@@ -139,8 +139,8 @@ def _contradiction(request: Request, directive: Directive) -> tuple[str, str] | 
     value = directive.value or ""
     if directive.option and directive.option.role == "never":
         use = directive.option.use
-        advice = f", and use `clusterctl submit {use}`" if use else ""
-        return "is not an option of a job", f"leave it out of the script{advice}"
+        advice = f"use `clusterctl submit {use}`" if use else directive.option.instead
+        return "is not an option of a job", f"leave it out of the script; {advice}".rstrip("; ")
     flag = next((flag_of(quantity) for quantity in directive.quantities), "")
     if not directive.is_readable:
         return (
@@ -351,10 +351,18 @@ def check_pack(site: Site, request: Request) -> Iterator[UsageError]:  # noqa: A
 
 
 def check_scaling(site: Site, request: Request) -> Iterator[UsageError]:  # noqa: ARG001
-    """Yield errors if the script sets what a scaling sets."""
-    for name in ("--array", "--dependency") if request.job.scaling is not None else ():
-        lines = request.script.directives.options if request.script is not None else ()
-        for directive in (one for one in lines if one.own_name == name):
+    """Yield errors if a line, a flag or --slurm sets what a scaling sets."""
+    job = request.job
+    if job.scaling is None:
+        return
+    if "ranks" in job.model_fields_set:
+        yield excluded(OPTIONS["ranks"].flag, "--scaling")
+    lines = request.script.directives.options if request.script is not None else ()
+    own = (one for one in request.slurm if str(one) != IN_TURN)
+    # The tasks of a sweep are an array.
+    flags = (one for one in request.flags if job.sweep is None or one.own_name != "--array")
+    for directive in (*lines, *flags, *own):
+        if directive.own_name in {"--array", "--dependency"}:
             yield excluded(directive.place, "--scaling")
 
 

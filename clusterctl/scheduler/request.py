@@ -18,6 +18,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, quantities_of
 from clusterctl.spec.sbatch import (
     MARK,
+    SINGLETON,
     Directive,
     directives_in,
     directives_of,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 # The options of sbatch that tell how many tasks of a packed job run on a node at a time.
 _TASK_COUNTS: Final = frozenset({"--ntasks", "--ntasks-per-node"})
+# The jobs of a scaling have the same name. With this option, Slurm runs jobs with the same name in
+# turn.
+IN_TURN: Final = f"--dependency={SINGLETON}"
 # Slurm would give a packed job of whole nodes only the default part of their memory.
 _WHOLE_NODES: Final = ("--exclusive", "--mem=0")
 # The product of these options is the number of tasks.

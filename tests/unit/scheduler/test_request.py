@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError, raise_together
-from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.request import IN_TURN, Request
 from clusterctl.scheduler.script import fitted_to
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_file import jobs_of_file
+from clusterctl.spec.names import Launcher
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
 from tests.support.messages import refused
@@ -109,6 +110,20 @@ def test_wrong_flags_and_lines_are_one_error(tmp_path: Path) -> None:
     assert codes == ["unknown-partition", "too-many-nodes", "option-needs-option"]
 
 
-def test_scaling_with_a_line_that_it_sets_is_refused(tmp_path: Path) -> None:
-    request = request_of(tmp_path, "--array=1-2\n--dependency=singleton", scaling={"nodes": "1,2"})
-    assert [fault.code for fault in SITE.faults(request)] == ["options-exclusive"] * 2
+@pytest.mark.parametrize(
+    ("lines", "options", "faults"),
+    [
+        ("--array=1-2\n--dependency=singleton", {}, 2),
+        ("", {"after": ("12",)}, 1),
+        ("", {"array": "0-3"}, 1),
+        ("", {"slurm": ("--dependency=afterok:3",)}, 1),
+        ("", {"launcher": Launcher.MPIRUN, "ranks": 1}, 1),
+        ("", {"slurm": (IN_TURN,)}, 0),
+    ],
+)
+def test_scaling_with_what_it_sets_is_refused(
+    tmp_path: Path, lines: str, options: dict[str, Any], faults: int
+) -> None:
+    request = request_of(tmp_path, lines, scaling={"nodes": "1,2"}, **options)
+    codes = [fault.code for fault in SITE.faults(request)]
+    assert codes.count("options-exclusive") == faults

@@ -102,9 +102,6 @@ def test_weak_scaling_leaves_an_own_program_its_arguments(
         ("goal-unknown", {"scaling": {"nodes": "1,2", "time_to": "widgets=2"}}),
         ("goal-without-metric", {"scaling": {"nodes": "1,2", "goal": "max"}}),
         ("options-exclusive", {"scaling": {"nodes": "1,2"}, "nodes": 2}),
-        ("options-exclusive", {"scaling": {"nodes": "1,2"}, "after": ["12"]}),
-        ("options-exclusive", {"scaling": {"nodes": "1,2"}, "array": "0-3"}),
-        ("options-exclusive", {"scaling": {"nodes": "1,2"}, "slurm": ["--dependency=afterok:3"]}),
         ("weak-without-batch", {"scaling": {"nodes": "1,2", "weak": True}}),
         (
             "options-exclusive",
