@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import Notice, UsageError
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.program import safe_name
 from clusterctl.spec.sbatch import (
@@ -18,6 +18,7 @@ from clusterctl.spec.sbatch import (
     Directive,
     directive_lines,
     directives_in,
+    near_option,
     split_words,
 )
 
@@ -86,7 +87,8 @@ class Directives:
         """
         ignored: dict[str, list[Directive]] = {}
         for directive in self.options:
-            if directive.option and directive.option.instead:
+            # Those that are never an option of a job are errors.
+            if directive.option and directive.option.role == "ours" and directive.option.instead:
                 ignored.setdefault(directive.option.instead, []).append(directive)
         for instead, options in ignored.items():
             names = " and ".join(dict.fromkeys(directive.own_name for directive in options))
@@ -94,6 +96,16 @@ class Directives:
             yield (
                 f"{self._place(directive.line for directive in options)}: {names} {has} no effect: "
                 f"{instead}"
+            )
+        unknown: dict[str, list[Directive]] = {}
+        for directive in self.options:
+            if directive.option is None:
+                unknown.setdefault(str(directive), []).append(directive)
+        for word, options in unknown.items():
+            near = near_option(word) or "only a plugin of the cluster's Slurm may have it"
+            place = self._place(directive.line for directive in options)
+            yield Notice(
+                "directive-unknown", f"{place}: sbatch itself has no option {word}: {near}"
             )
         named = self.last("job-name")
         if named and named.value != job.name == safe_name(named.value or ""):

@@ -158,10 +158,13 @@ def first_few(names: Sequence[str], most: int = 1) -> str:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return ``did you mean nodes?`` if a known name is similar to the word, otherwise an empty
-    text.
+    """Return ``did you mean nodes?`` if a known name is similar to the word and begins with the same
+    letter, otherwise an empty text.
     """
-    by_lower_case = {name.lower(): name for name in names}
+    first = word.lower().lstrip("-")[:1]
+    by_lower_case = {
+        name.lower(): name for name in names if name.lower().lstrip("-").startswith(first)
+    }
     near = difflib.get_close_matches(word.lower(), by_lower_case, n=1)
     return f"did you mean {by_lower_case[near[0]]}?" if near else ""
 

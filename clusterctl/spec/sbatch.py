@@ -263,8 +263,7 @@ def _check(directive: Directive) -> None:
     option = directive.option
     code = "not-an-sbatch-option"
     if option is None:
-        names = () if str(directive).partition("=")[0] in _OF_SALLOC else sbatch_options()
-        near = did_you_mean(str(directive), [f"--{name}" for name in names])
+        near = near_option(str(directive))
         raise BadValueError(code, f"sbatch has no option {directive}{f': {near}' if near else ''}")
     if (option.value, directive.value is None) in {("required", True), ("absent", False)}:
         problem = "needs a value" if directive.value is None else "has no value"
@@ -273,6 +272,14 @@ def _check(directive: Directive) -> None:
         raise BadValueError(code, f"sbatch can't read the value of {directive}")
     if option.role:
         raise option_of_clusterctl(directive, option.use)
+
+
+def near_option(word: str) -> str:
+    """Return ``did you mean --nodes?`` if an option of jobs is similar to a word. Empty: none is."""
+    if word.partition("=")[0] in _OF_SALLOC:
+        return ""
+    options = sbatch_options()
+    return did_you_mean(word, [f"--{name}" for name in options if not options[name].role])
 
 
 def option_of_clusterctl(directive: Directive, flags: str) -> BadValueError:

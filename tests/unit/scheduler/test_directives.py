@@ -160,6 +160,10 @@ NOTES: list[tuple[str, dict[str, Any], list[tuple[str, ...]]]] = [
         {},
         [],
     ),
+    # The check of the line tells how to do without it.
+    ("#SBATCH --wrap=true", {}, []),
+    ("#SBATCH --exclde=a", {}, [("line 2:", "--exclde=a", "--exclude")]),
+    ("#SBATCH -N1 --zonk\n#SBATCH --zonk", {}, [("lines 2, 3:", "--zonk", "plugin")]),
     ("#SBATCH -J 'Big sim/1'", {}, [("line 2:", "Big-sim-1")]),
     ("#SBATCH -J 'Big sim'", {"name": "big"}, []),
     (

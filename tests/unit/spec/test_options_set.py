@@ -50,6 +50,12 @@ def test_options_set_joins_the_keys_of_a_sweep_with_its_flag() -> None:
     assert (sweep.metric, sweep.record["goal"], [*sweep.keys]) == ("widgets", "max", ["lr"])
 
 
+def test_options_set_suggests_only_a_key_with_the_same_first_letter() -> None:
+    with refused("unknown-job-key", UsageError) as found:
+        options_set(["variants=a"], {})
+    assert "did you mean" not in found.value.fix
+
+
 @pytest.mark.parametrize("entry", ["chian=7d", "chain", "chain.x=1", "args=x", "=1", "job=x"])
 def test_options_set_of_no_key_is_refused(entry: str) -> None:
     with refused("unknown-job-key", UsageError, exit_code=2):

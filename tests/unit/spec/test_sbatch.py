@@ -107,6 +107,25 @@ def test_open_quote_is_an_error() -> None:
             split_words(text)
 
 
+def test_option_that_would_be_refused_is_not_suggested() -> None:
+    with refused("not-an-sbatch-option", BadValueError) as found:
+        directives_of(["--wat"])
+    assert "did you mean" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("--gres=gpu", "--gres=gpu:a100:2,tmpfs:10G", "--gres=gres/gpu:2", "--gres=none"),
+        *("--signal=10", "--signal=B:USR1@60", "--signal=SIGTERM", "--signal=R:usr2@5"),
+        *("--array=[0-9:3]%2", "--array=1,3-5", "--array=7"),
+    ],
+)
+def test_values_that_sbatch_reads_are_readable(text: str) -> None:
+    (directive,) = directives_in([(1, text)])
+    assert directive.is_readable
+
+
 def test_option_of_salloc_is_not_a_misspelling() -> None:
     for text, is_slip in (("--no-shell", False), ("--no-kli", True)):
         with refused("not-an-sbatch-option", BadValueError) as found:
@@ -130,6 +149,9 @@ def test_option_of_salloc_is_not_a_misspelling() -> None:
         ("exclusive", "not-an-sbatch-option", "exclusive"),
         ("--hold=1", "not-an-sbatch-option", "--hold"),
         ("--mem=lots", "not-an-sbatch-option", "--mem=lots"),
+        ("--signal=FOO", "not-an-sbatch-option", "--signal=FOO"),
+        ("--gres=tmpfs:1:2:3", "not-an-sbatch-option", "--gres="),
+        ("--array=a-b", "not-an-sbatch-option", "--array=a-b"),
         ("--begin", "not-an-sbatch-option", "--begin"),
         ("", "not-an-sbatch-option", ""),
         ("--comment='a", "not-an-sbatch-option", "quote"),
