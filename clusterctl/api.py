@@ -311,7 +311,7 @@ class Cluster:
         """Return the scripts that `submit` would submit. args, options: those of `submit`."""
         submission = self._submission(target, args, options)
         spec = spec_of_existing(self._chosen)
-        plan = Preparer(self._note).plan(submission, spec, is_final=False)
+        plan = Preparer(self._note).plan(submission, spec)
         return tuple(job.script for job in plan.jobs)
 
     def _submission(

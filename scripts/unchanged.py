@@ -142,7 +142,7 @@ KINDS = (
             "tests/integration/packages/test_resolve.py::test_lock_has_dependencies_that_nodes_lack",
             "tests/integration/packages/test_wheelhouse.py::test_wheelhouse_downloads_each_locked_wheel_once",
             "tests/integration/packages/test_bundle_apt.py::test_packed_package_has_its_dependencies",
-            "tests/integration/packages/test_source_builds.py::test_source_archive_of_an_index_is_built_once_on_the_cluster",
+            "tests/integration/packages/test_resolve.py::test_sources_of_pure_python_become_a_wheel_here_once",
             "tests/integration/packages/test_uv_lock.py::test_uv_lock_gives_its_versions_without_the_project_and_its_dev_group",
         ),
     ),

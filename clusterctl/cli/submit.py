@@ -445,8 +445,7 @@ class TwoSteps:
 
         spec = spec_of_existing(screen.chosen())
         with screen.working("preparing the job"):
-            is_final = self.digest is not None
-            plan = preparer(screen).plan(submission, spec, verb, is_final=is_final)
+            plan = preparer(screen).plan(submission, spec, verb)
         require_digest(plan.digest, self.digest)
         return plan
 

@@ -1,4 +1,4 @@
-"""Python environments of jobs: pip chooses the packages on this machine; the hosts install them."""
+"""Python environments of jobs: uv chooses the packages on this machine; the hosts install them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ from clusterctl.packages.accelerators import cpu_index, has_gpus
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.remote_environment import BUILD_S, WAIT_S, build_environment, lines_of
-from clusterctl.packages.source_builds import ClusterBuilder
-from clusterctl.packages.sources import SourceLine
-from clusterctl.packages.wheelhouse import (
-    Lock,
-    Pip,
-    Requirements,
-    Wheel,
-    cached_lock,
-    fetch_locked,
-    resolve,
-    wheel_path,
-)
+from clusterctl.packages.resolution import Requirements, cached_lock, resolve
+from clusterctl.packages.wheelhouse import Lock, Pip, Wheel, fetch_locked, wheel_path
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
@@ -57,8 +47,8 @@ def describe_pending_build(
     if spec.software.python.requirements is None:
         return ""
     node = NodePlatform.of(distribution)
-    lists = [PackageList.read(spec.software.python.requirements, node)]
-    lock = cached_lock(Requirements.of(lists, job_lock(), node=node, gpus=has_gpus(spec)))
+    packages = PackageList.read(spec.software.python.requirements, node)
+    lock = cached_lock(Requirements((packages,), job_lock(), node=node, gpus=has_gpus(spec)))
     if lock is None:
         return "its packages are resolved again"
     if not lock.wheels or _is_there(transport, Environment(lock)):
@@ -83,16 +73,14 @@ def suggesting_no_requirements() -> Iterator[None]:
 class Environments:
     """Resolves pip requirements on this machine, and installs Python environments on the cluster.
 
-    report: called with each message for the user. heard: called with each line that pip prints.
+    report: called with each message for the user. heard: called with each line that uv and pip print.
     wait_s: maximum wait for another clusterctl that installs an environment, in seconds.
-    builder: builds packages that have only sources. None: they are refused.
     """
 
     report: LineReporter
     heard: LineReporter = SILENT.note
     progress: Progress = lambda *_: None
     wait_s: float = WAIT_S
-    builder: ClusterBuilder | None = None
 
     def resolve(
         self,
@@ -102,8 +90,7 @@ class Environments:
         replayed: str | None = None,
         partition: str | None = None,
     ) -> Environment:
-        """Return the Python environment for a cluster's and a job's pip requirements. Send
-        nothing but the sources that ``builder`` builds.
+        """Return the Python environment for a cluster's and a job's requirements. Send nothing.
 
         job: adds its own requirements to those of the cluster. None: no job.
         replayed: for a job that is submitted again, its earlier lock file, used in place of the
@@ -112,7 +99,6 @@ class Environments:
         Raises:
             UsageError: the requirements can't be met.
             MachineError: an index can't be read, or wheels can't be stored on this machine.
-            TransportError, TransferError: the connection was lost during a build.
         """
         base = job_lock()
         node = NodePlatform.of(distribution)
@@ -124,16 +110,16 @@ class Environments:
         if replayed:
             lock = self._replayed(replayed, node)
         elif replayed is None and lists:
-            common = Requirements.of(lists, base, node=node, gpus=has_gpus(inventory))
+            common = Requirements(tuple(lists), base, node=node, gpus=has_gpus(inventory))
             lock = self._resolve(common)
         if job is not None and job.requirements:
             held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
             gpus = has_gpus(inventory, partition)
             with suggesting_no_requirements():
                 lists.append(PackageList.read(job.requirements, node))
-                if lists[-1].file != job.requirements:
+                if not lists[-1].is_of_pip:
                     self.report(lists[-1].summary)
-                lock = self._resolve(Requirements.of(lists, base, held, node, gpus))
+                lock = self._resolve(Requirements(tuple(lists), base, held, node, gpus))
         return Environment.of(inventory, lock if lock is not None and lock.wheels else None)
 
     def resolve_for_job(
@@ -155,7 +141,7 @@ class Environments:
         return self.resolve(inventory, node, job, replayed, partition)
 
     def _resolve(self, requirements: Requirements) -> Lock:
-        return resolve(requirements, Pip(requirements.node, self.report, self.heard), self.builder)
+        return resolve(requirements, Pip(requirements.node, self.report, self.heard))
 
     def _replayed(self, text: str, node: NodePlatform) -> Lock:
         """Parse an earlier job's lock file. If it is for another Python, find wheels of the same
@@ -173,12 +159,9 @@ class Environments:
         with temporary_folder() as folder:
             file = folder / "requirements.txt"
             wheels = Lock.read(text, {}).wheels
-            lines = (f"{wheel.name}=={wheel.version}\n" for wheel in wheels if not wheel.origin)
-            file.write_text("".join(lines))
-            built = (SourceLine.of(f"{one.name} @ {one.origin}") for one in wheels if one.origin)
-            sources = tuple(filter(None, built))
-            requirements = Requirements((file,), job_lock(), node=node, sources=sources)
-            return resolve(requirements, pip, self.builder)
+            file.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in wheels))
+            lists = (PackageList.read(file, node),)
+            return resolve(Requirements(lists, job_lock(), node=node), pip)
 
     def build(
         self, transport: Transport, environment: Environment, *, rented: bool = False
@@ -252,20 +235,6 @@ class Environments:
             self.report(
                 f"sending {counted(len(sizes), 'wheel')}, {size}{reason if is_slow else ''}"
             )
-
-
-def builder_for(
-    session: Session, environment: Environment, job: JobOptions, report: LineReporter
-) -> ClusterBuilder:
-    """Return what builds a job's packages that have only sources, on the controller or login host."""
-    return ClusterBuilder(
-        session.transport,
-        base=environment.base,
-        store=store_of(environment.folder),
-        place=str(session.workspace.root),
-        modules=job.module,
-        report=report,
-    )
 
 
 def existing_environment(

@@ -218,27 +218,16 @@ class Preparer:
     """Finds the files and the Python environment of each job, and rejects jobs that can't run.
 
     note: called with each message to the user about a job.
-    detail: called with each line that pip prints.
-    builds_later: whether packages that only the cluster can build are left out, with a note.
+    detail: called with each line that uv and pip print.
     """
 
     note: LineReporter
     detail: LineReporter = SILENT.note
-    builds_later: bool = False
 
-    def plan(
-        self,
-        submission: Submission,
-        spec: ClusterSpec,
-        verb: str = "submit",
-        *,
-        is_final: bool = True,
-    ) -> SubmitPlan:
+    def plan(self, submission: Submission, spec: ClusterSpec, verb: str = "submit") -> SubmitPlan:
         """Plan jobs for the cluster of ``spec``, which is not asked.
 
         verb: the command that submits them.
-        is_final: whether all packages must be known. False: packages that only the cluster can
-            build are left out, with a note.
         UsageError: a job can't run.
         """
         workspace = Workspace.of(spec.name)
@@ -246,8 +235,7 @@ class Preparer:
             inventory = site_of(job_inventory(workspace)).planned(spec)
         except NotUpError:
             inventory = planned_inventory(spec)
-        preparer = self if is_final else replace(self, builds_later=True)
-        jobs = preparer._prepared(submission, site_of(inventory), Ledger(workspace.jobs), spec=spec)
+        jobs = self._prepared(submission, site_of(inventory), Ledger(workspace.jobs), spec=spec)
         return SubmitPlan.of(spec, jobs, verb)
 
     def prepare(self, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
@@ -441,19 +429,10 @@ class Preparer:
         if job.env_path:
             return replace(environment, prefix=_prefix(session, job, partition, job.env_path))
         if inventory.requirements or job.requirements or lock:
-            from clusterctl.jobs.environment import builder_for  # noqa: PLC0415 - as above
-
-            builder = builder_for(session, environment, job, self.note) if session else None
-            resolver = environments(report=self.note, heard=self.detail, builder=builder)
-            try:
-                environment = resolver.resolve_for_job(
-                    inventory, workspace, spec, job, lock, partition=partition
-                )
-            except UsageError as exc:
-                if exc.code != "source-needs-cluster" or not self.builds_later:
-                    raise
-                self._notes([_built_later(exc)])
-                return environment
+            resolver = environments(report=self.note, heard=self.detail)
+            environment = resolver.resolve_for_job(
+                inventory, workspace, spec, job, lock, partition=partition
+            )
         wheels = environment.lock.wheels if environment.lock else ()
         if job.launcher is Launcher.TORCHRUN and not any(wheel.name == "torch" for wheel in wheels):
             raise UsageError(
@@ -467,11 +446,6 @@ class Preparer:
 def _unfit_notice(fault: UsageError) -> Notice:
     text = f"{fault.where} does not fit here: {fault.cause}: {fault.fix}"
     return Notice("foreign-directive-unfit", text)
-
-
-def _built_later(error: UsageError) -> Notice:
-    text = f"{error.what}, which a submission does: the packages and their paths are not known yet"
-    return Notice("packages-built-later", text)
 
 
 def _prefix(session: Session | None, job: JobOptions, partition: str | None, wanted: str) -> str:

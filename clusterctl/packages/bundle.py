@@ -27,13 +27,12 @@ from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.os_packages import asked_packages, package_names
 from clusterctl.packages.project_files import PackageList, content_hash
+from clusterctl.packages.resolution import Requirements, store_lock
 from clusterctl.packages.wheelhouse import (
     Lock,
-    Requirements,
     cache_of_downloads,
     has_wheelhouse,
     new_wheelhouse,
-    store_lock,
     wheel_path,
 )
 from clusterctl.spec.distributions import distribution_of
@@ -477,6 +476,7 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
                 wheel for wheel in Lock.read(text, {}).wheels if not wheel_path(wheel).is_file()
             ]
             bundle.copy([f"{WHEELS}/{wheel.file}" for wheel in missing], folder)
-            lists = [PackageList.read(file, node)]
-            requirements = Requirements.of(lists, job_lock(), node=node, gpus=has_gpus(spec))
+            requirements = Requirements(
+                (PackageList.read(file, node),), job_lock(), node=node, gpus=has_gpus(spec)
+            )
             store_lock(requirements, text, folder)

@@ -25,14 +25,8 @@ from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
 from clusterctl.packages.project_files import PackageList, content_hash
 from clusterctl.packages.repository import RepositoryRequest, check, pack
-from clusterctl.packages.wheelhouse import (
-    Pip,
-    Requirements,
-    cache_of_downloads,
-    resolve,
-    wheel_path,
-    wheelhouse,
-)
+from clusterctl.packages.resolution import Requirements, resolve
+from clusterctl.packages.wheelhouse import Pip, cache_of_downloads, wheel_path, wheelhouse
 from clusterctl.spec.base import dotted
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec, software_refusals
@@ -116,8 +110,9 @@ def _wheels(
         report("downloading CuPy and CUDA's libraries")
         gpu = sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
     if (file := spec.software.python.requirements) is not None:
-        lists = [PackageList.read(file, node)]
-        requirements = Requirements.of(lists, job_lock(), node=node, gpus=has_gpus(spec))
+        requirements = Requirements(
+            (PackageList.read(file, node),), job_lock(), node=node, gpus=has_gpus(spec)
+        )
         lock = resolve(requirements, Pip(node, report))
         more = [wheel_path(wheel) for wheel in lock.wheels]
         sources[WHEELS_LOCK.format(distribution.release)] = lock.text.encode()

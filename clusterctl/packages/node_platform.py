@@ -12,6 +12,8 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
 
+_GLIBC_OF_UV: Final = (17, 28, *range(31, 41))
+
 
 @dataclass(frozen=True, slots=True)
 class NodePlatform:
@@ -55,6 +57,12 @@ class NodePlatform:
             "platform_system": "Linux",
             "platform_machine": ARCHITECTURE,
         }
+
+    @property
+    def of_uv(self) -> str:
+        """The platform in uv's terms, which has no older glibc than 2.17, and only some versions."""
+        known = [minor for minor in _GLIBC_OF_UV if minor <= self.glibc_minor] or [17]
+        return f"{ARCHITECTURE}-manylinux_2_{max(known)}"
 
     def __str__(self) -> str:
         return f"Python {self.python} on {ARCHITECTURE} with glibc 2.{self.glibc_minor}"

@@ -1,8 +1,6 @@
 """The packages that a project's files declare: uv.lock, pylock.toml, pyproject.toml, a comment of a
-script (PEP 723), or the section `pip` of an environment.yml.
-
-Each file is read as lines of a requirements file of pip. Lines of a lock are wheels with their
-hashes, chosen for the nodes; a package without a wheel is resolved by its locked version.
+script (PEP 723), or a requirements file. uv reads them; here is what it does not decide: which file
+is the project's, whether its Python is the nodes', and what is said about the files of other tools.
 """
 
 from __future__ import annotations
@@ -10,48 +8,34 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from packaging.dependency_groups import resolve_dependency_groups
-from packaging.pylock import (
-    Package,
-    PackageArchive,
-    PackageSdist,
-    PackageVcs,
-    PackageWheel,
-    Pylock,
-    PylockSelectError,
-    PylockValidationError,
-    is_valid_pylock_path,
-)
+from packaging.pylock import is_valid_pylock_path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from uv import find_uv_bin
 
 from clusterctl.errors import Notice, UsageError
-from clusterctl.packages.index_failures import uv_index_error
+from clusterctl.packages.index_failures import index_error
+from clusterctl.packages.locked_packages import lines_of, malformed, unknown_extra
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.requirement_files import (
+    INDEX_URL,
     OF_TOOLS,
-    as_elsewhere,
+    OPTION,
     contents_of,
     decoded,
-    include,
     read_requirements,
-    reject_source,
 )
-from clusterctl.packages.sources import SourceLine
-from clusterctl.spec.names import first_few
+from clusterctl.packages.uv_program import run_uv
 from clusterctl.spec.program import head_of, script_block
-from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest
 from clusterctl.util.numbers import counted
-from clusterctl.util.process import run
+from clusterctl.util.progress import SILENT
 
 # The files in a project's folder that are looked for, the first of which counts.
 _LOOKED_FOR: Final = (
@@ -71,25 +55,28 @@ _LOCKS_OF_OTHERS: Final = ("poetry.lock", "pdm.lock")
 _CONDA: Final = frozenset({"environment.yml", "environment.yaml"})
 # FILE[NAME,...] chooses extras and dependency groups.
 _CHOICE: Final = re.compile(r"(?P<file>.+)\[(?P<names>[\w.,\s-]+)\]")
-_CONDA_SPEC: Final = re.compile(r"(?:[\w./-]+::)?(?P<name>[\w.-]+)\s*(?P<version>.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class PackageList:
-    """The packages that a file lists.
+    """The packages that a file lists, as the user chose it.
 
-    file: what pip reads: the file itself, or the same packages in pip's format.
-    summary: the file and its packages for the user, such as "pyproject.toml: 4 packages".
-    where: the file as the user knows it.
-    is_locked: the file has the versions of all packages, so that pip has nothing to choose.
-    sources: packages of which the file names repositories of git or archives; not in ``file``.
+    file: the file. extras, groups: the chosen ones of a project.
+    summary: the file and its packages for the user, such as "uv.lock: 4 packages, group train".
+    lines: of a lock: the nodes' packages, as ``NAME @ URL#HASH``. None: uv has to choose.
+    included: files that list the packages in place of ``file``. has_project: whether uv reads
+        packages of ``file`` besides those of groups. has_indexes: whether the project tells uv where
+        packages come from.
     """
 
     file: Path
     summary: str
-    where: str
-    is_locked: bool = False
-    sources: tuple[SourceLine, ...] = ()
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    lines: tuple[str, ...] | None = None
+    included: tuple[Path, ...] = ()
+    has_project: bool = True
+    has_indexes: bool = False
 
     @classmethod
     def read(cls, choice: Path, node: NodePlatform) -> PackageList:
@@ -98,12 +85,13 @@ class PackageList:
         Raises:
             UsageError: the file can't be read, declares no packages, or names what nodes can't
                 have.
+            MachineError: an index can't be read.
         """
         file, names = _split(choice)
         if _is_of_uv(file):
             return _of_uv(file, names, node)
         if is_valid_pylock_path(file):
-            return _of_pylock(file, _toml(file), names, node)
+            return _locked(file, lines_of(_toml(file), file, node, names), names)
         if file.name == "pyproject.toml":
             return _of_pyproject(file, names, node)
         if names:
@@ -117,8 +105,56 @@ class PackageList:
         if file.suffix == ".py":
             return _of_script(file, node)
         if file.name in _CONDA:
-            return _of_conda(file, node)
-        return _of_pip(file)
+            raise _conda_error(file)
+        return cls(file, str(file))
+
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
+
+    @property
+    def is_locked(self) -> bool:
+        return self.lines is not None
+
+    @property
+    def is_of_pip(self) -> bool:
+        return is_of_pip(self.file)
+
+    @property
+    def contents(self) -> Iterator[bytes]:
+        """What the result of resolving depends on."""
+        if self.lines is not None:
+            yield "\n".join(self.lines).encode()
+            return
+        yield from (name.encode() for name in (*self.extras, "", *self.groups, ""))
+        yield from _contents(self.file)
+        for file in self.included:
+            yield from _contents(file)
+
+    @property
+    def options(self) -> list[str]:
+        """The lines of a requirements file that say where packages are, for pip."""
+        if not self.is_of_pip or self.is_locked:
+            return []
+        return [
+            f"{match[1]} {_from_folder(match[1], match[2], Path(os.fsdecode(folder)))}"
+            for folder, content in contents_of(self.file, constraints=False)
+            for match in OPTION.finditer(content.decode(errors="replace"))
+        ]
+
+    @property
+    def has_index_url(self) -> bool:
+        return any(INDEX_URL.match(line) for line in self.options)
+
+    def words(self, folder: Path) -> list[str]:
+        """Return the arguments with which uv reads the packages. folder: for a temporary file."""
+        if self.lines is not None:
+            locked = folder / f"{digest(str(self.file))}.txt"
+            locked.write_text("\n".join((*self.lines, "")))
+            return [str(locked)]
+        words = [str(file) for file in self.included or (self.file,)] if self.has_project else []
+        words += [word for name in self.extras for word in ("--extra", name)]
+        return words + [word for name in self.groups for word in ("--group", f"{self.file}:{name}")]
 
 
 def content_hash(choices: Sequence[Path]) -> str:
@@ -129,11 +165,23 @@ def content_hash(choices: Sequence[Path]) -> str:
     parts = list[bytes]()
     for file, names in map(_split, choices):
         parts += (name.encode() for name in names)
-        if is_of_pip(file):
-            parts += (content for _, content in contents_of(file))
-        else:
-            parts.append(_text(file).encode())
+        parts += _contents(file)
     return digest(*parts)
+
+
+def _contents(file: Path) -> Iterator[bytes]:
+    if is_of_pip(file):
+        yield from (part for pair in contents_of(file) for part in pair)
+    else:
+        yield _text(file).encode()
+
+
+def _from_folder(option: str, value: str, folder: Path) -> str:
+    """Return an option's value in a file of ``folder`` as it must be in another folder."""
+    value = value.strip(" \t=").strip("\"'")
+    # Unlike Path, this takes any name.
+    path = os.path.join(folder, value)
+    return f'"{path}"' if option in {"-f", "--find-links"} and os.path.exists(path) else value
 
 
 def is_of_pip(file: Path) -> bool:
@@ -188,7 +236,7 @@ def note_of_unread_lock(file: Path) -> Notice | None:
 def unsupported_packages(file: Path) -> UsageError | None:
     """Return why pip can't install what a file lists, and the fix. None: it can."""
     if file.name in _CONDA:
-        return _conda_error(file, _conda_entries(file)[2])
+        return _conda_error(file)
     if file.name in _OF_OTHERS:
         return UsageError(
             f"{file} is not a requirements file",
@@ -269,7 +317,8 @@ def _lists_packages(file: Path) -> bool:
         if file.name == "requirements.txt":
             return any(True for _ in read_requirements(file))
         if file.name in _CONDA:
-            return _has_dependencies(file)
+            # Other programs have files of this name.
+            return re.search(r"^dependencies\s*:", _text(file), re.MULTILINE) is not None
         if file.name == "Pipfile":
             return bool(_table(_toml(file), "packages"))
         if file.name in _OF_OTHERS:
@@ -289,7 +338,7 @@ def content_of(file: Path) -> Mapping[str, Any]:
     """
     if file.suffix == ".py":
         return _script(file) or {}
-    return _yaml(file) if file.suffix in {".yml", ".yaml"} else _toml(file)
+    return {} if file.name in _CONDA else _toml(file)
 
 
 def _toml(file: Path) -> dict[str, Any]:
@@ -297,7 +346,7 @@ def _toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        raise _malformed(file, str(exc)) from exc
+        raise malformed(file, str(exc)) from exc
 
 
 def _text(file: Path) -> str:
@@ -315,16 +364,6 @@ def _text(file: Path) -> str:
     return decoded(raw, file)
 
 
-def _malformed(file: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{file.name} can't be read as a list of packages",
-        code="packages-malformed",
-        where=str(file),
-        why=why,
-        fix="correct the file",
-    )
-
-
 def _table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     """Return a table of a TOML file. Empty: there is no such table."""
     for key in keys:
@@ -337,37 +376,12 @@ def _strings(value: object, file: Path) -> tuple[str, ...]:
     """Return a list of a file. A text is not a list of its letters."""
     if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
         return tuple(value)
-    raise _malformed(file, f"a list of texts is needed, not {value!r:.80}")
+    raise malformed(file, f"a list of texts is needed, not {value!r:.80}")
 
 
-def _stored(
-    file: Path, lines: Sequence[str], names: Sequence[str], *, is_locked: bool = False
-) -> PackageList:
-    """Store lines for pip in the cache. names: the extras and groups that the user chose."""
-    sources = tuple(filter(None, map(SourceLine.of, lines)))
-    lines = [line for line in lines if SourceLine.of(line) is None]
-    for line in lines:
-        reject_source(line, file.parent, str(file))
-    text = "".join(f"{line}\n" for line in lines)
-    path = cache_home() / "python" / "lists" / f"{digest(text)}.txt"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
-    number = len(sources) + sum(not line.startswith("-") for line in lines)
-    summary = ", ".join([f"{file.name}: {counted(number, 'package')}", *names])
-    return PackageList(path, summary, str(file), is_locked, sources)
-
-
-def _of_pip(file: Path) -> PackageList:
-    """Read a file in pip's format. pip reads the file itself, unless it names sources."""
-    try:
-        lines = [as_elsewhere(line, file.parent) for line in read_requirements(file)]
-    except UsageError:
-        # pip's reader names the place and the fix of each.
-        lines = []
-    if not any(SourceLine.of(line) for line in lines):
-        return PackageList(file, str(file), str(file))
-    return _stored(file, lines, ())
+def _locked(file: Path, lines: Sequence[str], shown: Sequence[str]) -> PackageList:
+    summary = ", ".join([f"{file.name}: {counted(len(lines), 'package')}", *shown])
+    return PackageList(file, summary, lines=tuple(lines))
 
 
 def _reject_other_python(required: object, file: Path, node: NodePlatform) -> None:
@@ -380,7 +394,7 @@ def _reject_other_python(required: object, file: Path, node: NodePlatform) -> No
         if any(True for _ in SpecifierSet(required).filter(versions)):
             return
     except InvalidSpecifier as exc:
-        raise _malformed(file, str(exc)) from exc
+        raise malformed(file, str(exc)) from exc
     raise UsageError(
         f"{file.name} requires Python {required}",
         code="other-python-required",
@@ -391,148 +405,70 @@ def _reject_other_python(required: object, file: Path, node: NodePlatform) -> No
     )
 
 
-# uv.lock and pylock.toml
+# uv.lock
 
 
 def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
     """Read the lock of uv for a project or for a script. uv itself converts it."""
     is_script = file.name != "uv.lock"
     options = ["--script", str(file.with_suffix(""))] if is_script else []
-    if is_script:
-        _reject_unknown(names, (), (), file)
-    else:
-        project = file.with_name("pyproject.toml")
-        content = _toml(project)
-        extras, groups = _chosen(project, content, names)
+    if is_script and names:
+        raise unknown_extra(file, names[0], ())
+    if not is_script:
+        project = _toml(file.with_name("pyproject.toml"))
+        extras, groups = _chosen(file.with_name("pyproject.toml"), project, names)
         options += ["--no-default-groups", "--no-emit-project"]
         options += [word for extra in extras for word in ("--extra", extra)]
         options += [word for group in groups for word in ("--group", group)]
         names = _described(extras, groups)
-    argv = [find_uv_bin(), "export", "--frozen", "--format", "pylock.toml", "--no-header"]
-    argv += ["--quiet", "--no-python-downloads", "--directory", str(file.parent), *options]
-    result = run(argv)
+    # With --locked, uv refuses a lock of another index than this machine's, such as a mirror.
+    argv = ["export", "--frozen", "--format", "pylock.toml", "--no-header", "--quiet"]
+    argv += ["--no-python-downloads", *options]
+    result, traced = run_uv(argv, cwd=file.parent, heard=SILENT.note)
     if result.rc != 0:
         # uv downloads the files of which a lock has no hash.
-        if error := uv_index_error(result.stderr, str(file)):
+        if error := index_error(traced + result.stderr, str(file)):
             raise error
         raise UsageError(
-            f"uv can't read {file.name}",
+            f"uv can't use {file.name}",
             code="uv-lock-unreadable",
             where=str(file),
             why=result.stderr.strip()[:1000],
-            fix=f"write the lock again with `uv lock`; if it is of a newer uv than {version('uv')}, "
-            "write pylock.toml with `uv export -o pylock.toml`, and use --requirements pylock.toml",
+            fix=f"choose extras and groups that fit together; or write the lock again with `uv "
+            f"lock`; if it is of a newer uv than {version('uv')}, write pylock.toml with `uv export "
+            "-o pylock.toml`, and use --requirements pylock.toml",
         )
     if not is_script:
-        _reject_stale(file, _toml(file.with_name("pyproject.toml")))
-    return _of_pylock(file, tomllib.loads(result.stdout), (), node, names)
+        _reject_stale(file, project)
+    return _locked(file, lines_of(tomllib.loads(result.stdout), file, node), names)
 
 
 def _reject_stale(lock: Path, project: Mapping[str, Any]) -> None:
-    """Raise a UsageError if a project depends on packages that its uv.lock does not have."""
-    locked = {canonicalize_name(str(one.get("name"))) for one in _locked_by_uv(lock)}
+    """Raise a UsageError if a uv.lock does not have what its project depends on."""
+    locked = dict[str, list[str]]()
+    for one in _locked_by_uv(lock):
+        locked.setdefault(str(one.get("name")), []).append(str(one.get("version", "")))
     declared = _strings(_table(project, "project").get("dependencies", ()), lock)
-    needed = {canonicalize_name(_requirement(line, lock).name) for line in declared}
-    if missing := needed - locked:
-        raise UsageError(
-            "uv.lock is older than pyproject.toml",
-            code="uv-lock-stale",
-            where=str(lock),
-            why=f"it does not have {', '.join(sorted(missing))}",
-            fix="run `uv lock`",
-        )
+    for needed in (_requirement(line, lock) for line in declared):
+        versions = locked.get(canonicalize_name(needed.name), [])
+        fits = needed.specifier.contains
+        if not any(not one or fits(one, prereleases=True) for one in versions):
+            raise UsageError(
+                "uv.lock is older than pyproject.toml",
+                code="uv-lock-stale",
+                where=str(lock),
+                why=f"it has {', '.join(versions) or 'no version'} of {needed.name}, and "
+                f"pyproject.toml requires {needed}",
+                fix="run `uv lock`",
+            )
 
 
 def _locked_by_uv(lock: Path) -> Sequence[Mapping[str, Any]]:
     """Return the tables `[[package]]` of a lock of uv."""
     packages = _toml(lock).get("package", [])
     if not isinstance(packages, list) or not all(isinstance(one, Mapping) for one in packages):
-        raise _malformed(lock, f"tables [[package]] are needed, not {packages!r:.80}")
+        raise malformed(lock, f"tables [[package]] are needed, not {packages!r:.80}")
     return packages
-
-
-def _of_pylock(
-    file: Path,
-    content: Mapping[str, Any],
-    names: Sequence[str],
-    node: NodePlatform,
-    shown: Sequence[str] | None = None,
-) -> PackageList:
-    """Choose the wheels of a lock (PEP 751). shown: describes what is chosen. None: ``names``."""
-    try:
-        lock = Pylock.from_dict(content)
-        extras = _known(names, lock.extras)
-        groups = _known(names, lock.dependency_groups)
-        _reject_unknown(names, {*extras, *groups}, (*(lock.extras or ()), *(groups or ())), file)
-        selected = lock.select(
-            environment=node.markers,  # type: ignore[arg-type]
-            tags=tuple(node.tags),
-            extras=extras,
-            dependency_groups=[*groups, *(lock.default_groups or ())],
-        )
-        lines = [_line_of(package, chosen, file) for package, chosen in selected]
-    except PylockValidationError as exc:
-        raise _malformed(file, str(exc)) from exc
-    except PylockSelectError as exc:
-        raise UsageError(
-            f"{file.name} has no packages for the nodes",
-            code="lock-for-others",
-            where=str(file),
-            why=f"{exc}; the nodes have {node}",
-            fix="lock also for these nodes: see `requires-python` and the wheels of the package",
-        ) from exc
-    shown = names if shown is None else shown
-    return _stored(file, sorted(filter(None, lines)), shown, is_locked=True)
-
-
-def _known(names: Collection[str], known: Collection[str] | None) -> list[str]:
-    return [name for name in names if name in (known or ())]
-
-
-def _reject_unknown(
-    names: Sequence[str], chosen: Collection[str], known: Collection[str], file: Path
-) -> None:
-    if unknown := [name for name in names if name not in chosen]:
-        listed = ", ".join(sorted(known))
-        raise UsageError(
-            f"{file.name} has no extra or group with the name {unknown[0]}",
-            code="unknown-extra",
-            where=str(file),
-            why=f"it has {listed}" if listed else "it has none",
-            fix=f"use --requirements '{file.name}[NAME,...]' with these names",
-        )
-
-
-def _line_of(package: Package, chosen: object, lock: Path) -> str:
-    """Return the line for a package of a lock. "": the package is sent with the job."""
-    match chosen:
-        case PackageWheel() | PackageArchive():
-            url = chosen.url or f"file://{(lock.parent / (chosen.path or '')).absolute()}"
-            return f"{package.name} @ {url}#sha256={_sha256_of(package, chosen, lock)}"
-        case PackageSdist() if chosen.url:
-            return f"{package.name} @ {chosen.url}#sha256={_sha256_of(package, chosen, lock)}"
-        case PackageVcs(type=kind, url=url, commit_id=commit):
-            inner = f"#subdirectory={chosen.subdirectory}" if chosen.subdirectory else ""
-            return f"{package.name} @ {kind}+{url}@{commit}{inner}"
-        case _ if package.directory is not None:
-            place = (lock.parent / package.directory.path).resolve()
-            return "" if place.is_relative_to(lock.parent.resolve()) else str(place)
-        case _:
-            return f"{package.name}=={package.version}"
-
-
-def _sha256_of(
-    package: Package, chosen: PackageWheel | PackageArchive | PackageSdist, lock: Path
-) -> str:
-    if sha256 := chosen.hashes.get("sha256"):
-        return sha256
-    raise UsageError(
-        f"{lock.name} has no SHA-256 of {package.name}",
-        code="lock-without-sha256",
-        where=str(lock),
-        why=f"it has only {', '.join(chosen.hashes)}",
-        fix="lock with a tool that writes sha256, such as uv or pip",
-    )
 
 
 # pyproject.toml and scripts
@@ -544,20 +480,32 @@ def _of_pyproject(file: Path, names: Sequence[str], node: NodePlatform) -> Packa
     if error := unsupported_packages(file):
         raise error
     _reject_other_python(project.get("requires-python"), file, node)
-    _reject_sources_of_uv(file, _table(content, "tool", "uv"), "uv lock")
     extras, groups = _chosen(file, content, names)
-    lines = [*_strings(project.get("dependencies", ()), file), *_dynamic(file, content)]
-    lines += (line for extra in extras for line in _extra(file, project, extra))
-    try:
-        tables = _table(content, "dependency-groups")
-        lines += resolve_dependency_groups(tables, *groups)
-    except ExceptionGroup as exc:
-        raise _malformed(file, "; ".join(map(str, exc.exceptions))) from exc
-    except (ValueError, LookupError, TypeError) as exc:
-        raise _malformed(file, str(exc)) from exc
-    own = canonicalize_name(str(project.get("name", "")))
-    lines = [line for line in lines if _name(line, file) != own]
-    return _stored(file, lines, _described(extras, groups))
+    lines = _strings(project.get("dependencies", ()), file)
+    included = _dynamic(file, content)
+    # uv would run the program that builds the package.
+    if included and extras:
+        raise _computed(file, "extras of such a project")
+    return PackageList(
+        file,
+        _summary(file, len(lines), _described(extras, groups)),
+        extras=tuple(extras),
+        groups=tuple(groups),
+        included=included,
+        has_project=bool(project),
+        has_indexes=_has_indexes(content),
+    )
+
+
+def _summary(file: Path, number: int, chosen: Sequence[str]) -> str:
+    return ", ".join([f"{file.name}: {counted(number, 'package')}", *chosen])
+
+
+def _has_indexes(content: Mapping[str, Any]) -> bool:
+    table = _table(content, "tool", "uv")
+    return any(
+        table.get(name) for name in ("index", "index-url", "extra-index-url", "index-strategy")
+    )
 
 
 def _chosen(
@@ -568,9 +516,11 @@ def _chosen(
     """
     known_extras = _table(content, "project", "optional-dependencies")
     known_groups = _table(content, "dependency-groups")
-    extras = _known(names, known_extras)
-    groups = _known(names, known_groups)
-    _reject_unknown(names, {*extras, *groups}, {*known_extras, *known_groups}, file)
+    extras = [name for name in names if name in known_extras]
+    groups = [name for name in names if name in known_groups]
+    for name in names:
+        if name not in {*extras, *groups}:
+            raise unknown_extra(file, name, {*known_extras, *known_groups})
     defaults = _table(content, "tool", "uv").get("default-groups", ())
     chosen = known_groups if defaults == "all" else _strings(defaults, file)
     return extras, list(dict.fromkeys([*groups, *chosen]))
@@ -580,44 +530,31 @@ def _described(extras: Sequence[str], groups: Sequence[str]) -> list[str]:
     return [*(f"extra {name}" for name in extras), *(f"group {name}" for name in groups)]
 
 
-def _extra(file: Path, project: Mapping[str, Any], extra: str) -> Iterator[str]:
-    """Yield the packages of an extra, and of the extras that it names as ``PROJECT[EXTRA]``."""
-    own = canonicalize_name(str(project.get("name", "")))
-    tables = _table(project, "optional-dependencies")
-    pending = [extra]
-    seen = set[str]()
-    while pending:
-        if (name := pending.pop()) in seen:
-            continue
-        seen.add(name)
-        for line in _strings(tables.get(name, ()), file):
-            if _name(line, file) == own:
-                pending += _requirement(line, file).extras
-            else:
-                yield line
-
-
 def _is_dynamic(project: Mapping[str, Any], file: Path) -> bool:
     return "dependencies" in _strings(project.get("dynamic", ()), file)
 
 
-def _dynamic(file: Path, content: Mapping[str, Any]) -> list[str]:
-    """Return a line for each file that has a project's packages in place of pyproject.toml."""
+def _dynamic(file: Path, content: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Return the files that have a project's packages in place of pyproject.toml."""
     if not _is_dynamic(_table(content, "project"), file):
-        return []
+        return ()
     table = _table(content, "tool", "setuptools", "dynamic", "dependencies")
     listed = table.get("file", ())
     names = (listed,) if isinstance(listed, str) else _strings(listed, file)
     if not names:
-        raise UsageError(
-            "pyproject.toml leaves its dependencies to a program that builds the package",
-            code="dependencies-computed",
-            where=str(file),
-            why="`dynamic` lists dependencies, and no file is named for them",
-            fix="write requirements.txt, such as with `uv pip compile pyproject.toml -o "
-            "requirements.txt`, and use --requirements requirements.txt",
-        )
-    return [include("-r", file.parent / name) for name in names]
+        raise _computed(file, "its dependencies")
+    return tuple(file.parent / name for name in names)
+
+
+def _computed(file: Path, what: str) -> UsageError:
+    return UsageError(
+        f"pyproject.toml leaves {what} to a program that builds the package",
+        code="dependencies-computed",
+        where=str(file),
+        why="`dynamic` lists dependencies",
+        fix="write requirements.txt, such as with `uv pip compile pyproject.toml -o "
+        "requirements.txt`, and use --requirements requirements.txt",
+    )
 
 
 def _without_project(file: Path, content: Mapping[str, Any]) -> UsageError:
@@ -638,18 +575,6 @@ def _without_project(file: Path, content: Mapping[str, Any]) -> UsageError:
     )
 
 
-def _reject_sources_of_uv(file: Path, table: Mapping[str, Any], command: str) -> None:
-    """Raise a UsageError if only uv knows where packages come from, and there is no lock."""
-    if used := [name for name in ("sources", "index") if table.get(name)]:
-        raise UsageError(
-            f"{file.name} has [tool.uv.{used[0]}], but no lock",
-            code="uv-lock-missing",
-            where=str(file),
-            why="only uv finds packages by this table, and pip could find others",
-            fix=f"run `{command}`: clusterctl reads the lock",
-        )
-
-
 def _of_script(file: Path, node: NodePlatform) -> PackageList:
     content = _script(file)
     if content is None and (error := unsupported_packages(file)):
@@ -663,9 +588,16 @@ def _of_script(file: Path, node: NodePlatform) -> PackageList:
             fix="pass a file that lists packages, such as requirements.txt",
         )
     _reject_other_python(content.get("requires-python"), file, node)
-    uv = _table(content, "tool", "uv")
-    _reject_sources_of_uv(file, uv, f"uv lock --script {file.name}")
-    return _stored(file, _strings(content.get("dependencies", ()), file), ())
+    if _has_indexes(content):
+        raise UsageError(
+            f"{file.name} has indexes in [tool.uv], but no lock",
+            code="uv-lock-missing",
+            where=str(file),
+            why="uv reads the indexes of a script only to lock it",
+            fix=f"run `uv lock --script {file.name}`: clusterctl reads the lock",
+        )
+    lines = _strings(content.get("dependencies", ()), file)
+    return PackageList(file, _summary(file, len(lines), ()))
 
 
 def _script(file: Path) -> dict[str, Any] | None:
@@ -674,14 +606,14 @@ def _script(file: Path) -> dict[str, Any] | None:
     try:
         return None if block is None else tomllib.loads(block)
     except tomllib.TOMLDecodeError as exc:
-        raise _malformed(file, f"its comment `# /// script`: {exc}") from exc
+        raise malformed(file, f"its comment `# /// script`: {exc}") from exc
 
 
 def _requirement(line: str, file: Path) -> Requirement:
     try:
         return Requirement(line)
     except InvalidRequirement as exc:
-        raise _malformed(file, f"{line}: {exc}") from exc
+        raise malformed(file, f"{line}: {exc}") from exc
 
 
 def _name(line: str, file: Path) -> str:
@@ -691,72 +623,13 @@ def _name(line: str, file: Path) -> str:
 # environment.yml
 
 
-def _of_conda(file: Path, node: NodePlatform) -> PackageList:
-    """Read the section `pip` of an environment.yml that needs nothing else of conda than Python."""
-    lines, python, others = _conda_entries(file)
-    if error := _conda_error(file, others):
-        raise error
-    _reject_other_python(_python_of_conda(python), file, node)
-    return _stored(file, [as_elsewhere(line, file.parent) for line in lines], ())
-
-
-def _has_dependencies(file: Path) -> bool:
-    """Return whether a file named environment.yml is one of conda: other programs have such files."""
-    try:
-        return isinstance(_yaml(file).get("dependencies"), list)
-    except UsageError:
-        return False
-
-
-def _yaml(file: Path) -> Mapping[str, Any]:
-    """Return the mapping in a YAML file. Empty: it has something else."""
-    # A slow import, which few files need.
-    import yaml
-
-    try:
-        content = yaml.safe_load(_text(file))
-    except (yaml.YAMLError, ValueError, LookupError, TypeError) as exc:
-        # A date such as 2024-13-45 raises a ValueError, `!!bool ""` a KeyError.
-        raise _malformed(file, str(exc)) from exc
-    return content if isinstance(content, dict) else {}
-
-
-def _conda_entries(file: Path) -> tuple[list[str], str, list[str]]:
-    """Return the lines for pip, the version of Python, and the other packages of conda."""
-    entries = _yaml(file).get("dependencies")
-    if not isinstance(entries, list):
-        raise _malformed(file, "it has no list `dependencies`")
-    lines = list[str]()
-    python = ""
-    others = list[str]()
-    for entry in entries:
-        if isinstance(entry, dict) and set(entry) == {"pip"}:
-            lines += _strings(entry["pip"] or (), file)
-        elif isinstance(entry, str) and (spec := _CONDA_SPEC.fullmatch(entry.strip())):
-            if spec["name"] == "python":
-                python = spec["version"]
-            elif spec["name"] != "pip":
-                others.append(spec["name"])
-        else:
-            raise _malformed(file, f"{entry!r:.80} is not a package")
-    return lines, python, others
-
-
-def _conda_error(file: Path, packages: Sequence[str]) -> UsageError | None:
-    if not packages:
-        return None
+def _conda_error(file: Path) -> UsageError:
     return UsageError(
         f"{file.name} lists packages of conda",
         code="conda-packages",
         where=str(file),
-        why=f"only conda installs {first_few(packages)}",
+        why="only conda installs them",
         fix="create the environment on the cluster once, such as with `micromamba create -p DIR -f "
-        f"{file.name}`, and use --env-path DIR; or list packages of pip in requirements.txt",
+        f"{file.name}`, and use --env-path DIR; or use an image that has it, with --container; or "
+        "list packages of pip in requirements.txt",
     )
-
-
-def _python_of_conda(version: str) -> str:
-    """Return a version of conda, such as ``=3.11`` or ``>=3.10,<3.13``, as one of pip."""
-    if re.fullmatch(r"=\d[\d.*]*", version):
-        return f"={version.removesuffix('.*')}.*"
-    return version

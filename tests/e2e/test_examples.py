@@ -169,9 +169,8 @@ def test_example_of_another_library_trains_on_two_nodes(
     [("snakemake", "total.txt"), ("parsl", "stdout.log")],
 )
 def test_workflow_engine_of_the_manual_uses_all_nodes_of_its_job(
-    example_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, engine: str, result: str
+    example_cluster: Cluster, engine: str, result: str
 ) -> None:
-    monkeypatch.setenv("PIP_NO_BINARY", "connection-pool")
     folder = example_cluster.runner.cwd / engine
     folder.mkdir()
     (folder / f"{engine}.txt").write_text(f"{engine}\n")

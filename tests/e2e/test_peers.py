@@ -67,16 +67,12 @@ def source(requirement: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_suite_has_the_expected_results(
-    cluster: Cluster, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_suite_has_the_expected_results(cluster: Cluster, name: str, tmp_path: Path) -> None:
     suite: dict[str, Any] = SUITES[name]
     folder = source(suite["source"], tmp_path) if "source" in suite else tmp_path
     script, *options = suite["submit"]
     if "script" in suite:
         (folder / script).write_text(suite["script"].lstrip())
-    for variable, value in suite.get("environment", {}).items():
-        monkeypatch.setenv(variable, value)
     if "requirements" in suite:
         (folder / "suite.txt").write_text("\n".join(suite["requirements"]))
         options += ["--requirements", str(folder / "suite.txt")]

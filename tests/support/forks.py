@@ -60,8 +60,8 @@ def clusterctl(
 def pip(
     argv: Sequence[str], heard: Callable[[str], None], *, env: Mapping[str, str], cwd: Path | None
 ) -> Result:
-    """Take the place of `run_heard` for pip_for_node.py."""
-    done = _server("pip").run(list(map(str, argv[2:])), cwd or Path.cwd(), env)
+    """Take the place of `run_with_lines` for `python -P -m pip`."""
+    done = _server("pip").run(["pip", *map(str, argv[4:])], cwd or Path.cwd(), env)
     for line in done.stdout.splitlines():
         heard(line)
     return Result(done.returncode, done.stdout, "")
@@ -156,12 +156,9 @@ def _prepare_clusterctl() -> Callable[[], object]:
 def _prepare_pip() -> Callable[[], object]:
     for name in ("commands.download", "resolution.resolvelib.resolver"):
         importlib.import_module(f"pip._internal.{name}")
-    from clusterctl.packages import pip_for_node  # noqa: PLC0415
 
     def main() -> None:
         os.dup2(1, 2)
-        pip_for_node.answer_for(sys.argv[1])
-        sys.argv[:2] = ["pip"]
         runpy.run_module("pip", run_name="__main__")
 
     return main

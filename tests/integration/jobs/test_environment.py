@@ -70,9 +70,13 @@ def based(environment: Environment) -> Environment:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """The job user's home, and the folder of the environments in it."""
     monkeypatch.setenv("HOME", str(tmp_path / "the home"))
+    # The folder of a test is sent, and uv's cache is no folder to send.
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path_factory.mktemp("uv")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "the home").mkdir()
     return tmp_path / "the home" / PLAIN.environments
@@ -456,7 +460,7 @@ def names_in(job: PreparedJob) -> list[str]:
 
 def test_packages_of_a_file_beside_a_program_are_installed_and_recorded(program: Path) -> None:
     file = program.with_name("pyproject.toml")
-    file.write_text('[project]\nname = "p"\ndependencies = ["first<2"]\n')
+    file.write_text('[project]\nname = "p"\nversion = "1"\ndependencies = ["first<2"]\n')
     job = JobSpec(name="a", script=program)
     found, notes = prepared(job)
     assert names_in(found) == ["first==1.0"]
@@ -563,19 +567,3 @@ def test_script_and_the_record_of_a_job(session, first: Environment, tmp_path: P
     assert f"export CLUSTERCTL_PATH={folder}:/opt/clusterctl/env/bin " in text
     assert f' {folder}/python "$files"/' in text
     assert client_facts(job, first, folder=tmp_path)["requirements"] == first.lock.text
-
-
-def test_dry_run_leaves_packages_that_the_cluster_builds_to_the_submission(
-    program: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "small-1.0.tar.gz").touch()
-    file = program.with_name("requirements.txt")
-    file.write_text(f"small @ file://{tmp_path}/small-1.0.tar.gz\n")
-    submission = Submission.of((JobSpec(name="a", script=program),))
-    notes: list[str] = []
-    (done,) = Preparer(notes.append).plan(submission, a_spec(), is_final=False).jobs
-    assert done.environment.lock is None
-    assert "packages-built-later" in [getattr(note, "code", "") for note in notes]
-    # A digest is only of what is known.
-    with refused("source-needs-cluster", UsageError):
-        Preparer(SILENT.note).plan(submission, a_spec())

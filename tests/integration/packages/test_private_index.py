@@ -18,7 +18,8 @@ from uv import find_uv_bin
 from clusterctl.errors import MachineError
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM
 from clusterctl.packages.project_files import PackageList
-from clusterctl.packages.wheelhouse import Lock, Pip, Requirements, resolve
+from clusterctl.packages.resolution import Requirements, resolve
+from clusterctl.packages.wheelhouse import Lock, Pip
 from tests.support.messages import refused
 from tests.support.sshd import reserved_port
 from tests.support.wheels import a_wheel
@@ -86,7 +87,7 @@ def resolved(choice: Path) -> tuple[Lock, list[str]]:
     """The lock of a file, and what pip prints."""
     heard: list[str] = []
     packages = PackageList.read(choice, DEFAULT_PLATFORM)
-    requirements = Requirements.of([packages], choice.parent / "base.lock")
+    requirements = Requirements((packages,), choice.parent / "base.lock")
     return resolve(requirements, Pip(DEFAULT_PLATFORM, heard.append, heard.append)), heard
 
 
@@ -125,21 +126,30 @@ def test_index_that_uv_can_not_read_for_a_lock_without_hashes_is_named(
             PackageList.read(lock, DEFAULT_PLATFORM)
 
 
-def test_package_of_another_index_does_not_replace_that_of_a_refused_one(project: Path) -> None:
+@pytest.mark.parametrize("option", ["--find-links", "--extra-index-url"])
+def test_package_of_another_index_does_not_replace_that_of_a_refused_one(
+    project: Path, option: str
+) -> None:
     (project.parent / ".netrc").unlink()
-    (project / "public").mkdir()
-    a_wheel(project / "public", "first")
+    public = project / "public" / "first"
+    public.mkdir(parents=True)
+    a_wheel(public, "first", "2.0")
+    (public / "index.html").write_text('<a href="first-2.0-py3-none-any.whl">first</a>')
     file = project / "requirements.txt"
-    file.write_text(f"--find-links {project}/public\n{file.read_text()}")
+    place = public if option == "--find-links" else public.parent.as_uri()
+    file.write_text(f"{option} {place}\n{file.read_text()}")
     for _ in range(2):
         with refused("index-unreadable", MachineError, "401"):
             resolved(file)
+    # Without the index that refuses, the other one has it.
+    file.write_text(f"--no-index\n--find-links {public}\nfirst\n")
+    assert [wheel.version for wheel in resolved(file)[0].wheels] == ["2.0"]
 
 
 def test_index_without_a_server_is_no_conflict_of_versions(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with reserved_port() as port:
         (project / "requirements.txt").write_text(f"--index-url http://127.0.0.1:{port}/\nfirst\n")
         with refused("index-unreadable", MachineError, f"127.0.0.1:{port}/first/"):

@@ -1,25 +1,22 @@
-"""pip resolves requirements to a lock of wheels for the nodes; conflicts are one error."""
+"""uv resolves lists of packages to a lock of wheels for the nodes; conflicts are one error."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
-import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.packages import pip_for_node, wheelhouse
-from clusterctl.packages.node_platform import NodePlatform
-from clusterctl.packages.project_files import content_hash
-from clusterctl.packages.source_archives import passed_over
-from clusterctl.packages.wheelhouse import Lock, Pip, Requirements, resolve, wheel_path
-from clusterctl.util.process import run_with_lines
+from clusterctl.packages import wheelhouse
+from clusterctl.packages.node_platform import DEFAULT_PLATFORM
+from clusterctl.packages.project_files import PackageList, content_hash
+from clusterctl.packages.resolution import Requirements, resolve
+from clusterctl.packages.wheelhouse import Lock, Pip, wheel_path
 from tests.support import forks
 from tests.support.messages import refused, shows
 from tests.support.wheels import a_wheel
@@ -40,27 +37,32 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def solve(
-    tmp_path: Path, index: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> Resolve:
-    """Resolve lines of a requirements file, beside a job environment that has basepart 2.0."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
+def choose(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Resolve:
+    """Resolve files that list packages, beside a job environment that has basepart 2.0."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setattr(wheelhouse, "run_with_lines", forks.pip)
     base = tmp_path / "base.lock"
     base.write_text("basepart==2.0 \\\n    --hash=sha256:" + 64 * "0" + "\n")
 
-    def call(
-        *lines: str,
-        held: dict[str, str] | None = None,
-        heard: Callable[[str], None] = lambda _line: None,
-    ) -> Lock:
+    def call(*choices: Path, held: dict[str, str] | None = None) -> Lock:
+        lists = tuple(PackageList.read(choice, DEFAULT_PLATFORM) for choice in choices)
+        return resolve(Requirements(lists, base, held or {}), Pip(DEFAULT_PLATFORM, notes.append))
+
+    return call
+
+
+@pytest.fixture
+def solve(tmp_path: Path, index: Path, choose: Resolve) -> Resolve:
+    """Resolve lines of a requirements file."""
+
+    def call(*lines: str, held: dict[str, str] | None = None) -> Lock:
         file = tmp_path / "my requirements.txt"
         file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
-        asked = Requirements((file,), base, held or {})
-        return resolve(asked, Pip(asked.node, notes.append, heard))
+        return choose(file, held=held)
 
     return call
 
@@ -106,17 +108,6 @@ def test_only_conflicting_held_versions_change(solve: Resolve, index: Path) -> N
     assert versions(lock) == ["basepart==1.0", "first==1.0", "torch-x==1.0"]
 
 
-def test_failure_that_is_no_conflict_is_not_tried_again(
-    solve: Resolve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here, pip is started as it is for users."""
-    monkeypatch.setattr(wheelhouse, "run_with_lines", run_with_lines)
-    heard: list[str] = []
-    with refused("requirements-unmet", UsageError):
-        solve("missing", heard=heard.append)
-    assert sum("No matching distribution" in line for line in heard) == 1
-
-
 def test_wheels_and_markers_are_those_of_a_node(solve: Resolve, index: Path) -> None:
     a_wheel(index, "first", "1.0", tag="cp313-cp313-manylinux_2_28_x86_64")
     a_wheel(index, "first", "2.0", tag="cp314-cp314-manylinux_2_28_x86_64")
@@ -129,31 +120,6 @@ def test_wheels_and_markers_are_those_of_a_node(solve: Resolve, index: Path) -> 
     )
     elsewhere = 'missing; python_version >= "3.14" or sys_platform == "win32"'
     assert versions(solve("first", here, elsewhere)) == ["early==1.0", "first==1.0"]
-
-
-def test_markers_are_not_those_of_the_python_that_pip_runs_on(index: Path, tmp_path: Path) -> None:
-    a_wheel(index, "late")
-    lines = (
-        'late; python_full_version == "3.19.0"',
-        'missing; python_version < "3.19" or platform_machine != "sparc"',
-    )
-    (tmp_path / "requirements.txt").write_text("\n".join(lines))
-    pip = Path(wheelhouse.__file__).with_name("pip_for_node.py")
-    argv = [
-        sys.executable,
-        "-P",
-        pip,
-        json.dumps(NodePlatform("3.19", 36).markers | {"platform_machine": "sparc"}),
-        "download",
-        "--no-index",
-        "--find-links",
-        index,
-    ]
-    done = subprocess.run(
-        [*argv, "-d", tmp_path / "to", "-r", "requirements.txt"], cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0
-    assert [path.name for path in (tmp_path / "to").iterdir()] == ["late-1.0-py3-none-any.whl"]
 
 
 def test_same_requirement_files_give_the_same_lock(
@@ -199,19 +165,29 @@ def test_wheel_on_this_machine_that_cannot_be_read(solve: Resolve, tmp_path: Pat
     with refused("file-unreadable", UsageError, "mine-1.0-py3-none-any.whl") as caught:
         solve("first", "./mine-1.0-py3-none-any.whl")
     assert caught.value.where == f"{tmp_path}/my requirements.txt:4"
-    with refused("requirements-unmet", UsageError):  # too long to be a file's name: pip's affair
-        solve(f"./{'x' * 300}.whl")
 
 
 def test_hashes_in_the_file_are_checked(solve: Resolve, index: Path) -> None:
     good = a_wheel(index, "first")
-    assert versions(solve(good)) == ["first==1.0"]
-    with refused("requirements-unmet", UsageError) as caught:
-        solve("first==1.0 --hash=sha256:" + 64 * "0")
-    assert "hash" in caught.value.why.lower()
+    line = good.removesuffix("\n")
+    # The better wheel has no hash in the file.
+    a_wheel(index, "first", tag="cp313-cp313-manylinux_2_28_x86_64")
+    lock = solve(line)
+    assert versions(lock) == ["first==1.0"]
+    assert line in lock.text
+    for wrong in (
+        "first==1.0 --hash=sha256:" + 64 * "0",
+        "first==1.0 --hash=sha512:" + 128 * "0",
+    ):
+        with refused("requirements-unmet", UsageError, "first"):
+            solve(wrong)
+    # A file with hashes has them for all packages.
+    a_wheel(index, "second")
+    with refused("requirements-unmet", UsageError, "second"):
+        solve(line, "second")
 
 
-def test_unmet_requirements_have_the_message_of_pip(
+def test_unmet_requirements_have_the_message_of_uv(
     solve: Resolve, index: Path, tmp_path: Path
 ) -> None:
     a_wheel(index, "second", "1.0", tag="cp312-cp312-manylinux_2_28_x86_64")
@@ -219,10 +195,10 @@ def test_unmet_requirements_have_the_message_of_pip(
     a_wheel(index, "fourth", "1.0")
     a_wheel(index, "fourth", "2.0")
     for lines, why in (
-        (("first>3",), "No matching distribution found for first>3"),
-        (("second",), "No matching distribution found for second"),
-        (("third", "fourth==2.0"), "third 1.0 depends on fourth<2"),
-        (("not a requirement",), "Invalid requirement"),
+        (("missing>3",), "missing"),
+        (("second",), "cp312"),
+        (("third", "fourth==2.0"), "fourth<2"),
+        (("not a requirement",), "not a requirement"),
     ):
         with refused("requirements-unmet", UsageError) as caught:
             solve(*lines)
@@ -232,39 +208,105 @@ def test_unmet_requirements_have_the_message_of_pip(
     assert list((tmp_path / "cache/clusterctl/python/locks").iterdir()) == []
 
 
-def test_sources_are_refused(solve: Resolve, index: Path, tmp_path: Path) -> None:
+def test_settings_of_pip_are_given_to_uv(
+    choose: Resolve, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("1.0", "2.0"):
+        a_wheel(index, "first", version)
+    (tmp_path / "limits.txt").write_text("first<2\n")
+    file = tmp_path / "r.txt"
+    file.write_text("first\n")
+    (tmp_path / "pip.conf").write_text(
+        f"[global]\nindex-url = {(tmp_path / 'none').as_uri()}\n[download]\nno-index = true\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_FIND_LINKS", index.as_uri())
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "limits.txt"))
+    assert versions(choose(file)) == ["first==1.0"]
+    # The file's own index has precedence.
+    (tmp_path / "simple" / "first").mkdir(parents=True)
+    a_wheel(tmp_path / "simple" / "first", "first", "1.5")
+    links = '<a href="first-1.5-py3-none-any.whl">first-1.5-py3-none-any.whl</a>'
+    (tmp_path / "simple/first/index.html").write_text(links)
+    file.write_text(f"--index-url {(tmp_path / 'simple').as_uri()}\nfirst\n")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {(tmp_path / 'none').as_uri()}\n")
+    assert versions(choose(file)) == ["first==1.5"]
+
+
+PROJECT = """\
+[project]
+name = "mine"
+version = "1"
+dependencies = ["first"]
+[project.optional-dependencies]
+plot = ["mine[more]"]
+more = ["second<2"]
+[dependency-groups]
+train = ["third", {include-group = "log"}]
+log = ["fourth"]
+[tool.uv]
+no-index = true
+find-links = ["../in dex"]
+[tool.uv.sources]
+member = {workspace = true}
+[tool.uv.workspace]
+members = ["member"]
+"""
+
+
+def test_project_gives_its_extras_groups_and_members_by_uv(
+    choose: Resolve, index: Path, tmp_path: Path
+) -> None:
+    for name, version in {"first": "1", "second": "1", "third": "1", "fourth": "1"}.items():
+        a_wheel(index, name, version)
+    a_wheel(index, "second", "2")
+    file = tmp_path / "project" / "pyproject.toml"
+    member = file.parent / "member"
+    member.mkdir(parents=True)
+    member.joinpath("pyproject.toml").write_text(
+        '[project]\nname = "member"\nversion = "1"\ndependencies = ["fifth"]\n'
+    )
+    a_wheel(index, "fifth", "1")
+    file.write_text(PROJECT.replace('["first"]', '["first", "member"]'))
+    assert versions(choose(file)) == ["fifth==1", "first==1"]
+    more = choose(file.with_name("pyproject.toml[plot,train]"))
+    assert versions(more) == ["fifth==1", "first==1", "fourth==1", "second==1", "third==1"]
+    file.write_text(
+        '[dependency-groups]\na = ["first"]\n' + PROJECT[PROJECT.index("[tool.uv]\n") :]
+    )
+    assert versions(choose(file.with_name("pyproject.toml[a]"))) == ["first==1"]
+
+
+def test_project_of_a_requirements_file_is_sent_and_not_installed(
+    solve: Resolve, choose: Resolve, index: Path, tmp_path: Path
+) -> None:
     a_wheel(index, "first")
-    project = tmp_path / "project"
-    (project / "backend").mkdir(parents=True)
-    (project / "pyproject.toml").write_text(
-        '[project]\nname = "project"\nversion = "1"\n'
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["backend"]\n'
-    )
-    (project / "backend" / "backend.py").write_text(
-        "import pathlib\n"
-        "def prepare_metadata_for_build_wheel(folder, settings=None):\n"
-        "    info = pathlib.Path(folder, 'project-1.dist-info')\n"
-        "    info.mkdir()\n"
-        "    info.joinpath('METADATA').write_text('Metadata-Version: 2.1\\nName: "
-        "project\\nVersion: 1\\n')\n"
-        "    return info.name\n"
-        "def build_wheel(*_arguments): raise SystemExit('not asked for')\n"
-    )
-    with refused("no-wheel", UsageError) as caught:
-        solve("first", "./project")
-    assert "pip wheel" in caught.value.fix
+    a_wheel(index, "second")
+    project = tmp_path / "pyproject.toml"
+    text = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["{}"]\n'
+    project.write_text(text.format("first"))
+    assert versions(solve("-e .")) == ["first==1.0"]
+    project.write_text(text.format("second"))
+    assert versions(solve("-e .")) == ["second==1.0"]
+    (tmp_path / "sub").mkdir()
+    outside = tmp_path / "sub" / "r.txt"
+    outside.write_text("--no-index\n--find-links '../in dex'\n..\n")
+    with refused("no-wheel", UsageError, "pip wheel"):
+        choose(outside)
 
 
+# Of a package that has only sources. It counts its builds.
 BACKEND = """
-import os, pathlib, zipfile
+import os, pathlib, subprocess, zipfile
 
 def build_wheel(folder, settings=None, metadata=None):
-    assert "SECRET" not in os.environ
-    assert not list(pathlib.Path.home().glob(".ssh*"))
-    name = "{name}-{version}-{tag}.whl"
-    info = "{name}-{version}.dist-info/"
+    with open({log!r}, "a") as file: file.write("built ")
+    {more}
+    name = "small-{version}-{tag}.whl"
+    info = "small-{version}.dist-info/"
     with zipfile.ZipFile(pathlib.Path(folder, name), "w") as wheel:
-        text = "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
+        text = "Metadata-Version: 2.1\\nName: small\\nVersion: {version}\\nRequires-Dist: first\\n"
         wheel.writestr(info + "METADATA", text)
         wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n")
         wheel.writestr(info + "RECORD", "")
@@ -272,140 +314,119 @@ def build_wheel(folder, settings=None, metadata=None):
 """
 
 
-def a_source(index: Path, name: str, version: str, tag: str = "py3-none-any") -> None:
-    """Put a source archive into the index. Its build needs no other package."""
-    texts = {
-        "pyproject.toml": f'[project]\nname = "{name}"\nversion = "{version}"\n[build-system]\n'
-        'requires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
-        "backend.py": BACKEND.format(name=name, version=version, tag=tag),
-        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-    }
-    with tarfile.open(index / f"{name}-{version}.tar.gz", "w:gz") as archive:
-        for file, text in texts.items():
-            member = tarfile.TarInfo(f"{name}-{version}/{file}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-
-
 @pytest.fixture
-def allowed(solve: Resolve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow the build of `small`. It comes after `solve`, which removes variables of pip."""
-    monkeypatch.setenv("PIP_NO_BINARY", "other,Small")
+def log(tmp_path: Path, index: Path) -> Path:
+    """The file that has a word for each build."""
+    a_wheel(index, "first")
+    (tmp_path / "log").touch()
+    return tmp_path / "log"
 
 
-def test_source_archive_is_built_only_if_allowed(
-    solve: Resolve, index: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+def sources(
+    log: Path, version: str = "1.2", tag: str = "py3-none-any", more: str = "pass"
+) -> Mapping[str, str]:
+    return {
+        "pyproject.toml": f'[project]\nname = "small"\nversion = "{version}"\ndynamic = '
+        '["dependencies"]\n[build-system]\nrequires = []\nbuild-backend = "backend"\n'
+        'backend-path = ["."]\n',
+        "backend.py": BACKEND.format(log=str(log), version=version, tag=tag, more=more),
+    }
+
+
+def archive(folder: Path, texts: Mapping[str, str], version: str = "1.2") -> Path:
+    path = folder / f"small-{version}.tar.gz"
+    with tarfile.open(path, "w:gz") as packed:
+        for file, text in texts.items():
+            member = tarfile.TarInfo(f"small-{version}/{file}")
+            member.size = len(text)
+            packed.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_sources_of_pure_python_become_a_wheel_here_once(
+    solve: Resolve, index: Path, log: Path, notes: list[str]
 ) -> None:
-    """The build runs code of the package on the user's machine. Once there is a wheel, nothing is
-    built.
-    """
-    a_source(index, "small", "1.2")
-    monkeypatch.setenv("PIP_NO_BINARY", "other")
-    with refused("requirements-unmet", UsageError, "PIP_NO_BINARY=other,small"):
-        solve("small")
-    assert not any(shows(line, "built-from-source") for line in notes)
-    monkeypatch.setenv("PIP_NO_BINARY", ":all:")
-    lock = solve("small")
-    monkeypatch.delenv("PIP_NO_BINARY")
-    assert solve("small") == lock
-
-
-@pytest.mark.usefixtures("allowed")
-def test_source_archive_of_pure_python_becomes_a_wheel(
-    solve: Resolve, index: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SECRET", "x")
-    a_source(index, "small", "1.2")
-    a_source(index, "small", "2.0")
+    archive(index, sources(log))
+    archive(index, sources(log, "2.0"), "2.0")
     a_wheel(index, "user", requires=["small<2"])
     lock = solve("user")
-    assert versions(lock) == ["small==1.2", "user==1.0"]
+    assert versions(lock) == ["first==1.0", "small==1.2", "user==1.0"]
     assert all(wheel_path(wheel).is_file() for wheel in lock.wheels)
     assert any(shows(line, "built-from-source") for line in notes)
+    built = log.read_text()
+    assert solve("user", "# changed").wheels == lock.wheels
+    assert log.read_text() == built
+    assert Lock.read(lock.text, {}).wheels == tuple(sorted(lock.wheels, key=str))
 
 
-def test_passed_over_compares_versions_of_wheels() -> None:
-    output = """
-    Downloading https://x/torch-2.13.0%2Bcpu-cp313-cp313-linux_x86_64.whl (9 MB)
-    Processing ./in dex/odd_name-2021.08.1-py3-none-any.whl
-    Using cached a-3.0-py3-none-any.whl.metadata (1 kB)
-    Downloading a-2.0rc1-py3-none-any.whl (1 kB)
-    Downloading b-x.whl (1 kB)
-    """
-    chosen = {"torch": "2.13.0+cpu", "odd-name": "2021.8.1", "a": "2.0rc1", "b": "1"}
-    assert passed_over(output, chosen, chosen) == {"a": "3.0"}
-
-
-@pytest.mark.usefixtures("allowed")
-def test_source_archive_is_not_built_for_a_newer_version(
-    solve: Resolve, index: Path, notes: list[str]
-) -> None:
-    """Pip has met the requirements without it, so no foreign code needs to run."""
-    a_wheel(index, "user", "1.0")
-    a_wheel(index, "user", "2.0", requires=["small"])
-    a_source(index, "small", "1.2")
-    assert versions(solve("user")) == ["user==1.0"]
-    assert any(shows(line, "other-version-chosen") for line in notes)
-    assert not any(shows(line, "built-from-source") for line in notes)
-
-
-@pytest.mark.usefixtures("allowed")
 @pytest.mark.parametrize(
-    ("tag", "only_wheels"),
-    [("cp313-cp313-linux_x86_64", False), ("damaged", False), ("py3-none-any", True)],
+    ("tag", "more"),
+    [
+        ("cp313-cp313-linux_x86_64", "pass"),
+        ("py3-none-any", 'subprocess.run([os.environ.get("CC", "cc"), "-v"], check=True)'),
+    ],
 )
-def test_source_archive_that_is_not_pure_is_refused(
-    solve: Resolve, index: Path, monkeypatch: pytest.MonkeyPatch, tag: str, only_wheels: bool
+def test_sources_that_must_be_compiled_are_refused_with_the_ways(
+    solve: Resolve, index: Path, log: Path, tag: str, more: str
 ) -> None:
-    a_source(index, "small", "1.2", tag)
-    if only_wheels:
-        monkeypatch.setenv("PIP_ONLY_BINARY", "small")
-    with refused("requirements-unmet" if only_wheels else "source-not-built", UsageError):
+    archive(index, sources(log, tag=tag, more=more))
+    with refused("source-not-built", UsageError, "--build", "--env-path", "--container"):
         solve("small")
 
 
-@pytest.mark.usefixtures("allowed")
-@pytest.mark.parametrize("place", ["requirements", "constraints", "environment"])
-def test_source_archive_with_a_hash_is_not_built(
-    solve: Resolve, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+def test_wheels_are_taken_in_place_of_newer_sources(solve: Resolve, index: Path, log: Path) -> None:
+    """No foreign code runs if the requirements can be met without it."""
+    a_wheel(index, "small", "1.0")
+    archive(index, sources(log))
+    assert versions(solve("small")) == ["small==1.0"]
+    assert log.read_text() == ""
+
+
+def test_sources_in_a_list_with_hashes_are_not_built(
+    solve: Resolve, index: Path, log: Path
 ) -> None:
-    """The code of an archive that pip has not verified must not run."""
-    a_source(index, "small", "1.2", "damaged")
-    hashed = f"small==1.2 --hash=sha256:{64 * '0'}"
-    (tmp_path / "limits.txt").write_text(hashed if place == "constraints" else "")
-    if place == "environment":
-        monkeypatch.setenv("PIP_REQUIRE_HASHES", "1")
+    """Code of which the hash is not checked must not run."""
+    archive(index, sources(log))
     with refused("requirements-unmet", UsageError):
-        solve("-c limits.txt", hashed if place == "requirements" else "small==1.2")
+        solve(f"small==1.2 --hash=sha256:{64 * '0'}")
+    assert log.read_text() == ""
 
 
-@pytest.mark.usefixtures("allowed")
-@pytest.mark.parametrize(
-    "line", ["-c sub/limits.txt  # why", "--constraint='sub/limits.txt'", "-csub/limits.txt"]
-)
-def test_source_archive_is_of_a_version_in_constraints(
-    solve: Resolve, index: Path, tmp_path: Path, line: str
+def test_archive_beside_the_file_counts_by_its_content(
+    solve: Resolve, tmp_path: Path, log: Path
 ) -> None:
-    a_source(index, "small", "1.0")
-    a_source(index, "small", "2.0")
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "limits.txt").write_text("small==1.0\n")
-    assert versions(solve(line, "small")) == ["small==1.0"]
+    archive(tmp_path, sources(log))
+    line = "./small-1.2.tar.gz"
+    assert versions(solve(line)) == ["first==1.0", "small==1.2"]
+    built = log.read_text()
+    solve(line)
+    assert log.read_text() == built
+    archive(tmp_path, {**sources(log), "more.py": ""})
+    solve(line)
+    assert log.read_text() != built
 
 
-@pytest.mark.usefixtures("allowed")
-def test_source_archive_beside_the_file_that_names_its_folder(
-    solve: Resolve, index: Path, tmp_path: Path
+def test_commit_of_a_repository_becomes_a_wheel_and_stays(
+    solve: Resolve, tmp_path: Path, log: Path
 ) -> None:
-    a_source(index, "small", "1.0")
-    (tmp_path / "job").mkdir()
-    own = tmp_path / "own.txt"
-    job = tmp_path / "job" / "job.txt"
-    own.write_text("--no-index\n--find-links 'in dex'\n")
-    job.write_text("small\n")
-    solve("# This line only prepares the job environment.")
-    requirements = Requirements((own, job), tmp_path / "base.lock")
-    assert versions(resolve(requirements, Pip(requirements.node))) == ["small==1.0"]
+    folder = tmp_path / "small.git"
+    folder.mkdir()
+    who = {f"GIT_{who}_{key}": "a" for who in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+
+    def commit(version: str) -> None:
+        for name, text in sources(log, version).items():
+            (folder / name).write_text(text)
+        for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a"]):
+            subprocess.run(["git", *words], cwd=folder, check=True, env={**os.environ, **who})
+
+    commit("1.2")
+    line = f"small @ git+{folder.as_uri()}"
+    (tmp_path / "more.txt").write_text(f"{line}\n")
+    assert versions(solve("-r more.txt")) == ["first==1.0", "small==1.2"]
+    commit("1.3")
+    # The unchanged file keeps its commit.
+    assert "small==1.2" in versions(solve("-r more.txt"))
+    assert "small==1.3" in versions(solve(f"{line}  # changed"))
 
 
 def test_file_without_requirements_adds_nothing(solve: Resolve) -> None:
@@ -427,14 +448,6 @@ def test_lock_key_depends_on_the_base() -> None:
         ("r.txt", "torch[extra]@file:///home/ada/torch-2.0.tar.gz\n", "requirement-of-conda"),
         ("poetry.json", "{}", "not-requirements"),
         *((name, "x", "not-requirements") for name in ("poetry.lock", "Pipfile", "Pipfile.lock")),
-        ("r.txt", "-e .\ntomli-w==1.2.0 --hash=sha256:00\n", "no-wheel"),
-        ("r.txt", "six\n--editable=./here\n", "no-wheel"),
-        ("r.txt", "./here[extra]\n", "no-wheel"),
-        ("r.txt", ".\n", "no-wheel"),
-        ("r.txt", "a @ git+https://example.org/me/a.git@v1\n", "no-wheel"),
-        ("r.txt", "git+ssh://git@example.org/a.git\n", "no-wheel"),
-        ("r.txt", "-e git+https://example.org/a.git#egg=a\n", "no-wheel"),
-        ("r.txt", "a[x]@hg+https://example.org/a ; python_version > '3'\n", "no-wheel"),
     ],
 )
 def test_requirements_of_other_tools_are_rejected(
@@ -442,24 +455,9 @@ def test_requirements_of_other_tools_are_rejected(
 ) -> None:
     """They are rejected on this machine, with the line, before pip runs."""
     (tmp_path / name).write_text(text)
-    (tmp_path / "here").mkdir()
     with refused(code, UsageError) as caught:
         content_hash([tmp_path / name])
     assert code == "not-requirements" or caught.value.where.startswith(f"{tmp_path / name}:")
-
-
-@pytest.mark.parametrize(
-    "line", ["./a-1.tar.gz", "a @ https://example.org/a-1.zip#sha256=00", "a @ git+https://x.org/a"]
-)
-def test_sources_in_an_included_file_are_rejected_with_their_line(
-    tmp_path: Path, line: str
-) -> None:
-    (tmp_path / "a-1.tar.gz").touch()
-    (tmp_path / "base.txt").write_text(f"six\n{line}\n")
-    (tmp_path / "r.txt").write_text("-r base.txt\n")
-    with refused("no-wheel", UsageError, "--requirements") as caught:
-        content_hash([tmp_path / "r.txt"])
-    assert caught.value.where == f"{tmp_path}/base.txt:2"
 
 
 @pytest.mark.parametrize(
@@ -483,34 +481,6 @@ def test_fix_for_a_file_of_another_tool_is_the_command_of_that_tool(
     assert command in caught.value.fix
 
 
-def test_lines_that_pip_downloads_as_wheels_are_left_to_pip(tmp_path: Path) -> None:
-    text = "a-git\ngit\nhg==1\na @ https://example.org/a-1-py3-none-any.whl\n-f ./here\n./none\n"
-    (tmp_path / "requirements.lock").write_text(text)
-    (tmp_path / "here").mkdir()
-    content_hash([tmp_path / "requirements.lock"])
-
-
 def test_requirements_of_existing_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "r.lock").write_text(f"six @ file://{tmp_path}\n")
     assert content_hash([tmp_path / "r.lock"])
-
-
-def test_wrapper_of_pip_reads_an_index_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """Other tests run it in a process that has imported pip before."""
-    page = tmp_path / "demo" / "index.html"
-    page.parent.mkdir()
-    page.write_text('<a href="demo-1-py3-none-any.whl" data-requires-python="&lt;3">demo</a>')
-    argv = [
-        sys.executable,
-        "-P",
-        pip_for_node.__file__,
-        json.dumps(NodePlatform("3.13", 36).markers),
-        "download",
-        "--quiet",
-        "--no-deps",
-    ]
-    argv += ["--isolated", "--index-url", tmp_path.as_uri(), "--dest", str(tmp_path), "demo"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "No matching distribution" in done.stderr

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.packages.project_files import PackageList
-from clusterctl.packages.wheelhouse import Lock, Pip, Requirements, resolve
+from clusterctl.packages.resolution import Requirements, resolve
+from clusterctl.packages.wheelhouse import Lock, Pip
 from tests.support import forks
 from tests.support.messages import refused
 from tests.support.wheels import a_wheel
@@ -67,7 +68,7 @@ def resolved(choice: Path) -> list[str]:
     """The packages that nodes get which have second 7.0, which no index has."""
     base = choice.parent / "base.lock"
     base.write_text("second==7.0\n")
-    requirements = Requirements.of([PackageList.read(choice, DEFAULT_PLATFORM)], base)
+    requirements = Requirements((PackageList.read(choice, DEFAULT_PLATFORM),), base)
     result: Lock = resolve(requirements, Pip(DEFAULT_PLATFORM))
     return sorted(f"{wheel.name}=={wheel.version}" for wheel in result.wheels)
 
@@ -85,9 +86,8 @@ def test_wheel_that_differs_from_the_lock_is_refused(project: Path) -> None:
     assert "first==1.1" in resolved(project / "pylock.toml")
     shutil.rmtree(project.parent / "cache")
     a_wheel(project.parent / "index", "first", "1.1", files={"first.py": "evil = True\n"})
-    with refused("requirements-unmet", UsageError) as caught:
+    with refused("wheels-not-downloaded", MachineError, "sha256"):
         resolved(project / "pylock.toml")
-    assert "sha256" in caught.value.why
 
 
 def test_lock_of_a_script_is_used(project: Path) -> None:
@@ -98,11 +98,24 @@ def test_lock_of_a_script_is_used(project: Path) -> None:
 
 
 def test_lock_older_than_the_project_is_refused(project: Path) -> None:
-    text = PROJECT.replace('["first<2"]', '["first<2", "Second", "third_part"]')
-    (project / "pyproject.toml").write_text(text)
-    with refused("uv-lock-stale", UsageError) as caught:
-        resolved(project / "uv.lock")
-    assert "third-part" in caught.value.why
+    for now, named in (
+        ('["first<2", "Second", "third_part"]', "third_part"),
+        ('["first>=2"]', "1.1"),
+    ):
+        (project / "pyproject.toml").write_text(PROJECT.replace('["first<2"]', now))
+        with refused("uv-lock-stale", UsageError, "uv lock") as caught:
+            resolved(project / "uv.lock")
+        assert named in caught.value.why
+
+
+def test_extras_that_exclude_each_other_are_refused_by_uv(project: Path) -> None:
+    extras = '[project.optional-dependencies]\na = ["tool"]\nb = ["second"]\n'
+    conflicts = '[tool.uv]\nconflicts = [[{extra = "a"}, {extra = "b"}]]\n'
+    (project / "pyproject.toml").write_text(PROJECT + extras + conflicts)
+    lock(project)
+    assert "tool==1.0" in resolved(project / "uv.lock[a]")
+    with refused("uv-lock-unreadable", UsageError, "extras"):
+        resolved(project / "uv.lock[a,b]")
 
 
 @pytest.mark.parametrize(

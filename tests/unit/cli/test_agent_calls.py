@@ -721,7 +721,6 @@ def test_spec_whose_list_of_packages_is_outside_is_refused(
             "version=1\n[[package]]\nname='t'\nversion='1'\nsource={directory='../outside'}\n",
         ),
         ("pylock.toml", "[[packages]]\nname='t'\narchive={path='../outside/t.tar.gz'}\n"),
-        ("environment.yml", "dependencies: [pip: ['-r ../outside/secret']]\n"),
         ("train.py", "# /// script\n# dependencies = ['t @ file://OUT/t.whl']\n# ///\n"),
         (
             "train.py",

@@ -16,8 +16,9 @@ from clusterctl.packages.bundle import (
     use_bundle,
 )
 from clusterctl.packages.node_platform import NodePlatform
-from clusterctl.packages.project_files import content_hash
-from clusterctl.packages.wheelhouse import Pip, Requirements, Wheel, resolve, wheel_path, wheelhouse
+from clusterctl.packages.project_files import PackageList, content_hash
+from clusterctl.packages.resolution import Requirements, resolve
+from clusterctl.packages.wheelhouse import Pip, Wheel, wheel_path, wheelhouse
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
@@ -77,7 +78,8 @@ def test_use_bundle_takes_wheels_from_the_bundle(
     ]
     requirements_file = spec.software.python.requirements
     assert requirements_file is not None
-    lock = resolve(Requirements((requirements_file,), job_lock(), node=NODE, gpus=False), Pip(NODE))
+    lists = (PackageList.read(requirements_file, NODE),)
+    lock = resolve(Requirements(lists, job_lock(), node=NODE, gpus=False), Pip(NODE))
     assert lock.wheels == (WHEEL,)
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 

@@ -1,0 +1,79 @@
+"""Wheels of packages that have only sources, built on the user's machine if they are pure Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from clusterctl.errors import Notice, UsageError
+from clusterctl.state.workspace import cache_home
+from clusterctl.util.assets import digest, file_sha256
+from clusterctl.util.process import run, temporary_folder
+from clusterctl.util.progress import LineReporter
+
+# A build must not find a compiler: its result would fit this machine, and not the nodes.
+WITHOUT_COMPILER: Final = dict.fromkeys(("CC", "CXX", "FC", "NVCC"), "false")
+_PURE: Final = "-none-any.whl"
+_PATIENCE_S: Final = 600.0
+_LONGEST_REASON: Final = 1000
+_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def pure_wheel(line: str, options: Sequence[str], report: LineReporter) -> Path:
+    """Return the wheel of the sources that a line ``NAME @ URL`` names, of an earlier build or built
+    now by pip, which checks a hash in the line before it runs anything.
+
+    options: lines of a requirements file with the user's indexes.
+
+    Raises:
+        UsageError: the build fails, or its wheel is not pure Python.
+    """
+    name, _, url = line.partition(" @ ")
+    path = Path(unquote(urlsplit(url).path))
+    content = file_sha256(path) if url.startswith("file:") and path.is_file() else ""
+    folder = cache_home() / "python" / "builds" / digest(line, content)
+    if (wheel := next(folder.glob("*.whl"), None)) is not None:
+        return wheel
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(folder.parent) as unfinished:
+        wanted = unfinished / "wanted.txt"
+        wanted.write_text("\n".join((*options, line, "")))
+        argv = [sys.executable, "-P", "-m", "pip", "wheel", "--no-input", "--no-deps", "--quiet"]
+        argv += ["--disable-pip-version-check", "--progress-bar=off", "--no-cache-dir"]
+        argv += ["--wheel-dir", str(unfinished / "wheels"), "--requirement", str(wanted)]
+        env = {**os.environ, **WITHOUT_COMPILER, "NO_COLOR": "1"}
+        try:
+            result = run(argv, env=env, timeout_s=_PATIENCE_S)
+        except subprocess.TimeoutExpired as exc:
+            raise not_built(name, f"its build takes longer than {_PATIENCE_S:.0f} s") from exc
+        wheel = next((unfinished / "wheels").glob("*.whl"), None)
+        if wheel is None:
+            raise not_built(name, result.reason)
+        if not wheel.name.endswith(_PURE):
+            raise not_built(name, f"its build gives {wheel.name}, which is not pure Python")
+        report(Notice("built-from-source", f"built {wheel.name} of its sources on this machine"))
+        try:
+            wheel.parent.rename(folder)
+        except OSError:
+            # Another clusterctl may have built the same.
+            if not folder.is_dir():
+                raise
+    return next(folder.glob("*.whl"))
+
+
+def not_built(name: str, why: str) -> UsageError:
+    return UsageError(
+        f"{name} has no wheel for the nodes, and none of pure Python can be built of its sources",
+        code="source-not-built",
+        where=name,
+        why=_PASSWORD.sub("", why.strip()[-_LONGEST_REASON:]),
+        fix=f"require a version of {name} with a wheel; or build it in the job, with the nodes' "
+        f"compiler, by --build 'python -m pip install --no-deps --target . {name}' in place of the "
+        "line; or use an environment that has it, with --env-path or --container",
+    )

@@ -1,0 +1,318 @@
+"""Lists of packages become a lock of wheels for the nodes: uv resolves them on the user's machine, and pip
+downloads the wheels, so that nodes need no internet access.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.errors import ClusterctlError, MachineError, UsageError
+from clusterctl.packages.accelerators import OtherBuilds, cpu_index, other_builds
+from clusterctl.packages.index_failures import index_error
+from clusterctl.packages.locked_packages import lines_of
+from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
+from clusterctl.packages.project_files import PackageList
+from clusterctl.packages.pure_builds import not_built, pure_wheel
+from clusterctl.packages.requirement_files import hashes_in
+from clusterctl.packages.uv_program import PipSettings, run_uv
+from clusterctl.packages.wheelhouse import (
+    CACHE,
+    Lock,
+    Pip,
+    Wheel,
+    cache_of_downloads,
+    move_to_cache,
+    pins,
+    wheel_path,
+)
+from clusterctl.state.workspace import cache_home, write_atomic
+from clusterctl.util.assets import digest
+from clusterctl.util.process import temporary_folder
+from clusterctl.util.progress import LineReporter
+
+_LONGEST_REASON: Final = 2000
+# uv tells the packages that it may not build, one after the other.
+_NEEDS_BUILD: Final = re.compile(
+    r"(?:Wheels are required for|Building source distributions for) `([\w.-]+)`"
+)
+_NOT_BUILT: Final = re.compile(r"Failed to (?:download and )?build `([\w.-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """The input for resolving ``lists``. ``base`` is the job environment's lock file.
+
+    held: normalized name -> version to keep if possible, such as versions in the cluster's
+        environment.
+    gpus: whether the nodes have GPUs. None: uv chooses between CUDA and CPU builds.
+    """
+
+    lists: tuple[PackageList, ...]
+    base: Path
+    held: Mapping[str, str] = field(default_factory=dict)
+    node: NodePlatform = DEFAULT_PLATFORM
+    gpus: bool | None = None
+
+    @property
+    def where(self) -> str:
+        return ", ".join(one.summary for one in self.lists)
+
+    @property
+    def is_locked(self) -> bool:
+        return all(one.is_locked for one in self.lists)
+
+    @property
+    def kept(self) -> Mapping[str, str]:
+        return {} if self.is_locked else {**pins(self.base), **self.held}
+
+    @property
+    def answer(self) -> Path:
+        """The path of the resulting lock in the cache. Its name is a hash of all inputs."""
+        names = (key for key in sorted(os.environ) if key.startswith(("PIP_", "UV_")))
+        settings = [f"{key}={os.environ[key]}" for key in names]
+        if self.gpus is not None:
+            settings += [f"gpus={self.gpus}", cpu_index()]
+        contents = [part for one in self.lists for part in one.contents]
+        kept = (f"{name}=={version}" for name, version in sorted(self.kept.items()))
+        key = digest(str(self.node), digest(*kept), digest(*settings, "", *contents))
+        return cache_home() / CACHE / "locks" / f"{key}.txt"
+
+
+def resolve(requirements: Requirements, pip: Pip) -> Lock:
+    """Resolve lists of packages for the nodes. The wheels are stored in the cache (see
+    ``wheel_path``).
+
+    Packages of the job environment keep their versions, unless the requirements exclude them. Then
+    the lock contains another version, which jobs import instead.
+
+    pip: for the platform of ``requirements``.
+
+    Raises:
+        UsageError: the requirements can't be met, or a package has no wheel and is not pure Python.
+        MachineError: an index can't be read, or the cache can't be written.
+    """
+    with cache_of_downloads(CACHE) as home:
+        place = requirements.answer
+        if (cached := _load_lock(place, requirements)) is not None:
+            return cached
+        base = pins(requirements.base)
+        pip.report(f"resolving {requirements.where}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(home) as folder:
+            if requirements.is_locked:
+                lines = [line for one in requirements.lists for line in one.lines or ()]
+            else:
+                lines = _compiled(requirements, folder, pip)
+            wheels = sorted(_wheels(lines, base, requirements, folder, pip), key=str)
+        lock = Lock(tuple(wheels), base, requirements.node)
+        write_atomic(place, lock.text)
+    return lock
+
+
+def cached_lock(requirements: Requirements) -> Lock | None:
+    with cache_of_downloads(CACHE):
+        return _load_lock(requirements.answer, requirements)
+
+
+def store_lock(requirements: Requirements, text: str, wheels: Path) -> None:
+    """Move ``wheels`` to the cache, and store a lock's text: ``resolve`` then returns this lock."""
+    with cache_of_downloads(CACHE):
+        for path in wheels.glob("*.whl"):
+            move_to_cache(path)
+        requirements.answer.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(requirements.answer, text)
+
+
+def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
+    if not answer.is_file():
+        return None
+    lock = Lock.read(answer.read_text(), pins(requirements.base), requirements.node)
+    return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
+
+
+# Resolving
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    """Runs `uv pip compile`. folder: for temporary files. hashes: name -> SHA-256 of the files that
+    the lists allow. Empty: they allow any.
+    """
+
+    requirements: Requirements
+    settings: PipSettings
+    folder: Path
+    hashes: Mapping[str, frozenset[str]]
+    heard: LineReporter
+
+    def compile(self, more: OtherBuilds | None = None) -> list[str]:
+        """Return the lines of the chosen packages."""
+        more = more or OtherBuilds()
+        built = set[str]()
+        while True:
+            lock = self.folder / "pylock.toml"
+            # uv keeps the versions of a lock that is there, if they fit.
+            lock.write_text(_as_pylock(self.requirements.kept))
+            words = [*self._words(more), "--output-file", str(lock)]
+            words += [word for name in sorted(built) for word in ("--no-binary", name)]
+            result, traced = run_uv(
+                words, cwd=self._project, heard=self.heard, variables=self._variables
+            )
+            if error := index_error(traced + result.stderr, self.requirements.where):
+                raise error
+            if result.rc == 0:
+                content: Mapping[str, Any] = tomllib.loads(lock.read_text())
+                if self.hashes:
+                    content = _with_hashes(content, self.hashes, self.requirements.where)
+                return lines_of(content, lock, self.requirements.node, project=self._project)
+            needed = set(_NEEDS_BUILD.findall(result.stderr)) - built
+            # Code whose hash is not checked must not run.
+            if not needed or self.hashes:
+                raise self._unmet(result.stderr)
+            built |= needed
+
+    @property
+    def _project(self) -> Path:
+        return self.requirements.lists[-1].folder
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        by_uv = any(one.has_indexes for one in self.requirements.lists)
+        # pip looks into all indexes for the best version.
+        strategy = {} if by_uv else {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+        return {**self.settings.variables, **strategy}
+
+    def _words(self, more: OtherBuilds) -> list[str]:
+        node = self.requirements.node
+        lists = self.requirements.lists
+        own = self.folder / "own.txt"
+        has_index = any(one.has_index_url for one in lists)
+        own.write_text("\n".join((*self.settings.lines(index=not has_index), *more.lines, "")))
+        left_out = self.folder / "left-out.txt"
+        left_out.write_text("\n".join((*more.left_out, "")))
+        words = ["pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml"]
+        words += ["--python-version", node.python, "--python-platform", node.of_uv]
+        words += ["--python", sys.executable, "--no-python-downloads", "--only-binary", ":all:"]
+        words += self.settings.options
+        if lists[-1].is_of_pip:
+            # pip does not read the settings of uv in a project.
+            words += ["--project", str(self.folder)]
+        if more.lines:
+            words += ["--index-strategy", "unsafe-best-match"]
+        if more.left_out:
+            words += ["--excludes", str(left_out)]
+        return [*words, *(word for one in lists for word in one.words(self.folder)), str(own)]
+
+    def _unmet(self, output: str) -> ClusterctlError:
+        requirements = self.requirements
+        if failed := _NOT_BUILT.search(output):
+            return not_built(failed[1], output)
+        hashed = "; in a list with hashes, nothing is built of sources" if self.hashes else ""
+        return UsageError(
+            "the requirements can't be met",
+            code="requirements-unmet",
+            where=requirements.where,
+            why=f"uv says: {output.removeprefix('error: ').strip()[:_LONGEST_REASON]}{hashed}",
+            fix="require versions that fit together and have wheels for "
+            f"{requirements.node}; or use an environment on the cluster with --env-path, or "
+            "--container",
+        )
+
+
+def _compiled(requirements: Requirements, folder: Path, pip: Pip) -> list[str]:
+    """Return the lines of the packages that uv chooses, with builds for the nodes' hardware."""
+    hashes = hashes_in(one.file for one in requirements.lists if one.is_of_pip)
+    compiler = _Compiler(requirements, PipSettings.read(), folder, hashes, pip.heard)
+    lines = compiler.compile()
+    if hashes:
+        return lines
+    wheels = filter(None, map(Wheel.of_line, lines))
+    versions = {wheel.name: wheel.version for wheel in wheels}
+    more = other_builds(versions, gpus=requirements.gpus, report=pip.report)
+    return compiler.compile(more) if more else lines
+
+
+def _as_pylock(versions: Mapping[str, str]) -> str:
+    packages = ", ".join(
+        f'{{name = "{name}", version = "{version}"}}' for name, version in versions.items()
+    )
+    return f'lock-version = "1.0"\ncreated-by = "clusterctl"\npackages = [{packages}]\n'
+
+
+def _with_hashes(
+    content: Mapping[str, Any], hashes: Mapping[str, frozenset[str]], where: str
+) -> Mapping[str, Any]:
+    """Return a lock with only the wheels that have one of these hashes."""
+    packages = list[Mapping[str, Any]]()
+    for package in content.get("packages", ()):
+        allowed = hashes.get(package["name"], frozenset())
+        wheels = [
+            one for one in package.get("wheels", ()) if one["hashes"].get("sha256") in allowed
+        ]
+        if "wheels" in package and not wheels:
+            raise UsageError(
+                "the requirements can't be met",
+                code="requirements-unmet",
+                where=where,
+                why=f"no wheel of {package['name']} {package['version']} has a hash that the list has",
+                fix="write the list of packages again with the tool that wrote it",
+            )
+        packages.append({**package, "wheels": wheels} if wheels else package)
+    return {**content, "packages": packages}
+
+
+# Downloading
+
+
+def _wheels(
+    lines: Sequence[str],
+    base: Mapping[str, str],
+    requirements: Requirements,
+    folder: Path,
+    pip: Pip,
+) -> Iterator[Wheel]:
+    """Yield the wheels of lines that the nodes lack, and put them into the cache."""
+    options = [line for one in requirements.lists for line in one.options]
+    missing = list[str]()
+    for line in lines:
+        if " @ " not in line:
+            missing.append(line)
+            continue
+        wheel = Wheel.of_line(line)
+        if wheel is None:
+            built = pure_wheel(line, options, pip.report)
+            wheel = move_to_cache(Path(shutil.copy(built, folder)))
+        elif base.get(wheel.name) != wheel.version and not wheel_path(wheel).is_file():
+            missing.append(line)
+            continue
+        if base.get(wheel.name) != wheel.version:
+            yield wheel
+    if missing:
+        wanted = folder / "wanted.txt"
+        wanted.write_text("\n".join((*options, *missing, "")))
+        target = folder / "wheels"
+        result = pip.download(
+            ["--no-deps", "--requirement", str(wanted), "--dest", str(target)], cwd=folder
+        )
+        if result.rc != 0:
+            raise _not_downloaded(requirements, result.stdout)
+        yield from (move_to_cache(path) for path in sorted(target.glob("*.whl")))
+
+
+def _not_downloaded(requirements: Requirements, output: str) -> ClusterctlError:
+    return MachineError(
+        "wheels can't be downloaded",
+        code="wheels-not-downloaded",
+        where=requirements.where,
+        why=f"pip says: {output.strip()[-_LONGEST_REASON:]}",
+        fix="check that the package index can be reached (pip's settings apply), then run the "
+        "command again",
+    )

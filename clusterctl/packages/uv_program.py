@@ -1,0 +1,93 @@
+"""uv, which resolves packages on the user's machine. It gets the user's settings of pip, too."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from uv import find_uv_bin
+
+from clusterctl.util.process import Result, run
+from clusterctl.util.progress import LineReporter
+
+# Sections of pip's settings that hold for `pip download`. The last one wins.
+_SECTIONS: Final = ("global", "download", ":env:")
+# Settings of pip that are options in a requirements file, with a value each.
+_LISTED: Final = ("extra-index-url", "find-links", "constraint")
+# Settings of pip -> variables of uv, which the user's own variables precede.
+_VARIABLES: Final = {
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "proxy": "ALL_PROXY",
+    "timeout": "UV_HTTP_TIMEOUT",
+}
+_TRACE: Final = re.compile(r"(?:TRACE|DEBUG|INFO|WARN) ")
+
+
+@dataclass(frozen=True, slots=True)
+class PipSettings:
+    """The user's settings of pip, of its files and variables: name, such as ``index-url`` -> value."""
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def read(cls) -> PipSettings:
+        argv = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "config", "list"]
+        found = [line.partition("=") for line in run(argv).stdout.splitlines()]
+        values = {
+            key.removeprefix(f"{section}.").removeprefix("default-"): ast.literal_eval(value)
+            for section in _SECTIONS
+            for key, _, value in found
+            if key.startswith(f"{section}.")
+        }
+        return cls(values)
+
+    def lines(self, *, index: bool) -> Iterator[str]:
+        """Yield the settings as lines of a requirements file. index: whether with ``index-url``."""
+        if index and (url := self.values.get("index-url")):
+            yield f"--index-url {url}"
+        if self.values.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
+            yield "--no-index"
+        for name in _LISTED:
+            yield from (f"--{name} {value}" for value in self.values.get(name, "").split())
+
+    @property
+    def options(self) -> list[str]:
+        hosts = self.values.get("trusted-host", "").split()
+        return [word for host in hosts for word in ("--allow-insecure-host", host)]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        own = {key: self.values[name] for name, key in _VARIABLES.items() if name in self.values}
+        if self.values.get("keyring-provider") in {"import", "subprocess"}:
+            own["UV_KEYRING_PROVIDER"] = "subprocess"
+        return own
+
+
+def run_uv(
+    words: Sequence[str],
+    *,
+    cwd: Path,
+    heard: LineReporter,
+    variables: Mapping[str, str] | None = None,
+) -> tuple[Result, str]:
+    """Run uv. Return its result, and what it traces of its requests.
+
+    heard: called with each line that uv prints for its user. variables: those of the environment
+        precede.
+    """
+    # Only what is traced tells that one of several indexes refused the login.
+    env = {**(variables or {}), **os.environ, "NO_COLOR": "1", "RUST_LOG": "uv_client=trace"}
+    result = run([find_uv_bin(), *words], cwd=cwd, env=env)
+    lines = result.stderr.splitlines(keepends=True)
+    said = [line for line in lines if not _TRACE.match(line)]
+    for line in said:
+        heard(line.rstrip())
+    traced = "".join(line for line in lines if _TRACE.match(line))
+    return Result(result.rc, result.stdout, "".join(said)), traced
