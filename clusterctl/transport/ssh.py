@@ -36,7 +36,7 @@ from clusterctl.transport.login import HERE, LOGIN_HOST, count_call, here_words,
 from clusterctl.transport.master import Jumps, Master, may_ask, open_master
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, Talk, prepare_pipes, start_program
 from clusterctl.transport.refusals import connection_error
-from clusterctl.util.process import Result
+from clusterctl.util.process import Result, parallel_map
 
 _SETTLE_S = 1.0
 # An attached cluster may shut out who tries again soon after a refused login.
@@ -362,6 +362,10 @@ class Connections(ExitStack):
         self._open: dict[tuple[str, str | None], Transport] = {}
         self._jumps = Jumps()
         self.callback(self._jumps.close)
+        # Each close waits for an ssh, and a cluster may have many hosts.
+        self.callback(
+            lambda: parallel_map([*self._open.values()], lambda transport: transport.close())
+        )
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -398,7 +402,6 @@ class Connections(ExitStack):
                     Workspace(self._ssh_config.parent).calls if login is not None else None
                 )
                 self._open[host, user] = transport
-                self.callback(transport.close)
             return self._open[host, user]
 
     def prepare(self, host: str) -> None:
