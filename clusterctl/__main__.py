@@ -1,6 +1,7 @@
 """The entry point of ``clusterctl`` and ``python -m clusterctl``."""
 
 import gc
+import os
 import sys
 
 INTERRUPTED = 130
@@ -13,6 +14,8 @@ def main() -> None:
     # Imported modules are never garbage. Searching them repeatedly would take 15 ms of each
     # command.
     gc.set_threshold(_ALLOCATIONS)
+    # pydantic would look for plugins in all installed packages.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         # Ctrl-C may come during this import.
         from clusterctl.cli.main import run  # noqa: PLC0415 - slow import

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -42,7 +43,6 @@ from clusterctl.spec.units import (
     parse_slurm_time_s,
     parse_time_limit_s,
 )
-from clusterctl.util.assets import read_table
 
 Loc = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -271,7 +271,8 @@ class Pattern:
 
 PATTERNS: Final = {
     name: Pattern(*row)
-    for name, row in read_table(DATA / "patterns.toml", dict[str, tuple[str, str]]).items()
+    # Each command about jobs needs them, and ``read_table`` makes a validator.
+    for name, row in tomllib.loads((DATA / "patterns.toml").read_text(encoding="utf-8")).items()
 }
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 PRIVATE_NETWORKS: Final = tuple(

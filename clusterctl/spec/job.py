@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,10 +70,20 @@ class JobSpec(JobOptions):
         """The fields, as environment.client.json has them: ``mem`` and ``time`` as text: ``4GiB``,
         ``1h``; the names of secrets.
         """
-        values = {**self.model_dump(exclude={"secret", "places"}), "secret": (*self.secret,)}
-        if self.project is not None:
-            del values["project"]["folder"]
-        return values
+        # The options have a serializer since their validation; that of the whole would take as long
+        # to build as all checks.
+        options = {name: getattr(self, name) for name in JobOptions.model_fields}
+        project = asdict(self.project) if self.project is not None else None
+        if project is not None:
+            del project["folder"]
+        return {
+            **JobOptions.model_construct(**options).model_dump(exclude={"secret"}),
+            "bundled": self.bundled,
+            "script": self.script,
+            "run_module": self.run_module,
+            "project": project,
+            "secret": (*self.secret,),
+        }
 
     @property
     def place(self) -> Project:
@@ -118,7 +128,8 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
         own_name := values_in(head_of(script), "--job-name").get("--job-name")
     ):
         name = safe_name(own_name)
-    job = JobSpec(name=bundled or name, bundled=bundled, script=script)
+    # These values are valid, and a validator of the whole model takes long to build.
+    job = JobSpec.model_construct(name=bundled or name, bundled=bundled, script=script)
     job = job.model_copy(update={"run_module": module}) if module else job
     chosen = {
         field: value for field, value in options.items() if field != "name" or value is not None
