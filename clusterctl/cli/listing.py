@@ -166,7 +166,8 @@ def cache_prune(
     """Remove cached node images that no cluster uses; with --images, also the images in a cloud
     project.
 
-    Other clusters in that cloud project may still need the images.
+    Container images that `submit` has fetched to this machine are also removed. Other clusters in
+    that cloud project may still need the images.
     """
     kept: Sequence[KeptImage] = ()
     if images:
@@ -184,6 +185,8 @@ def cache_prune(
 def cache_list(screen: Screen) -> None:
     """List the cached node images; for a cloud spec, also the images in its project, with their
     cost.
+
+    Container images that `submit` has fetched to this machine have one row.
     """
     kept: Sequence[KeptImage] = ()
     if screen.cluster is not None or screen.chosen().spec_file is not None:
@@ -197,9 +200,14 @@ def cache_list(screen: Screen) -> None:
 
 
 def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> None:
+    from clusterctl.jobs.images import cached_bytes
+
+    of_jobs_mib = -(-cached_bytes(prune=prune) >> 20)
     prompts = Prompts(reporter=MessageLines(screen.note))
     images = provider_of(DEFAULT_PROVIDER, prompts).cached_images(prune=prune)
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
+    if of_jobs_mib:
+        rows.append(["container images", of_jobs_mib, "-"])
     empty = ["nothing to remove" if prune else Notice("cache-empty", "the image cache is empty")]
     lines = (
         screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
@@ -207,6 +215,7 @@ def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> No
     lines += [f"{'removed' if prune else 'kept'}: {image}" for image in kept]
     answer = {
         "images": [asdict(image) for image in images],
+        "container_images_mib": of_jobs_mib,
         "kept_images": [asdict(image) for image in kept],
     }
     screen.result(answer, *lines)

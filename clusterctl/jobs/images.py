@@ -1,88 +1,60 @@
-"""Container images of jobs: fetched from a registry by the controller, or else here, and sent."""
+"""Container images of jobs: pulled from a registry by the controller's engine, or else by skopeo on
+this machine, and sent; and files of images on this machine.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from clusterctl.errors import NoAnswerError, TransferError, UsageError
-from clusterctl.jobs.remote_registry import LOOPBACK, UNREACHABLE, fetch_image, login_of
+from clusterctl.errors import (
+    MachineError,
+    Notice,
+    TransferError,
+    TransportError,
+    UsageError,
+)
 from clusterctl.packages.wheelhouse import cache_of_downloads
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.remote_folders import LAYERS
+from clusterctl.spec.names import ENGINES
+from clusterctl.spec.remote_folders import IMAGES
 from clusterctl.spec.remote_reference import SCHEME, Reference
 from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.state.workspace import cache_home
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.transport.put import Upload, store_of
 from clusterctl.transport.tree import Progress
-from clusterctl.util.numbers import counted
+from clusterctl.util.process import run
 from clusterctl.util.progress import LineReporter
 
-_PROGRAM: Final = "clusterctl.jobs.remote_registry"
-# A controller whose network drops packets is silent for longer, since registries have many addresses.
-_SILENCE_S: Final = 60.0
-
-
-class ImageProblem(NamedTuple):
-    """Why an image can't be fetched: the code of the program, the error message, and the fix."""
-
-    code: str
-    what: str
-    fix: str
-
-
-_PROBLEMS: Final = {
-    problem.code: problem
-    for problem in (
-        ImageProblem(
-            "registry-login",
-            "the registry refuses the image {image}",
-            "run `docker login {registry}` or `podman login {registry}` here or on the cluster, and "
-            "check the name: registries answer so, too, if there is no such image",
-        ),
-        ImageProblem(
-            "no-such-image",
-            "there is no image {image} for the nodes",
-            "correct the name and the tag",
-        ),
-        ImageProblem(
-            "registry-busy",
-            "the registry does not send the image {image} now",
-            "wait, or run `docker login {registry}` here, since users have more requests",
-        ),
-        ImageProblem(
-            "wrong-digest",
-            "the registry sent other bytes than those of the image {image}",
-            "submit again; if it stays so, ask those who run the registry",
-        ),
-        ImageProblem(
-            "image-not-fetched",
-            "the image {image} was not fetched completely",
-            "submit again: what was fetched is kept",
-        ),
-        ImageProblem(
-            "no-room-for-image",
-            "the image {image} can't be written",
-            "make room there, make the folder writable, or move ~/clusterctl on the cluster to a "
-            "larger disk",
-        ),
-        ImageProblem(
-            "image-registry-unreachable",
-            "neither the controller nor this machine reaches the registry of {image}",
-            "correct the name of the registry, or submit a file: `docker save -o FILE.tar` or "
-            "`apptainer pull FILE.sif`, then --container FILE",
-        ),
-    )
-}
+_PROGRAM: Final = "clusterctl.jobs.remote_pull"
+_SKOPEO: Final = "skopeo"
+_CACHE: Final = "images"
+# The names of processors in images, by those of the kernel.
+_PROCESSORS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+# Names at the top of an archive of an image, and of a root file system.
+_OF_IMAGE: Final = re.compile(
+    r"(blobs|index\.json|manifest\.json|oci-layout|repositories|sha256:.*|[0-9a-f]{64}.*)"
+)
+_OF_ROOT: Final = frozenset(
+    {".dockerenv", "bin", "dev", "etc", "home", "lib", "root", "usr", "var"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedImage:
     """An image from a registry, on the cluster. reference: its name with its digest. file: content
-    of image.json in the job's folder.
+    of container.json in the job's folder.
     """
 
     reference: str
@@ -96,94 +68,194 @@ def fetch(
     report: LineReporter,
     progress: Progress,
 ) -> FetchedImage:
-    """Fetch an image to the controller and, if hosts share no folder, to ``nodes``.
+    """Bring an image to the controller and, if hosts share no folder, to ``nodes``.
 
-    container: docker://NAME. If the controller does not reach the registry, or there are ``nodes``,
-    this machine fetches the image and sends it. Its login is the one that this machine has for the
-    registry, or else that of the job user on the cluster; it is only in the memory of the program.
+    container: docker://NAME. The controller's engine pulls it. If it can't, or there are ``nodes``,
+    skopeo fetches it to this machine's cache, from which it is sent.
 
     Raises:
-        UsageError: the registry refuses the image, or does not have it.
-        TransferError: it can't be fetched or sent now.
+        MachineError: skopeo is needed and is not on this machine.
+        TransferError: the image can't be fetched or sent.
     """
     image = Reference.parse(container.removeprefix(SCHEME))
-    login = login_of(image.registry)
-    # A registry on this machine is not that of the same name on the controller.
-    sent = "" if LOOPBACK.fullmatch(image.registry) else login
-    wanted = {"name": str(image), "login": sent}
-    found: Mapping[str, Any] = {}
-    where = session.transport.host
+    image = replace(image, tag="", digest=image.digest or _digest(image))
+    machine = ARCHITECTURE
+    why = ""
+    files: Mapping[str, str] = {}
     if not nodes:
-        report(f"{where} is fetching {container}")
-        folder = f"{session.inventory.folder}/{LAYERS}"
-        found = _fetch_there(session.transport, {**wanted, "folder": folder}, progress)
-    if nodes or found.get("problem") == UNREACHABLE:
+        host = session.transport.host
+        answer = _pull(session, image, lambda: report(f"{host} is pulling {container}"))
+        machine = answer.get("machine", machine)
+        if answer["why"]:
+            why = f"{host}: {answer['why']}"
+            report(why)
+    if nodes or why:
         report(f"fetching {container} here")
-        machine = found.get("machine", ARCHITECTURE)
-        with cache_of_downloads("images") as cache:
-            here = _last(fetch_image(str(image), str(cache), login, machine), progress)
-        if "image" in here:
-            found = _send(session, nodes, here["image"], progress)
-        # If neither reaches it, the controller's reason is shown.
-        elif nodes or here["problem"] != UNREACHABLE:
-            found = here
-            where = "this machine"
-    if "image" not in found:
-        raise _error(container, image.registry, where, found)
-    parts = found["image"]
-    pinned = f"{SCHEME}{image.registry}/{image.path}@{parts['digest']}"
-    report(f"{container} is {parts['digest'][:19]}, {counted(len(parts['layers']), 'layer')}")
-    return FetchedImage(pinned, (json.dumps({"name": container, **parts}) + "\n").encode())
+        with _cache() as cache:
+            layout = _copy(image, cache, machine, why)
+            files = _send(session, nodes, layout, progress)
+    content = {"name": container, "digest": image.digest, "files": files}
+    return FetchedImage(f"{SCHEME}{image}", (json.dumps(content) + "\n").encode())
 
 
-def _fetch_there(
-    transport: Transport, wanted: Mapping[str, str], progress: Progress
-) -> Mapping[str, Any]:
-    """Run the program on a host, and return its last line."""
+def _pull(session: Session, image: Reference, begin: Callable[[], None]) -> Mapping[str, str]:
+    """Have the controller's engine pull an image, and return the program's last line.
+
+    begin: called when the engine starts.
+    """
+    folder = f"{session.inventory.folder}/{IMAGES}"
     too_long = TransferError("the answer about an image is too long", code="line-too-long")
+    last: Mapping[str, str] = {}
     try:
-        with transport.converse(remote_argv(_PROGRAM), silence_s=_SILENCE_S) as talk:
-            talk.send(json.dumps(wanted).encode() + b"\n")
-            lines = split_lines(iter(talk.receive, b""), too_long)
-            last = _last(map(json.loads, lines), progress)
+        with session.transport.converse(
+            remote_argv(_PROGRAM, str(image), folder, *ENGINES)
+        ) as talk:
+            for number, line in enumerate(split_lines(iter(talk.receive, b""), too_long)):
+                last = json.loads(line)
+                if not (number or last):
+                    begin()
             talk.finish()
-        return last
-    except NoAnswerError as exc:
-        return {"problem": UNREACHABLE, "why": str(exc)}
-
-
-def _last(lines: Iterable[Mapping[str, Any]], progress: Progress) -> Mapping[str, Any]:
-    """Return the last line of the program, and show what the others say."""
-    last: Mapping[str, Any] = {"problem": "image-not-fetched", "why": "the program gave no answer"}
-    for last in lines:
-        if "of" in last:
-            progress("fetching the image", int(last["bytes"]), int(last["of"]))
+    except TransportError as exc:
+        return {"why": exc.cause}
     return last
 
 
+def _digest(image: Reference) -> str:
+    """Return the digest that a tag has now."""
+    return f"sha256:{hashlib.sha256(_skopeo(image, 'inspect', '--raw').encode()).hexdigest()}"
+
+
+def _copy(image: Reference, cache: Path, machine: str, why: str) -> Mapping[str, Path]:
+    """Fetch an image to the cache, and return path in its OCI layout -> file.
+
+    The layers of all images are in one folder. why: as for ``_skopeo``.
+    """
+    layout = cache / image.digest.rpartition(":")[2]
+    blobs = cache / "blobs"
+    # skopeo writes it at the end.
+    if not (layout / "index.json").is_file():
+        processor = f"--override-arch={_PROCESSORS.get(machine, machine)}"
+        # So that layers are those of the registry, and are known again.
+        plain = "--dest-oci-accept-uncompressed-layers"
+        own = ("copy", f"--dest-shared-blob-dir={blobs}", plain)
+        _skopeo(
+            image, *own, to=f"oci:{layout}", options=("--override-os=linux", processor), why=why
+        )
+    manifest = _digests(json.loads((layout / "index.json").read_text())["manifests"])[0]
+    content = json.loads((blobs / manifest).read_text())
+    names = {manifest, *_digests([content["config"], *content["layers"]])}
+    return {
+        **{name: layout / name for name in ("index.json", "oci-layout")},
+        **{f"blobs/{name}": blobs / name for name in sorted(names)},
+    }
+
+
+def _digests(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the paths of blobs, such as sha256/0a1b."""
+    return [entry["digest"].replace(":", "/") for entry in entries]
+
+
+def _skopeo(
+    image: Reference,
+    verb: str,
+    *words: str,
+    to: str = "",
+    options: Sequence[str] = (),
+    why: str = "",
+) -> str:
+    """Run skopeo, and return its output.
+
+    to: where an image is copied. options: those before the verb. why: why the controller could not
+        pull the image.
+
+    Raises:
+        MachineError: this machine has no skopeo.
+        TransferError: skopeo fails.
+    """
+    by_hand = f"`docker pull {image} && docker save -o FILE.tar {image}`, then --container FILE.tar"
+    if not shutil.which(_SKOPEO):
+        raise MachineError(
+            f"the image {image} can't be fetched",
+            code="no-skopeo",
+            where="this machine",
+            why=f"{why and why + '; '}this machine has no skopeo, which asks registries",
+            fix=f"install the package skopeo here; or {by_hand}",
+        )
+    plain = [f"--{'src-' if to else ''}tls-verify=false"] if image.is_of_this_machine else []
+    name = f"{SCHEME}{image}"
+    result = run([_SKOPEO, *options, verb, *words, *plain, name, *([to] if to else [])])
+    if result.rc:
+        reason = result.reason.splitlines()[-1]
+        if text := re.search(r'level=fatal msg="(.*)"$', reason):
+            reason = text[1].replace('\\"', '"')
+        raise TransferError(
+            f"the image {image} can't be fetched",
+            code="image-not-fetched",
+            where="this machine",
+            why=f"{why and why + '; '}skopeo: {reason}",
+            fix=f"correct the name; log in by `skopeo login {image.registry}`; or {by_hand}",
+        )
+    return result.stdout
+
+
 def _send(
-    session: Session, nodes: Sequence[Transport], parts: Mapping[str, Any], progress: Progress
-) -> Mapping[str, Any]:
-    """Send the parts of an image on this machine, and return the program's line for the cluster."""
-    files = [Path(path) for path in (parts["config"], *parts["layers"])]
-    different = list(dict.fromkeys(files))
+    session: Session, nodes: Sequence[Transport], layout: Mapping[str, Path], progress: Progress
+) -> Mapping[str, str]:
+    """Send the files of an image, and return path in the layout -> path on the cluster."""
     store = store_of(session.inventory.folder)
+    files = list(layout.values())
     places = [
-        Upload(to, progress).to_store(different, store=store) for to in (session.transport, *nodes)
+        Upload(to, progress).to_store(files, store=store) for to in (session.transport, *nodes)
     ]
-    config, *layers = (places[0][file] for file in files)
-    return {"image": {"digest": parts["digest"], "config": config, "layers": layers}}
+    return {name: places[0][file] for name, file in layout.items()}
 
 
-def _error(
-    container: str, registry: str, where: str, found: Mapping[str, Any]
-) -> UsageError | TransferError:
-    problem = _PROBLEMS.get(str(found["problem"]), _PROBLEMS["image-not-fetched"])
-    kind = UsageError if problem.code in ("registry-login", "no-such-image") else TransferError
-    return kind(
-        problem.what.format(image=container),
-        code=problem.code,
-        where=where,
-        why=str(found.get("why", "")),
-        fix=problem.fix.format(registry=registry),
+@contextmanager
+def _cache() -> Iterator[Path]:
+    """Yield the folder of fetched images, which no other clusterctl uses meanwhile."""
+    with cache_of_downloads(_CACHE) as cache:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield cache
+
+
+def cached_bytes(*, prune: bool = False) -> int:
+    """Return the size of the fetched images on this machine. With ``prune``, remove them."""
+    if not (cache_home() / _CACHE).is_dir():
+        return 0
+    with _cache() as cache:
+        size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+        for path in cache.iterdir() if prune else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+    return size
+
+
+def archive_notice(file: Path) -> Notice | None:
+    """Return a note about an image file on this machine that is a tar of a root file system.
+
+    Raises:
+        UsageError: it is a tar of something else.
+    """
+    try:
+        with tarfile.open(file) as tar:
+            for member in tar:
+                top = member.name.removeprefix("./").partition("/")[0]
+                if _OF_IMAGE.fullmatch(top):
+                    return None
+                if top in _OF_ROOT:
+                    text = (
+                        f"{file} is a root file system, as `docker export` writes it, without the "
+                        "variables of its image, such as PATH; `docker save` writes an image"
+                    )
+                    return Notice("image-without-settings", text)
+    # Such as a .sif file, or one that can't be read or ends too early, which is noticed later.
+    except (tarfile.TarError, OSError, EOFError, zlib.error):
+        return None
+    raise UsageError(
+        f"{file} is not a container image",
+        code="not-an-image",
+        why="it is a tar file that has neither an image nor a root file system",
+        fix="write one by `docker save -o FILE.tar IMAGE`",
     )

@@ -38,6 +38,7 @@ from clusterctl.jobs.submit import (
     Submitted,
     Submitter,
     environments,
+    local_image,
     reject_local_files,
     start_receiver,
 )
@@ -288,6 +289,11 @@ class Preparer:
             if session is not None and request.job.container is not None:
                 partition = request.partition_name_in(site.inventory)
                 reject_without_engine(session, request.job, partition)
+        if files := dict.fromkeys(filter(None, map(local_image, jobs))):
+            # Few jobs have an image in a file.
+            from clusterctl.jobs.images import archive_notice  # noqa: PLC0415
+
+            self._notes(filter(None, map(archive_notice, files)))
         replay = submission.replay
         sources = [replay.source if replay else source_of(one) or model for one in requests]
         self._notes(note for source in sources if source for note in source.notes)

@@ -125,7 +125,7 @@ class PreparedJob:
 def content_of(prepared: PreparedJob) -> Content:
     """Return the hashes of a job's files as they are now. UsageError: a file can't be read."""
     source = prepared.source
-    image = _local_image(prepared.job)
+    image = local_image(prepared.job)
     files = [] if image is None else [Item.of(image.name, image, image.stat())]
     hashes = hash_items([item for item in files if item is not None])
     if source is None:
@@ -134,7 +134,7 @@ def content_of(prepared: PreparedJob) -> Content:
     return Content(of_source, "".join(hashes.values()))
 
 
-def _local_image(job: JobSpec) -> Path | None:
+def local_image(job: JobSpec) -> Path | None:
     """Return the container image of a job, if it is a file on this machine."""
     container = job.container
     # Unlike Path.is_file, this does not raise. An unreadable or invalid path must be on the
@@ -376,7 +376,7 @@ class Submitter:
         """Fetch or send the container image. Return the job with the image's digest, or with the
         new path.
         """
-        image = _local_image(prepared.job)
+        image = local_image(prepared.job)
         wanted = prepared.content
         if image is None and wanted is not None and wanted.image:
             raise plan_changed("the container image has changed")
@@ -405,7 +405,7 @@ class Submitter:
 
             fetched = fetch(self.session, nodes, container, self.report, self.progress)
             return fetched.reference, fetched.file
-        image = _local_image(job)
+        image = local_image(job)
         if image is None:
             return container, b""
         store = store_of(self.session.inventory.folder)

@@ -179,13 +179,20 @@ def _image(value: str, info: ValidationInfo) -> str:
         return value
     try:
         local = (folder_of(info) / value).expanduser().absolute()
-        if local.is_file():
-            return str(local)
+        is_file, is_folder = local.is_file(), local.is_dir()
     except (OSError, ValueError, RuntimeError):
         # No file can have this name, or the user of ~user does not exist.
-        pass
+        is_file = is_folder = False
+    if is_file:
+        return str(local)
     if value.startswith(("/", "~/")):
         return value
+    if is_folder:
+        raise BadValueError(
+            "not-an-image",
+            f"{shown(value)} is a folder of this machine: send it as a file, of `tar -C "
+            f"{shown(value)} -cf IMAGE.tar .`, or name one on the cluster, with / or ~/",
+        )
     raise BadValueError(
         "no-such-file",
         f"this machine has no file {shown(value)}; an image in a registry begins with docker://, a "

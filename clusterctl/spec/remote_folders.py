@@ -12,7 +12,6 @@ PYTHONS = "pythons"
 STORE = "store"
 BUILDS = "builds"
 IMAGES = "images"
-LAYERS = "layers"
 SECRETS = "secrets"
 MPIRUN = "mpirun"
 JOBS = "jobs"
@@ -59,13 +58,7 @@ FOLDERS = (
         is_made_by_attach=True,
     ),
     RemoteFolder(BUILDS, "results of `submit --build`", "build"),
-    RemoteFolder(
-        LAYERS,
-        "layers of container images, as registries send them",
-        "image layer",
-        "-mindepth 1 -maxdepth 1 -type f ! -name *.partial",
-    ),
-    RemoteFolder(IMAGES, "converted container images", "container image"),
+    RemoteFolder(IMAGES, "container images, as engines run them", "container image"),
     RemoteFolder(
         STORE,
         "files that jobs share, and clusterctl's programs",

@@ -20,6 +20,7 @@ _FORM = re.compile(
 )
 # As for Docker, a first part without a dot or a port is a folder of Docker Hub, except this.
 _LOCAL = "localhost"
+_LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[::1\])(?::\d+)?")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Reference:
         return f"{self.registry}/{self.path}{tag}{self.digest and '@' + self.digest}"
 
     @property
-    def version(self) -> str:
-        """What a registry calls the image by."""
-        return self.digest or self.tag
+    def is_of_this_machine(self) -> bool:
+        """Whether the registry is on the machine that asks it. As for Docker, it then needs no
+        encryption.
+        """
+        return _LOOPBACK.fullmatch(self.registry) is not None

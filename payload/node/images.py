@@ -1,9 +1,9 @@
 """Runs programs in a container image, with the engine that the node has (`submit --container`).
 
-job.py calls ``prepare`` on each node before the program starts. An image from a registry or in an
-archive is converted for the engine once, to a file or a folder where later jobs find it.
-``command`` is then the command line for each rank. Uses only the standard
-library of Python 3.8 or newer.
+job.py calls ``prepare`` on each node before the program starts. An image in an archive, or one from a
+registry that the controller's engine has not pulled, is converted for the engine once, to a file or
+a folder where later jobs find it. ``command`` is then the command line for each rank. Uses only the
+standard library of Python 3.8 or newer.
 
 The engines and their formats: Apptainer and Singularity (.sif, squashfs, a folder), Enroot, the
 engine of Pyxis (squashfs), Charliecloud (a folder).
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from payload.node import build, task
+from payload.node import task
 
 APPTAINER = ("apptainer", "singularity")
 ENROOT = "enroot"
@@ -60,6 +60,10 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VARIABLES = "ch/environment"
 # Variables of the host that would lead programs of the image to files that it does not have.
 OF_IMAGE = ("PATH", "LD_LIBRARY_PATH")
+# Charliecloud mounts the host's, and images of other makers may lack them.
+ACCOUNTS = ("etc/passwd", "etc/group")
+# Names at the top of a root file system, which `docker export` writes.
+OF_ROOT = (".dockerenv", "bin", "dev", "etc", "home", "lib", "root", "usr", "var")
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 # As for the kernel.
@@ -72,11 +76,12 @@ class ImageError(Exception):
 
 class Layers(NamedTuple):
     """A container image in parts. settings: its configuration, such as variables. layers: paths of
-    tar files, the lowest first.
+    tar files, the lowest first. source: what Apptainer builds it from. Empty: a folder of the layers.
     """
 
     settings: bytes
     layers: Sequence[str]
+    source: str = ""
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -88,8 +93,8 @@ def prepare(image: str, kept: str, report: Callable[[str], None]) -> None:
     """Convert an image for this node's engine, unless that was done before. An image that the engine
     runs as it is is left alone.
 
-    image: a path; container.json lists the parts of an image from a registry. kept: the folder of
-        converted images. report: called with a text before something takes long.
+    image: a path; container.json describes an image from a registry. kept: the folder of images that
+        engines run. report: called with a text before something takes long.
 
     Raises:
         ImageError: no engine can run the image, or it can't be converted.
@@ -159,11 +164,13 @@ def made_path(image: str, kind: str, kept: str, engine: str) -> str:
 
 
 def described(image: str) -> Mapping[str, Any]:
-    """Return the content of container.json: digest, config and layers. ImageError: it is damaged."""
+    """Return the content of container.json: digest, and files (path in the image's OCI layout ->
+    path), none if the controller has pulled the image. ImageError: it is damaged.
+    """
     try:
         with open(image) as file:
             content = json.load(file)
-        return {name: content[name] for name in ("digest", "config", "layers")}
+        return {name: content[name] for name in ("digest", "files")}
     except (ValueError, LookupError, TypeError) as exc:
         raise ImageError(f"{image} can't be read: {exc!r}") from exc
 
@@ -185,12 +192,15 @@ def make(image: str, kind: str, path: str, engine: str) -> None:
     new = f"{os.path.dirname(path)}/.{task.host_name()}.{os.getpid()}{SUFFIXES[engine]}"
     size = os.path.getsize(image)
     if kind == "layers":
-        size = sum(map(os.path.getsize, described(image)["layers"]))
+        files = described(image)["files"]
+        if not files:
+            raise ImageError(f"the controller has pulled {image} for another engine than {engine}")
+        size = sum(map(os.path.getsize, files.values()))
     place = roomy_folder(ROOM * size, os.path.dirname(path))
     remove_killed(place)
     work = tempfile.mkdtemp(prefix=WORK, dir=place)
     try:
-        parts = unpacked(image, work) if kind == "archive" else read_layers(image)
+        parts = unpacked(image, work) if kind == "archive" else linked(image, work)
         wanted = json.loads(parts.settings).get("architecture")
         if wanted not in (None, processor()):
             raise ImageError(f"the image is for processors {wanted}, this node has {processor()}")
@@ -256,19 +266,23 @@ def remove_unused(kept: str) -> None:
                 remove(gone)
 
 
-def read_layers(image: str) -> Layers:
-    """Return the parts that container.json lists."""
-    content = described(image)
-    with open(content["config"], "rb") as file:
-        return Layers(file.read(), content["layers"])
+def linked(image: str, work: str) -> Layers:
+    """Link the files that container.json lists to an OCI layout in ``work``, and return its parts."""
+    for name, path in described(image)["files"].items():
+        place = f"{work}/{name}"
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.symlink(os.path.abspath(path), place)
+    return of_layout(work)
 
 
 def unpacked(archive: str, work: str) -> Layers:
-    """Unpack an archive of `docker save` or `podman save`, or an OCI archive, below ``work``, and
-    return its parts.
+    """Unpack an archive of `docker save` or `podman save`, or an OCI archive, in ``work``, and return
+    its parts. An archive of a root file system is not unpacked: it is the only layer.
     """
     with tarfile.open(archive) as tar:
         for member in tar:
+            if pieces(member.name)[:1] and pieces(member.name)[0] in OF_ROOT:
+                return Layers(b"{}", [archive])
             place = inside(work, member.name)
             os.makedirs(os.path.dirname(place), exist_ok=True)
             if member.isfile():
@@ -280,16 +294,24 @@ def unpacked(archive: str, work: str) -> Layers:
         listed = json.load(file)
         if len(listed) != 1:
             raise ImageError(f"{archive} has {len(listed)} images: save one")
-        paths = (listed[0]["Config"], *listed[0]["Layers"])
-    if not os.path.exists(f"{work}/manifest.json"):
-        blob = blob_of(f"{work}/index.json")
-        while "manifests" in json.loads(task.text_of(f"{work}/{blob}")):
-            blob = blob_of(f"{work}/{blob}")
-        manifest = json.loads(task.text_of(f"{work}/{blob}"))
-        paths = tuple(map(path_of, (manifest["config"], *manifest["layers"])))
-    config, *layers = (inside(work, path) for path in paths)
+        config, *layers = (
+            inside(work, path) for path in (listed[0]["Config"], *listed[0]["Layers"])
+        )
+        with open(config, "rb") as settings:
+            return Layers(settings.read(), layers, f"docker-archive:{archive}")
+    return of_layout(work)
+
+
+def of_layout(folder: str) -> Layers:
+    """Return the parts of an OCI image layout (image-spec, image-layout.md)."""
+    blob = blob_of(f"{folder}/index.json")
+    while "manifests" in json.loads(task.text_of(f"{folder}/{blob}")):
+        blob = blob_of(f"{folder}/{blob}")
+    manifest = json.loads(task.text_of(f"{folder}/{blob}"))
+    paths = (path_of(entry) for entry in (manifest["config"], *manifest["layers"]))
+    config, *layers = (f"{folder}/{path}" for path in paths)
     with open(config, "rb") as file:
-        return Layers(file.read(), layers)
+        return Layers(file.read(), layers, f"oci:{folder}")
 
 
 def processor() -> str:
@@ -312,45 +334,11 @@ def path_of(entry: Mapping[str, Any]) -> str:
 
 def make_sif(engine: str, parts: Layers, work: str, new: str) -> None:
     """Have Apptainer or Singularity write a .sif file. Its caches are below ``work``."""
-    layout = f"{work}/layout"
-    write_layout(parts, layout)
+    if not parts.source:
+        make_folder(parts, f"{work}/root")
     name = engine.upper()
     places = {f"{name}_TMPDIR": work, f"{name}_CACHEDIR": f"{work}/cache"}
-    run([engine, "build", "--disable-cache", new, f"oci:{layout}"], places)
-
-
-def write_layout(parts: Layers, layout: str) -> None:
-    """Write an image as an OCI image layout (image-spec, image-layout.md), with links to its layers."""
-    blobs = f"{layout}/blobs/sha256"
-    os.makedirs(blobs)
-
-    def add(content: bytes) -> Mapping[str, Any]:
-        sha = hashlib.sha256(content).hexdigest()
-        with open(f"{blobs}/{sha}", "wb") as file:
-            file.write(content)
-        return {"digest": f"sha256:{sha}", "size": len(content)}
-
-    kind = "application/vnd.oci.image"
-    layers = []
-    for path in parts.layers:
-        sha = build.sha256_of(path)
-        with suppress(FileExistsError):
-            os.symlink(os.path.abspath(path), f"{blobs}/{sha}")
-        media = f"{kind}.layer.v1.tar{compression_of(path)}"
-        layers.append(
-            {"mediaType": media, "digest": f"sha256:{sha}", "size": os.path.getsize(path)}
-        )
-    config = {"mediaType": f"{kind}.config.v1+json", **add(parts.settings)}
-    manifest = {"schemaVersion": 2, "config": config, "layers": layers}
-    entry = {
-        "mediaType": f"{kind}.manifest.v1+json",
-        **add(json.dumps(manifest).encode()),
-        "annotations": {"org.opencontainers.image.ref.name": "image"},
-    }
-    with open(f"{layout}/oci-layout", "w") as file:
-        json.dump({"imageLayoutVersion": "1.0.0"}, file)
-    with open(f"{layout}/index.json", "w") as file:
-        json.dump({"schemaVersion": 2, "manifests": [entry]}, file)
+    run([engine, "build", "--disable-cache", new, parts.source or f"{work}/root"], places)
 
 
 def compression_of(path: str) -> str:
@@ -400,7 +388,9 @@ def opened(layer: str) -> Iterator[tarfile.TarFile]:
         return
     if not shutil.which("zstd"):
         raise ImageError("the image is compressed by zstd: install the package zstd on the nodes")
-    reader = subprocess.Popen(["zstd", "-dc", layer], stdout=subprocess.PIPE)
+    # zstd opens no links.
+    with open(layer, "rb") as file:
+        reader = subprocess.Popen(["zstd", "-dc"], stdin=file, stdout=subprocess.PIPE)
     with reader, tarfile.open(fileobj=reader.stdout, mode="r|") as tar:
         yield tar
 
@@ -570,6 +560,8 @@ def in_charliecloud(
             f"Charliecloud has no read-only mounts: use --mount {read_only[0].removesuffix(':ro')}, "
             "without :ro"
         )
+    for name in ACCOUNTS:
+        make_place(inside(root, name), is_folder=False)
     for bind in binds:
         source, _, target = bind.partition(":")
         make_place(inside(root, target or source), is_folder=os.path.isdir(source))

@@ -1,8 +1,7 @@
 """A container registry of this machine, Debian's docker-registry, and faults between it and a client.
 
 ``registry`` starts it, ``Registry.push`` gives it a small image by its HTTP API. ``Faults`` is a
-server that passes requests on to it, and breaks those that a test chooses. It also plays a token
-service.
+server that passes requests on to it, and breaks those that a test chooses.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import hashlib
 import http.client
 import io
 import json
-import os
 import shutil
 import socket
-import struct
 import subprocess
 import tarfile
 import time
@@ -26,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import bcrypt
 import pytest
@@ -83,11 +80,6 @@ class Image:
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-
-    @property
-    def names(self) -> set[str]:
-        """Names of the files in a folder of layers."""
-        return {digest.partition(":")[2] for digest in self.parts}
 
 
 def image(seed: str, machine: str = "amd64", size: int = LAYER_BYTES) -> Image:
@@ -217,11 +209,10 @@ def _await(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that ``Faults`` got. path: with the query. body: of a POST."""
+    """A request that ``Faults`` got. path: with the query."""
 
     path: str
     headers: Mapping[str, str]
-    body: str = ""
 
     @property
     def part(self) -> str:
@@ -231,17 +222,12 @@ class Asked:
 
 @dataclass
 class Answer:
-    """An answer. cut: bytes of the body that are sent before the connection ends. None: all.
-
-    pause_s: wait before each 64 KiB. is_reset: the connection is reset before an answer.
-    """
+    """An answer. cut: bytes of the body that are sent before the connection ends. None: all."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     cut: int | None = None
-    pause_s: float = 0.0
-    is_reset: bool = False
 
 
 # Returns what a client gets in place of the registry's answer.
@@ -281,20 +267,10 @@ class _Passing(BaseHTTPRequestHandler):
     server: Faults
 
     def do_GET(self) -> None:
-        self._pass(Asked(self.path, dict(self.headers)))
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self._pass(Asked(self.path, dict(self.headers), body))
-
-    def _pass(self, asked: Asked) -> None:
+        asked = Asked(self.path, dict(self.headers))
         with self.server.lock:
             self.server.asked.append(asked)
         answer = self.server.fault(asked, self.server.ask_behind(asked))
-        if answer.is_reset:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            os.close(self.connection.detach())
-            return
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             if name not in ("Date", "Content-Length", "Transfer-Encoding"):
@@ -304,7 +280,6 @@ class _Passing(BaseHTTPRequestHandler):
         body = answer.body[: answer.cut]
         with suppress(ConnectionError):
             for start in range(0, len(body), 1 << 16):
-                time.sleep(answer.pause_s)
                 piece = body[start : start + (1 << 16)]
                 self.wfile.write(piece)
                 with self.server.lock:
@@ -321,41 +296,3 @@ def faults(behind: str) -> Iterator[Faults]:
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.shutdown()
-
-
-TOKEN = "token-of-the-double"  # noqa: S105
-
-
-def token_service(realm: str, login: str, identity: str = "") -> Fault:
-    """Let a registry behind ``Faults`` want a token. The service at ``realm``, of path /token, gives
-    it for a login or an identity token only. Sources:
-    https://distribution.github.io/distribution/spec/auth/token/ and /oauth/.
-    """
-
-    def answer(asked: Asked, passed: Answer) -> Answer:
-        given = asked.headers.get("Authorization", "")
-        if asked.path == "/token":
-            form = {name: text for name, (text,) in parse_qs(asked.body).items()}
-            expected = {"grant_type": "refresh_token", "refresh_token": identity}
-            expected |= {
-                "service": "double",
-                "scope": form.get("scope", ""),
-                "client_id": "clusterctl",
-            }
-            if form != expected or given:
-                return Answer(401, {}, b"{}")
-            token = {"access_token": f"{TOKEN} {form['scope']}", "expires_in": 60}
-            return Answer(200, {}, json.dumps(token).encode())
-        if asked.path.startswith("/token?"):
-            query = parse_qs(urlsplit(asked.path).query)
-            if given != basic(login) or query["service"] != ["double"]:
-                return Answer(401, {}, b"{}")
-            return Answer(200, {}, json.dumps({"token": f"{TOKEN} {query['scope'][0]}"}).encode())
-        path = asked.path.removeprefix("/v2/").partition("/manifests/")[0].partition("/blobs/")[0]
-        scope = f"repository:{path}:pull"
-        if given == f"Bearer {TOKEN} {scope}":
-            return passed
-        wanted = f'Bearer realm="{realm}",service="double",scope="{scope}"'
-        return Answer(401, {"WWW-Authenticate": wanted}, b"{}")
-
-    return answer

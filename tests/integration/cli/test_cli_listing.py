@@ -149,6 +149,7 @@ def cloud_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(LocalProvider, "cached_images", cached_images)
     monkeypatch.setattr(images, "kept", kept)
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     Path("cluster.yaml").write_text(CLOUD)
     return cloud_calls
@@ -169,6 +170,20 @@ def test_cache_prune_deletes_project_images_with_its_flag_only(
     listing.cache_prune(PLAIN, images=True)
     assert "removed: " in capsys.readouterr().out
     assert cloud_calls[2:] == ["delete", "prune"]
+
+
+def test_cache_prune_removes_container_images(
+    cloud_calls: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blobs = tmp_path / "cache/clusterctl/images/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "layer").write_bytes(bytes(2 << 20))
+    answers = []
+    for command in (listing.cache_list, listing.cache_prune, listing.cache_list):
+        command(Screen(json=True, color=False))
+        answers.append(json.loads(capsys.readouterr().out)["container_images_mib"])
+    assert answers == [2, 2, 0]
+    assert not blobs.exists()
 
 
 def test_orphans_without_a_cloud_deletes_no_images(cloud_calls: list[str]) -> None:

@@ -29,9 +29,6 @@ def test_kept_files_are_counted_without_incomplete_ones(folder: Path) -> None:
     (folder / "environments/.lock").touch()
     (folder / "images/made.sif").touch()
     (folder / "images/.made.sif.lock").touch()
-    for name in ("layers/11aa", "layers/22bb", "layers/33cc.partial"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).touch()
     for name in ("store/ab/ab12", "store/cd/cd34", "store/partial/ef56", "store/lock"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(bytes(100_000))
@@ -40,7 +37,6 @@ def test_kept_files_are_counted_without_incomplete_ones(folder: Path) -> None:
     assert numbers == [
         ("environments", 1),
         ("builds", 1),
-        ("layers", 2),
         ("images", 2),
         ("store", 2),
     ]
@@ -60,8 +56,8 @@ def test_size_that_takes_too_long_is_unknown(
 ) -> None:
     """All sizes have a single time limit."""
     (folder / "builds/b").mkdir(parents=True)
-    (folder / "layers").mkdir()
-    (folder / "layers/11aa").touch()
+    (folder / "images").mkdir()
+    (folder / "images/1.sif").touch()
     slow = "case $3 in builds) echo 4 builds; exec sleep 60 ;; esac\necho 8 $3\n"
     (tmp_path / "du").write_text(f"#!/bin/sh\n{slow}")
     (tmp_path / "du").chmod(0o700)
@@ -69,5 +65,5 @@ def test_size_that_takes_too_long_is_unknown(
     # Time for the other program's start on a busy machine.
     monkeypatch.setattr("clusterctl.jobs.kept_files._SIZES_S", 15)
     found = kept_files(LocalTransport(), "clusterctl")
-    assert found == {"builds": Kept(1, None), "layers": Kept(1, 8192)}
+    assert found == {"builds": Kept(1, None), "images": Kept(1, 8192)}
     assert "unknown" in summary(found)

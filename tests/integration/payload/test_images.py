@@ -16,7 +16,9 @@ def test_layers_of_zstd_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with tarfile.open(tmp_path / "plain", "w") as tar:
         tar.add(tmp_path / "a", "b")
     subprocess.run(["zstd", "-q", tmp_path / "plain", "-o", tmp_path / "layer"], check=True)
-    layers = images.Layers(b"{}", [str(tmp_path / "layer")])
+    # As in the layout of an image from a registry.
+    (tmp_path / "link").symlink_to("layer")
+    layers = images.Layers(b"{}", [str(tmp_path / "link")])
     images.make_folder(layers, str(tmp_path / "root"))
     assert (tmp_path / "root" / "b").read_text() == "a"
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -205,6 +205,75 @@ def test_archive_becomes_a_folder_once(
     assert {path.name[0] for path in kept.iterdir() if path != made} == {"."}
 
 
+@pytest.mark.parametrize("compress", ["", "gz"])
+def test_root_file_system_becomes_a_folder(
+    engines: Callable[..., None], tmp_path: Path, compress: str
+) -> None:
+    """As `docker export` writes it."""
+    engines("ch-run")
+    image = layer(
+        tmp_path / "x.tar", ("./", "folder", ""), ("./etc/a", "file", "a"), compress=compress
+    )
+    images.prepare(image, str(tmp_path / "kept"), print)
+    (made,) = (path for path in (tmp_path / "kept").iterdir() if path.is_dir())
+    assert (made / "etc/a").read_text() == "a"
+
+
+def described(tmp_path: Path, files: Mapping[str, str]) -> str:
+    """Write the description of an image from a registry, as `submit` does."""
+    path = tmp_path / "container.json"
+    path.write_text(json.dumps({"name": "docker://x", "digest": "sha256:1", "files": files}))
+    return str(path)
+
+
+def test_image_of_a_registry_is_made_of_the_sent_files(
+    engines: Callable[..., None], tmp_path: Path
+) -> None:
+    engines("ch-run")
+    archive = oci_archive(tmp_path, {**CONFIG, "architecture": own_processor()})
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "store", filter="data")
+    files = {
+        str(path.relative_to(tmp_path / "store")): str(path)
+        for path in (tmp_path / "store").rglob("*")
+        if path.is_file()
+    }
+    images.prepare(described(tmp_path, files), str(tmp_path / "kept"), print)
+    (made,) = (path for path in (tmp_path / "kept").iterdir() if path.is_dir())
+    assert (made / "a").read_text() == "a"
+    # A later job gets no files if the controller has the image.
+    images.prepare(described(tmp_path, {}), str(tmp_path / "kept"), print)
+
+
+def test_image_pulled_for_another_engine_is_named(
+    engines: Callable[..., None], tmp_path: Path
+) -> None:
+    engines("ch-run")
+    with pytest.raises(images.ImageError, match="another engine than ch-run"):
+        images.prepare(described(tmp_path, {}), str(tmp_path / "kept"), print)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [("oci", "oci:{work}"), ("docker", "docker-archive:{image}"), ("root", "{work}/root")],
+)
+def test_apptainer_builds_from_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, source: str
+) -> None:
+    config = {**CONFIG, "architecture": own_processor()}
+    image = layer(tmp_path / "root.tar", ("etc/a", "file", "a"))
+    if kind != "root":
+        image = str({"oci": oci_archive, "docker": docker_archive}[kind](tmp_path, config))
+    work = tmp_path / "work"
+    work.mkdir()
+    ran: list[Sequence[str]] = []
+    monkeypatch.setattr(images, "run", lambda words, _: ran.append(words))
+    parts = images.unpacked(image, str(work))
+    images.make_sif("apptainer", parts, str(work), "new.sif")
+    expected = source.format(work=work, image=image)
+    assert ran == [["apptainer", "build", "--disable-cache", "new.sif", expected]]
+
+
 def own_processor() -> str:
     machine = os.uname().machine
     return images.PROCESSORS.get(machine, machine)
@@ -234,7 +303,7 @@ def test_damaged_archives_are_refused(engines: Callable[..., None], tmp_path: Pa
 KINDS = {
     "squashfs": b"hsqs" + bytes(100),
     "file": b"#!/usr/bin/env run-singularity\n",
-    "layers": b'{"digest": "sha256:1", "config": "/c", "layers": []}',
+    "layers": b'{"digest": "sha256:1", "files": {}}',
 }
 
 
@@ -277,6 +346,8 @@ def test_variables_and_mounts_in_a_folder(
     layers = images.Layers(json.dumps(CONFIG).encode(), [])
     images.make_folder(layers, str(root))
     (tmp_path / "data").mkdir()
+    # An absolute link, which leads inside.
+    (root / "etc/group").symlink_to("/var/group")
     monkeypatch.setenv("HOME_OF", "host")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/host")
     monkeypatch.setenv("WHERE", str(tmp_path))
@@ -285,6 +356,9 @@ def test_variables_and_mounts_in_a_folder(
     assert words[-4:] == [str(root), "--", "python3", "x"]
     assert f"{tmp_path}/data:/in/data" in words
     assert (root / "in" / "data").is_dir()
+    # Charliecloud mounts the host's on these.
+    assert (root / "etc" / "passwd").is_file()
+    assert (root / "var" / "group").is_file()
     assert environment["PATH"] == "/image/bin"
     assert environment["HOME_OF"] == "host"
     assert "LD_LIBRARY_PATH" not in environment

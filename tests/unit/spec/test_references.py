@@ -37,18 +37,18 @@ def test_reference_has_the_parts_that_docker_reads(text: str, wanted: tuple[str,
     assert reference.digest == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "tag", "version"),
-    [
-        (f"python@{DIGEST}", "", DIGEST),
-        (f"python:3@{DIGEST}", "3", DIGEST),
-        ("python:3", "3", "3"),
-        ("python", "latest", "latest"),
-    ],
-)
-def test_digest_decides_over_the_tag(text: str, tag: str, version: str) -> None:
+@pytest.mark.parametrize(("text", "tag"), [(f"python@{DIGEST}", ""), (f"python:3@{DIGEST}", "3")])
+def test_name_with_a_digest_has_no_usual_tag(text: str, tag: str) -> None:
     reference = Reference.parse(text)
-    assert (reference.tag, reference.version) == (tag, version)
+    assert (reference.tag, reference.digest) == (tag, DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("registry", "is_here"),
+    [("localhost", True), ("127.0.0.1:5000", True), ("[::1]:5000", True), ("localhost.x", False)],
+)
+def test_registry_of_this_machine_needs_no_encryption(registry: str, is_here: bool) -> None:
+    assert Reference(registry, "x", "1").is_of_this_machine == is_here
 
 
 WRONG = ["", " ", "Python", "Foo/bar", "a-/b", "foo/Bar", "a//b", "/a", "a/", "a:", "a:b:c", "a b"]

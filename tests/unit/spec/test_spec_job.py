@@ -104,6 +104,7 @@ def test_job_has_the_options_of_the_model_and_their_defaults() -> None:
         ("mount", ["/data:/data:rx"], "mount-form"),
         ("mount", ["/a,/b:/data"], "mount-form"),
         ("container", "here/not.sif", "no-such-file"),
+        ("container", ".", "not-an-image"),
     ],
     ids=lambda value: str(value)[:30],
 )

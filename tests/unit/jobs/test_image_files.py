@@ -1,0 +1,56 @@
+"""Images in files of this machine: what they are is said before they are sent."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs import images
+from payload.node import images as node_images
+from tests.support.messages import refused
+
+
+def archive(path: Path, *names: str) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "is_export"),
+    [
+        ((f"{'0a' * 32}/layer.tar", "manifest.json"), False),
+        (("blobs/sha256/1", "index.json", "oci-layout"), False),
+        (("sha256:1", "x.tar.gz", "manifest.json"), False),
+        ((".dockerenv", "bin/sh"), True),
+        (("./opt/x", "./etc/passwd"), True),
+    ],
+)
+def test_root_file_system_is_told_from_an_image(
+    tmp_path: Path, names: tuple[str, ...], is_export: bool
+) -> None:
+    notice = images.archive_notice(archive(tmp_path / "x.tar", *names))
+    assert (notice is not None and notice.code) == (is_export and "image-without-settings")
+
+
+def test_other_archive_is_refused(tmp_path: Path) -> None:
+    with refused("not-an-image", UsageError):
+        images.archive_notice(archive(tmp_path / "x.tar.gz", "project/train.py"))
+
+
+def test_file_of_another_kind_is_left_to_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "x.sif").write_bytes(b"#!/usr/bin/env run-singularity\n")
+    assert images.archive_notice(tmp_path / "x.sif") is None
+    whole = archive(tmp_path / "x.tar.gz", "project/train.py").read_bytes()
+    (tmp_path / "cut.tar.gz").write_bytes(whole[:-20])
+    assert images.archive_notice(tmp_path / "cut.tar.gz") is None
+
+
+def test_node_knows_the_same_root_file_systems() -> None:
+    assert frozenset(node_images.OF_ROOT) == images._OF_ROOT
+    assert node_images.PROCESSORS == images._PROCESSORS
