@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import MachineError, UsageError
+from clusterctl.errors import MachineError, TransferError, UsageError
 from clusterctl.jobs.secret_files import reject_own_keys, without_secrets
 from clusterctl.scheduler.session import open_session
 from clusterctl.state.chosen import ChosenCluster
@@ -49,8 +50,8 @@ def put(
         run, to the folder `files` in clusterctl's folder there.
 
     Raises:
-        UsageError: a path is empty, the last path is a local file, or a file is a key with which
-            clusterctl logs in.
+        UsageError: a path is empty, the last path is a local file or begins with a variable, or a
+            file is a key with which clusterctl logs in.
         TransferError: the files can't be sent, or changed during the transfer.
         TransportError: the cluster can't be reached.
     """
@@ -71,12 +72,22 @@ def put(
         if remote is None:
             remote = session.site.upload_folder
         elif len(items) == 1 and items[0].kind is Kind.FILE:
-            kind = session.transport.run(["sh", "-c", _KIND, remote]).stdout.strip()
+            kind = session.transport.run(["sh", "-c", _KIND, "kind", remote]).stdout.strip()
             if _is_name(paths[-1], items[0].path, kind):
                 remote, name = os.path.split(remote)
                 remote = remote or "."
                 items = (replace(items[0], path=name),)
-        sent = Upload(session.transport, progress).into(items, remote)
+        try:
+            sent = Upload(session.transport, progress).into(items, remote)
+        except TransferError as exc:
+            home = f"{Path.home()}/"
+            if exc.code == "files-unwritable" and remote.startswith(home):
+                there = f"~/{paths[-1].removeprefix(home)}"
+                exc.fix = (
+                    f"if your shell has put your home of this machine in place of `~`, quote the "
+                    f"path: '{there}'; otherwise {exc.fix}"
+                )
+            raise
         copies = [
             Copies(
                 session.transport.host,
@@ -112,7 +123,7 @@ def get(
     no_git: refuse folders named .git.
 
     Raises:
-        UsageError: a path is empty, or a folder is refused.
+        UsageError: a path is empty or begins with a variable, or a folder is refused.
         TransferError: the files can't be fetched.
         TransportError: the cluster can't be reached.
     """
@@ -132,7 +143,7 @@ def get(
 
 
 # Paths that are relative begin in the home folder.
-_KIND: Final = 'cd; if [ -d "$0" ]; then echo folder; elif [ -e "$0" ]; then echo file; fi'
+_KIND: Final = 'cd; if [ -d "$1" ]; then echo folder; elif [ -e "$1" ]; then echo file; fi'
 
 
 def _is_name(target: str, file: str, kind: str) -> bool:
@@ -177,6 +188,19 @@ def _split(paths: Sequence[str]) -> tuple[Sequence[str], str | None]:
     return local, _below_home(remote)
 
 
+_VARIABLE: Final = re.compile(r"\$\{?[A-Za-z_]")
+
+
 def _below_home(path: str) -> str:
-    # A relative path on the cluster begins in the home folder.
+    """Return a path on the cluster, which begins in the home folder if it is relative.
+
+    Raise UsageError if it begins with a variable, which nothing would replace.
+    """
+    if _VARIABLE.match(path):
+        raise UsageError(
+            f"the path {path} on the cluster begins with a variable, which is not replaced there",
+            code="path-variable",
+            fix="relative paths begin in the home folder there, so leave out `$HOME/`; if the "
+            f"folder has this name, write './{path}'",
+        )
     return os.path.normpath(path.removeprefix("~/")) if path != "~" else "."

@@ -29,7 +29,7 @@ from clusterctl.transport.remote_incoming import (
     receive,
     reject_small_disk,
 )
-from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items
+from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, is_pattern
 from clusterctl.util.disk import write_error_fix, write_error_reason
 
 _AGAIN = "run the command again; complete files are not downloaded again"
@@ -99,6 +99,10 @@ def fetch(
                 "list the files with `clusterctl ssh -- ls`; relative paths start at the job "
                 "user's home"
             )
+            if any(map(is_pattern, paths)):
+                fix = (
+                    f"wildcards are not replaced on the cluster: name the folder instead; or {fix}"
+                )
             raise UsageError(problem, code="no-such-file", where=transport.host, fix=fix) from exc
         raise TransferError(
             "the files can't be read on the cluster",

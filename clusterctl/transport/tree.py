@@ -122,6 +122,9 @@ class Item:
         return None
 
 
+_WILDCARDS: Final = frozenset("*?[")
+
+
 def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
     """Return the items at and below ``roots``, and the paths of skipped pipes, sockets and devices.
 
@@ -166,8 +169,14 @@ def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...
         except OSError as exc:
             unreadable.append(exc)
     if unreadable:
-        raise unreadable_error(unreadable)
+        fix = "no file here matches the wildcards" if any(map(is_pattern, map(str, roots))) else ""
+        raise unreadable_error(unreadable, fix=fix)
     return tuple(items), tuple(skipped)
+
+
+def is_pattern(path: str) -> bool:
+    """Return whether a path has wildcards, which a shell leaves there if no file matches them."""
+    return not _WILDCARDS.isdisjoint(path)
 
 
 def unreadable_error(errors: Sequence[OSError], *, fix: str = "") -> UsageError:

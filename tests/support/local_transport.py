@@ -103,8 +103,9 @@ class LocalTransport:
         pass
 
     def _local_command(self, argv: Sequence[str]) -> Sequence[str]:
-        """Return the command with local paths."""
-        return argv
+        """Return the command with local paths. A script gets no name as `$0`, as on a host."""
+        is_script = tuple(argv[:2]) == ("sh", "-c")
+        return [*argv[:3], "sh", *argv[4:]] if is_script else argv
 
     def _local_request(self, data: bytes) -> bytes:
         """Return what a conversation sends, with local paths."""

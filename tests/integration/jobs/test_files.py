@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from clusterctl.errors import TransferError, UsageError
 from clusterctl.jobs import files
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import Workspace
 from tests.support.local_transport import LocalTransport
+from tests.support.messages import refused
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,8 @@ def test_put_prints_the_path_on_the_cluster(tmp_path: Path) -> None:
         ("new", None, "new/in.txt"),
         ("new.d/", None, "new.d/in.txt"),
         ("new.d", "new.d/other", "new.d/in.txt"),
+        ("new", "new/other", "new/in.txt"),
+        ("other", "", "other"),
         (".", None, "in.txt"),
     ],
 )
@@ -93,7 +97,7 @@ def test_single_file_gets_the_name_that_is_given_for_it(
     (source / "data" / "in.txt").write_text("1")
     if there is not None:
         old = other / (there or target)
-        old.parent.mkdir()
+        old.parent.mkdir(exist_ok=True)
         old.write_text("old")
     if way == "put":
         place = files.put(ChosenCluster(), ["data/in.txt", target]).place
@@ -106,6 +110,41 @@ def test_single_file_gets_the_name_that_is_given_for_it(
     (source / "data" / "in.txt").write_text("22")
     getattr(files, way)(ChosenCluster(), ["data/in.txt", target])
     assert (other / written).read_text() == "22"
+
+
+@pytest.mark.parametrize("way", ["put", "get"])
+def test_variable_at_the_beginning_of_a_remote_path_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("1")
+    for path in ("$HOME/pg", "${DATA}"):
+        with refused("path-variable", UsageError):
+            getattr(files, way)(ChosenCluster(), ["in.txt", path] if way == "put" else [path])
+    files.put(ChosenCluster(), ["in.txt", "./$HOME/"])
+    assert files.get(ChosenCluster(), ["./$HOME/in.txt", "here/"]).files == 1
+
+
+def test_wildcards_that_match_nothing_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with refused("files-unreadable", UsageError, "wildcards"):
+        files.put(ChosenCluster(), ["one/*", "pg/"])
+    with refused("no-such-file", UsageError, "wildcards"):
+        files.get(ChosenCluster(), ["pg/*.txt", "."])
+
+
+def test_home_of_this_machine_in_a_remote_path_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell replaces `~` by it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "in.txt").write_text("1")
+    with refused("files-unwritable", TransferError, "'~/in.txt/pg/'"):
+        files.put(ChosenCluster(), [str(tmp_path / "in.txt"), f"{tmp_path}/in.txt/pg/"])
 
 
 def test_several_files_and_folders_have_a_folder_as_target(
