@@ -204,14 +204,19 @@ def test_upload_to_an_unwritable_place_has_the_systems_message(home, data):
 
 
 @pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
-def test_to_store_on_a_full_or_read_only_disk_is_an_error(fault, tmp_path, monkeypatch):
+@pytest.mark.parametrize("way", ["store", "folder"])
+def test_upload_to_a_full_or_read_only_disk_is_an_error(fault, way, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(os.urandom(MIB))
     with small_disk() as disk:
         monkeypatch.setenv("HOME", str(disk.path))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         disk.suffer(fault)
+        ways = {
+            "store": lambda: Upload(LocalTransport()).to_store([tmp_path / "file"], store=STORE),
+            "folder": lambda: send(tmp_path / "file"),
+        }
         with pytest.raises(TransferError) as caught:
-            Upload(LocalTransport()).to_store([tmp_path / "file"], store=STORE)
+            ways[way]()
         assert (
             os.strerror(errno.EROFS if fault == "read-only" else errno.ENOSPC) in caught.value.why
         )
@@ -305,10 +310,13 @@ def test_send_broken_connection_keeps_arrived_files_only(home, data):
     assert make(data).sent_bytes < 3 * MIB // 2
 
 
-def test_make_folder_of_a_changing_file_leaves_no_folder(home, data):
+@pytest.mark.parametrize("size", [10, 3 * MIB])
+def test_make_folder_of_a_changing_file_leaves_no_folder(home, data, size):
+    """The record of a job names the content that its small files have, too."""
+    (data / "large").write_bytes(os.urandom(size))
     items = [Item.of("large", data / "large", (data / "large").lstat())]
     hashes = hash_items(items)
-    (data / "large").write_bytes(bytes(3 * MIB))
+    (data / "large").write_bytes(bytes(size))
     with rejected("files-changed", TransferError):
         Upload(LocalTransport()).new_folder(items, hashes, "jobs/one", store=STORE, ours={})
     assert not (home / "jobs").exists()
