@@ -144,8 +144,7 @@ def workspace_copy(
         copy = Workspace(folder / workspace.root.name)
         try:
             if workspace.root.is_dir():
-                # Sockets can't be copied.
-                ignore = shutil.ignore_patterns(*without, workspace.connections.name)
+                ignore = shutil.ignore_patterns(*without)
                 shutil.copytree(workspace.root, copy.root, ignore=ignore, symlinks=True)
             with suppress(FileNotFoundError):
                 shutil.copy2(workspace.copies, copy.copies)

@@ -27,7 +27,7 @@ from clusterctl.errors import ConfigureError, Failure
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.openssh import ssh_config_text, write_ssh_files
 from clusterctl.util.assets import data_folder
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
@@ -250,8 +250,8 @@ def _environment(private: Path) -> Mapping[str, str]:
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_STDOUT_CALLBACK": "default",
         "ANSIBLE_CALLBACK_PLUGINS": "",
-        # An ssh master would outlive the run. mitogen keeps its own connections.
-        "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",
+        # mitogen keeps its own connections.
+        "ANSIBLE_SSH_ARGS": "-o ControlPath=none",
         "ANSIBLE_STRATEGY": "clusterctl_linear",
         "ANSIBLE_STRATEGY_PLUGINS": str(data_folder("ansible") / "strategy_plugins"),
         # Ansible warns about every third-party strategy.
@@ -467,7 +467,5 @@ def _image_inventory(
         own = Workspace(folder / "image")
         own.create()
         write_atomic(own.known_hosts, inventory.known_hosts())
-        write_atomic(
-            own.ssh_config, inventory.ssh_config(key=workspace.key, known_hosts=own.known_hosts)
-        )
+        write_atomic(own.ssh_config, ssh_config_text(inventory, own, workspace.key))
         yield inventory, own

@@ -29,7 +29,7 @@ from clusterctl.spec.names import (
     did_you_mean,
 )
 from clusterctl.spec.scheduler import DEFAULT, NEEDS, SchedulerName, SchedulerNeeds
-from clusterctl.state.workspace import JUMP, Workspace, clusters_up
+from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.assets import digest, render
 from clusterctl.util.typed_json import from_json
 
@@ -292,29 +292,22 @@ class Inventory:
     def host(self, name: str) -> Host | None:
         return next((h for h in self.hosts if h.name == name), None)
 
-    def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
-        """Return an ssh_config for all hosts, which lies beside ``known_hosts``.
+    def ssh_config(self, workspace: Workspace, *, key: Path, idle_s: int) -> str:
+        """Return the ssh_config of a workspace for all hosts.
 
-        With it, ssh uses only these two files, and never prompts. Hosts behind a proxy command or a
-        jump host get a longer connection timeout. Paths are quoted, because paths may contain
-        spaces.
+        With it, ssh uses only the key and the workspace's known_hosts, and never prompts. Hosts
+        behind a proxy command or a jump host get a longer connection timeout. Paths are quoted,
+        because paths may contain spaces.
+
+        idle_s: seconds after which a shared connection without a command ends.
         """
-        proxies = {host.name: self._proxy_command(host, known_hosts.parent) for host in self.hosts}
         timeouts = {
             host.name: JUMP_TIMEOUT_S if host.jump else PROXIED_TIMEOUT_S for host in self.hosts
         }
-        values = {"key": key, "known_hosts": known_hosts, "timeouts": timeouts}
-        return render(
-            "ssh_config.j2", hosts=self.hosts, proxies=proxies, keepalive=KEEPALIVE, **values
-        )
-
-    def _proxy_command(self, host: Host, folder: Path) -> tuple[str, ...]:
-        jump = self.host(host.jump) if host.jump else None
-        if jump is None:
-            return host.proxy_command
-        # A recreated jump host has another key, and so another connection.
-        name = f"jump-{digest(jump.host_key)[:8]}"
-        return ("sh", "-c", JUMP, str(folder.absolute()), name, "%h", "%p", jump.name)
+        # A host that is created again has another key, and so another connection.
+        names = {host.name: digest(host.name, host.host_key)[:12] for host in self.hosts}
+        values = {"key": key, "idle_s": idle_s, "timeouts": timeouts, "keepalive": KEEPALIVE}
+        return render("ssh_config.j2", hosts=self.hosts, names=names, workspace=workspace, **values)
 
     def known_hosts(self) -> str:
         """Return the content of known_hosts: a line per host, under the host's name (see

@@ -25,7 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.errors import LockedError, MachineError
+from clusterctl.util.assets import digest
 from clusterctl.util.disk import REFUSALS, read_text, translating_write_errors
+from clusterctl.util.process import SHORT
 
 _ID = re.compile(r"[a-z][0-9a-z]{5}")
 _KEY_BEGINS, _KEY_ENDS = (f"-----{word} OPENSSH PRIVATE KEY-----" for word in ("BEGIN", "END"))
@@ -35,19 +37,6 @@ _UNFIT = frozenset('"%\n')
 ROOM = 1 << 20
 WAIT_S = 600.0
 _PAUSE_S = 0.2
-
-# ssh's ProxyCommand for a host behind a jump host. All hosts behind the jump host share a
-# connection to it,
-# which ends when it is idle. Arguments: the folder of the ssh_config, the name of the socket, the
-# host's address and port, the jump host. It changes to the folder, as a socket's path is limited to
-# 107 bytes. Machines may share a home, but not a socket. A file system without sockets has no FIFOs
-# either, and then each host has its own connection to the jump host.
-JUMP = (
-    'cd "$0" && s="connections/$1-$(uname -n)" && t="connections/$$" && '
-    '{ [ -S "$s" ] || { mkfifo "$t" && rm -f "$t"; } 2>/dev/null || s=none; } && '
-    'exec ssh -F ssh_config -S "$s" -o BatchMode=yes -o ControlMaster=auto '
-    '-o ControlPersist=10 -W "[$2]:$3" "$4"'
-)
 
 
 def state_home() -> Path:
@@ -215,8 +204,6 @@ class Workspace:
     jobs = _Path("jobs.jsonl")
     # Slurm's answers to `where`.
     where = _Path("where.json")
-    # Sockets of ssh processes that keep connections open between commands.
-    connections = _Path("connections")
     # Machines of the user that could not be restored yet.
     releases = _Path("pending-releases")
     # Exists once `down` has started to remove hosts, with the time of its search for only copies,
@@ -225,6 +212,15 @@ class Workspace:
     # Exists while an image is built without a cluster.
     baking = _Path("baking")
     logs = _Path("logs")
+
+    @property
+    def connections(self) -> Path:
+        """The private folder for sockets of ssh processes that keep connections open between
+        commands.
+
+        Its path is short, because a socket's path is limited to 107 bytes. It may be missing.
+        """
+        return SHORT / f"clusterctl-{os.geteuid()}-{digest(str(self.root.absolute()))[:8]}"
 
     def known_id(self) -> str | None:
         """Return the cluster's id; None if the cluster has no id yet.

@@ -1,18 +1,16 @@
 """SSH connections that commands share (OpenSSH's ControlMaster), each held by an ssh process.
 
-The control sockets are in a private folder beside the `ssh_config`.
+ssh shares them by itself, as the `ssh_config` tells it. clusterctl opens a connection before the
+first command, so that many commands at once share it, and one that does not answer is replaced.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import re
-import secrets
 import select
 import signal
 import socket
-import stat
 import subprocess
 import tempfile
 import threading
@@ -22,23 +20,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import TransportError
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport import openssh
 from clusterctl.transport.login import connect_options, login_of
-from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH
+from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, is_private, login_socket
 from clusterctl.transport.refusals import (
     connection_error,
+    entry_of,
     login_refused_error,
     may_need_answers,
-    proxy_of,
 )
-from clusterctl.util.process import SHORT, temporary_folder
 
-IDLE_S = 300
-# The `ssh_config` has the same time for connections to jump hosts. While a host behind the jump
-# host is connected, the connection is not idle.
-JUMP_IDLE_S = 10
 # A connection used more recently than this is used without a check: the next command notices if it
 # is dead.
 FRESH_S = 60.0
@@ -50,9 +41,10 @@ _LOGIN_LIMITS_S = (60.0, 180.0)
 # ssh has limits of its own, such as ConnectTimeout in the `ssh_config`.
 _START_S = 75.0
 _EXIT_S = 10.0
-# Time to connect to the socket of a new connection. A connection without a watcher ends after this
-# time.
-_WATCHED_WITHIN_S = 3
+# The socket of an ssh that is stopped takes connections until its queue is full.
+_CONNECT_S = 1.0
+# A connection outlives the command that opens it, and must not keep the user's folder in use.
+_PLACE = "/"
 _STDIN = 0
 # In the foreground ssh shows its messages itself, among them the site's instructions.
 _ASKING = ("-T", "-o", "BatchMode=no", "-o", "LogLevel=INFO", "-o", "ClearAllForwardings=yes")
@@ -70,17 +62,25 @@ _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """An SSH connection that commands share, held by an ssh process. folder, name: of its control
-    socket.
+    """An SSH connection that commands share, held by an ssh process. path: of its control socket.
 
     watch: a connection to the control socket. An idle ssh does not exit while ``watch`` is open.
-    stays: whether ``close`` leaves the SSH connection open for the next clusterctl command.
     """
 
-    folder: Path
-    name: str
+    path: Path
     watch: socket.socket
-    stays: bool
+
+    @classmethod
+    def at(cls, path: Path) -> Master | None:
+        """Return the connection with this control socket; None if no ssh process serves it."""
+        watch = socket.socket(socket.AF_UNIX)
+        watch.settimeout(_CONNECT_S)
+        try:
+            watch.connect(str(path))
+        except OSError:
+            watch.close()
+            return None
+        return cls(path, watch)
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Wait up to ``within_s`` seconds for the end of the connection. Return whether it has
@@ -92,14 +92,13 @@ class Master:
         poll.register(self.watch, 0)
         return bool(poll.poll(within_s * 1000))
 
-    def close(self) -> None:
-        """End the connection, unless ``stays`` is set. May be called twice."""
+    def leave(self) -> None:
+        """Leave the connection open for other commands, until it is idle for too long. May be
+        called twice.
+        """
         self.watch.close()
-        if not self.stays:
-            _end_connection(self.folder, self.name)
-            return
         with suppress(OSError):
-            os.utime(self.folder / self.name)
+            os.utime(self.path)
 
 
 def open_master(
@@ -107,18 +106,17 @@ def open_master(
     host: str,
     user: str | None,
     *,
-    stays: bool,
+    checks: bool = True,
     start: bool = True,
-    socket_name: str = "",
     asks: bool = False,
 ) -> Master | None:
     """Return a shared connection to a host. Return None if each command must connect separately.
 
-    stays: whether to share the connection with later clusterctl commands, until the `ssh_config`
-        file is replaced. Otherwise the connection ends with this process, even if the process is
-        killed. The connection to an attached cluster always stays.
-    start: whether to open a connection if no connection is open.
-    socket_name: use this socket, which the `ssh_config` names too. Needs ``stays``.
+    The `ssh_config` tells ssh to share the connections to hosts that clusterctl has configured.
+
+    checks: whether to check that an open connection answers. Otherwise, and for the login of an
+        attached cluster, only if it was not used in the last minute.
+    start: whether to open a connection, or check the open one.
     asks: whether ssh may ask the user of an attached cluster, on this terminal, for a password and
         the like.
 
@@ -127,50 +125,49 @@ def open_master(
         UnreachableError, TransportError: the host can't be reached, or ssh rejects the
             `ssh_config`.
     """
-    folder = _private_folder(config)
-    if folder is None or not config.exists():
-        return None
     is_login = login_of(config) is not None
-    stays = stays or is_login
-    name = secrets.token_hex(8)
-    if stays:
-        name = socket_name or openssh.socket_name(config, host, user)
-        with suppress(OSError):
-            if time.time() - (folder / name).stat().st_mtime < FRESH_S:
-                return Master(folder, name, _connect(folder, name), stays)
+    path = socket_of(config, host, user)
+    if path is None or not config.exists():
+        return None
+    if (is_login or not checks) and (master := _recent(path)) is not None:
+        return master
     settings = _settings(config, host) if is_login else {}
-    if (
-        is_login
-        and not (folder / name).exists()
-        and (master := _users_master(settings)) is not None
-    ):
+    if is_login and not path.exists() and (master := _users_master(settings)) is not None:
         return master
     if not start:
         return None
-    idle_s = _idle_s(is_login=is_login, is_jump=bool(socket_name), stays=stays)
-    options = ["-S", f"./{name}", "-o", "ControlMaster=auto"]
-    options += ["-o", f"ControlPersist={idle_s}", *(() if stays else ("-f", "-N"))]
-    options += connect_options(settings)
-    command = "true" if stays else ""
     ssh = OpenSSH(config, user)
-    if (error := _start(ssh, host, command, options, folder / name)) is not None:
+    options = [*connect_options(settings)]
+    if is_login:
+        options += ["-S", str(path), "-o", "ControlMaster=auto"]
+        options += ["-o", f"ControlPersist={LOGIN_IDLE_S}"]
+    if (error := _start(ssh, host, options, path)) is not None:
         if not (asks and may_need_answers(error)):
             raise connection_error(host, config, error, user)
-        _log_in(config, ssh.argv(host, command, *_ASKING, *options), folder)
-    try:
-        return Master(folder, name, _connect(folder, name), stays)
-    except OSError:
-        return None
+        _log_in(config, ssh.argv(host, "true", *_ASKING, *options))
+    return Master.at(path)
 
 
-def _idle_s(*, is_login: bool, is_jump: bool, stays: bool) -> int:
-    """Return after how many seconds without a command a connection ends."""
-    if is_login:
-        return LOGIN_IDLE_S
-    return JUMP_IDLE_S if is_jump else IDLE_S if stays else _WATCHED_WITHIN_S
+def _recent(path: Path) -> Master | None:
+    """Return the connection with this socket, if it was used in the last minute."""
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime < FRESH_S:
+            return Master.at(path)
+    return None
 
 
-def _start(ssh: OpenSSH, host: str, command: str, options: list[str], path: Path) -> str | None:
+def socket_of(config: Path, host: str, user: str | None) -> Path | None:
+    """Return the control socket of the connection that commands share; None if none may be
+    shared.
+    """
+    if login_of(config) is not None:
+        return login_socket(config)
+    entry = entry_of(host, config)
+    path = entry.get("ControlPath", "").replace("%r", user or entry.get("User", ""))
+    return Path(path) if path and is_private(Path(path).parent) else None
+
+
+def _start(ssh: OpenSSH, host: str, options: list[str], path: Path) -> str | None:
     """Open a connection with its socket at ``path``, unless it is open. Return ssh's messages if it
     fails.
     """
@@ -178,13 +175,12 @@ def _start(ssh: OpenSSH, host: str, command: str, options: list[str], path: Path
     # connection that was idle for long may be dead without its ssh knowing, as after a laptop's
     # sleep, so the first try is short.
     answer_s, start_s = (_ANSWER_S, _START_S) if login_of(ssh.config) is None else _LOGIN_LIMITS_S
+    words = ssh.background(host, "true", *_TALKATIVE, *options)
     for limit_s in (answer_s, start_s) if path.exists() else (start_s,):
-        rc, stderr = _run_ssh(
-            ssh.background(host, command, *_TALKATIVE, *options), path.parent, limit_s
-        )
+        rc, stderr = _run_ssh(words, limit_s)
         if rc is not None:
             break
-        _end_connection(path.parent, path.name)
+        end_connection(path)
     if rc not in {None, NO_CONNECTION} or _NO_SOCKET.search(stderr):
         return None
     if not stderr or _BY_PROXY in stderr:
@@ -192,7 +188,7 @@ def _start(ssh: OpenSSH, host: str, command: str, options: list[str], path: Path
         # ssh.
         # No other attempt is repeated: a server that refuses logins may shut out who asks often.
         words = ssh.background(host, "true", "-S", "none", *_TALKATIVE)
-        _, stderr = _run_ssh(words, path.parent, start_s)
+        _, stderr = _run_ssh(words, start_s)
     return stderr
 
 
@@ -218,14 +214,10 @@ def _settings(config: Path, host: str) -> dict[str, str]:
 
 def _users_master(settings: Mapping[str, str]) -> Master | None:
     """Return the connection that the user's own ssh has opened to the login, if it is open."""
-    path = Path(settings.get("controlpath", "none"))
-    try:
-        return Master(path.parent, path.name, _connect(path.parent, path.name), stays=True)
-    except OSError:
-        return None
+    return Master.at(Path(settings.get("controlpath", "none")))
 
 
-def _log_in(config: Path, words: list[str], folder: Path) -> None:
+def _log_in(config: Path, words: list[str]) -> None:
     """Run ssh on this terminal, where it may ask the user. Raises KeyRefusedError,
     KeyboardInterrupt.
 
@@ -237,7 +229,7 @@ def _log_in(config: Path, words: list[str], folder: Path) -> None:
     pipe = subprocess.PIPE
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
-        words, cwd=folder, stdin=pipe, stdout=nothing, process_group=0, bufsize=0
+        words, cwd=_PLACE, stdin=pipe, stdout=nothing, process_group=0, bufsize=0
     )
     assert process.stdin is not None  # noqa: S101
     # Taking the terminal back from a group in the background would stop this program.
@@ -269,11 +261,20 @@ def end_all_connections(config: Path) -> None:
     """
     folder = Workspace(config.parent).connections
     with suppress(OSError):
-        for socket_file in list(folder.iterdir()):
-            _end_connection(folder, socket_file.name)
+        for path in list(folder.iterdir()):
+            end_connection(path)
+        folder.rmdir()
 
 
-def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
+def end_connection(path: Path) -> None:
+    """End the shared connection with this control socket, also if it is in use, or does not
+    answer.
+    """
+    _run_ssh(["ssh", "-F", "/dev/null", "-O", "exit", "-S", str(path), "host"], _EXIT_S)
+    path.unlink(missing_ok=True)
+
+
+def _run_ssh(words: list[str], limit_s: float) -> tuple[int | None, str]:
     """Run ssh. Return (exit status, stderr), with status None if ssh ran longer than ``limit_s``.
 
     If no server answers, the last line of stderr tells how long ssh has waited.
@@ -286,7 +287,7 @@ def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None
         # The ProxyCommand of a shared connection stays in this group, so the group must outlive
         # clusterctl.
         process = subprocess.Popen(
-            words, cwd=folder, stdin=nothing, stdout=nothing, stderr=stderr, process_group=0
+            words, cwd=_PLACE, stdin=nothing, stdout=nothing, stderr=stderr, process_group=0
         )
         try:
             rc = process.wait(limit_s)
@@ -302,92 +303,3 @@ def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None
     if _TIMED_OUT.search(text):
         text = f"{text.rstrip()}\nno answer within {waited_s:.0f} s"
     return rc, text
-
-
-def _private_folder(config: Path) -> Path | None:
-    """Return the folder for sockets, created if missing; None if other users could enter the
-    folder.
-    """
-    folder = Workspace(config.parent.absolute()).connections
-    try:
-        # Root must not create a folder in a user's workspace.
-        if config.parent.stat().st_uid == os.geteuid():
-            folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-    except OSError:
-        return None
-    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-    return folder if is_private and status.st_uid == os.geteuid() else None
-
-
-def _connect(folder: Path, name: str) -> socket.socket:
-    """Connect to the socket of a shared connection; raise OSError if no ssh process serves it."""
-    watch = socket.socket(socket.AF_UNIX)
-    try:
-        # The real path may be too long for a socket's address.
-        with temporary_folder(SHORT) as short:
-            (short / "to").symlink_to(folder)
-            watch.connect(str(short / "to" / name))
-    except BaseException:
-        watch.close()
-        raise
-    return watch
-
-
-def _end_connection(folder: Path, name: str) -> None:
-    _run_ssh(["ssh", "-F", "/dev/null", "-O", "exit", "-S", f"./{name}", "host"], folder, _EXIT_S)
-    (folder / name).unlink(missing_ok=True)
-
-
-class Jumps:
-    """The connections to the jump hosts of an `ssh_config`, which all hosts behind a jump host
-    share.
-    """
-
-    def __init__(self) -> None:
-        self._masters: dict[str, Master | None] = {}
-        self._failed: dict[str, tuple[float, TransportError]] = {}
-        self._lock = threading.Lock()
-
-    def open(self, host: str, config: Path) -> None:
-        """Open the connection to the jump host of ``host``, if it is behind a jump host and not
-        connected.
-
-        Raise the jump host's error, as an error of ``host``, if it can't be reached. Threads that
-        wait for the same connection get the same error, so a broken tunnel is tried once, not once
-        for each host.
-        """
-        asked = time.monotonic()
-        jump = proxy_of(host, config).jump
-        if jump is None:
-            return
-        jump_host, name = jump
-        with self._lock:
-            master = self._masters.get(name)
-            if master is not None and not master.has_ended():
-                return
-            failed_at, error = self._failed.get(name, (0.0, None))
-            if error is None or failed_at < asked:
-                try:
-                    self._masters[name] = open_master(
-                        config, jump_host, None, stays=True, socket_name=name
-                    )
-                    return
-                except TransportError as exc:
-                    error = exc
-                    self._failed[name] = (time.monotonic(), exc)
-        raise _behind(host, jump_host, error)
-
-    def close(self) -> None:
-        with self._lock:
-            for master in filter(None, self._masters.values()):
-                master.close()
-            self._masters.clear()
-
-
-def _behind(host: str, jump_host: str, error: TransportError) -> TransportError:
-    """Return the error of a jump host as the error of a host behind it."""
-    copied = copy.copy(error)
-    copied.what = f"{host}: its SSH connection goes through {jump_host}, which can't be reached"
-    copied.host = host
-    return copied

@@ -4,12 +4,12 @@ programs.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +32,7 @@ from clusterctl.transport.base import (
     shown_command,
 )
 from clusterctl.transport.login import HERE, LOGIN_HOST, here_words, login_of, no_login_error
+from clusterctl.util.assets import digest
 from clusterctl.util.process import Result
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 _SIGNALLED = 128
 NO_CONNECTION = 255  # ssh's exit status
+# Seconds after which a connection without a command ends.
+IDLE_S = 300
+BRIEF_S = 10
 _STDERR_TAIL = 1 << 16
 _NOT_FOUND = 127  # shell's exit status
 _MOST_NOISE = 1 << 20  # bytes
@@ -359,8 +363,10 @@ class OpenSSH:
 
         A list is quoted for the remote shell; a string is passed to the shell unchanged. Empty
         command: run a
-        login shell. options: of ssh.
+        login shell. options: of ssh. An open connection is shared, but none is left open.
         """
+        if login_of(self.config) is None:
+            options = ("-o", "ControlMaster=no", *options)
         return self._words(self.config, host, command, *options, shares=True)
 
     def background(self, host: str, command: str, *options: str, shares: bool = False) -> list[str]:
@@ -405,49 +411,59 @@ class OpenSSH:
         if shutil.which("ssh") is None:
             fix = "install ssh: `apt-get install openssh-client`"
             raise MachineError("ssh is not installed on this machine", code="tool-missing", fix=fix)
-        before, shared = _shared(self.config) if shares and login is not None else ((), ())
-        words = [*before, "ssh", "-F", str(config.absolute()), *shared, *options]
+        shared = _shared(self.config) if shares and login is not None else ()
+        words = ["ssh", "-F", str(config.absolute()), *shared, *options]
         if user is not None:
             words += ["-l", user]
         return [*words, "--", host, *([line] if line else [])]
 
 
-def socket_name(config: Path, host: str, user: str | None) -> str:
-    """Return the name of the control socket of the connection that commands share, in
-    ``connections``.
+def login_socket(config: Path) -> Path | None:
+    """Return the control socket of the connection to the login of an attached cluster; None if
+    other users could enter its folder.
     """
-    status = config.stat()
-    # Machines may share a home, but a socket works only on the machine that created it.
-    words = (os.uname().nodename, login_of(config) or host, user, status.st_ino, status.st_mtime_ns)
-    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+    folder = Workspace(config.parent).connections
+    return folder / f"login-{digest(login_of(config) or '')}" if is_private(folder) else None
 
 
-def _shared(config: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the words before ssh, and its options, for the connection to an attached cluster.
+def is_private(folder: Path) -> bool:
+    """Return whether only this account may enter the folder for sockets. Create it if it is
+    missing.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return False
+    is_closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return is_closed and status.st_uid == os.geteuid()
+
+
+def _shared(config: Path) -> tuple[str, ...]:
+    """Return ssh's options for the connection to an attached cluster.
 
     Empty if clusterctl has opened none. Then ssh uses the connection that the user's configuration
     names, if that is open.
     """
-    folder = Workspace(config.parent.absolute()).connections
-    name = socket_name(config, LOGIN_HOST, None)
-    if not (folder / name).exists():
-        return (), ()
-    # The real path may be too long for a socket address. ssh would print that a shared connection
-    # is closed.
-    before = ("sh", "-c", 'cd -- "$0" && exec "$@"', str(folder))
-    return before, ("-S", f"./{name}", "-o", "LogLevel=ERROR")
+    path = login_socket(config)
+    # ssh would print that a shared connection is closed.
+    return ("-S", str(path), "-o", "LogLevel=ERROR") if path is not None and path.exists() else ()
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
-    """Write known_hosts and `ssh_config`. Don't replace unchanged files: that would end open
-    connections.
-    """
-    changed = write_atomic(workspace.known_hosts, inventory.known_hosts())
-    ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
-    if any(host.jump for host in inventory.hosts):
-        # For the sockets of connections to jump hosts, of which the file tells plain ssh.
-        workspace.connections.mkdir(mode=0o700, exist_ok=True)
-    write_atomic(workspace.ssh_config, ssh_config, anew=changed)
+    """Write known_hosts and `ssh_config`."""
+    write_atomic(workspace.known_hosts, inventory.known_hosts())
+    write_atomic(workspace.ssh_config, ssh_config_text(inventory, workspace, workspace.key))
+
+
+def ssh_config_text(inventory: Inventory, workspace: Workspace, key: Path) -> str:
+    """Return the `ssh_config` of a workspace. key: the private key of the admin user."""
+    try:
+        has_auto_down = b"auto_down" in workspace.spec.read_bytes()
+    except FileNotFoundError:
+        has_auto_down = False
+    # An open connection would keep a cluster up that removes itself when it is idle.
+    return inventory.ssh_config(workspace, key=key, idle_s=BRIEF_S if has_auto_down else IDLE_S)
 
 
 def run_attached(argv: Sequence[str]) -> int:

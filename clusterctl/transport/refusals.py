@@ -4,9 +4,9 @@ gcloud.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from clusterctl.errors import (
     TunnelError,
     TunnelRefusedError,
 )
-from clusterctl.state.workspace import JUMP, Workspace
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import unreachable_error
 from clusterctl.transport.login import login_of
 from clusterctl.util import assets
@@ -57,34 +57,36 @@ class Proxy:
     """How an `ssh_config` reaches a host without a route.
 
     command: the words of the program that carries the connection. Empty: ssh connects directly.
-    jump: the jump host, and the socket's name of the connection to it, which all hosts behind it
-        share.
+    jump: the jump host.
     """
 
     command: tuple[str, ...] = ()
-    jump: tuple[str, str] | None = None
+    jump: str | None = None
 
     @property
     def is_gcloud(self) -> bool:
         return bool(self.command) and Path(self.command[0]).name == "gcloud"
 
 
+def entry_of(host: str, config: Path) -> Mapping[str, str]:
+    """Return keyword -> value of the host in this `ssh_config`, which clusterctl wrote. No file, or
+    no such host: {}.
+    """
+    _, _, rest = f"\n{read_text(config)}".partition(f"\nHost {host}\n")
+    words = (line.split(maxsplit=1) for line in rest.partition("\nHost ")[0].split("\n"))
+    return {pair[0]: pair[1] for pair in words if len(pair) > 1}
+
+
 def proxy_of(host: str, config: Path) -> Proxy:
     """Return how this `ssh_config`, which clusterctl wrote, reaches the host. No file: directly."""
-    text = read_text(config)
-    _, _, rest = f"\n{text}".partition(f"\nHost {host}\n")
-    entry = rest.partition("\nHost ")[0]
-    line = next((line for line in entry.split("\n") if line.startswith("    ProxyCommand ")), "")
-    jump = None
     try:
-        _, *command = shlex.split(line) or [""]
-        if JUMP in command:
-            _, socket_name, _, _, jump_host = command[command.index(JUMP) + 1 :]
-            jump = (jump_host, f"{socket_name}-{os.uname().nodename}")
+        command = shlex.split(entry_of(host, config).get("ProxyCommand", ""))
     except ValueError:
         # The file is damaged. ssh reports its own error.
         return Proxy()
-    return Proxy(tuple(command), jump)
+    # The last word of an ssh is its host.
+    is_jump = bool(command) and bool(entry_of(command[-1], config))
+    return Proxy(tuple(command), command[-1] if is_jump else None)
 
 
 def connection_error(
@@ -215,7 +217,7 @@ def _tunnel_error(
     """Return the error for a host that gcloud or an open jump host did not connect to. reason:
     messages.
     """
-    tunnel = proxy.jump[0] if proxy.jump else host
+    tunnel = proxy.jump or host
     rules = read_table(Path(__file__).with_name("data") / "tunnels.yaml", tuple[_Rule, ...])
     match = first_rule((rule for rule in rules if rule.jump == bool(proxy.jump)), reason)
     # After gcloud's error come advice, a traceback and ssh's message about the closed connection.

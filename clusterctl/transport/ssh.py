@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -33,10 +33,10 @@ from clusterctl.transport.base import (
     wrap_command,
 )
 from clusterctl.transport.login import HERE, LOGIN_HOST, count_call, here_words, login_of
-from clusterctl.transport.master import Jumps, Master, may_ask, open_master
+from clusterctl.transport.master import Master, end_connection, may_ask, open_master
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, Talk, prepare_pipes, start_program
-from clusterctl.transport.refusals import connection_error
-from clusterctl.util.process import Result, parallel_map
+from clusterctl.transport.refusals import connection_error, proxy_of
+from clusterctl.util.process import Result
 
 _SETTLE_S = 1.0
 # An attached cluster may shut out who tries again soon after a refused login.
@@ -124,16 +124,16 @@ class SSHTransport(CommandTransport):
     """Transport to a host of an `ssh_config` (see ``Transport``).
 
     user: account on the host. Default: the user in the `ssh_config`.
-    stays: leave the connection open for the next clusterctl command. That of an attached cluster
-        stays open.
-    jumps: the connections to jump hosts, shared with the transports to other hosts.
+    stays: ``close`` leaves the connection open for the next clusterctl command, which uses it
+        without a check within a minute. That of an attached cluster stays open.
+    jump_to: returns the transport to a jump host. Default: a new one.
     """
 
     config: Path
     _: KW_ONLY
     user: str | None = None
     stays: bool = False
-    jumps: Jumps = field(default_factory=Jumps)
+    jump_to: Callable[[str], Transport] | None = None
     _master: Master | None = field(default=None, init=False)
     _failed: TransportError | None = field(default=None, init=False)
     _refused: tuple[TransportError | None, float] = field(default=(None, 0.0), init=False)
@@ -148,17 +148,15 @@ class SSHTransport(CommandTransport):
         """
         with self._lock:
             try:
-                self._master = open_master(self.config, self.host, self.user, stays=True, asks=True)
+                self._master = self._open(asks=True)
             except TransportError as exc:
                 self._failed = exc
                 self._note_refusal(exc)
 
     def begin(self, argv: Sequence[str]) -> None:
         with self._lock:
-            if self.stays and self._master is None and _may_stay(self.config):
-                self._master = open_master(
-                    self.config, self.host, self.user, stays=True, start=False
-                )
+            if self.stays and self._master is None:
+                self._master = self._open(start=False)
             if self._master is None or self._master.has_ended():
                 return
         with suppress(TransportError), ExitStack() as stack:
@@ -179,24 +177,33 @@ class SSHTransport(CommandTransport):
             yield talk
 
     def close(self) -> None:
+        if (master := self.leave()) and not self.stays and login_of(self.config) is None:
+            end_connection(master.path)
+
+    def leave(self) -> Master | None:
+        """End the commands, and leave the shared connection open until it is idle for too long.
+
+        Return the connection.
+        """
         for stack, _ in self._begun.values():
             stack.close()
         self._begun.clear()
         for process in list(self._running):
             process.kill()
         with self._lock:
-            if self._master is not None:
-                self._master.close()
-            self._master = None
+            master, self._master = self._master, None
+            if master is not None:
+                master.leave()
+        return master
 
     @contextmanager
     def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[Talk]:
         """Run ``line`` in the host's login shell by ssh, over the shared connection if possible."""
         master = self.connect()
         # If the host refuses more sessions over the shared connection, ssh opens its own.
-        shared = f"./{master.name}" if master else "none"
-        words = OpenSSH(self.config, self.user).background(self.host, line, "-S", shared)
-        with start_program(words, cwd=master.folder if master else None, is_ssh=True) as process:
+        shared = ("-S", str(master.path) if master else "none", "-o", "ControlMaster=no")
+        words = OpenSSH(self.config, self.user).background(self.host, line, *shared)
+        with start_program(words, is_ssh=True) as process:
             self._running.add(process)
             try:
                 yield _Command(
@@ -225,18 +232,43 @@ class SSHTransport(CommandTransport):
             if failed is not None:
                 raise failed
             if self._master is not None and self._master.has_ended():
-                self._master.close()
+                self._master.watch.close()
                 self._master = None
             if self._master is None:
-                self.jumps.open(self.host, self.config)
-                stays = self.stays and _may_stay(self.config)
+                self.connect_jump()
                 try:
-                    self._master = open_master(self.config, self.host, self.user, stays=stays)
+                    self._master = self._open()
                 except TransportError as exc:
                     self._note_refusal(exc)
                     self._unreachable = (exc, time.monotonic())
                     raise
             return self._master
+
+    def connect_jump(self) -> None:
+        """Open the connection to the jump host, if the host is behind one.
+
+        ssh itself would not tell why the jump host can't be reached. Raises TransportError: the
+        jump host's error, as an error of the host.
+        """
+        jump = proxy_of(self.host, self.config).jump
+        if jump is None:
+            return
+        transport = self.jump_to(jump) if self.jump_to else SSHTransport(jump, self.config)
+        try:
+            if isinstance(transport, SSHTransport):
+                transport.connect()
+        except TransportError as exc:
+            behind = copy.copy(exc)
+            behind.what = (
+                f"{self.host}: its SSH connection goes through {jump}, which can't be reached"
+            )
+            behind.host = self.host
+            raise behind from exc
+
+    def _open(self, *, start: bool = True, asks: bool = False) -> Master | None:
+        return open_master(
+            self.config, self.host, self.user, checks=not self.stays, start=start, asks=asks
+        )
 
     def _note_refusal(self, error: TransportError) -> None:
         """Have commands of the next minute raise the error of an attached cluster that refused the
@@ -287,6 +319,10 @@ class LocalTransport(CommandTransport):
         """Start nothing early, because no connection is needed."""
 
     def close(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """End the commands."""
         for process in list(self._running):
             _close(process)
 
@@ -320,17 +356,6 @@ def _close(process: subprocess.Popen[bytes]) -> None:
         threading.Thread(target=process.wait, daemon=True).start()
 
 
-def _may_stay(config: Path) -> bool:
-    """Return whether an unused connection may stay open. It would keep an auto_down cluster
-    running.
-    """
-    workspace = Workspace(config.parent)
-    try:
-        return not workspace.removing.exists() and b"auto_down" not in workspace.spec.read_bytes()
-    except FileNotFoundError:
-        return True
-
-
 def _attached_path(ssh_config: Path) -> str:
     """Return the folders that PATH on an attached cluster may lack; "" for other clusters."""
     if login_of(ssh_config) is not None:
@@ -342,12 +367,15 @@ def _attached_path(ssh_config: Path) -> str:
 
 
 class Connections(ExitStack):
-    """Transports to the hosts of an `ssh_config`. Leaving the context closes their connections.
+    """Transports to the hosts of an `ssh_config`. Leaving the context ends their commands.
+
+    The connections stay open for the next clusterctl command, until they are idle for too long.
 
     Entering the context logs in to an attached cluster if ssh may ask the user. Afterwards nothing
     asks.
 
-    stays: name of the host whose connection is left open for the next clusterctl command.
+    stays: name of the host whose connection is used without a check if it was used in the last
+        minute.
     path: folders that are appended to PATH of all commands, separated by colons. "": no folder.
         Default: the folders that PATH on an attached cluster may lack.
     """
@@ -360,12 +388,6 @@ class Connections(ExitStack):
         self._stays = stays
         self._path = _attached_path(ssh_config) if path is None else path
         self._open: dict[tuple[str, str | None], Transport] = {}
-        self._jumps = Jumps()
-        self.callback(self._jumps.close)
-        # Each close waits for an ssh, and a cluster may have many hosts.
-        self.callback(
-            lambda: parallel_map([*self._open.values()], lambda transport: transport.close())
-        )
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -396,12 +418,13 @@ class Connections(ExitStack):
                         user=user,
                         path=self._path,
                         stays=host == self._stays,
-                        jumps=self._jumps,
+                        jump_to=self.to,
                     )
                 transport.calls = (
                     Workspace(self._ssh_config.parent).calls if login is not None else None
                 )
                 self._open[host, user] = transport
+                self.callback(transport.leave)
             return self._open[host, user]
 
     def prepare(self, host: str) -> None:
@@ -410,7 +433,9 @@ class Connections(ExitStack):
 
         ssh itself would not tell why the jump host can't be reached. Raises TransportError.
         """
-        if login_of(self._ssh_config) is None:
-            self._jumps.open(host, self._ssh_config)
-        elif isinstance(transport := self.to(host), SSHTransport):
-            transport.connect()
+        transport = self.to(host)
+        if isinstance(transport, SSHTransport):
+            if login_of(self._ssh_config) is None:
+                transport.connect_jump()
+            else:
+                transport.connect()

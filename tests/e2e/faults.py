@@ -73,6 +73,7 @@ def _found(home: str) -> dict[int, str]:
     others = (
         "tests.e2e.faults",
         "ControlPersist=",
+        "[mux]",
     )
     return {pid: line for pid, line in found.items() if not any(words in line for words in others)}
 

@@ -22,6 +22,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.openssh import ssh_config_text
 from tests.support.nvidia.machines import Machine, furnish
 from tests.support.processes import eventually
 from tests.support.residue import nothing_left
@@ -185,9 +186,7 @@ def provision(spec: ClusterSpec, workspace: Workspace) -> Inventory:
     prepare_image(ClusterContext.of(spec, workspace=workspace, provider=provider))
     inventory = provider.apply(spec, workspace).inventory
     workspace.known_hosts.write_text(inventory.known_hosts())
-    workspace.ssh_config.write_text(
-        inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
-    )
+    workspace.ssh_config.write_text(ssh_config_text(inventory, workspace, workspace.key))
     return inventory
 
 

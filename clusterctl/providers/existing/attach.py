@@ -304,11 +304,12 @@ def _probed_first(
                 workspace.lock("attach", wait_s=request.wait_s, waiting=request.reporter.note)
             )
             _reject_other_site(workspace, request, start, probed.site)
-            if workspace.root.exists():
-                end_all_connections(workspace.ssh_config)
-            else:
+            end_all_connections(workspace.ssh_config)
+            if not workspace.root.exists():
                 with translating_write_errors(workspace.root):
                     first.root.rename(workspace.root)
+                with suppress(FileNotFoundError):
+                    first.connections.rename(workspace.connections)
         except TransportError as exc:
             # The user could not open its ssh_config, which is removed.
             if exc.where == str(first.ssh_config):

@@ -8,7 +8,6 @@ terminal. clusterctl writes a password for sudo only to sudo's standard input.
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import threading
 import time
@@ -29,8 +28,10 @@ from clusterctl.errors import (
 from clusterctl.providers.base import FINGERPRINT, Confirm, OfferedKey, host_port
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.inventory import KEEPALIVE
-from clusterctl.state.workspace import write_atomic
+from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.master import Master, open_master
+from clusterctl.transport.openssh import BRIEF_S
+from clusterctl.transport.refusals import entry_of
 from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
 from clusterctl.util.process import call_on_hosts, run, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
@@ -91,41 +92,45 @@ def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
     return (*sorted(jumps, key=lambda jump: len(jump.path)), *ends)
 
 
-def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> str:
-    """Return the ssh_config for logging in to all machines and jump hosts as their owner."""
+def access_config(machines: Mapping[str, OnpremHost], workspace: Workspace) -> str:
+    """Return the ssh_config for logging in to all machines and jump hosts as their owner.
+
+    ssh shares the connections to jump hosts.
+    """
     hosts = ssh_hosts(machines)
-    return render("access_config.j2", hosts=hosts, trusted_hosts=trusted_hosts, keepalive=KEEPALIVE)
+    return render(
+        "access_config.j2",
+        hosts=hosts,
+        shared={host.jump.alias for host in hosts if host.jump},
+        workspace=workspace,
+        idle_s=BRIEF_S,
+        keepalive=KEEPALIVE,
+    )
 
 
 def address_of(host: str, config: Path) -> str:
-    """Return the address of a host of an `ssh_config`. Raise a TransportError if the file can't be
-    read.
+    """Return the address of a host of an `ssh_config`. Raise a TransportError if the file has
+    none.
     """
-    import paramiko
-
-    try:
-        return str(paramiko.SSHConfig.from_path(str(config)).lookup(host)["hostname"])
-    except (OSError, UnicodeDecodeError, paramiko.ConfigParseError) as exc:
-        raise TransportError(
-            f"the address of {host} can't be read from the ssh_config",
-            code="ssh-config-incomplete",
-            where=str(config),
-            why=str(exc),
-            fix="run `clusterctl up`, which writes this file again",
-            host=host,
-        ) from exc
+    if address := entry_of(host, config).get("HostName"):
+        return address
+    raise TransportError(
+        f"the address of {host} can't be read from the ssh_config",
+        code="ssh-config-incomplete",
+        where=str(config),
+        fix="run `clusterctl up`, which writes this file again",
+        host=host,
+    )
 
 
-# Arguments: the folder of the socket, the ssh_config, the socket, the target, the jump host.
-_THROUGH: Final = 'cd -- "$0" && exec ssh -F "$1" -S "$2" -W "$3" -- "$4"'
 # A server whose MaxStartups is exhausted closes the connection before it is asked for a login.
 _DROPPED: Final = "kex_exchange_identification"
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 0.0)
 
 
 class JumpConnections:
-    """The owner's connections to jump hosts. All logins to machines behind a jump host share one:
-    sshd closes further connections if ten others are not logged in yet (MaxStartups).
+    """Opens the owner's connections to jump hosts before the logins through them, which share
+    them: sshd closes further connections if ten others are not logged in yet (MaxStartups).
     """
 
     def __init__(self, config: Path) -> None:
@@ -134,29 +139,22 @@ class JumpConnections:
         self._masters: dict[str, Master | None] = {}
         self._lock = threading.Lock()
 
-    def options(self, peer: SshHost) -> tuple[str, ...]:
-        """Return ssh's options for a login to ``peer`` through the connection to its jump host.
+    def open(self, peer: SshHost) -> None:
+        """Open the connection to the jump host of ``peer``, if it has one.
 
-        Empty without a jump host, or if the connection can't be opened: ssh then opens one itself,
-        and names what is wrong.
+        If that fails, ssh opens one itself, and names what is wrong.
         """
         if peer.jump is None:
-            return ()
+            return
         with self._lock:
             master = self._masters.get(peer.jump.alias)
             if master is None or master.has_ended():
-                master = self._masters[peer.jump.alias] = self._open(peer.jump.alias)
-        if master is None:
-            return ()
-        # No path of a cluster has a `%`.
-        paths = (str(master.folder), str(self.config), f"./{master.name}")
-        words = ("sh", "-c", _THROUGH, *paths, "[%h]:%p", peer.jump.alias)
-        return ("-o", f"ProxyCommand={shlex.join(words)}")
+                self._masters[peer.jump.alias] = self._open(peer.jump.alias)
 
     def _open(self, alias: str) -> Master | None:
         for pause_s in _PAUSES_S:
             try:
-                return open_master(self.config, alias, None, stays=False)
+                return open_master(self.config, alias, None)
             except ClusterctlError as exc:
                 if _DROPPED not in exc.why:
                     return None
@@ -346,6 +344,7 @@ def _offered_key(peer: SshHost, jumps: JumpConnections) -> OfferedKey:
     """Ask a machine for its host key without logging in. Its jump hosts' keys must be trusted
     already.
     """
+    jumps.open(peer)
     with temporary_folder() as folder:
         shown = folder / "known_hosts"
         options = ("StrictHostKeyChecking=accept-new", f'UserKnownHostsFile="{shown}"', "HashKnownHosts=no",
@@ -354,7 +353,6 @@ def _offered_key(peer: SshHost, jumps: JumpConnections) -> OfferedKey:
             "ssh",
             "-F",
             str(jumps.config),
-            *jumps.options(peer),
             *(f"-o{option}" for option in options),
             "--",
             peer.alias,

@@ -293,7 +293,7 @@ class Login:
         self._machines = machines
         self._config = workspace.access_config
         self._sudo: dict[str, _Sudo] = {}
-        write_atomic(self._config, access_config(machines, workspace.trusted_hosts))
+        write_atomic(self._config, access_config(machines, workspace))
         if prompts.accepted:
             workspace.confirmed.touch(mode=0o600)
         self._jumps = JumpConnections(self._config)
@@ -345,8 +345,8 @@ class Login:
     def _words(self, host: str, line: str) -> Sequence[str]:
         if self.is_here(host):
             return ("sh", "-c", line)
-        options = self._jumps.options(ssh_host(host, self._machines[host]))
-        return ("ssh", "-F", str(self._config), *options, "-T", "--", host, line)
+        self._jumps.open(ssh_host(host, self._machines[host]))
+        return ("ssh", "-F", str(self._config), "-T", "--", host, line)
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
         """Run a command on a host as root. Return the standard output. Raise the same errors as

@@ -288,7 +288,7 @@ def examine(
 
         def connect_as_admin(host: str) -> Transport:
             transport = connect(host, login.workspace.ssh_config)
-            stack.callback(transport.close)
+            stack.callback(transport.leave)
             return transport
 
         def start(host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:

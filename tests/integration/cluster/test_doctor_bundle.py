@@ -19,6 +19,7 @@ from clusterctl.cluster import doctor_bundle
 from clusterctl.cluster.doctor_bundle import DoctorBundle, create
 from clusterctl.spec.load import parse_spec
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.openssh import ssh_config_text
 from clusterctl.util.redact import HIDDEN
 from tests.support.inventories import host_of, inventory_of
 from tests.support.manual import ROOT, assert_shown
@@ -49,7 +50,7 @@ def workspace(tmp_path: Path) -> Workspace:
     host = host_of("head", address="127.0.0.1", port=9, roles=roles, distribution="debian-12")
     one = inventory_of(cluster="demo", provider="onprem", hosts=(host,), baked=False)
     found.inventory.write_text(one.text)
-    found.ssh_config.write_text(one.ssh_config(key=found.key, known_hosts=found.known_hosts))
+    found.ssh_config.write_text(ssh_config_text(one, found, found.key))
     text = "\n".join([*PLANTED.values(), FACTS, FROM_ENVIRONMENT, OF_GCLOUD, MUNGE.hex()])
     text += f"\n{base64.b64encode(MUNGE).decode()}\n{base64.encodebytes(MUNGE).decode()}"
     text += found.key.read_text()

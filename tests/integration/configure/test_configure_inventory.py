@@ -24,6 +24,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.openssh import ssh_config_text
 from clusterctl.util.assets import data_folder
 from clusterctl.util.typed_json import from_json
 from tests.integration.configure.conftest import ADAS_KEY
@@ -122,7 +123,7 @@ def test_ansible_notices_a_silent_host_as_early_as_ssh(
     seen: dict[str, Any], inventory: Inventory, tmp_path: Path
 ) -> None:
     """mitogen has longer times of its own, and its options of ssh override those of ssh_config."""
-    config = inventory.ssh_config(key=tmp_path, known_hosts=tmp_path)
+    config = ssh_config_text(inventory, Workspace(tmp_path), tmp_path)
     times = dict(re.findall(r"ServerAlive(Interval|CountMax) (\d+)", config))
     for name, option in (("interval", "Interval"), ("count", "CountMax")):
         variable = f"mitogen_ssh_keepalive_{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,8 +175,10 @@ def test_access_config_is_read_by_ssh(tmp_path: Path) -> None:
         ),
         "gpu2": OnpremHost(address="10.0.0.2", port=22),
     }
-    config = tmp_path / "config"
-    config.write_text(access_config(machines, tmp_path / "known hosts"))
+    workspace = Workspace(tmp_path / "a folder")
+    workspace.root.mkdir()
+    config = workspace.access_config
+    config.write_text(access_config(machines, workspace))
 
     def of(host: str) -> dict[str, str]:
         said = subprocess.run(
@@ -188,17 +191,26 @@ def test_access_config_is_read_by_ssh(tmp_path: Path) -> None:
     gpu2 = of("gpu2")
     assert (gpu1["hostname"], gpu1["port"], gpu1["user"]) == ("10.0.0.1", "2222", "rocky")
     assert (gpu1["identityfile"], gpu1["hostkeyalias"]) == (str(tmp_path / "a key"), "gpu1")
-    assert (gpu1["proxyjump"], of(second.alias)["proxyjump"]) == (second.alias, first.alias)
+    ways = [shlex.split(of(host)["proxycommand"]) for host in ("gpu1", second.alias)]
+    assert [way[2::3] for way in ways] == [
+        [str(config), second.alias],
+        [str(config), first.alias],
+    ]
     assert (of(first.alias)["hostname"], of(first.alias)["user"], of(first.alias)["port"]) == (
         "a",
         "me",
         "23",
     )
     assert of(first.alias)["hostkeyalias"] == "[a]:23"
-    assert "proxyjump" not in gpu2
+    assert "proxycommand" not in gpu2
+    # Only connections to jump hosts are shared.
+    sockets = [of(host).get("controlpath") for host in ("gpu1", "gpu2", second.alias, first.alias)]
+    assert sockets[:2] == [None, None]
+    assert len({*sockets}) == 3
+    workspace.connections.rmdir()
     for one in (gpu1, gpu2):
         assert (one["stricthostkeychecking"], one["batchmode"]) == ("true", "yes")
-        assert one["userknownhostsfile"] == str(tmp_path / "known hosts")
+        assert one["userknownhostsfile"] == str(workspace.trusted_hosts)
 
 
 def test_raise_failures_keeps_other_errors() -> None:
@@ -260,14 +272,13 @@ def test_address_of_a_host_in_an_ssh_config(tmp_path: Path) -> None:
     assert caught.value.where == str(config)
     config.write_text("Host node\nHostName 192.0.2.7\n")
     assert address_of("node", config) == "192.0.2.7"
-    config.write_bytes(b"Host node\nHostName \xff\n")
     with rejected("ssh-config-incomplete", TransportError):
-        address_of("node", config)
+        address_of("other", config)
 
 
 def test_unresolved_name_is_not_a_dead_machine(known: Path, tmp_path: Path) -> None:
     machines = {"node": OnpremHost(address="no-such.invalid")}  # RFC 6761: nobody's
-    (tmp_path / "ssh_config").write_text(access_config(machines, tmp_path / "kept"))
+    (tmp_path / "ssh_config").write_text(access_config(machines, Workspace(tmp_path)))
     lost = HostKeys(tmp_path / "kept", JumpConnections(tmp_path / "ssh_config")).trust(
         machines, confirm
     )

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.master import end_all_connections
+from clusterctl.transport.openssh import IDLE_S
 from clusterctl.transport.ssh import SSHTransport
+from clusterctl.util.assets import digest
 from tests.support.hostile import HOSTILE_NAMES
 from tests.support.processes import eventually
 from tests.support.sshd import allow_sshd, reserved_port
@@ -60,10 +63,12 @@ class Sshd:
         known_hosts = where / "known hosts"
         known_hosts.write_text(f"node {self.host_key}\n" if known is None else known)
         config = where / "ssh_config"
+        sockets = Workspace(where).connections
         config.write_text(
             f"Host node\n    HostName 127.0.0.1\n    Port {port or self.port}\n    User nobody-at-all\n"
-            "    HostKeyAlias node\n"
-            f'Host *\n    IdentityFile "{self.folder / "id"}"\n    UserKnownHostsFile "{known_hosts}"\n'
+            f"    HostKeyAlias node\n    ControlPath {sockets}/{digest(known or '')}-%r\n"
+            f"Host *\n    ControlMaster auto\n    ControlPersist {IDLE_S}\n"
+            f'    IdentityFile "{self.folder / "id"}"\n    UserKnownHostsFile "{known_hosts}"\n'
             "    IdentitiesOnly yes\n    GlobalKnownHostsFile /dev/null\n    StrictHostKeyChecking yes\n"
             f"    ServerAliveInterval {alive_s}\n    ServerAliveCountMax 3\n    LogLevel ERROR\n"
         )

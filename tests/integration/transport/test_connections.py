@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,8 @@ from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import master
 from clusterctl.transport.base import remote_argv, wrap_command
-from clusterctl.transport.master import end_all_connections
-from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.master import end_all_connections, socket_of
+from clusterctl.transport.openssh import IDLE_S, write_ssh_files
 from clusterctl.transport.ssh import Connections, SSHTransport
 from tests.support.inventories import host_of, inventory_of
 from tests.support.processes import ends_within_a_minute, eventually
@@ -49,16 +50,23 @@ def config(sshd) -> Iterator[Path]:
 
 def masters(config: Path) -> list[int]:
     """Return the pids of the ssh processes that keep connections."""
+    title = f"ssh: {folder_of(config)}/".encode()
     found = []
     for proc in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if (proc / "cwd").samefile(config.parent / "connections"):
+            if (proc / "cmdline").read_bytes().startswith(title):
                 found.append(int(proc.name))
     return found
 
 
+def folder_of(config: Path) -> Path:
+    return Workspace(config.parent).connections
+
+
 def sockets(config: Path) -> list[Path]:
-    return list((config.parent / "connections").iterdir())
+    with suppress(FileNotFoundError):
+        return list(folder_of(config).iterdir())
+    return []
 
 
 def is_shared(config: Path, me: str) -> bool:
@@ -170,16 +178,16 @@ def test_end_all_leaves_neither_process_nor_socket(sshd, me, config) -> None:
     own = SSHTransport("node", config, user=me)
     own.run(["true"])
     pids = masters(config)
-    assert len(pids) == len(sockets(config)) == 2
+    assert len(pids) == len(sockets(config)) == 1
     end_all_connections(config)
     own.close()
     assert all(map(ends_within_a_minute, [*pids, *sshd.connections()]))
-    assert sockets(config) == []
+    assert not folder_of(config).exists()
     end_all_connections(config)
 
 
-def test_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
-    monkeypatch.setattr(master, "IDLE_S", 1)
+def test_idle_connection_ends_by_itself(me, config) -> None:
+    config.write_text(config.read_text().replace(f"Persist {IDLE_S}", "Persist 1"))
     with closing(SSHTransport("node", config, user=me, stays=True)) as node:
         # A slow machine may not see the connection in its second; other tests show that there is
         # one.
@@ -214,27 +222,38 @@ def test_write_ssh_files_without_a_change_keeps_the_files(tmp_path: Path) -> Non
     assert len({first, written(other_key), written(renamed)}) == 3
 
 
-@pytest.mark.parametrize("jump", [None, "ctl"])
-def test_write_ssh_files_creates_the_socket_folder_for_jump_hosts(
-    tmp_path: Path, jump: str | None
+@pytest.mark.parametrize(("setting", "idle_s"), [("auto_down: 1h", 10), ("zone: z", 300)])
+def test_connection_ends_soon_if_the_cluster_removes_itself(
+    tmp_path: Path, setting: str, idle_s: int
 ) -> None:
-    workspace = Workspace(tmp_path)
-    hosts = (host_of("ctl", CONTROLLER), host_of("train-1", jump=jump))
-    write_ssh_files(inventory_of(hosts=hosts), workspace)
-    assert workspace.connections.exists() is bool(jump)
-    assert ("connections/" in workspace.ssh_config.read_text()) is bool(jump)
-
-
-def test_connection_is_not_shared_if_the_cluster_removes_itself(me, config) -> None:
     """An open connection would keep an idle cluster from removing itself."""
-    workspace = Workspace(config.parent)
-    workspace.spec.write_text("provider: {type: gcp, auto_down: 1h}\n")
-    assert_is_not_shared(config, me)
-    workspace.spec.unlink()
-    workspace.removing.touch()
-    assert_is_not_shared(config, me)
-    workspace.removing.unlink()
-    assert is_shared(config, me)
+    workspace = Workspace(tmp_path)
+    workspace.spec.write_text(f"provider: {{type: gcp, {setting}}}\n")
+    write_ssh_files(inventory_of(hosts=(host_of("ctl", CONTROLLER),)), workspace)
+    assert settings_of(workspace.ssh_config, "ctl")["controlpersist"] == str(idle_s)
+
+
+def settings_of(config: Path, host: str) -> dict[str, str]:
+    words = ["ssh", "-F", str(config), "-G", host]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return dict(line.partition(" ")[::2] for line in shown.splitlines())
+
+
+def test_plain_ssh_shares_only_by_a_private_folder(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    hosts = (host_of("ctl", CONTROLLER), host_of("train-1", jump="ctl"))
+    write_ssh_files(inventory_of(hosts=hosts), workspace)
+    found = settings_of(workspace.ssh_config, "train-1")
+    path = Path(found["controlpath"])
+    assert path == socket_of(workspace.ssh_config, "train-1", None)
+    assert path.parent == workspace.connections
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.parent.rmdir()
+    if os.geteuid() == 0:
+        path.parent.mkdir()
+        os.chown(path.parent, OTHER_USER, OTHER_USER)
+        assert "controlpath" not in settings_of(workspace.ssh_config, "train-1")
+        path.parent.rmdir()
 
 
 def test_socket_is_private_to_its_user(sshd, me, config) -> None:
@@ -263,13 +282,16 @@ def test_socket_is_private_to_its_user(sshd, me, config) -> None:
 def test_socket_folder_that_is_not_private_is_not_used(
     me, config, tmp_path, mode: int | None
 ) -> None:
-    folder = config.parent / "connections"
+    folder = folder_of(config)
     if mode is None:
         folder.symlink_to(tmp_path)
     else:
         folder.mkdir()
         folder.chmod(mode)
-    assert_is_not_shared(config, me)
+    try:
+        assert_is_not_shared(config, me)
+    finally:
+        folder.rmdir() if mode else folder.unlink()
 
 
 def test_workspace_path_longer_than_a_socket_path_works(sshd, me, tmp_path) -> None:
@@ -282,16 +304,39 @@ def test_workspace_path_longer_than_a_socket_path_works(sshd, me, tmp_path) -> N
     end_all_connections(config)
 
 
-def test_connections_close_leaves_only_the_staying_host_connected(me, config, monkeypatch) -> None:
-    config.write_text(config.read_text().replace("Host node", "Host node other"))
-    with Connections(config, stays="node") as connections:
-        for host in ("node", "other"):
-            connections.to(host, me).run(["true"])
-        assert len(masters(config)) == 2
-    (socket,) = sockets(config)
-    monkeypatch.chdir(socket.parent)  # its whole path may be longer than that of a socket can be
-    with closing(connect(AF_UNIX)) as client:
-        client.connect(socket.name)
+def test_connections_leave_all_hosts_connected(sshd, me, config) -> None:
+    with Connections(config) as connections:
+        node = connections.to("node", me)
+        node.run(["true"])
+    assert_has_one_connection(sshd, config)
+    node.run(["true"])
+    node.close()
+    eventually(lambda: not masters(config))
+
+
+def test_many_first_commands_at_once_share_a_connection(sshd, me, config) -> None:
+    """ssh alone would open a connection for each, which a jump host may refuse (MaxStartups)."""
+    with Connections(config) as connections, ThreadPoolExecutor(12) as pool:
+        node = connections.to("node", me)
+        answers = pool.map(lambda n: node.run(["echo", str(n)]).stdout, range(12))
+        assert [*answers] == [f"{n}\n" for n in range(12)]
+    assert_has_one_connection(sshd, config)
+
+
+def test_ssh_that_does_not_answer_is_replaced(sshd, me, config, monkeypatch) -> None:
+    """Plain ssh would wait for it without end, since ConnectTimeout does not count there."""
+    for name, value in (("FRESH_S", 0.0), ("_ANSWER_S", 0.5), ("_EXIT_S", 0.5)):
+        monkeypatch.setattr(master, name, value)
+    assert is_shared(config, me)
+    (hung,) = masters(config)
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        run_echo(config, me)
+        assert len(sshd.connections()) == 2
+    finally:
+        os.kill(hung, signal.SIGKILL)
+    assert ends_within_a_minute(hung)
+    assert_has_one_connection(sshd, config)
 
 
 LOGIN_SHELLS = {

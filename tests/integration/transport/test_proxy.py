@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,9 @@ from clusterctl.errors import (
     UnreachableError,
 )
 from clusterctl.state.inventory import Host
-from clusterctl.transport.master import end_all_connections
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.master import end_all_connections, socket_of
+from clusterctl.transport.openssh import ssh_config_text
 from clusterctl.transport.refusals import proxy_of
 from clusterctl.transport.ssh import Connections, SSHTransport
 from clusterctl.util.process import call_on_hosts
@@ -61,7 +63,7 @@ NODES = tuple(f"train-{number}" for number in range(1, 7))
 
 
 @pytest.fixture
-def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+def behind(sshd, me, tmp_path: Path) -> Iterator[Callable[..., tuple[Path, Path]]]:
     """Write the ssh_config of `node`, behind a ProxyCommand, and of NODES behind `node`.
 
     Return it and the file of pids.
@@ -93,15 +95,19 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
         inventory = inventory_of(provider="gcp", hosts=(host, *nodes))
         # Too long for the path of a socket.
         place = tmp_path / ("long folder" * 10)
-        (place / "connections").mkdir(mode=0o700, parents=True, exist_ok=True)
-        config = place / "ssh_config"
-        known_hosts = place / "known_hosts"
-        known_hosts.write_text(inventory.known_hosts())
-        config.write_text(inventory.ssh_config(key=sshd.folder / "id", known_hosts=known_hosts))
-        (place / "hosts.json").write_text(inventory.text)
+        place.mkdir(exist_ok=True)
+        workspace = Workspace(place)
+        workspace.known_hosts.write_text(inventory.known_hosts())
+        config = workspace.ssh_config
+        config.write_text(ssh_config_text(inventory, workspace, sshd.folder / "id"))
+        workspace.inventory.write_text(inventory.text)
+        written.append(config)
         return config, notes
 
-    return write
+    written: list[Path] = []
+    yield write
+    for config in written:
+        end_all_connections(config)
 
 
 def pids(notes: Path) -> list[int]:
@@ -124,6 +130,7 @@ def test_ssh_config_with_a_proxy_command_works_with_plain_ssh(behind):
         ["ssh", "-F", config, "node", "echo there"], capture_output=True, text=True, check=False
     )
     assert done.stdout == "there\n", done.stderr
+    end_all_connections(config)
     assert all(map(ends_within_a_minute, pids(notes)))
 
 
@@ -152,9 +159,7 @@ def test_proxy_command_that_ends_at_once_has_its_stderr_as_cause(behind, tmp_pat
     config, _ = behind()
     ssh = tmp_path / "ssh"
     ssh.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in *ControlPersist*) ;; *) echo "gcloud: not found" >&2 ;; esac\n'
-        "exit 255\n"
+        '#!/bin/sh\ncase "$*" in *"-S none"*) echo "gcloud: not found" >&2 ;; esac\nexit 255\n'
     )
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -171,7 +176,8 @@ def test_proxy_command_that_ignores_sigterm_is_ended(behind):
     assert all(map(ends_within_a_minute, pids(notes)))
 
 
-def test_proxy_command_ends_when_clusterctl_is_killed(behind):
+def test_connection_through_a_proxy_command_outlives_a_killed_clusterctl(behind):
+    """It ends when it is idle for too long."""
     config, notes = behind()
     code = (
         "import sys, time; from pathlib import Path; from clusterctl.transport.ssh import SSHTransport\n"
@@ -184,8 +190,10 @@ def test_proxy_command_ends_when_clusterctl_is_killed(behind):
         assert process.stdout is not None
         assert process.stdout.readline() == b"connected\n"
         process.kill()
-    assert all(map(ends_within_a_minute, pids(notes)))
+    assert SSHTransport("node", config).run(["echo", "there"]).stdout == "there\n"
     assert len(pids(notes)) == 1
+    end_all_connections(config)
+    assert all(map(ends_within_a_minute, pids(notes)))
 
 
 def test_proxy_command_without_an_answer_times_out(behind):
@@ -289,25 +297,14 @@ def test_plain_ssh_through_a_jump_host_needs_no_clusterctl(behind):
 
 
 def test_jump_host_is_reached_without_a_socket_folder(behind):
-    """As on a file system without Unix sockets."""
+    """As if another account has taken the name of the folder."""
     config, notes = behind()
-    (config.parent / "connections").rmdir()
+    Workspace(config.parent).connections.touch()
     check_plain_ssh(config)
+    with Connections(config) as connections:
+        assert connections.to(NODES[0]).run(["echo", "there"]).stdout == "there\n"
     assert all(map(ends_within_a_minute, pids(notes)))
-
-
-def test_login_nodes_that_share_a_home_share_no_socket(behind, tmp_path, monkeypatch):
-    config, notes = behind()
-    uname = tmp_path / "uname"
-    uname.write_text("#!/bin/sh\necho elsewhere\n")
-    uname.chmod(0o755)
-    for _ in range(2):
-        subprocess.run(["ssh", "-F", config, NODES[0], "true"], check=True)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    sockets = [path.name for path in (config.parent / "connections").iterdir()]
-    assert len(sockets) == len(pids(notes)) == 2
-    assert proxy_of(NODES[0], config).jump[1] in sockets
-    end_all_connections(config)
+    Workspace(config.parent).connections.unlink()
 
 
 def test_refused_jump_host_is_asked_once_for_all_hosts_behind_it(behind, tmp_path):
@@ -377,16 +374,12 @@ def test_host_key_behind_a_jump_host_is_checked(behind):
 def test_recreated_jump_host_gets_a_new_connection(behind, me):
     """The connection to the machine that is gone may be found dead only after a minute."""
     config, _ = behind()
-    host, socket_name = proxy_of(NODES[0], config).jump
-    assert (host, proxy_of("node", config).jump, proxy_of("elsewhere", config).command) == (
-        "node",
-        None,
-        (),
-    )
+    used = socket_of(config, "node", None)
     hosts = (
-        host_of("node", "controller", host_key="ssh-ed25519 other"),
+        host_of("node", "controller", host_key="ssh-ed25519 other", user=me),
         host_of(NODES[0], jump="node"),
     )
-    config.write_text(inventory_of(hosts=hosts).ssh_config(key=config, known_hosts=config))
-    assert proxy_of(NODES[0], config).jump[0] == "node"
-    assert proxy_of(NODES[0], config).jump[1] != socket_name
+    config.write_text(ssh_config_text(inventory_of(hosts=hosts), Workspace(config.parent), config))
+    proxies = [proxy_of(host, config) for host in (NODES[0], "node", "elsewhere")]
+    assert [proxy.jump for proxy in proxies] == ["node", None, None]
+    assert socket_of(config, "node", None) != used
