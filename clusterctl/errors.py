@@ -343,12 +343,10 @@ class ApiOffError(CloudError, code="api-off"):
 class TerraformError(ProvisionError, code="terraform"):
     """Terraform or the cloud failed in part; ``failures`` has an entry for each cause and host.
 
-    ``transient``: all causes are temporary, so a later retry helps. ``already_exists``: Terraform
-    address -> ID of each resource that could not be created, because it exists already.
+    ``transient``: all causes are temporary, so a later retry helps.
     """
 
     transient = False
-    already_exists: Mapping[str, str] = MappingProxyType({})
 
 
 class StalePlanError(ProvisionError, code="stale-plan", retryable=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform import Terraform
 from clusterctl.providers.gcp.terraform_program import Program, find
-from clusterctl.providers.gcp.terraform_run import Diagnostic
+from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, run
 from clusterctl.util.progress import SILENT, HostStep, Reporter
 
 MODULE = """
@@ -55,12 +55,9 @@ def program() -> Program:
 
 
 def in_state(terraform: Terraform, verb: str, *words: str) -> str:
-    """What `terraform state` says in a folder, once no other one is at work; nothing without a
-    state.
-    """
-    assert terraform.program is not None
-    with terraform.run([str(terraform.program.path), "state", verb, *words]) as run:
-        return "".join(run.lines())
+    """What `terraform state` says in a folder; nothing without a state."""
+    argv = [str(find().path), "state", verb, *words]
+    return run(argv, terraform.folder, SILENT).stdout
 
 
 def addresses(terraform: Terraform) -> tuple[str, ...]:
@@ -81,9 +78,10 @@ def terraform_in(
             what, code=what.rsplit(maxsplit=1)[-1], why="\n".join(d.text for d in found)
         )
 
-    return Terraform(
-        folder, reporter, explain, lambda resource: str(resource.key or resource.type), chosen
-    )
+    def name(resource: Resource) -> str:
+        return str(resource.key or resource.type)
+
+    return Terraform(folder, reporter, explain, name, program=chosen)
 
 
 class Work:

@@ -1,10 +1,8 @@
 """Apply Terraform's plans on Google Cloud, and describe their changes and errors in a user's terms.
 
-Transient errors are retried. Terraform does not record a machine that was created while Terraform,
-its provider or clusterctl was killed. The next run then fails because the machine already exists.
-If the machine belongs to this cluster, by its label or by the id in its name, it is imported into
-the state; otherwise it is not changed. Errors of quota and stock-out are not retried, because the
-user has to decide.
+Google's provider retries most temporary errors itself, for 2 to 21 minutes. Only errors that pass by
+themselves and that it does not retry are retried here. Errors of quota and stock-out are not
+retried, because the user has to decide.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TerraformError, UsageError
@@ -33,70 +30,23 @@ from clusterctl.util.progress import Clock
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
 _DATA: Final = Path(__file__).with_name("data")
-# The maximum number of imports. After each import, further existing resources may be found.
-_LAYERS: Final = 12
-_NAMES: Final = ("name", "account_id", "role_id")
 _CLOCK: Final = Clock()
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Identifies a cluster's resources. ``storage``: import id of the shared folder that `down`
-    kept.
-    """
-
-    cluster_id: str
-    storage: str = ""
-
-    def owns(self, change: ResourceChange) -> bool:
-        """Return whether the changed resource is this cluster's: by import id, label, description
-        or name.
-        """
-        resource = change.before or {}
-        if change.adopts and change.adopts == self.storage:
-            return True
-        if (owner_id := cluster_id_of(resource)) is not None:
-            return owner_id == self.cluster_id
-        parts = {
-            part for name in _NAMES for part in str(resource.get(name)).replace("_", "-").split("-")
-        }
-        return self.cluster_id in parts
-
-
-def apply_plan(terraform: Terraform, plan: Plan, owner: Owner, *, clock: Clock = _CLOCK) -> None:
-    """Apply a plan. Retry transient errors. Import resources that exist already, if ``owner`` owns
-    them.
-    """
+def apply_plan(terraform: Terraform, plan: Plan, *, clock: Clock = _CLOCK) -> None:
+    """Apply a plan. After a transient error, apply those of its changes that are not done yet."""
     waits = iter(WAITS_S)
-    layers = iter(range(_LAYERS))
-    imports: Mapping[str, str] = MappingProxyType({})
-    failed: TerraformError | None = None
+    remaining: Plan | None = plan
     while True:
         try:
-            remaining = plan if failed is None else terraform.plan_remaining(plan, adopt=imports)
-            if all(owner.owns(change) for change in remaining.changes if change.adopts):
-                return terraform.apply(remaining)
+            return terraform.apply(remaining or terraform.plan_remaining(plan))
         except TerraformError as error:
-            failed = error
-            imports = {}
-            if error.already_exists and next(layers, None) is not None:
-                imports = error.already_exists
-                names = ", ".join(identity.rpartition("/")[2] for identity in imports.values())
-                terraform.reporter.progress(
-                    f"already exists: {names}; checking whether it is this cluster's"
-                )
-            elif error.transient and (seconds := next(waits, None)) is not None:
-                terraform.reporter.progress(
-                    f"{'; '.join(dict.fromkeys(f.cause for f in error.failures))}; retrying in "
-                    f"{seconds} s"
-                )
-                clock.sleep(seconds)
-            else:
+            if not error.transient or (seconds := next(waits, None)) is None:
                 raise
-        else:
-            # An existing resource belongs to another owner. Imports follow a failure only.
-            assert failed is not None  # noqa: S101
-            raise failed
+            causes = "; ".join(dict.fromkeys(failure.cause for failure in error.failures))
+            terraform.reporter.progress(f"{causes}; retrying in {seconds} s")
+            clock.sleep(seconds)
+            remaining = None
 
 
 _COSTS: Final = ("google_compute_", "google_filestore_")
@@ -191,15 +141,15 @@ def has_node(plan: Plan, name: str) -> bool:
     )
 
 
-def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
+def remove_node(terraform: Terraform, name: str) -> None:
     """Delete the resources of the node ``name``. Other resources are not changed."""
     plan = terraform.plan(destroy=True, targets=[_address(name)])
     if not plan.is_empty:
-        apply_plan(terraform, plan, owner)
+        apply_plan(terraform, plan)
 
 
 @contextmanager
-def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None) -> Iterator[None]:
+def extra_node(terraform: Terraform, name: str, shown: Plan | None) -> Iterator[None]:
     """Create the node ``name``, with the network and accounts that it needs. After the body, delete
     the node.
 
@@ -208,13 +158,13 @@ def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None
     the node.
     """
     # An interrupted earlier run may not have deleted the node.
-    remove_node(terraform, name, owner)
+    remove_node(terraform, name)
     error: BaseException | None = None
     try:
         plan = terraform.plan(targets=[*_BENEATH_NODES, _address(name)])
         if shown:
             shown.reject_additions(plan, except_for=_address(name))
-        apply_plan(terraform, plan, owner)
+        apply_plan(terraform, plan)
         yield
     except BaseException as exc:
         error = exc
@@ -222,7 +172,7 @@ def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None
     finally:
         terraform.reporter.progress(f"deleting {name}, which is billed while it exists")
         try:
-            remove_node(terraform, name, owner)
+            remove_node(terraform, name)
         except ClusterctlError as exc:
             message = f"the temporary machine {name} was not deleted and is still billed"
             fix = "run `clusterctl up` or `clusterctl down`, which deletes it"
@@ -240,12 +190,8 @@ def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None
 _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
 _CONTROLLER: Final = "module.controller."
 _UNKNOWN: Final = "terraform"
-_TAKEN: Final = "name-taken"
 # The maximum number of host names in a message with the same cause.
 _NAMED: Final = 5
-_OWN_ACCOUNT: Final = (
-    "projects/{project}/serviceAccounts/{account}@{project}.iam.gserviceaccount.com"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +223,8 @@ class Place:
         """Return an error that starts with ``action`` ("Terraform could not make a plan") and says
         why.
         """
-        findings = [(diagnostic.address, diagnose(diagnostic, self)) for diagnostic in diagnostics]
-        failures = tuple(dict.fromkeys(finding.failure for _, finding in findings))
+        findings = [diagnose(diagnostic, self) for diagnostic in diagnostics]
+        failures = tuple(dict.fromkeys(finding.failure for finding in findings))
         first, *other_causes = _causes(failures) or [""]
         error = TerraformError(
             f"{action}: {first}" if first else action,
@@ -287,12 +233,7 @@ class Place:
             fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
             failures=failures,
         )
-        error.transient = bool(findings) and all(finding.transient for _, finding in findings)
-        error.already_exists = {
-            address: finding.import_id
-            for address, finding in findings
-            if address and finding.import_id
-        }
+        error.transient = bool(findings) and all(finding.transient for finding in findings)
         return error
 
     def name(self, resource: Resource) -> str:
@@ -309,13 +250,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An explained Terraform error. ``import_id``: import id of the resource that exists already,
-    if any.
+    """An explained Terraform error. ``transient``: it passes, and Google's provider does not
+    retry it.
     """
 
     failure: Failure
     transient: bool = False
-    import_id: str = ""
 
 
 def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
@@ -337,15 +277,7 @@ def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
     transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
     failure = rule.failure(words, host=host, phase="provision")
     failure = replace(failure, retryable=transient or rule.retryable)
-    return Finding(failure, transient, _import_id(groups, place) if rule.code == _TAKEN else "")
-
-
-def _import_id(groups: Mapping[str, str], place: Place) -> str:
-    if "account" in groups:
-        return _OWN_ACCOUNT.format_map({"project": place.project, **groups})
-    if "role" in groups:
-        return f"{groups['role_in']}/roles/{groups['role']}"
-    return groups.get("taken", "")
+    return Finding(failure, transient)
 
 
 def _causes(failures: Iterable[Failure]) -> list[str]:

@@ -145,12 +145,12 @@ def find_resources(api: Api, cluster_id: str, area: Area = ANYWHERE) -> tuple[Cl
 
 
 def find_labelled(
-    api: Api, label: str, value: str, kinds: Collection[str]
+    api: Api, label: str, value: str, kinds: Collection[str], area: Area = ANYWHERE
 ) -> Iterator[tuple[str, str, Json]]:
     """Yield (kind, path, REST resource) of each resource of these kinds with this label and
     value.
     """
-    query = _LabelQuery(label, value, "")
+    query = _LabelQuery(label, value, "", area)
     for kind in (candidate for candidate in _KINDS if candidate.word in kinds):
         rows = ((f"{folder}{row['name']}", row) for folder, row in _rows(api, kind, query))
         yield from ((kind.word, path, row) for path, row in rows if query.is_on(row))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +31,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.gcp import apply, costs, images, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.images import SHARED
+from clusterctl.providers.gcp.imports import import_ids
 from clusterctl.providers.gcp.orphans import ANYWHERE, Area
 from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
@@ -99,7 +101,7 @@ class GcpProvider(Provider):
             raise ProvisionError("no node image can be built", code="no-image-possible", why=reason)
         if self._shown and apply.has_node(self._shown[1], name := images.machine_name(spec)):
             terraform = self._terraform(workspace, spec.controller_host)
-            apply.remove_node(terraform, name, apply.Owner(workspace.cluster_id()))
+            apply.remove_node(terraform, name)
         for image in {image.name: image for image in self._images.values()}.values():
             if not images.wait_until_ready(self._api, image.name):
                 self._make_image(spec, workspace, image, bake)
@@ -115,7 +117,6 @@ class GcpProvider(Provider):
     ) -> None:
         """Build a node image: create a machine, configure it, copy its disk, delete the machine."""
         name = images.machine_name(spec)
-        owner = apply.Owner(workspace.cluster_id())
         machine = {**_host(image.nodes, image.machine), "role": "compute", "partition": "image"}
         machine["image"] = image.base.model_dump(mode="json")
         kept = self._storage_to_reuse(spec)
@@ -123,7 +124,7 @@ class GcpProvider(Provider):
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
         try:
-            with apply.extra_node(terraform, name, owner, self._shown and self._shown[1]):
+            with apply.extra_node(terraform, name, self._shown and self._shown[1]):
                 key = host_keys(self._api, self._settings.zone, [name])[name]
                 bake(
                     images.machine_inventory(spec, workspace.cluster_id(), image, self._images, key)
@@ -138,8 +139,9 @@ class GcpProvider(Provider):
     ) -> HostPlan:
         self._use_images(spec, options.inputs)
         kept = self._storage_to_reuse(spec)
+        is_new = not (has_module(workspace.terraform) or workspace.inventory.exists())
         variables_digest = self._write_module(spec, workspace, kept)
-        terraform = self._terraform(workspace, spec.controller_host)
+        terraform = self._terraform(workspace, spec.controller_host, searches=not is_new)
         terraform.init()
         plan = terraform.plan()
         apply.reject_foreign_state(plan, workspace.cluster_id())
@@ -194,8 +196,7 @@ class GcpProvider(Provider):
         if digest_of_shown != variables_digest:
             plan = terraform.plan_remaining(plan)
         if not plan.is_empty:
-            owner = apply.Owner(workspace.cluster_id(), storage=kept.id if kept else "")
-            apply.apply_plan(terraform, plan, owner)
+            apply.apply_plan(terraform, plan, clock=self._api.clock)
         self._shown = None
         self._is_done = True
         made, started = _new_hosts(plan)
@@ -231,7 +232,7 @@ class GcpProvider(Provider):
         """Delete the resources in Terraform's state. On an error, show the error and return
         False.
         """
-        terraform = self._terraform(workspace, controller_of(workspace.terraform))
+        terraform = self._terraform(workspace, controller_of(workspace.terraform), searches=False)
         try:
             _set_project(self._settings.project, workspace.terraform)
             terraform.init()
@@ -240,7 +241,7 @@ class GcpProvider(Provider):
                 terraform.forget(storage.MODULE)
             plan = terraform.plan(destroy=True)
             apply.reject_foreign_state(plan, cluster_id)
-            apply.apply_plan(terraform, plan, apply.Owner(cluster_id))
+            apply.apply_plan(terraform, plan, clock=self._api.clock)
         except LockedError:
             raise
         except ProvisionError as exc:
@@ -306,12 +307,22 @@ class GcpProvider(Provider):
         storage.write_imports(workspace.terraform, kept)
         return digest((workspace.terraform / VARIABLES).read_bytes())
 
-    def _terraform(self, workspace: Workspace, controller: str) -> Terraform:
+    def _terraform(
+        self, workspace: Workspace, controller: str, *, searches: bool = True
+    ) -> Terraform:
+        """Return Terraform in the cluster's folder.
+
+        searches: import what a plan creates although it exists. False: nothing can exist.
+        """
         settings = self._settings
         place = apply.Place(
             settings.project, settings.zone, controller, enables_apis=settings.enable_apis
         )
-        return Terraform(workspace.terraform, self._api.reporter, place.explain, place.name)
+        terraform = Terraform(workspace.terraform, self._api.reporter, place.explain, place.name)
+        if searches:
+            area = _area_of(workspace)
+            terraform.existing = partial(import_ids, self._api, workspace.cluster_id(), area)
+        return terraform
 
     def _inventory(
         self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any]

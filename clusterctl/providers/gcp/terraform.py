@@ -1,9 +1,9 @@
 """Terraform in a working folder: init, plan, apply of exactly the plan that was shown, outputs,
 destroy.
 
-python-terraform knows the module's folder and writes the command lines. ``Runner`` runs them, even
-the short ones, because ``python_terraform.Terraform.cmd`` inherits variables such as TF_WORKSPACE
-and TF_CLI_ARGS, lets Ctrl-C reach Terraform twice, and holds no lock of the folder.
+python-terraform writes the command lines. ``terraform_run.run`` runs them, because python-terraform's
+``cmd`` inherits variables such as TF_WORKSPACE and TF_CLI_ARGS, lets Ctrl-C reach Terraform twice, and
+shows nothing until Terraform has ended.
 
 Terraform's providers are downloaded once and shared, because Google's has about 100 MB. If the user
 has a Terraform CLI configuration, which may set mirrors and caches, Terraform uses only that
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,23 +23,24 @@ from typing import Any, Final, Literal
 
 import python_terraform
 
-from clusterctl.errors import ProvisionError, StalePlanError
+from clusterctl.errors import Notice, ProvisionError, StalePlanError
 from clusterctl.providers.gcp import terraform_run
 from clusterctl.providers.gcp.terraform_program import Program, find
-from clusterctl.providers.gcp.terraform_run import Diagnostic, Event, Runner
+from clusterctl.providers.gcp.terraform_run import Diagnostic, Event, Resource
 from clusterctl.state.workspace import cache_home, hold, write_atomic
 from clusterctl.util.assets import file_sha256
-from clusterctl.util.progress import Waiting
+from clusterctl.util.progress import Reporter, Waiting
 
 # Called with a description of the failed action, and Terraform's diagnostics. Returns the error to
 # raise.
 Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
+# Called with the changes of a plan. Returns address -> import id of resources that the plan creates
+# although they exist.
+Existing = Callable[[Sequence["ResourceChange"]], Mapping[str, str]]
 
 FLAG: Final = python_terraform.IsFlagged
 PLAN_FILE: Final = "plan.tfplan"
 STATE_FILE: Final = "terraform.tfstate"
-# Terraform writes this file if it can't write the state.
-ERRORED_FILE: Final = "errored.tfstate"
 BACKEND_FILE: Final = "backend.tfbackend"
 # The versions and checksums of the providers that `init` has chosen.
 LOCK_FILE: Final = ".terraform.lock.hcl"
@@ -49,58 +49,64 @@ _PLUGIN_CACHE: Final = "TF_PLUGIN_CACHE_DIR"
 _CONFIGURATIONS: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
 # The exit code of `terraform plan -detailed-exitcode` if there are changes.
 _CHANGES: Final = 2
-# The number of resources that are created in parallel. Most of the time is waiting.
-_PARALLEL: Final = 30
-_LOCK_TIMEOUT: Final = "20s"
+# The number of resources that are created in parallel. Most of the time is waiting. providers.tf
+# goes by it.
+_PARALLEL: Final = 100
+# The Terraform of a killed clusterctl releases the lock within this time.
+_LOCK_TIMEOUT: Final = f"{terraform_run.GRACE_S}s"
 _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given state")
+_INTERRUPTED: Final = (
+    "Terraform was interrupted. What it was creating is not in its state, but Google goes on creating "
+    "and billing it: `clusterctl up` finds it and continues, `clusterctl down` removes it"
+)
+_NO_PLAN: Final = "Terraform could not make a plan"
 
 
 @dataclass(slots=True)
-class Terraform(Runner):
+class Terraform:
     """Terraform in its working folder: a module, ``*.auto.tfvars.json``, and the state unless it is
     remote.
 
     explain: makes an error from a failed run's diagnostics. names: a resource's name for users; ""
         hides it.
+    existing: finds resources that exist although a plan creates them; they are imported instead.
     program: the executable. Default: found at the first use. Every method raises the error of
-    ``explain``, a MachineError without Terraform, or a LockedError while another Terraform runs in
-    the folder.
+    ``explain``, a ProvisionError if the state can't be read, or a MachineError without Terraform.
     """
 
+    folder: Path
+    reporter: Reporter
     explain: Explain
-    names: Callable[[terraform_run.Resource], str]
+    names: Callable[[Resource], str]
+    existing: Existing = lambda _: {}
     program: Program | None = None
 
     def init(self) -> None:
         """Download Terraform's providers, in the versions of the lock file, and set up the
         backend.
         """
-        self._restore_torn_state()
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
         with self.shared_providers() as env:
             options = {"input": False, "reconfigure": FLAG, "backend_config": backend}
             self._run_for_text("Terraform could not be set up", "init", env=env, **options)
-        if (errored := self.folder / ERRORED_FILE).is_file():
-            self.reporter.progress("writing the state that an earlier run failed to write")
-            self._run_for_text(
-                f"the state in {errored} could not be written", "state push", ERRORED_FILE
-            )
-            errored.unlink()
 
-    def plan(
-        self,
-        *,
-        destroy: bool = False,
-        adopt: Mapping[str, str] = MappingProxyType({}),
-        targets: Sequence[str] = (),
-    ) -> Plan:
-        """Compare the resources with the module and save the plan. ``destroy``: plan to delete all
-        resources.
+    def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> Plan:
+        """Compare the resources with the module and save the plan.
 
-        adopt: address -> import id of existing resources that the plan imports into the state.
+        destroy: plan to delete all resources.
         targets: plan only these addresses and their dependencies. Empty: all addresses.
         """
-        self._restore_torn_state()
+        plan = self._plan(destroy, targets, {})
+        if existing := self.existing(plan.changes):
+            found = [
+                Resource(c.address, c.type, c.key) for c in plan.changes if c.address in existing
+            ]
+            names = ", ".join(dict.fromkeys(filter(None, map(self.names, found))))
+            self.reporter.progress(f"exists already and is imported: {names}")
+            plan = self._plan(destroy, targets, existing)
+        return plan
+
+    def _plan(self, destroy: bool, targets: Sequence[str], adopt: Mapping[str, str]) -> Plan:
         with _import_blocks(self.folder, adopt):
             code, diagnostics = self._run_for_events(
                 "plan",
@@ -111,12 +117,11 @@ class Terraform(Runner):
                 detailed_exitcode=FLAG,
                 lock_timeout=_LOCK_TIMEOUT,
             )
-        message = "Terraform could not make a plan"
         if code not in (0, _CHANGES):
-            raise self.explain(message, diagnostics)
+            raise self.explain(_NO_PLAN, diagnostics)
         path = self.folder / PLAN_FILE
         digest = file_sha256(path)
-        shown = self._run_for_json(message, "show", PLAN_FILE)
+        shown = self._run_for_json(_NO_PLAN, "show", PLAN_FILE)
         return Plan(
             path, digest, read_changes(shown), destroy, outputs_change(shown), tuple(targets)
         )
@@ -140,15 +145,12 @@ class Terraform(Runner):
             message = "another process keeps changing Terraform's state"
             raise StalePlanError(message, where=str(self.folder), fix=fix)
 
-    def plan_remaining(
-        self, plan: Plan, *, adopt: Mapping[str, str] = MappingProxyType({})
-    ) -> Plan:
+    def plan_remaining(self, plan: Plan) -> Plan:
         """Return a new plan of those changes of an earlier plan that are not done yet.
 
-        adopt: as for ``plan``. Raise a StalePlanError if the new plan has changes that ``plan``
-            lacks.
+        Raise a StalePlanError if the new plan has changes that ``plan`` lacks.
         """
-        remaining = self.plan(destroy=plan.destroys, adopt=adopt, targets=plan.targets)
+        remaining = self.plan(destroy=plan.destroys, targets=plan.targets)
         plan.reject_additions(remaining)
         return remaining
 
@@ -167,9 +169,12 @@ class Terraform(Runner):
 
     def _try_apply(self, plan: Plan) -> bool:
         """Apply a plan file. Return False, with nothing changed, if the plan is stale."""
-        code, diagnostics = self._run_for_events(
-            "apply", plan.path.name, parallelism=_PARALLEL, input=False, lock_timeout=_LOCK_TIMEOUT
-        )
+        options = {"parallelism": _PARALLEL, "input": False, "lock_timeout": _LOCK_TIMEOUT}
+        try:
+            code, diagnostics = self._run_for_events("apply", plan.path.name, **options)
+        except (KeyboardInterrupt, SystemExit):
+            self.reporter.note(Notice("terraform-interrupted", _INTERRUPTED))
+            raise
         if code != 0 and any(d.summary in _STALE for d in diagnostics):
             return False
         if code != 0:
@@ -186,38 +191,24 @@ class Terraform(Runner):
         """
         diagnostics: list[Diagnostic] = []
         plain_lines: list[str] = []
-        started_at = time.time()
-        with self.run(self._argv(verb, *words, json=FLAG, **options)) as run:
-            for line in run.lines():
-                if (event := terraform_run.parse_event(line)) is None:
-                    plain_lines.append(line)
-                elif event.get("type") == "diagnostic":
-                    diagnostics.append(Diagnostic.of(event["diagnostic"]))
-                elif (progress := terraform_run.progress_text(event)) and (
-                    name := self.names(progress[0])
-                ):
-                    self.reporter.progress(f"{name}: {progress[1]}")
-        if run.code in (0, _CHANGES):
-            # The run had the lock, so that no killed run can have left a lock.
-            terraform_run.forget_runs(self.folder)
-            return run.code, ()
-        printed = "".join(plain_lines) + run.stderr
-        errors = terraform_run.errors_in(diagnostics)
-        errors = errors or (terraform_run.printed_error(printed, code=run.code),)
-        if self._release_stale_lock(errors, started_at):
-            return self._run_for_events(verb, *words, **options)
-        return run.code, errors
 
-    def _release_stale_lock(self, errors: tuple[Diagnostic, ...], started_at: float) -> bool:
-        if (lock := terraform_run.stale_lock(errors, self.folder, before=started_at)) is None:
-            return False
-        lock_id, created = lock
-        self.reporter.progress(
-            f"releasing the state lock of a Terraform process that was killed ({created})"
-        )
-        self._run_for_text("the state could not be unlocked", "force-unlock", lock_id, force=FLAG)
-        terraform_run.forget_runs(self.folder)
-        return True
+        def hear(line: str) -> None:
+            if (event := terraform_run.parse_event(line)) is None:
+                plain_lines.append(line)
+            elif event.get("type") == "diagnostic":
+                diagnostics.append(Diagnostic.of(event["diagnostic"]))
+            elif (progress := terraform_run.progress_text(event)) and (
+                name := self.names(progress[0])
+            ):
+                self.reporter.progress(f"{name}: {progress[1]}")
+
+        argv = self._argv(verb, *words, json=FLAG, **options)
+        result = terraform_run.run(argv, self.folder, self.reporter, heard=hear)
+        if result.rc in (0, _CHANGES):
+            return result.rc, ()
+        errors = terraform_run.errors_in(diagnostics)
+        printed = "\n".join([*plain_lines, result.stderr])
+        return result.rc, errors or (terraform_run.printed_error(printed, code=result.rc),)
 
     def _run_for_text(
         self,
@@ -230,13 +221,12 @@ class Terraform(Runner):
         """Run Terraform without -json and return its output. ``message``: the error if Terraform
         fails.
         """
-        with self.run(self._argv(verb, *words, **options), env) as run:
-            printed = "".join(run.lines())
-        if run.code != 0:
-            raise self.explain(
-                message, (terraform_run.printed_error(printed + run.stderr, code=run.code),)
-            )
-        return printed
+        argv = self._argv(verb, *words, **options)
+        result = terraform_run.run(argv, self.folder, self.reporter, env=env)
+        if result.rc != 0:
+            printed = result.stdout + result.stderr
+            raise self.explain(message, (terraform_run.printed_error(printed, code=result.rc),))
+        return result.stdout
 
     def _run_for_json(self, message: str, verb: str, *words: str) -> Event:
         printed = self._run_for_text(message, verb, *words, json=FLAG)
@@ -255,14 +245,25 @@ class Terraform(Runner):
                 "looking for Terraform (it is downloaded once if it is not installed)"
             )
             self.program = find()
+        state = self.folder / STATE_FILE
+        # A killed Terraform may leave an empty file. For Terraform this is no state, and
+        # python-terraform, which reads the state first, must not see it.
+        is_empty = state.is_file() and not state.stat().st_size
         try:
             module = python_terraform.Terraform(
-                working_dir=str(self.folder), terraform_bin_path=str(self.program.path)
+                working_dir=str(self.folder),
+                state="none" if is_empty else None,
+                terraform_bin_path=str(self.program.path),
             )
         except (OSError, ValueError) as exc:
-            # python-terraform reads the state before it runs a command.
-            unreadable = Diagnostic("error", "the state can't be read", f"{self.folder}: {exc}")
-            raise self.explain("Terraform could not be run", (unreadable,)) from exc
+            raise ProvisionError(
+                "Terraform's state can't be read",
+                code="state-unreadable",
+                where=str(state),
+                why=str(exc),
+                fix=f"replace the file by {STATE_FILE}.backup, or remove both: `clusterctl up` then "
+                "finds at Google what the cluster has",
+            ) from exc
         return [str(word) for word in module.generate_cmd_string(verb, *words, **options)]
 
     @contextmanager
@@ -286,27 +287,6 @@ class Terraform(Runner):
             # lock file.
             yield {_PLUGIN_CACHE: str(cache), "TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE": "1"}
 
-    def _restore_torn_state(self) -> None:
-        """Replace a truncated local state file with its backup, or remove it if there is no backup.
-
-        Terraform writes the file in place. If Terraform is killed while it writes, the file may be
-        empty, and the next run would start with an empty state. On a full disk, the file is
-        incomplete and Terraform rejects it. Resources created since the backup are found when
-        Terraform tries to create them again.
-        """
-        path = self.folder / STATE_FILE
-        backup = self.folder / f"{STATE_FILE}.backup"
-        errored = self.folder / ERRORED_FILE
-        if errored.is_file() and not _is_json_object(errored):
-            errored.unlink()
-        has_backup = _is_json_object(backup)
-        if not path.is_file() or _is_json_object(path) or not (has_backup or path.stat().st_size):
-            return
-        self.reporter.progress("the state file is truncated; continuing from its backup")
-        path.rename(self.folder / f"{STATE_FILE}.torn-{time.strftime('%Y%m%dT%H%M%S')}")
-        if has_backup:
-            write_atomic(path, backup.read_bytes())
-
 
 @contextmanager
 def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
@@ -321,13 +301,6 @@ def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-def _is_json_object(path: Path) -> bool:
-    try:
-        return isinstance(json.loads(path.read_bytes()), dict)
-    except (OSError, ValueError):
-        return False
 
 
 Action = Literal["create", "update", "replace", "delete", "no-op"]

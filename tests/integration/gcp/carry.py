@@ -1,16 +1,19 @@
 """`up` or `down` of a ``Terraformed`` cluster in a process that a test kills.
 
-Its arguments are FOLDER VERB CLUSTER_ID PROJECT ZONE CONTROLLER. It imports no stand-in, which
-would take a third of its time.
+Its arguments are WORKSPACE VERB. It imports no stand-in, which would take a third of its time.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
-from clusterctl.providers.gcp.apply import Owner, Place, apply_plan
-from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.providers.base import Prompts
+from clusterctl.providers.gcp.provider import GcpProvider
+from clusterctl.spec.load import parse_spec
+from clusterctl.spec.providers.gcp import settings_of
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import HostStep, Reporter
 
 
@@ -19,13 +22,21 @@ class Lines(Reporter):
         sys.stdout.write(f"{message}\n")
         sys.stdout.flush()
 
+    note = progress
 
-def main(folder: str, verb: str, cluster_id: str, *at: str) -> None:
-    place = Place(*at, enables_apis=True)  # as that of terraformed.py
-    terraform = Terraform(Path(folder), Lines(), place.explain, place.name)
-    plan = terraform.plan(destroy=verb == "down")
-    terraform.reporter.progress("planned")
-    apply_plan(terraform, plan, Owner(cluster_id))
+
+def main(root: str, verb: str) -> None:
+    # It is ignored if the tests run in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    workspace = Workspace(Path(root))
+    spec = parse_spec(workspace.spec.read_text(), "cluster.yaml")
+    provider = GcpProvider(settings_of(spec), Prompts(reporter=Lines()))
+    if verb == "down":
+        provider.destroy(workspace.cluster_id(), workspace=workspace)
+        return
+    provider.plan(spec, workspace)
+    Lines().progress("planned")
+    provider.apply(spec, workspace)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.gcp.terraformed import Terraformed
 from tests.support.google.cloud import GoogleCloud
 from tests.support.sweeps import in_sweep
 from tests.unit.gcp import recorded
@@ -33,3 +34,10 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleClo
     """The cloud, with the API and the provider that show it."""
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=True) as (made, _):
         yield made
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terraformed]:
+    """A cluster without any resource yet."""
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=True) as (made, double):
+        yield Terraformed(tmp_path, made, double)

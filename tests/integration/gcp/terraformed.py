@@ -1,7 +1,7 @@
-"""A cluster on the cloud double: the real Terraform module, plan and apply.
+"""A cluster on the doubles of Google: GcpProvider, the real Terraform module, plan and apply.
 
-cluster = Terraformed(tmp_path, monkeypatch.setenv)       # demo-ctl and demo-train-1..N, nothing made yet
-cluster.nodes(4); cluster.up()                            # -> the plan that was carried out
+cluster = Terraformed(tmp_path, cloud, google)            # demo-ctl and demo-train-1..N, nothing made yet
+cluster.nodes(4); cluster.up()
 cluster.cloud.fail("quota_of_region", name="demo-train-*")   # see cloud.py
 cluster.said                                              # what a user would have read
 """
@@ -9,79 +9,101 @@ cluster.said                                              # what a user would ha
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.apply import Owner, Place, apply_plan
+from clusterctl.providers.base import Prompts
+from clusterctl.providers.gcp.apply import Place, apply_plan
 from clusterctl.providers.gcp.costs import INSTANCE
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.provider import variables
-from clusterctl.providers.gcp.terraform import UNKNOWN, Plan, Terraform
-from clusterctl.spec.load import parse_spec
-from clusterctl.util.assets import data_folder
+from clusterctl.providers.gcp.provider import GcpProvider
+from clusterctl.providers.gcp.terraform import UNKNOWN, Terraform
+from clusterctl.spec.load import dump_spec, parse_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.util.progress import Clock
+from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
-from tests.support.terraform import RecordingReporter, addresses, in_state
+from tests.support.terraform import RecordingReporter
+from tests.unit.gcp.clusters import put_own_network, workspace_in
 
-CLUSTER_ID = "a1b2c3"
-PLACE = Place("my-project", "us-central1-a", "demo-ctl", enables_apis=True)
+PLACE = Place(PROJECT, "us-central1-a", "demo-ctl")
 SPEC = """
 version: 1
 name: demo
-provider: {{type: gcp, project: my-project, zone: us-central1-a, partitions: {{train: {{{settings}}}}}{more}}}
+provider:
+  {{{more}type: gcp, project: demo-project, zone: us-central1-a, partitions: {{train: {{{settings}}}}}}}
 partitions: [{{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}}]
 """
 
 
 class Terraformed:
-    """The cluster `demo` of the id ``CLUSTER_ID``, and its cloud."""
+    """The cluster `demo`, and its cloud, which also has a network of somebody's own."""
 
-    def __init__(self, folder: Path, setenv: Callable[[str, str], None], *, lag: int = 0) -> None:
-        self.cloud = GoogleCloud(folder, lag=lag)
-        for name, value in self.cloud.env.items():
-            setenv(name, value)
-        self.folder = folder / "terraform"
-        shutil.copytree(data_folder("terraform") / "gcp", self.folder)
-        reporter = RecordingReporter()
-        self.said = reporter.lines
+    def __init__(self, folder: Path, cloud: GoogleCloud, google: Google) -> None:
+        self.cloud = cloud
+        self.google = google
+        self.workspace = workspace_in(folder / "home")
+        self.reporter = RecordingReporter()
+        self.said = self.reporter.lines
         self.waited: list[float] = []
-        self.terraform = Terraform(self.folder, reporter, PLACE.explain, PLACE.name)
+        put_own_network(cloud)
+        self.own = set(cloud.resources())
         self.nodes(2)
-        self.terraform.init()
 
     def nodes(self, count: int, settings: str = "", more: str = "") -> None:
         """Ask for so many nodes, with ``settings`` of their partition and ``more`` of the
         provider.
         """
-        more = more and f", {more}"
-        spec = parse_spec(SPEC.format(nodes=count, settings=settings, more=more), "cluster.yaml")
-        chosen = variables(spec, CLUSTER_ID, "ssh-ed25519 AAAA clusterctl")
-        (self.folder / "clusterctl.auto.tfvars.json").write_text(json.dumps(chosen))
+        more = more and f"{more}, "
+        text = SPEC.format(nodes=count, settings=settings, more=more)
+        self.spec: ClusterSpec = parse_spec(text, "cluster.yaml")
+        self.workspace.spec.write_text(dump_spec(self.spec))
 
-    def up(self) -> Plan:
+    @property
+    def provider(self) -> GcpProvider:
+        """A provider as each command has a new one, but for its pauses."""
+        assert isinstance(self.spec.provider, GcpSettings)
+        made = GcpProvider(self.spec.provider, Prompts(reporter=self.reporter))
+        made._api.clock = Clock(sleep=self.waited.append)
+        return made
+
+    @property
+    def terraform(self) -> Terraform:
+        return self.provider._terraform(self.workspace, self.spec.controller_host)
+
+    @property
+    def resources(self) -> set[str]:
+        """The ids of what exists, but for the network that is somebody's own."""
+        return set(self.cloud.resources()) - self.own
+
+    def up(self) -> None:
         """Plan and carry out."""
-        plan = self.terraform.plan()
-        apply_plan(self.terraform, plan, Owner(CLUSTER_ID), clock=Clock(sleep=self.waited.append))
-        return plan
+        provider = self.provider
+        provider.plan(self.spec, self.workspace)
+        done = provider.apply(self.spec, self.workspace)
+        self.workspace.inventory.write_text(done.inventory.text)
 
     def down(self) -> None:
-        """Plan to remove all, and carry that out."""
-        plan = self.terraform.plan(destroy=True)
-        apply_plan(self.terraform, plan, Owner(CLUSTER_ID), clock=Clock(sleep=self.waited.append))
-
-    def forget(self, host: str) -> None:
-        """Remove an instance from the state, as if Terraform was killed before it wrote the state."""
-        (address,) = (
-            each for each in addresses(self.terraform) if f'"{host}"].google_compute_inst' in each
+        """Have Terraform alone remove all."""
+        apply_plan(
+            self.terraform, self.terraform.plan(destroy=True), clock=self.provider._api.clock
         )
-        in_state(self.terraform, "rm", address)
+
+    def destroy(self) -> None:
+        """Remove all as `down` does."""
+        self.provider.destroy(self.workspace.cluster_id(), workspace=self.workspace)
+
+    def argv(self, verb: str) -> list[str]:
+        """Return the command line of a process that does the same, and that a test kills."""
+        return [sys.executable, "-m", "tests.integration.gcp.carry", str(self.workspace.root), verb]
 
     def plant(self, host: str, *, cluster_id: str) -> dict[str, Any]:
         """Have an instance of that name there already, as asked for but for whose it is; its
         attributes.
         """
+        self.provider.plan(self.spec, self.workspace)
         (asked,) = (
             c.after for c in self.terraform.plan().changes if (c.after or {}).get("name") == host
         )

@@ -1,34 +1,30 @@
-"""Faults of Google and kills: the same run or the next one completes the cluster."""
+"""Faults of Google, interrupts and kills: the same run or the next one completes the cluster."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
-import sys
+import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import TerraformError
-from tests.integration.gcp.terraformed import CLUSTER_ID, PLACE, Terraformed
+from tests.integration.gcp.terraformed import Terraformed
 from tests.support.google.refusals import REFUSALS
 from tests.support.messages import refused, shows
 from tests.support.processes import descendants
+from tests.support.sweeps import in_sweep
 from tests.support.terraform import addresses
-from tests.unit.gcp.clusters import LEAN
+from tests.unit.gcp.clusters import LEAN, NOT_BILLED
 
 pytestmark = pytest.mark.platform("stand-in", "google-api", "google-terraform")
 
 INSTANCE = "google_compute_instance"
 ALL = {"demo-ctl", "demo-train-1", "demo-train-2", "demo-train-3", "demo-train-4"}
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
-    """A cluster without any resource yet."""
-    return Terraformed(tmp_path, monkeypatch.setenv)
+HOSTS = {"demo-ctl", "demo-train-1", "demo-train-2"}
 
 
 def failures(error: TerraformError) -> list[tuple[str, str | None]]:
@@ -54,7 +50,7 @@ def test_up_names_refused_hosts_and_creates_them_in_the_next_run(
         cluster.up()
     expected = [(REFUSALS[kind].code, f"demo-train-{number}") for number, kind in kinds.items()]
     assert sorted(failures(caught.value), key=str) == sorted(expected, key=str)
-    assert "the quota NVIDIA_L4_GPUS of project my-project" in str(caught.value)
+    assert "the quota NVIDIA_L4_GPUS of project demo-project" in str(caught.value)
     # Nobody waits for a quota. One was made all the same.
     assert cluster.waited == []
     assert set(cluster.cloud.instances) == ALL - {"demo-train-1", "demo-train-2"}
@@ -65,16 +61,15 @@ def test_up_names_refused_hosts_and_creates_them_in_the_next_run(
     cluster.cloud.forget_log()
     cluster.up()
     assert made(cluster) == {"demo-train-1", "demo-train-2"}
-    assert any("already exists: demo-train-3" in line for line in cluster.said)
+    assert "exists already and is imported: demo-train-3" in cluster.said
     assert set(cluster.cloud.instances) == ALL
     assert cluster.terraform.plan().is_empty
 
 
-def test_up_waits_for_new_apis_and_service_accounts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_waits_for_new_apis_and_service_accounts(cluster: Terraformed) -> None:
     """Networks need a new API, and grants need a new account, which Google knows only later."""
-    cluster = Terraformed(tmp_path, monkeypatch.setenv, lag=1)
+    with cluster.cloud.store.change() as world:
+        world["lag"] = 1
     cluster.nodes(1)
     cluster.up()
     assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1"}
@@ -83,7 +78,7 @@ def test_up_waits_for_new_apis_and_service_accounts(
     assert shows(line, "api-off")
     assert shows(line, "iam-propagation")
     cluster.down()
-    assert cluster.cloud.resources() == {}
+    assert cluster.resources == set()
 
 
 def test_up_and_down_never_touch_resources_of_another_cluster(cluster: Terraformed) -> None:
@@ -92,26 +87,35 @@ def test_up_and_down_never_touch_resources_of_another_cluster(cluster: Terraform
     with pytest.raises(TerraformError) as caught:
         cluster.up()
     assert failures(caught.value) == [("name-taken", "demo-train-1")]
-    cluster.down()
+    cluster.destroy()
     assert cluster.cloud.instances == {"demo-train-1": theirs}
+
+
+# What every kind of resource needs that Terraform creates.
+DISKS = "extra_disks: [{size: 100GiB}, {size: 200GiB}], compact_placement: true"
+STORAGE = "bucket: {name: demo-data, create: true}, filestore: {tier: BASIC_HDD, capacity: 1TiB}"
+
+
+def assert_made_once(cluster: Terraformed) -> None:
+    """Check that all is there, that nothing was removed meanwhile, and that no plan has changes."""
+    assert set(cluster.cloud.instances) == HOSTS
+    assert cluster.cloud.done("delete") == []
+    assert cluster.terraform.plan().is_empty
 
 
 @pytest.mark.sweep
 def test_up_with_a_lost_state_imports_existing_resources(cluster: Terraformed) -> None:
     """An imported host lists its disks in Google's order, not in that of the configuration."""
-    cluster.nodes(2, "extra_disks: [{size: 100GiB}, {size: 200GiB}]")
+    cluster.nodes(2, DISKS, STORAGE)
     cluster.up()
     before = cluster.cloud.resources()
     cluster.cloud.forget_log()
-    for path in cluster.folder.glob("terraform.tfstate*"):
-        path.unlink()
+    shutil.rmtree(cluster.workspace.terraform)
     cluster.up()
     assert cluster.cloud.resources() == before
-    assert not {kind for _, kind, _ in cluster.cloud.done("create")} & {
-        INSTANCE,
-        "google_compute_network",
-    }
-    assert cluster.terraform.plan().is_empty
+    created = {kind for _, kind, _ in cluster.cloud.done("create")}
+    assert created <= NOT_BILLED | {"google_compute_instance_iam_member"}
+    assert_made_once(cluster)
 
 
 def test_up_without_credentials_creates_nothing(cluster: Terraformed) -> None:
@@ -122,82 +126,86 @@ def test_up_without_credentials_creates_nothing(cluster: Terraformed) -> None:
     assert [(failure.host, failure.phase) for failure in caught.value.failures] == [
         (None, "provision")
     ]
-    assert not cluster.cloud.resources()
+    assert cluster.resources == set()
 
 
-INSTANCE = "google_compute_instance"
-HOSTS = {"demo-ctl", "demo-train-1", "demo-train-2"}
+def end(cluster: Terraformed, verb: str, how: str) -> None:
+    """Run a verb in a process of its own, and end it as soon as the last fault plays.
 
-
-def kill(cluster: Terraformed, verb: str, moment: str, *, all_of_it: bool) -> None:
-    """Run a verb and kill it once it has said that; with ``all_of_it``, Terraform too."""
-    argv = [
-        sys.executable,
-        "-m",
-        "tests.integration.gcp.carry",
-        str(cluster.folder),
-        verb,
-        CLUSTER_ID,
-    ]
-    argv += [PLACE.project, PLACE.zone, PLACE.controller]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert any(moment in line for line in process.stdout)
-        for pid in [process.pid, *(descendants(process.pid) if all_of_it else [])]:
+    how: "Ctrl-C"; "kill" ends clusterctl alone, "kill all" also Terraform.
+    """
+    with subprocess.Popen(cluster.argv(verb), stdout=subprocess.PIPE, text=True) as process:
+        while not cluster.cloud.store.read()["faults"][-1]["played"]:
+            assert process.poll() is None
+            time.sleep(0.05)
+        victims = [process.pid, *(descendants(process.pid) if how == "kill all" else [])]
+        for pid in victims:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
+        said, _ = process.communicate()
+    assert how != "Ctrl-C" or shows(said, "terraform-interrupted")
 
 
-def in_state(cluster: Terraformed) -> set[str]:
-    """Return the hosts in Terraform's state, after Terraform has ended."""
-    instances = (each for each in addresses(cluster.terraform) if each.endswith(f"{INSTANCE}.host"))
-    return {PLACE.host_of(address) or "" for address in instances}
+# Each type of resource that an interrupt may leave at Google without a record.
+MOMENTS = [
+    ("google_compute_router_nat", "*"),
+    ("google_storage_bucket", "*"),
+    ("google_filestore_instance", "*"),
+    ("google_compute_disk", "*-x1-*"),
+    ("google_compute_network", "*"),
+    ("google_compute_subnetwork", "*"),
+    ("google_compute_router", "*"),
+    ("google_compute_firewall", "*-internal"),
+    ("google_service_account", "*"),
+    ("google_compute_resource_policy", "*"),
+    (INSTANCE, "demo-ctl"),
+    (INSTANCE, "demo-train-2"),
+]
 
 
-def converges(cluster: Terraformed, up: str, down: str, *, all_of_it: bool) -> None:
-    """Kill `up` and then `down`. The next run of each completes its work."""
-    cluster.cloud.fail("slow", name="demo-*", seconds=1.5)
-    cluster.cloud.fail("slow", name="demo-*", seconds=1.5, on="delete")
-    kill(cluster, "up", up, all_of_it=all_of_it)
-    if not all_of_it:
-        assert in_state(cluster) == set(cluster.cloud.instances)
-    cluster.up()
-    assert set(cluster.cloud.instances) == HOSTS
-    made = sorted(name for _, kind, name in cluster.cloud.done("create") if kind == INSTANCE)
-    assert made == sorted(HOSTS)
-    assert cluster.terraform.plan().is_empty
-    kill(cluster, "down", down, all_of_it=all_of_it)
-    if not all_of_it:
-        assert in_state(cluster) == set(cluster.cloud.instances)
-    cluster.down()
-    assert cluster.cloud.resources() == {}
-    assert addresses(cluster.terraform) == ()
-
-
-def test_killed_up_ends_terraform_and_the_next_run_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Terraformed(tmp_path, monkeypatch.setenv)
-    cluster.nodes(2, more=LEAN)
-    converges(cluster, "demo-train-1: creating", "demo-train-1: deleting", all_of_it=False)
-    assert any("waiting for" in line for line in cluster.said)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("all_of_it", [False, True])
 @pytest.mark.parametrize(
-    ("up", "down"),
+    ("kind", "name", "how"),
     [
-        ("planned", "planned"),
-        ("a network: creating", "demo-ctl: deleted"),
-        ("a network: created", "Cloud NAT: deleted"),
-        ("demo-ctl: creating", "demo-ctl: deleting"),
-        ("demo-train-2: creating", "a subnetwork: deleting"),
-        ("demo-train-1: created", "demo-train-1: deleted"),
+        (*MOMENTS[0], "Ctrl-C"),
+        (*MOMENTS[1], "crash"),
+        *in_sweep(
+            *(
+                (*moment, how)
+                for how in ("Ctrl-C", "kill all", "crash")
+                for moment in MOMENTS
+                if (moment, how) not in ((MOMENTS[0], "Ctrl-C"), (MOMENTS[1], "crash"))
+            )
+        ),
     ],
 )
-def test_up_killed_at_any_moment_converges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, up: str, down: str, all_of_it: bool
+def test_interrupted_up_is_completed_by_the_next(
+    cluster: Terraformed, kind: str, name: str, how: str
 ) -> None:
-    cluster = Terraformed(tmp_path, monkeypatch.setenv)
-    converges(cluster, up, down, all_of_it=all_of_it)
+    """What Google was creating is not in the state. A crash of the provider is retried at once."""
+    cluster.nodes(2, DISKS, STORAGE)
+    if how == "crash":
+        cluster.cloud.fail("crash", of=kind, name=name, times=1)
+    else:
+        cluster.cloud.fail("slow", of=kind, name=name, seconds=10, times=1)
+        end(cluster, "up", how)
+    cluster.up()
+    assert any(line.startswith("exists already and is imported: ") for line in cluster.said)
+    assert_made_once(cluster)
+    cluster.destroy()
+    assert {cluster.cloud.resources()[each] for each in cluster.resources} <= NOT_BILLED
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [*in_sweep(*((moment[0], "Ctrl-C") for moment in MOMENTS)), (INSTANCE, "kill")]
+)
+def test_interrupted_up_and_down_leave_nothing(cluster: Terraformed, kind: str, how: str) -> None:
+    """`down` follows an interrupted `up`, and is interrupted, too."""
+    full = how == "Ctrl-C"
+    cluster.nodes(2, *((DISKS, STORAGE) if full else ("", LEAN)))
+    cluster.cloud.fail("slow", of=kind, seconds=10, times=1)
+    end(cluster, "up", how)
+    cluster.cloud.fail("slow", on="delete", of="google_service_account", seconds=2, times=1)
+    end(cluster, "down", how)
+    cluster.destroy()
+    assert {cluster.cloud.resources()[each] for each in cluster.resources} <= NOT_BILLED
+    assert addresses(cluster.terraform) == ()

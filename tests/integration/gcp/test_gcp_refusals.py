@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from clusterctl.errors import TerraformError
 from tests.integration.gcp.terraformed import Terraformed
 from tests.support.google.refusals import REFUSALS
 from tests.support.messages import refused
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
-    return Terraformed(tmp_path, monkeypatch.setenv)
 
 
 @pytest.mark.sweep
@@ -27,7 +20,7 @@ def test_up_retries_every_transient_refusal(cluster: Terraformed) -> None:
     assert cluster.waited
     assert cluster.terraform.plan().is_empty
     cluster.down()
-    assert cluster.cloud.resources() == {}
+    assert cluster.resources == set()
 
 
 @pytest.mark.sweep
@@ -49,4 +42,4 @@ def test_down_names_refused_deletions_and_completes_later(cluster: Terraformed) 
         assert cluster.cloud.resources(REFUSALS[name].type)
         cluster.cloud.heal()
     cluster.down()
-    assert cluster.cloud.resources() == {}
+    assert cluster.resources == set()

@@ -103,17 +103,6 @@ def test_crash_of_terraform_has_its_output_as_cause(work: Work, tmp_path: Path) 
     assert "\n".join(lines) in caught.value.why
 
 
-def test_state_that_is_not_json_is_an_error(work: Work) -> None:
-    """Without a backup and with content, the state may be repaired by its owner, so it stays."""
-    work.terraform.apply(work.terraform.plan())
-    state = work.folder / "terraform.tfstate"
-    state.write_text("<<<<<<< HEAD")
-    (work.folder / "terraform.tfstate.backup").unlink(missing_ok=True)
-    with refused("run", ProvisionError, "the state can't be read", str(work.folder)):
-        work.terraform.outputs()
-    assert state.read_text() == "<<<<<<< HEAD"
-
-
 def test_init_error_is_parsed_from_human_output(work: Work) -> None:
     (work.folder / "more.tf").write_text('terraform { required_version = "< 1.0" }\n')
     with refused("up", ProvisionError) as caught:

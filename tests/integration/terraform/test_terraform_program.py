@@ -16,11 +16,11 @@ from tests.support.messages import refused
 from tests.support.terraform import MODULE, Work
 
 
-def played(folder: Path, answer: str) -> None:
-    """Put a `terraform` on PATH that prints this."""
+def played(folder: Path, answer: str, name: str = "terraform") -> None:
+    """Put a program on PATH that prints this."""
     folder.mkdir(exist_ok=True)
-    (folder / "terraform").write_text(f"#!/bin/sh\n{answer}\n")
-    (folder / "terraform").chmod(0o755)
+    (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
+    (folder / name).chmod(0o755)
 
 
 @pytest.fixture
@@ -44,6 +44,12 @@ def test_find_takes_terraform_from_path_if_it_is_new_enough(nowhere: Path) -> No
     played(nowhere, """echo '{"terraform_version": "1.6.0"}'""")
     found = find()
     assert (found.path, found.version) == (nowhere / "terraform", "1.6.0")
+
+
+def test_find_takes_opentofu_if_terraform_is_too_old(nowhere: Path) -> None:
+    played(nowhere, """echo '{"terraform_version": "1.5.7"}'""")
+    played(nowhere, """echo '{"terraform_version": "1.10.2"}'""", "tofu")
+    assert find().path == nowhere / "tofu"
 
 
 @pytest.mark.parametrize(

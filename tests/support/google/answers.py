@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.support.google.provider import world
 from tests.support.google.refusals import NUMBER, REFUSALS
 
 if TYPE_CHECKING:
@@ -179,8 +180,13 @@ def _new_image(google: Google, query: Mapping[str, str], body: Any) -> Row:
 
 
 def _shown(google: Google, collection: str, row: Row) -> Row:
-    """A resource as it is shown; a disk with the instances that it is attached to."""
+    """A resource as it is shown; a disk with the instances that it is attached to, a router with
+    its NATs.
+    """
     result = _shape(collection, row)
+    if collection == "routers":
+        nats = _rows(google, "google_compute_router_nat")
+        result["nats"] = [{"name": nat["name"]} for nat in nats if nat["router"] == row["name"]]
     if collection == "disks":
         users = _users(google, "google_compute_disk", row)
         result["users"] = [f"{LINK}{path}" for kind, path in users if kind.endswith("instance")]
@@ -401,7 +407,7 @@ def _row(google: Google, kind: str, name: str, place: str = "") -> Row:
 
 def _remove(google: Google, kind: str, path: str) -> None:
     with google.world.change() as state:
-        state["resources"].get(kind, {}).pop(path, None)
+        world.delete(state, kind, path)
 
 
 def _set(google: Google, kind: str, path: str, name: str, value: str) -> None:

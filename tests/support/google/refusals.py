@@ -2,8 +2,9 @@
 
 A fault is ``{"kind", "type", "name", "on", "times", "seconds", "played"}`` in the cloud's file: it
 plays when a resource of ``type`` whose name matches is made or deleted, as ``on`` says, ``times``
-times (null: for ever). Its kind is a refusal of the book, or another deed: ``slow`` waits;
-``no_credentials`` is told when the provider is configured.
+times (null: for ever). Its kind is a refusal of the book, or another deed: ``slow`` waits, and
+``crash`` ends the provider, both when Google has begun to make it; ``no_credentials`` is told when
+the provider is configured.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ NUMBER = "123456789012"  # of every project
 TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads(
     Path(__file__).with_name("faults.toml").read_text()
 )
-DEEDS = frozenset({"slow", "no_credentials"})
+DEEDS = frozenset({"slow", "crash", "no_credentials"})
 MADE = frozenset(name for name, each in REFUSALS.items() if each.made)
 KINDS = DEEDS | {*REFUSALS}
 

@@ -93,11 +93,7 @@ class Recorded(Terraform):
     def init(self) -> None:
         """Download nothing."""
 
-    def plan(
-        self, *, destroy: bool = False, adopt: Mapping[str, str] = {}, targets: Sequence[str] = ()
-    ) -> Plan:
-        # That is for real Terraform.
-        assert not adopt
+    def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> Plan:
         changes = () if destroy else tuple(self._asked())
         changes = (
             *map(self._made, changes),

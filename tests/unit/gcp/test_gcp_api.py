@@ -64,7 +64,7 @@ class TestCalls:
 
     def test_api_retries_end(self, google: Google, api: Api, naps: list[float]) -> None:
         google.fail("compute.networks.list", 503, times=99)
-        with refused("server-error", CloudError, "503"):
+        with refused("unavailable", CloudError, "503"):
             list(api.pages("compute", NETWORKS))
         assert len(naps) == 5
 

@@ -133,7 +133,6 @@ def test_diagnose_recorded_messages(recorded: Mapping[str, Any]) -> None:
     assert failure.host == "demo-train-2"
     assert finding.transient == recorded.get("transient", False)
     assert failure.retryable == (recorded.get("later", False) or finding.transient)
-    assert finding.import_id == recorded.get("taken", "")
     assert not re.search(r"[{}]", failure.cause + failure.fix)
 
 
@@ -141,7 +140,6 @@ def test_every_diagnosis_rule_has_a_recorded_message() -> None:
     rare = {
         "lock-file",
         "state-unwritable",
-        "interrupted",
         "network-missing",
         "service-perimeter",
     }
@@ -180,7 +178,9 @@ def test_diagnose_names_the_host_of_a_resource() -> None:
 
 
 def test_transient_error_beside_a_lasting_one_is_not_retried() -> None:
-    busy = Diagnostic("error", "googleapi: Error 503: backendError")
+    busy = Diagnostic(
+        "error", "Error waiting for instance to create: an internal error has occurred"
+    )
     full = Diagnostic("error", "Quota 'CPUS' exceeded.  Limit: 2.0 in region x.")
     assert PLACE.explain("x", (busy,)).transient
     assert not PLACE.explain("x", (busy, full)).transient

@@ -24,11 +24,16 @@ Trail = tuple[str | int, ...]
 def load() -> Mapping[str, Any]:
     """The schemas of the provider, but for its custom endpoints, and of the resources that the
     module has.
+
+    provider.json: what the dump lacks of the provider's own settings (its documentation since 7.19).
     """
     known: dict[str, Any] = json.loads((SCHEMAS / f"google-{VERSION}.json").read_text())[
         "provider_schemas"
     ][SOURCE]
     known["resource_schemas"].update(json.loads((SCHEMAS / "bucket_iam_member.json").read_text()))
+    settings = json.loads((SCHEMAS / "provider.json").read_text())
+    known["provider"]["block"]["attributes"] |= settings["attributes"]
+    known["provider"]["block"]["block_types"] = settings["block_types"]
     return known
 
 

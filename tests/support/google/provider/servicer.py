@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import grpc
 from tf.gen import tfplugin_pb2 as pb
 from tf.gen import tfplugin_pb2_grpc as rpc
 from tf.types import Unknown
@@ -34,6 +35,10 @@ class RefusedError(Exception):
     """Google says no; the text is what its provider prints."""
 
 
+class CrashedError(Exception):
+    """The provider is dead, and answers no more."""
+
+
 class Google(rpc.ProviderServicer):  # type: ignore[misc]
     """Google's provider, whose cloud is in ``store``."""
 
@@ -41,6 +46,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         self.known = schema.load()
         self.store = store
         self.stopping = threading.Event()
+        self.crashed = threading.Event()
         self.settings: Mapping[str, Any] = {}
         self.given: dict[str, set[str]] = {}  # type -> all attributes that configurations set
         self.counted: str | None = None  # the project of X-Goog-User-Project, if that is sent
@@ -58,7 +64,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
     def ConfigureProvider(self, request: Any, context: Any) -> Any:
         self.settings = read_dynamic_value(request.config)
         self.counted = _counted(self.settings)
-        self.stopping.clear()  # the Terraform of before was interrupted
+        # The Terraform of before was interrupted, or its provider has crashed.
+        self.stopping.clear()
+        self.crashed.clear()
         with self.store.change() as cloud:
             if refusals.due(cloud, "configure", "provider", "google"):
                 return pb.ConfigureProvider.Response(
@@ -144,11 +152,20 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         except RefusedError as refused:
             after = prior
             errors = [_error(str(refused))]
+        except CrashedError:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "error reading from server: EOF")
         return pb.ApplyResourceChange.Response(
             new_state=to_dynamic_value(after), diagnostics=errors, legacy_type_system=True
         )
 
     def _create(self, kind: str, planned: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Create a resource, which Google shows from the first moment.
+
+        An interrupt ends the provider's wait for it, and a crash the provider: the state then lacks
+        it, and Google makes it all the same.
+        """
+        if self.crashed.is_set():
+            raise CrashedError
         name = world.name_of(kind, planned)
         identifier = world.id_of(kind, planned)
         fault = self._fault("create", kind, planned)
@@ -172,6 +189,13 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             made = there[identifier] = world.shown(kind, made)
             if text:
                 raise RefusedError(text)
+        if fault and fault["kind"] == "crash":
+            self.crashed.set()
+        self._wait(fault)
+        if self.crashed.is_set():
+            raise CrashedError
+        if fault and self.stopping.is_set():
+            raise RefusedError(refusals.text_of("interrupted", kind, planned))
         return world.read(kind, made, planned)
 
     def _update(
@@ -200,6 +224,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         name = world.name_of(kind, prior)
         identifier = prior["id"]
         fault = self._fault("delete", kind, prior)
+        self._wait(fault)
         with _logged(self.store, "delete", kind, name, identifier) as cloud:
             if user := world.user_of(cloud, kind, prior):
                 raise RefusedError(
@@ -218,13 +243,15 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             world.delete(cloud, kind, identifier)
 
     def _fault(self, op: str, kind: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The fault that plays; what waits has waited."""
+        """The fault that plays."""
         with self.store.change() as cloud:
-            fault = refusals.due(cloud, op, kind, world.name_of(kind, value))
+            return refusals.due(cloud, op, kind, world.name_of(kind, value))
+
+    def _wait(self, fault: Mapping[str, Any] | None) -> None:
+        """Wait as long as the fault lasts, or until the provider is interrupted or has crashed."""
         until = time.monotonic() + (fault["seconds"] if fault else 0)
-        while time.monotonic() < until and not self.stopping.is_set():
+        while time.monotonic() < until and not (self.stopping.is_set() or self.crashed.is_set()):
             time.sleep(0.05)
-        return fault
 
     def ReadResource(self, request: Any, context: Any) -> Any:
         state = read_dynamic_value(request.current_state)
@@ -235,7 +262,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
     def ImportResourceState(self, request: Any, context: Any) -> Any:
         kind = request.type_name
         identifier = request.id
-        found = self.store.read()["resources"].get(kind, {}).get(identifier)
+        there = self.store.read()["resources"].get(kind, {}).values()
+        found = next((row for row in there if world.import_id_of(kind, row) == identifier), None)
         if found is None:
             missing = _error(
                 "Cannot import non-existent remote object", f"there is no {identifier}"

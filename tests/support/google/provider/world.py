@@ -30,6 +30,12 @@ def id_of(kind: str, value: Mapping[str, Any]) -> str:
     return str(KNOWN["ids"][kind]).format_map({k: v for k, v in value.items() if v is not None})
 
 
+def import_id_of(kind: str, value: Mapping[str, Any]) -> str:
+    """The id by which an import finds the resource."""
+    template = KNOWN["imported_by"].get(kind)
+    return str(template.format_map(value) if template else value["id"])
+
+
 def name_of(kind: str, value: Mapping[str, Any]) -> str:
     """What a person would call it."""
     for key in ("name", "account_id", "service", "role"):
@@ -80,10 +86,12 @@ def delete(world: Mapping[str, Any], kind: str, identifier: str) -> None:
                 disk for disk in disks if disk["source"] not in {identifier, COMPUTE + identifier}
             ]
     for other in KNOWN["takes_along"].get(kind, []):
-        for each in [
-            key for key in world["resources"].get(other, {}) if key.startswith(f"{identifier}/")
-        ]:
-            del world["resources"][other][each]
+        there = world["resources"].get(other, {})
+        parts = [
+            k for k, row in there.items() if import_id_of(other, row).startswith(f"{identifier}/")
+        ]
+        for each in parts:
+            del there[each]
 
 
 def computer(
