@@ -90,6 +90,7 @@ def _write_logs(inventory: Inventory, to: Connect, folder: str, nodes: Sequence[
 
 def _fetch_logs(session: Session, folder: str, nodes: Sequence[str]) -> None:
     """Read the logs where `collect` finds those of a job. Raise CommandError if one is missing."""
-    for host, transport in session.hosts_with_files(nodes):
-        logs = [f"{name}.log" for name in (nodes if session.inventory.is_shared else [host])]
+    hosts = session.hosts_with_files(nodes)
+    for host, transport in hosts:
+        logs = [f"{name}.log" for name in ([host] if len(hosts) > 1 else nodes)]
         transport.run(("sh", "-c", 'cd -- "$1" && shift && cat -- "$@"', "sh", folder, *logs))

@@ -327,7 +327,7 @@ def run_on_this_machine(
 
 def _missing_model(run: NamedRun, session: Session | None = None) -> UsageError:
     """Return the error for a run without a model, or one that must be collected before its use."""
-    if run.folder is None and (session is None or not session.inventory.is_shared):
+    if run.folder is None and (session is None or not session.site.folders.are_one):
         return run.not_collected()
     places = [str(run.folder)] if run.folder else []
     if run.remote and session:

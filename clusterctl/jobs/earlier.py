@@ -57,7 +57,7 @@ def folders_on_cluster(session: Session, run: NamedRun) -> list[str]:
     Another machine may have submitted the job, which the cluster then knows. Raises UsageError if
     not.
     """
-    if not session.inventory.is_shared:
+    if not session.site.folders.are_one:
         return []
     if run.remote or run.run_folder:
         return [run.remote] if run.remote else []

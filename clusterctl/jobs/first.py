@@ -12,6 +12,7 @@ from clusterctl.errors import (
     TransportError,
     UsageError,
     WaitTimeoutError,
+    raise_together,
 )
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, new_token
 from clusterctl.scheduler.claims import First, settle
@@ -86,12 +87,12 @@ def places_of(text: str, inventory: Inventory, clusters: Sequence[str]) -> tuple
 def reject_unfit(session: Session, job: JobSpec) -> None:
     """Raise UsageError if a job can't be submitted with --first to the cluster of a session."""
     session.site.reject_without_slurm()
-    if not session.inventory.is_shared:
-        raise UsageError(
-            f"--first needs a shared folder, which cluster {session.inventory.cluster} does not have",
-            code="first-needs-shared-folder",
-            fix="use --partition",
-        )
+    no_shared_folder = UsageError(
+        f"--first needs a shared folder, which cluster {session.inventory.cluster} does not have",
+        code="first-needs-shared-folder",
+        fix="use --partition",
+    )
+    raise_together(session.site.folders.unfit(no_shared_folder))
     if job.array or job.sweep:
         raise UsageError(
             "--first does not apply to job arrays", code="first-of-array", fix="use --partition"

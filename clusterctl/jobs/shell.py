@@ -323,8 +323,8 @@ def kept_notice(session: Session, folder: str, files: Sequence[tuple[str, str]])
     more = f" and {len(files) - _MOST_SHOWN} more" if len(files) > _MOST_SHOWN else ""
     place = f"{folder}/{PROGRAM_FOLDER}"
     fix = f"`clusterctl get {shlex.quote(folder)}` copies the folder here"
-    if not session.inventory.is_shared:
-        hosts = sorted({host for host, _ in files})
+    hosts = sorted({host for host, _ in files})
+    if hosts != [session.transport.host]:
         place = f"{place} on {', '.join(hosts)}"
         fix = f"look at it with `clusterctl ssh {hosts[0]}`"
     return Notice("shell-files-kept", f"the session wrote files into {place}: {names}{more}; {fix}")

@@ -523,7 +523,7 @@ class JobLogs:
         self, latest_jobs: Mapping[str, JobInfo], deadline: float | None
     ) -> Generator[LogChunk | None, None, None]:
         # Callers may add jobs, and so nodes to read from, to ``latest_jobs`` between two chunks.
-        if self._session.inventory.is_shared:
+        if self._session.site.folders.are_one:
             (reader,) = self._readers_of(())
             yield from reader.read("follow")
         clock = self._session.scheduler.clock
@@ -557,8 +557,8 @@ def logs(
     job_logs = JobLogs(session, job_id, rank, most)
     chunk = None
     whole_id = session.packed_job(job_id) or job_id
-    is_shared = session.inventory.is_shared
-    for chunk in job_logs.new(() if is_shared else session.scheduler.jobs([whole_id])):
+    apart = session.site.folders.apart([whole_id])
+    for chunk in job_logs.new(session.scheduler.jobs(apart) if apart else ()):
         on_output(chunk)
     if job_logs.gone:
         raise SchedulerError(

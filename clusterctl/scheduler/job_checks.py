@@ -213,13 +213,14 @@ def check_build(site: Site, request: Request) -> Iterator[UsageError]:
         yield excluded("--build", f"the bundled job {job.bundled}")
     if job.container:
         yield excluded("--build", "--container")
-    if not site.inventory.is_shared and job.nodes > 1:
-        yield UsageError(
+    if job.nodes > 1:
+        error = UsageError(
             "--build needs a folder that all nodes share",
             code="build-not-shared",
             why="the program is built on the job's first node",
             fix="use --nodes 1, or give the hosts a shared folder (provider.shared)",
         )
+        yield from site.folders.unfit(error)
 
 
 def check_mount(site: Site, request: Request) -> Iterator[UsageError]:  # noqa: ARG001

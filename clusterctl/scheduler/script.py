@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.arrays import fold_tasks, tasks_of
+from clusterctl.scheduler.job_folders import folders_of
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec import remote_folders
@@ -483,7 +484,7 @@ def watch_options(job: JobSpec, inventory: Inventory, environment: Environment) 
     hang = [] if mode == "off" else [f"--hang={mode}@{given_s or _SILENCE_S}"]
     start = [] if job.place.start == "." else [f"--start={shlex.quote(job.place.start)}"]
     alarms = alarm_options(job.alarm)
-    secrets = [SECRETS, *([] if inventory.is_shared else ["--each-node"])] if job.secret else []
+    secrets = [SECRETS, *folders_of(inventory).secret_options] if job.secret else []
     build = [f"--build={shlex.quote(job.build)}"] if job.build else []
     pairs = [text.split(":") for text in job.stage]
     staged = [f"--stage={shlex.quote(json.dumps(pairs))}"] if pairs else []

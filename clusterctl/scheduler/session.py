@@ -70,20 +70,17 @@ class Session:
         """Return connections to the nodes of a partition (None: all) that need the files of jobs as
         the controller has them: () if hosts share a folder.
         """
-        if self.inventory.is_shared:
-            return ()
         partitions = [
             facts for facts in self.inventory.partitions if partition in (None, facts.name)
         ]
-        names = (name for facts in partitions for name in facts.nodes)
-        transports = (self.nodes[name] for name in names if name in self.nodes)
-        return tuple(transport for transport in transports if transport is not self.transport)
+        hosts = self.hosts_with_files([name for facts in partitions for name in facts.nodes])
+        return tuple(transport for _, transport in hosts if transport is not self.transport)
 
     def hosts_with_files(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
         """Return (host, connection) of all ``hosts``; only the controller if hosts share the jobs'
         folder.
         """
-        own = () if self.inventory.is_shared else hosts
+        own = self.site.folders.apart(hosts)
         transports = tuple((host, self.nodes[host]) for host in own if host in self.nodes)
         return transports or ((self.transport.host, self.transport),)
 

@@ -19,6 +19,7 @@ from clusterctl.hosts.needs import Lack, lacks_of
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
+from clusterctl.scheduler.job_folders import JobFolders, folders_of
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.state.inventory import Inventory, planned_inventory
@@ -87,6 +88,11 @@ class Site(ABC):
     refuses_too_much: ClassVar[bool] = True
     time_unit_s: ClassVar[int] = 60
     as_root: ClassVar[tuple[str, ...]] = ("sudo", "-n")
+
+    @property
+    def folders(self) -> JobFolders:
+        """Where the hosts have the folders of jobs."""
+        return folders_of(self.inventory)
 
     @property
     def upload_folder(self) -> str:

@@ -48,8 +48,7 @@ class OwnSlurm(Site):
         return SlurmClient(
             controller,
             patience_s=patience_s,
-            # Without a shared folder, the records are on the nodes.
-            ledger=ledger if self.inventory.is_shared else None,
+            ledger=self.folders.records(ledger),
             no_accounting=self.inventory.no_accounting,
             advice=self.advice,
         )
