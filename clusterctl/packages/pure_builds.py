@@ -6,23 +6,32 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from clusterctl.errors import Notice, UsageError
+from clusterctl.packages.uv_program import WITHOUT_COMPILER
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import digest, file_sha256
 from clusterctl.util.process import run, temporary_folder
 from clusterctl.util.progress import LineReporter
 
-# A build must not find a compiler: its result would fit this machine, and not the nodes.
-WITHOUT_COMPILER: Final = dict.fromkeys(("CC", "CXX", "FC", "NVCC"), "false")
+NOT_BUILT: Final = "source-not-built"
 _PURE: Final = "-none-any.whl"
 _PATIENCE_S: Final = 600.0
 _LONGEST_REASON: Final = 1000
+# What the build printed, in pip's output.
+_OUTPUT: Final = re.compile(r"lines? of output\]\n(.*?)\n *\[end of output\]", re.DOTALL)
+_SHOWN_LINES: Final = 6
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def is_of_sources(line: str) -> bool:
+    """Return whether a line ``NAME @ URL`` names sources, and no wheel."""
+    return not urlsplit(line.partition(" @ ")[2]).path.endswith(".whl")
 
 
 def pure_wheel(line: str, options: Sequence[str], report: LineReporter) -> Path:
@@ -54,7 +63,7 @@ def pure_wheel(line: str, options: Sequence[str], report: LineReporter) -> Path:
             raise not_built(name, f"its build takes longer than {_PATIENCE_S:.0f} s") from exc
         wheel = next((unfinished / "wheels").glob("*.whl"), None)
         if wheel is None:
-            raise not_built(name, result.reason)
+            raise not_built(name, _cause(result.stderr or result.stdout))
         if not wheel.name.endswith(_PURE):
             raise not_built(name, f"its build gives {wheel.name}, which is not pure Python")
         report(Notice("built-from-source", f"built {wheel.name} of its sources on this machine"))
@@ -67,10 +76,17 @@ def pure_wheel(line: str, options: Sequence[str], report: LineReporter) -> Path:
     return next(folder.glob("*.whl"))
 
 
+def _cause(output: str) -> str:
+    """Return the end of what a build printed, without the calls of a traceback."""
+    parts = _OUTPUT.findall(output)
+    lines = textwrap.dedent(parts[-1] if parts else output).splitlines()
+    return "\n".join([line for line in lines if line[:1].strip()][-_SHOWN_LINES:])
+
+
 def not_built(name: str, why: str) -> UsageError:
     return UsageError(
         f"{name} has no wheel for the nodes, and none of pure Python can be built of its sources",
-        code="source-not-built",
+        code=NOT_BUILT,
         where=name,
         why=_PASSWORD.sub("", why.strip()[-_LONGEST_REASON:]),
         fix=f"require a version of {name} with a wheel; or build it in the job, with the nodes' "

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.errors import ClusterctlError, MachineError, UsageError
+from clusterctl.errors import ClusterctlError, MachineError, Notice, UsageError
 from clusterctl.packages.accelerators import OtherBuilds, cpu_index, other_builds
 from clusterctl.packages.index_failures import index_error
 from clusterctl.packages.locked_packages import lines_of
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.packages.project_files import PackageList
-from clusterctl.packages.pure_builds import not_built, pure_wheel
+from clusterctl.packages.pure_builds import NOT_BUILT, is_of_sources, not_built, pure_wheel
 from clusterctl.packages.requirement_files import hashes_in
 from clusterctl.packages.uv_program import PipSettings, run_uv
 from clusterctl.packages.wheelhouse import (
@@ -36,13 +36,8 @@ from clusterctl.packages.wheelhouse import (
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest
 from clusterctl.util.process import temporary_folder
-from clusterctl.util.progress import LineReporter
 
 _LONGEST_REASON: Final = 2000
-# uv tells the packages that it may not build, one after the other.
-_NEEDS_BUILD: Final = re.compile(
-    r"(?:Wheels are required for|Building source distributions for) `([\w.-]+)`"
-)
 _NOT_BUILT: Final = re.compile(r"Failed to (?:download and )?build `([\w.-]+)")
 
 
@@ -68,6 +63,11 @@ class Requirements:
     @property
     def is_locked(self) -> bool:
         return all(one.is_locked for one in self.lists)
+
+    @property
+    def options(self) -> list[str]:
+        """The lines of a requirements file that say where packages are, for pip."""
+        return [line for one in self.lists for line in one.options]
 
     @property
     def kept(self) -> Mapping[str, str]:
@@ -144,40 +144,56 @@ def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
 @dataclass(frozen=True, slots=True)
 class _Compiler:
     """Runs `uv pip compile`. folder: for temporary files. hashes: name -> SHA-256 of the files that
-    the lists allow. Empty: they allow any.
+    the lists allow. Empty: they allow any. refused: name -> why no wheel can be built of its sources.
     """
 
     requirements: Requirements
     settings: PipSettings
     folder: Path
     hashes: Mapping[str, frozenset[str]]
-    heard: LineReporter
+    pip: Pip
+    refused: dict[str, UsageError] = field(default_factory=dict)
 
     def compile(self, more: OtherBuilds | None = None) -> list[str]:
-        """Return the lines of the chosen packages."""
-        more = more or OtherBuilds()
-        built = set[str]()
+        """Return the lines of the chosen packages. Wheels of those that are sources are built then.
+
+        A package whose sources can't be built is asked for again, in a version with a wheel.
+        """
         while True:
-            lock = self.folder / "pylock.toml"
-            # uv keeps the versions of a lock that is there, if they fit.
-            lock.write_text(_as_pylock(self.requirements.kept))
-            words = [*self._words(more), "--output-file", str(lock)]
-            words += [word for name in sorted(built) for word in ("--no-binary", name)]
-            result, traced = run_uv(
-                words, cwd=self._project, heard=self.heard, variables=self._variables
-            )
-            if error := index_error(traced + result.stderr, self.requirements.where):
-                raise error
-            if result.rc == 0:
-                content: Mapping[str, Any] = tomllib.loads(lock.read_text())
-                if self.hashes:
-                    content = _with_hashes(content, self.hashes, self.requirements.where)
-                return lines_of(content, lock, self.requirements.node, project=self._project)
-            needed = set(_NEEDS_BUILD.findall(result.stderr)) - built
-            # Code whose hash is not checked must not run.
-            if not needed or self.hashes:
-                raise self._unmet(result.stderr)
-            built |= needed
+            try:
+                lines = self._compile(more or OtherBuilds())
+                for line in lines:
+                    if is_of_sources(line):
+                        pure_wheel(line, self.requirements.options, self.pip.report)
+            except UsageError as exc:
+                if exc.code != NOT_BUILT or exc.where in self.refused:
+                    raise
+                self.refused[exc.where] = exc
+                continue
+            for name in self.refused:
+                text = f"{name} is of a version that has a wheel, because newer sources must be compiled"
+                self.pip.report(Notice("older-version-chosen", text))
+            return lines
+
+    def _compile(self, more: OtherBuilds) -> list[str]:
+        requirements = self.requirements
+        lock = self.folder / "pylock.toml"
+        # uv keeps the versions of a lock that is there, if they fit.
+        lock.write_text(_as_pylock(requirements.kept))
+        result, traced = run_uv(
+            [*self._words(more), "--output-file", str(lock)],
+            cwd=self._project,
+            heard=self.pip.heard,
+            variables=self._variables,
+        )
+        if error := index_error(traced + result.stderr, requirements.where):
+            raise error
+        if result.rc != 0:
+            raise self._unmet(result.stderr)
+        content: Mapping[str, Any] = tomllib.loads(lock.read_text())
+        if self.hashes:
+            content = _with_hashes(content, self.hashes, requirements.where)
+        return lines_of(content, lock, requirements.node, project=self._project)
 
     @property
     def _project(self) -> Path:
@@ -200,7 +216,10 @@ class _Compiler:
         left_out.write_text("\n".join((*more.left_out, "")))
         words = ["pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml"]
         words += ["--python-version", node.python, "--python-platform", node.of_uv]
-        words += ["--python", sys.executable, "--no-python-downloads", "--only-binary", ":all:"]
+        words += ["--python", sys.executable, "--no-python-downloads"]
+        # Code whose hash is not checked must not run.
+        unbuilt = [":all:"] if self.hashes else sorted(self.refused)
+        words += [word for name in unbuilt for word in ("--only-binary", name)]
         words += self.settings.options
         if lists[-1].is_of_pip:
             # pip does not read the settings of uv in a project.
@@ -214,7 +233,9 @@ class _Compiler:
     def _unmet(self, output: str) -> ClusterctlError:
         requirements = self.requirements
         if failed := _NOT_BUILT.search(output):
-            return not_built(failed[1], output)
+            return self.refused.get(failed[1]) or not_built(failed[1], output)
+        if wanting := next((name for name in self.refused if name in output), None):
+            return self.refused[wanting]
         hashed = "; in a list with hashes, nothing is built of sources" if self.hashes else ""
         return UsageError(
             "the requirements can't be met",
@@ -230,11 +251,11 @@ class _Compiler:
 def _compiled(requirements: Requirements, folder: Path, pip: Pip) -> list[str]:
     """Return the lines of the packages that uv chooses, with builds for the nodes' hardware."""
     hashes = hashes_in(one.file for one in requirements.lists if one.is_of_pip)
-    compiler = _Compiler(requirements, PipSettings.read(), folder, hashes, pip.heard)
+    compiler = _Compiler(requirements, PipSettings.read(), folder, hashes, pip)
     lines = compiler.compile()
     if hashes:
         return lines
-    wheels = filter(None, map(Wheel.of_line, lines))
+    wheels = [Wheel.of_line(line) for line in lines if not is_of_sources(line)]
     versions = {wheel.name: wheel.version for wheel in wheels}
     more = other_builds(versions, gpus=requirements.gpus, report=pip.report)
     return compiler.compile(more) if more else lines
@@ -280,24 +301,22 @@ def _wheels(
     pip: Pip,
 ) -> Iterator[Wheel]:
     """Yield the wheels of lines that the nodes lack, and put them into the cache."""
-    options = [line for one in requirements.lists for line in one.options]
     missing = list[str]()
     for line in lines:
-        if " @ " not in line:
-            missing.append(line)
-            continue
-        wheel = Wheel.of_line(line)
-        if wheel is None:
-            built = pure_wheel(line, options, pip.report)
+        if is_of_sources(line):
+            built = pure_wheel(line, requirements.options, pip.report)
             wheel = move_to_cache(Path(shutil.copy(built, folder)))
-        elif base.get(wheel.name) != wheel.version and not wheel_path(wheel).is_file():
-            missing.append(line)
+        else:
+            wheel = Wheel.of_line(line)
+        if base.get(wheel.name) == wheel.version:
             continue
-        if base.get(wheel.name) != wheel.version:
+        if wheel_path(wheel).is_file():
             yield wheel
+        else:
+            missing.append(line)
     if missing:
         wanted = folder / "wanted.txt"
-        wanted.write_text("\n".join((*options, *missing, "")))
+        wanted.write_text("\n".join((*requirements.options, *missing, "")))
         target = folder / "wheels"
         result = pip.download(
             ["--no-deps", "--requirement", str(wanted), "--dest", str(target)], cwd=folder

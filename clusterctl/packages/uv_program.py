@@ -27,6 +27,8 @@ _VARIABLES: Final = {
     "proxy": "ALL_PROXY",
     "timeout": "UV_HTTP_TIMEOUT",
 }
+# A build must not find a compiler: its result would fit this machine, and not the nodes.
+WITHOUT_COMPILER: Final = dict.fromkeys(("CC", "CXX", "FC", "NVCC"), "false")
 _TRACE: Final = re.compile(r"(?:TRACE|DEBUG|INFO|WARN) ")
 
 
@@ -83,7 +85,8 @@ def run_uv(
         precede.
     """
     # Only what is traced tells that one of several indexes refused the login.
-    env = {**(variables or {}), **os.environ, "NO_COLOR": "1", "RUST_LOG": "uv_client=trace"}
+    own = {"NO_COLOR": "1", "RUST_LOG": "uv_client=trace"}
+    env = {**(variables or {}), **os.environ, **WITHOUT_COMPILER, **own}
     result = run([find_uv_bin(), *words], cwd=cwd, env=env)
     lines = result.stderr.splitlines(keepends=True)
     said = [line for line in lines if not _TRACE.match(line)]

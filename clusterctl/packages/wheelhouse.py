@@ -86,15 +86,13 @@ class Wheel:
         return cls(name, str(version), sha256, file)
 
     @classmethod
-    def of_line(cls, line: str) -> Wheel | None:
-        """Return the wheel of a line ``NAME @ URL#HASH``. None: the line names sources.
-
-        Its ``sha256`` is "" if the line has another hash, or none.
+    def of_line(cls, line: str) -> Wheel:
+        """Return the wheel of a line ``NAME @ URL#HASH``. Its ``sha256`` is "" if the line has another
+        hash, or none.
         """
         url, _, fragment = line.partition(" @ ")[2].partition("#")
-        file = unquote(url).rpartition("/")[2]
         kind, _, value = fragment.partition("=")
-        return cls.of(file, value if kind == "sha256" else "") if file.endswith(".whl") else None
+        return cls.of(unquote(url).rpartition("/")[2], value if kind == "sha256" else "")
 
     def __str__(self) -> str:
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}  # {self.file}"

@@ -374,12 +374,18 @@ def test_sources_that_must_be_compiled_are_refused_with_the_ways(
         solve("small")
 
 
-def test_wheels_are_taken_in_place_of_newer_sources(solve: Resolve, index: Path, log: Path) -> None:
-    """No foreign code runs if the requirements can be met without it."""
+def test_older_wheel_takes_the_place_of_newer_sources_only_if_they_must_be_compiled(
+    solve: Resolve, index: Path, log: Path, notes: list[str]
+) -> None:
+    a_wheel(index, "user", "1.0")
+    a_wheel(index, "user", "2.0", requires=["small"])
     a_wheel(index, "small", "1.0")
     archive(index, sources(log))
-    assert versions(solve("small")) == ["small==1.0"]
-    assert log.read_text() == ""
+    assert versions(solve("user")) == ["first==1.0", "small==1.2", "user==2.0"]
+    assert not any(shows(line, "older-version-chosen") for line in notes)
+    archive(index, sources(log, "1.3", more="raise SystemExit(1)"), "1.3")
+    assert versions(solve("user # changed")) == ["small==1.0", "user==2.0"]
+    assert any(shows(line, "older-version-chosen") for line in notes)
 
 
 def test_sources_in_a_list_with_hashes_are_not_built(
