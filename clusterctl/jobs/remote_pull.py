@@ -115,8 +115,14 @@ def commands(engine: str, image: Reference, new: str) -> Iterator[Sequence[str]]
 
 
 def variables(image: Reference, work: str) -> Mapping[str, str]:
-    plain = {"ENROOT_ALLOW_HTTP": "yes"} if image.is_of_this_machine else {}
-    return {**os.environ, "CH_IMAGE_STORAGE": f"{work}/storage", **plain}
+    """Return the environment of the engines."""
+    found = {**os.environ, "CH_IMAGE_STORAGE": f"{work}/storage"}
+    # Enroot's own folders are there. A login without a session has none.
+    if not os.path.isdir(os.environ.get("XDG_RUNTIME_DIR", "")):
+        found["XDG_RUNTIME_DIR"] = work
+    if image.is_of_this_machine:
+        found["ENROOT_ALLOW_HTTP"] = "yes"
+    return found
 
 
 def run(words: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -44,6 +44,7 @@ PATH = "/usr/bin:/bin"
 ENGINE = """\
 #!/bin/sh
 echo "$(basename "$0") $*" >>"$HOME/called"
+[ -d "$XDG_RUNTIME_DIR" ] || { echo "no place for its own files"; exit 1; }
 [ ! -e "$HOME/broken" ] || { echo starting; echo "FATAL: broken"; exit 255; }
 while [ $# -gt 0 ]; do case $1 in *.sif | *.sqsh) echo image >"$1" ;; esac; shift; done
 """
