@@ -103,6 +103,13 @@ def assert_made_once(cluster: Terraformed) -> None:
     assert cluster.terraform.plan().is_empty
 
 
+def assert_destroyed(cluster: Terraformed) -> None:
+    """Remove all as `down` does, and check that nothing is left that costs anything."""
+    cluster.destroy()
+    assert {cluster.cloud.resources()[each] for each in cluster.resources} <= NOT_BILLED
+    assert addresses(cluster.terraform) == ()
+
+
 @pytest.mark.sweep
 def test_up_with_a_lost_state_imports_existing_resources(cluster: Terraformed) -> None:
     """An imported host lists its disks in Google's order, not in that of the configuration."""
@@ -191,21 +198,24 @@ def test_interrupted_up_is_completed_by_the_next(
     cluster.up()
     assert any(line.startswith("exists already and is imported: ") for line in cluster.said)
     assert_made_once(cluster)
-    cluster.destroy()
-    assert {cluster.cloud.resources()[each] for each in cluster.resources} <= NOT_BILLED
+    assert_destroyed(cluster)
 
 
-@pytest.mark.parametrize(
-    ("kind", "how"), [*in_sweep(*((moment[0], "Ctrl-C") for moment in MOMENTS)), (INSTANCE, "kill")]
-)
-def test_interrupted_up_and_down_leave_nothing(cluster: Terraformed, kind: str, how: str) -> None:
-    """`down` follows an interrupted `up`, and is interrupted, too."""
-    full = how == "Ctrl-C"
-    cluster.nodes(2, *((DISKS, STORAGE) if full else ("", LEAN)))
-    cluster.cloud.fail("slow", of=kind, seconds=10, times=1)
-    end(cluster, "up", how)
+@pytest.mark.sweep
+@pytest.mark.parametrize(("kind", "name"), MOMENTS)
+def test_down_after_an_interrupted_up_leaves_nothing(
+    cluster: Terraformed, kind: str, name: str
+) -> None:
+    cluster.nodes(2, DISKS, STORAGE)
+    cluster.cloud.fail("slow", of=kind, name=name, seconds=10, times=1)
+    end(cluster, "up", "Ctrl-C")
+    assert_destroyed(cluster)
+
+
+def test_killed_up_and_down_leave_nothing(cluster: Terraformed) -> None:
+    cluster.nodes(2, more=LEAN)
+    cluster.cloud.fail("slow", seconds=10, times=1)
+    end(cluster, "up", "kill")
     cluster.cloud.fail("slow", on="delete", of="google_service_account", seconds=2, times=1)
-    end(cluster, "down", how)
-    cluster.destroy()
-    assert {cluster.cloud.resources()[each] for each in cluster.resources} <= NOT_BILLED
-    assert addresses(cluster.terraform) == ()
+    end(cluster, "down", "kill")
+    assert_destroyed(cluster)
