@@ -46,7 +46,6 @@ class Bench:
 
     cluster: Cluster
     session: Session
-    socket: Path
     mb: int
     files: int
     rounds: int
@@ -55,7 +54,7 @@ class Bench:
     @property
     def shell(self) -> list[str]:
         config = self.cluster.workspace / "ssh_config"
-        return ["ssh", "-F", str(config), "-l", "hpc", "-S", str(self.socket)]
+        return ["ssh", "-F", str(config), "-l", "hpc"]
 
     def here(self) -> Path:
         (new := self.cluster.folder / f"here-{next(self._numbers)}").mkdir()
@@ -328,22 +327,13 @@ def runs(bench: Bench) -> None:
 
 @contextmanager
 def raised_bench(given: argparse.Namespace) -> Iterator[Bench]:
-    """Raise a cluster, and open a connection for rsync beside that of clusterctl."""
+    """Raise a cluster, and open the connection that clusterctl, rsync and tar share."""
     with raised(1) as cluster:
         os.environ.update(cluster.environ)
         workspace = Workspace.of(cluster.name)
-        socket = cluster.folder / "rsync.socket"
         with connect_session(job_inventory(workspace), workspace) as session:
             session.transport.run(["true"])
-            bench = Bench(cluster, session, socket, given.mb, given.files, given.rounds)
-            master = subprocess.Popen([*bench.shell, "-MN", cluster.controller])
-            try:
-                while not socket.exists() and master.poll() is None:
-                    time.sleep(0.05)
-                yield bench
-            finally:
-                master.terminate()
-                master.wait()
+            yield Bench(cluster, session, given.mb, given.files, given.rounds)
 
 
 ALL = {one.__name__: one for one in (copies, changed, cut, folders, runs)}

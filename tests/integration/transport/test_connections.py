@@ -231,6 +231,7 @@ def test_connection_ends_soon_if_the_cluster_removes_itself(
     workspace.spec.write_text(f"provider: {{type: gcp, {setting}}}\n")
     write_ssh_files(inventory_of(hosts=(host_of("ctl", CONTROLLER),)), workspace)
     assert settings_of(workspace.ssh_config, "ctl")["controlpersist"] == str(idle_s)
+    workspace.connections.rmdir()
 
 
 def settings_of(config: Path, host: str) -> dict[str, str]:
