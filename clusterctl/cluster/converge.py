@@ -35,11 +35,12 @@ from clusterctl.cluster.hardware import (
     with_recorded_memory,
     without_missing_cgroups,
 )
-from clusterctl.cluster.own_files import (
+from clusterctl.cluster.host_files import (
     can_renew,
     expected_marks,
     marks_from_template,
     node_files,
+    render_host_files,
     renew,
 )
 from clusterctl.cluster.phases import Drift, PhaseResult
@@ -53,8 +54,6 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_conf import (
     needs_facts,
     render_files,
-    render_health_file,
-    render_slurmd_digests,
 )
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import SLURMD_PORT
@@ -133,7 +132,11 @@ def converge(
         {} if limit else inputs_of_templates(cluster, inventory) if has_changed else recorded.groups
     )
     needs_files = provisioned.from_template or (groups and has_changed)
-    files = node_files(cluster.spec, inventory, workspace, reports) if needs_files else {}
+    files = (
+        node_files(cluster.spec, inventory, workspace, rendered.files, reports)
+        if needs_files
+        else {}
+    )
     hosts = HostsToConfigure(inventory, recorded, reports, rendered, groups, files)
     work = (
         hosts.choose_limited(limit)
@@ -450,7 +453,9 @@ class Rendered:
     def write(self, workspace: Workspace) -> None:
         """Write the files to the folder that Ansible reads."""
         for name, content in self.files.items():
-            write_atomic(workspace.rendered / name, content)
+            path = workspace.rendered / name
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_atomic(path, content)
 
 
 def inputs_of(
@@ -461,12 +466,9 @@ def inputs_of(
     slurm = render_files(spec, inventory, facts)
     drivers = {host: report.driver for host, report in reports.items()}
     files = {
-        **slurm,
-        inventory_file.HEALTH_FILE: render_health_file(spec, inventory, drivers),
+        **render_host_files(spec, inventory, slurm, drivers),
         inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, reports),
     }
-    if slurm:
-        files[inventory_file.SLURMD_FILE] = render_slurmd_digests(slurm, inventory)
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     variables = inventory_file.inventory_text(spec, inventory, workspace)
     cards = json.dumps(

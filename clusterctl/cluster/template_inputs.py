@@ -1,7 +1,7 @@
 """The inputs of node templates, the configuration that all hosts of a group start with.
 
 A template is built once, and found in the provider's cache by a hash of its inputs. Names,
-addresses, sizes and secrets are in files specific to a host (``own_files``).
+addresses, sizes and secrets are in files specific to a host (``host_files``).
 """
 
 from __future__ import annotations
@@ -60,8 +60,5 @@ def inputs_of_templates(cluster: ClusterContext, inventory: Inventory) -> Mappin
             "slurm": inventory.slurm,
         }
         values = inventory_file.role_variables(spec, inventory, cluster.workspace)
-        in_files = ("common_hosts", "openmpi_yield_when_idle")
-        inputs[CONTROLLER] = controller | {
-            key: values[key] for key in values if key not in in_files
-        }
+        inputs[CONTROLLER] = controller | values
     return {group: template_hash(ansible_hash(), variables) for group, variables in inputs.items()}

@@ -16,9 +16,9 @@ from clusterctl.cluster.bake import prepare_image, share_configuration
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
 from clusterctl.cluster.hardware import link_wheels
+from clusterctl.cluster.host_files import node_files
 from clusterctl.cluster.impact import free_leaving_hosts, reject
 from clusterctl.cluster.nodes import replacing
-from clusterctl.cluster.own_files import node_files
 from clusterctl.cluster.phases import Drift, Phase, PhaseResult
 from clusterctl.cluster.plan import Plan, plan_changes, preflight
 from clusterctl.cluster.verify import Verification, verify
@@ -281,8 +281,8 @@ def provision(
 
     def files(inventory: Inventory) -> NodeFiles:
         complete = completed(inventory)
-        inputs_of(spec, complete, workspace, {}).write(workspace)
-        return node_files(spec, complete, workspace, {})
+        rendered = inputs_of(spec, complete, workspace, {})
+        return node_files(spec, complete, workspace, rendered.files, {})
 
     templates = NodeTemplates(keys, files) if keys else None
     options = replace(options, templates=templates)

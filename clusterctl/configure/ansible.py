@@ -7,7 +7,6 @@ ansible-runner is imported only when a playbook runs, because most calls of `up`
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import queue
 import signal
@@ -410,7 +409,7 @@ def configure_class(
     Raise ConfigureError if a task fails. Ansible's output goes to ``workspace.logs``.
     """
     with _image_inventory(images, workspace) as (inventory, own):
-        for name, content in {**slurm, inventory_file.HEALTH_FILE: _no_health(inventory)}.items():
+        for name, content in slurm.items():
             write_atomic(own.rendered / name, content)
         text = inventory_file.class_inventory_text(
             inventory, own.ssh_config, variables, own.rendered
@@ -433,18 +432,11 @@ def make_image(
     workspace: a workspace with the inventory's ssh_config. logs: the workspace for Ansible's
         output.
     """
-    health = workspace.rendered / inventory_file.HEALTH_FILE
-    write_atomic(health, _no_health(inventory))
-    text = inventory_file.image_of_class_text(spec, inventory, workspace, variables, health)
+    text = inventory_file.image_of_class_text(spec, inventory, workspace, variables)
     write_atomic(workspace.ansible_inventory, text)
     return _play(
         "image", inventory, workspace, [host.name for host in inventory.compute], logs=logs
     )
-
-
-def _no_health(inventory: Inventory) -> str:
-    # The hardware of the hosts is not known yet, so the health check must not expect any.
-    return json.dumps({host.name: {} for host in inventory.hosts})
 
 
 @contextmanager

@@ -45,11 +45,8 @@ from clusterctl.util.assets import (
 )
 from clusterctl.util.process import call_on_hosts, parallel_map
 
-# Rendered files by node: the GPUs that its driver shows, the hardware that its health check
-# expects, and the digest of slurmd's configuration.
+# Rendered file: node -> the GPUs that its driver shows.
 GPUS_FILE = "gpus.json"
-HEALTH_FILE = "health.json"
-SLURMD_FILE = "slurmd.json"
 # The bundle's repository on an air-gapped host, during the installation.
 BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"
 # The cluster in the accounting database of a controller's template. Before slurmdbd first starts on
@@ -128,10 +125,7 @@ def class_variables(
     not included, because they are in host-specific files. Variables of both groups (controller,
     compute) have the same value in both.
     """
-    group_variables = {
-        COMPUTE: {"slurmd_conf_server": "", "slurmd_config_digest": ""},
-        CONTROLLER: {"slurmctld_cluster": TEMPLATE_CLUSTER, **_accounting(spec)},
-    }
+    of_controller = {"slurmctld_cluster": TEMPLATE_CLUSTER, **_accounting(spec)}
     return {
         "clusterctl_scheduler": spec.scheduler,
         "users_home_root": f"{shared}/home",
@@ -142,10 +136,7 @@ def class_variables(
         "users_accounts": [
             {"name": u.name, "uid": u.uid, "ssh_authorized_keys": []} for u in spec.users
         ],
-        "openmpi_network": "",
-        "openmpi_fabric": spec.provider.may_have_fabric,
-        "openmpi_yield_when_idle": False,
-        **group_variables[group],
+        **(of_controller if group == CONTROLLER else {}),
         **_distribution(distribution),
         **spec_variables(spec, CLASS_ROLES[group]),
     }
@@ -158,7 +149,6 @@ def class_inventory_text(
     files.
     """
     paths = {
-        "health_config_src": rendered / HEALTH_FILE,
         "slurmdbd_config_src": rendered / "slurmdbd.conf",
         "slurmctld_config_src": rendered,
     }
@@ -171,7 +161,6 @@ def image_of_class_text(
     inventory: Inventory,
     workspace: Workspace,
     variables: Variables,
-    health: Path,
 ) -> str:
     """Return the Ansible inventory for the playbook `image.yml`, which prepares a machine to be an
     image.
@@ -179,19 +168,19 @@ def image_of_class_text(
     The machine is installed like a node of this cluster, so nodes from this image need no
     installation.
     """
-    overrides = {
-        "job_env_gpus_src": "",
-        "job_env_task_prolog": False,
-        "health_config_src": _literal(str(health)),
-        "image_home": f"/home/{ADMIN_USER}",
+    of_cluster = ("job_env_gpus_src", "openmpi_params_src", "slurmd_unit_src", "health_config_src")
+    base = {
+        name: value
+        for name, value in role_variables(spec, inventory, workspace).items()
+        if name not in of_cluster
     }
-    base = role_variables(spec, inventory, workspace)
     state = {
+        "image_home": f"/home/{ADMIN_USER}",
         "clusterctl_scheduler": inventory.scheduler,
         "clusterctl_install_mark": install_mark(inventory, spec.software),
         "clusterctl_image": True,
     }
-    return _text(inventory, workspace.ssh_config, {**base, **state, **variables, **overrides})
+    return _text(inventory, workspace.ssh_config, {**base, **state, **variables})
 
 
 def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
@@ -300,7 +289,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
     rendered = _literal(str(workspace.rendered))
     key = workspace.public_key.read_text().strip()
     return {
-        "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
+        "common_hosts_src": _literal(str(workspace.rendered / "etc_hosts")),
         "shared_storage_path": inventory.shared,
         "shared_storage_cluster_id": inventory.cluster_id,
         **_shared_folder(inventory),
@@ -314,17 +303,14 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
             }
             for u in spec.users
         ],
-        **(_slurm(spec, inventory, workspace) if "slurmctld" in runs else {}),
+        **(_slurm(spec, workspace) if "slurmctld" in runs else {}),
         **(_mpi_ssh(inventory) if "mpi_ssh" in runs else {}),
-        "health_config_src": _literal(str(workspace.rendered / HEALTH_FILE)),
+        "health_config_src": _literal(str(workspace.rendered / "hosts")),
         **_distribution(inventory.distribution),
         **_repositories(spec),
-        "openmpi_network": inventory.network,
+        "openmpi_params_src": _literal(str(workspace.rendered / "openmpi-mca-params.conf")),
         "openmpi_fabric": spec.provider.may_have_fabric,
-        "openmpi_yield_when_idle": inventory.oversubscribed,
-        "job_env_task_prolog": inventory.has_task_prolog,
         "job_env_network": inventory.network,
-        "job_env_constrains_gpus": inventory.constrains_devices,
         "job_env_gpus_src": _literal(str(workspace.rendered / GPUS_FILE)),
         "job_env_gpu_wheelhouse": _literal(str(workspace.gpu_wheels)),
         "job_env_gpu_requirements": _literal(str(gpu_lock())),
@@ -341,15 +327,14 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
     }
 
 
-def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
+def _slurm(spec: ClusterSpec, workspace: Workspace) -> Variables:
     return {
         "munge_key_src": _literal(str(workspace.munge_key)),
         "slurmdbd_config_src": _literal(str(workspace.rendered / "slurmdbd.conf")),
         "slurmctld_cluster": spec.name,
         "slurmctld_config_src": _literal(str(workspace.rendered)),
         **_accounting(spec),
-        "slurmd_conf_server": inventory.controller.name,
-        "slurmd_digests_src": _literal(str(workspace.rendered / SLURMD_FILE)),
+        "slurmd_unit_src": _literal(str(workspace.rendered / "hosts")),
         "login_config_src": _literal(str(workspace.rendered)),
     }
 

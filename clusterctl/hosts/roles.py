@@ -174,13 +174,12 @@ def probe_requests(
         "public_key": workspace.public_key.read_text().strip(),
     }
     # Hosts of the same kind share a request.
-    made: dict[tuple[tuple[str, ...], bool, bool], ProbeRequest] = {}
+    made: dict[tuple[object, ...], ProbeRequest] = {}
     requests = {}
     for host in inventory.hosts:
-        if (kind := (tuple(host.roles), bool(host.local_ssds), host.cpus is None)) not in made:
-            made[kind] = _probe_request(
-                host, spec, inventory, values, _host_facts(cluster_facts, host)
-            )
+        facts = _host_facts(cluster_facts, host)
+        if (kind := (tuple(host.roles), host.cpus is None, *facts.values())) not in made:
+            made[kind] = _probe_request(host, spec, inventory, values, facts)
         requests[host.name] = made[kind]
     return requests
 
@@ -270,12 +269,16 @@ def _inventory_facts(spec: ClusterSpec, inventory: Inventory) -> dict[str, objec
         "shared_disk": bool(inventory.shared_folder.disk),
         "bucket": bool(inventory.bucket),
         "mpi_module": bool(inventory.distribution.mpi_module),
-        "task_prolog": inventory.has_task_prolog,
     }
 
 
 def _host_facts(cluster_facts: Mapping[str, object], host: Host) -> dict[str, object]:
-    return {**cluster_facts, "local_ssds": bool(host.local_ssds), "controller": host.is_controller}
+    return {
+        **cluster_facts,
+        "local_ssds": bool(host.local_ssds),
+        "controller": host.is_controller,
+        "job_variables": bool(host.job_environment),
+    }
 
 
 def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type, faults, flags
@@ -369,10 +368,10 @@ _GRAVE_XIDS: Final = (
 )
 
 
-def render_health_file(
+def health_settings(
     spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]
-) -> str:
-    """Return JSON: host -> settings of its health check. A host that is not in ``drivers`` has no
+) -> dict[str, dict[str, Any]]:
+    """Return host -> settings of its health check. A host that is not in ``drivers`` has no
     GPUs. Only nodes are drained and resumed; of other hosts the check only reports.
     """
     limits = spec.monitoring.health
@@ -400,7 +399,7 @@ def render_health_file(
             "disk_free_mib": limits.disk_free,
             "clock_offset_s": limits.clock_offset,
         }
-    return json.dumps(settings, indent=1, sort_keys=True) + "\n"
+    return settings
 
 
 _NODE: Final = re.compile(r"NodeName=(\S+) ")
@@ -408,9 +407,8 @@ _SIZE: Final = re.compile(r"(?<= )CPUs=.*?(?=Feature=)")
 _PARTITION_SIZE: Final = re.compile(r"(?<= )DefMemPerCPU=\d+ ")
 
 
-def render_slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> str:
-    """Return JSON: host -> digest of the settings that require a restart of slurmd when they
-    change.
+def slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> dict[str, str]:
+    """Return host -> digest of the settings that require a restart of slurmd when they change.
 
     files: Slurm's files, from ``render_files``. If `scontrol reconfigure` can add nodes, a host's
     digest does not depend on other nodes' lines, nor on its own line if the host shares a machine
@@ -431,8 +429,4 @@ def render_slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> str
         if not (line.startswith(reloaded_keys) or (match and " Name=gpu " in line)):
             common.append(_PARTITION_SIZE.sub("", _SIZE.sub("", line)))
     shared = digest(*common)
-    names = [host.name for host in inventory.compute]
-    return (
-        json.dumps({host: digest(shared, *node_lines.get(host, ())) for host in names}, indent=1)
-        + "\n"
-    )
+    return {host.name: digest(shared, *node_lines.get(host.name, ())) for host in inventory.compute}

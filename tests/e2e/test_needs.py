@@ -94,8 +94,8 @@ NEEDS = {
         by_up="clock",
     ),
     "network": Away(
-        "echo UCX_NET_DEVICES=mlx5_0:1 >/opt/clusterctl/task-prolog",
-        "rm /opt/clusterctl/task-prolog",
+        "echo UCX_NET_DEVICES=mlx5_0:1 >/opt/clusterctl/job-variables",
+        "rm /opt/clusterctl/job-variables",
         "fabric-away",
         "mlx5_0:1",
         by_up="fabric-away",

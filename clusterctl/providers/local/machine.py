@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from clusterctl.errors import ProvisionError
-from clusterctl.hosts.remote_own_files import with_block
+from clusterctl.hosts.remote_host_files import with_block
 from clusterctl.providers.local import layout, system
 from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
 from clusterctl.spec.names import ADMIN_ID

@@ -107,7 +107,7 @@ def test_inventory_keeps_lists_unchanged(
         for name, it in role_variables(spec, inventory, workspace).items()
         if isinstance(it, list)
     }
-    assert len(lists["common_hosts"]) == len(inventory.hosts)
+    assert len(lists["users_accounts"]) == len(spec.users)
     assert {name: read.get(name) for name in lists} == lists
 
 
@@ -263,8 +263,7 @@ def test_host_variables_reach_their_roles(
     assert of[first.name]["scratch_disks"] == 2
     assert "job_env_variables" not in of[second.name]
     assert "scratch_disks" not in of[second.name]
-    for host in of.values():  # Slurm runs the prolog on every node
-        assert host["job_env_task_prolog"] is True
+    for host in of.values():
         assert host["bucket_name"] == "my-data"
         assert (host["shared_storage_kind"], host["shared_storage_server"]) == ("nfs", "10.1.2.10")
         assert (host["shared_storage_export"], host["shared_storage_network"]) == (

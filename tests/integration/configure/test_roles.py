@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,16 +90,21 @@ def prolog(script: Path, **environ: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def task_prolog(folder: Path, **variables: object) -> Path:
-    """Return the TaskProlog that the role writes."""
-    own = {"job_env_root": str(folder), "job_env_network": "127.0.0.0/8"}
-    play(folder, "job_env", "variables", **own, **variables)
-    return folder / "task-prolog"
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The TaskProlog of a node, whose other files lie beside it."""
+    file = data_folder("ansible") / "roles/job_env/files/task-prolog"
+    copy = Path(shutil.copy(file, tmp_path))
+    copy.chmod(0o755)
+    return copy
 
 
-def test_task_prolog_exports_variables_that_the_job_does_not_set(tmp_path: Path) -> None:
+def test_task_prolog_exports_variables_that_the_job_does_not_set(
+    tmp_path: Path, script: Path
+) -> None:
     values = {"NCCL_SOCKET_IFNAME": "={interface}", "NCCL_DEBUG": "WARN", "ODD": 'a\'b $HOME "c"'}
-    script = task_prolog(tmp_path, job_env_variables=values)
+    own = {"job_env_root": str(tmp_path), "job_env_network": "127.0.0.0/8"}
+    play(tmp_path, "job_env", "variables", **own, job_env_variables=values)
     assert prolog(script) == [
         "export NCCL_DEBUG=WARN",
         "export NCCL_SOCKET_IFNAME==lo",
@@ -107,8 +113,7 @@ def test_task_prolog_exports_variables_that_the_job_does_not_set(tmp_path: Path)
     assert prolog(script, NCCL_DEBUG="INFO", ODD="") == ["export NCCL_SOCKET_IFNAME==lo"]
 
 
-def test_task_prolog_without_pmix_makes_mpi_under_srun_fail(tmp_path: Path) -> None:
-    script = task_prolog(tmp_path)
+def test_task_prolog_without_pmix_makes_mpi_under_srun_fail(tmp_path: Path, script: Path) -> None:
     conf = tmp_path / "slurm.conf"
     step = {
         "SLURM_SCRIPT_CONTEXT": "prolog_task",
@@ -148,14 +153,13 @@ _BY_UUID = {
 
 
 @pytest.mark.parametrize("constrains", _BY_UUID, ids=["shares", "control groups"])
-def test_task_prolog_sets_cuda_visible_devices_to_uuids(tmp_path: Path, constrains: bool) -> None:
-    shown = {"node": {"cupy": False, "uuids": ["MIG-a", "MIG-b", "GPU-c"]}}
-    (tmp_path / "gpus.json").write_text(json.dumps(shown))
+def test_task_prolog_sets_cuda_visible_devices_to_uuids(
+    tmp_path: Path, script: Path, constrains: bool
+) -> None:
     (tmp_path / "gpus").write_text("MIG-a\nMIG-b\nGPU-c\n")
-    gpus = {"job_env_gpus_src": str(tmp_path / "gpus.json"), "job_env_constrains_gpus": constrains}
-    script = task_prolog(tmp_path, **gpus)
+    (tmp_path / "cgroup.conf").write_text("ConstrainDevices=yes\n" if constrains else "")
     for environ, seen in _BY_UUID[constrains]:
-        said = prolog(script, **environ)
+        said = prolog(script, SLURM_CONF=str(tmp_path / "slurm.conf"), **environ)
         assert said == ([f"export CUDA_VISIBLE_DEVICES={seen}"] if seen else [])
 
 

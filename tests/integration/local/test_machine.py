@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from clusterctl.errors import ProvisionError
-from clusterctl.hosts.remote_own_files import with_block
+from clusterctl.hosts.remote_host_files import with_block
 from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.layout import Node
 from clusterctl.util.assets import data_folder

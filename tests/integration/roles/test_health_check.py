@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.scheduler.slurm_conf import render_health_file
+from clusterctl.scheduler.slurm_conf import health_settings
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import data_folder
 from tests.support.nvidia import machines
@@ -176,9 +176,7 @@ def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
     spec = make_spec({"name": "train", "nodes": 1})
     inventory = make_inventory(spec)
     driver = Driver(cards, tuple(Gpu("x", i) for i in range(cards)))
-    settings = json.loads(
-        render_health_file(spec, inventory, {host.name: driver for host in inventory.compute})
-    )
+    settings = health_settings(spec, inventory, {host.name: driver for host in inventory.compute})
     (folder / "health.json").write_text(json.dumps(settings[inventory.compute[0].name]))
     host = Host(folder)
     needs = json.loads((folder / "health.json").read_text())["needs"]
@@ -674,9 +672,9 @@ def test_network_devices_of_ucx_are_looked_at(host: Host, devices: str, down: li
         file = host.folder / "sys" / "class" / path
         file.parent.mkdir(parents=True)
         file.write_text(f"{text}\n")
-    prolog = host.folder / "task-prolog"
-    prolog.write_text(f"[[ -v UCX_NET_DEVICES ]] || echo 'export UCX_NET_DEVICES={devices}'\n")
-    host.needs("fabric", file=str(prolog))
+    variables = host.folder / "job-variables"
+    variables.write_text(f"NCCL_DEBUG=WARN\nUCX_NET_DEVICES={devices}\n")
+    host.needs("fabric", file=str(variables))
     assert [found.split()[3].rstrip(",") for found in host.look()] == down
 
 
@@ -790,9 +788,9 @@ def _network(devices: str, path: str, state: str) -> Callable[[Host], None]:
         file = host.folder / "sys" / "class" / path
         file.parent.mkdir(parents=True)
         file.write_text(f"{state}\n")
-        prolog = host.folder / "task-prolog"
-        prolog.write_text(f"[[ -v UCX ]] || echo 'export UCX_NET_DEVICES={devices}'\n")
-        host.needs("fabric", file=str(prolog))
+        variables = host.folder / "job-variables"
+        variables.write_text(f"UCX_NET_DEVICES={devices}\n")
+        host.needs("fabric", file=str(variables))
 
     return arrange
 

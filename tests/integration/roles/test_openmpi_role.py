@@ -40,10 +40,9 @@ def configure(root: Path, package: Package, **variables: object) -> None:
     )
     program(root, "dpkg-query", "exit 127")
     program(root, "rpm", "\n".join(f"echo {shlex.quote(str(root / path))}" for path in listed))
+    (root / "params").write_text("btl_tcp_if_include = 10.0.0.0/24\n")
     known = {
-        "openmpi_network": "10.0.0.0/24",
-        "openmpi_fabric": True,
-        "openmpi_yield_when_idle": False,
+        "openmpi_params_src": str(root / "params"),
         "openmpi_params_file": str(root / EL.etc / "openmpi-mca-params.conf"),
         "openmpi_module": MODULE,
         "openmpi_link": str(root / "link"),

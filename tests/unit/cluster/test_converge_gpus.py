@@ -74,8 +74,8 @@ def test_slurm_without_cgroup_plugin_uses_no_cgroups(
     render(spec(), INVENTORY, workspace, reports)
     conf = (workspace.rendered / "slurm.conf").read_text().splitlines()
     assert f"ProctrackType=proctrack/{tracks}" in conf
-    variables = workspace.ansible_inventory.read_text()
-    assert ("job_env_constrains_gpus: true" in variables) is has
+    constrains = (workspace.rendered / "cgroup.conf").read_text().splitlines()
+    assert ("ConstrainDevices=yes" in constrains) is has
     notes = cgroup_notes(INVENTORY, reports)
     assert [note.partition(":")[0] for note in notes] == ([] if has else [TWO])
     shares = tuple(replace(host, cpus=1, memory_mib=900) for host in INVENTORY.hosts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.scheduler.slurm_conf import render_files, render_slurmd_digests
+from clusterctl.scheduler.slurm_conf import render_files, slurmd_digests
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 ONE = "demo-train-1"
@@ -20,11 +19,11 @@ FACTS = NodeFacts(4, 1, 1, 4, 1, 8000, gpus=(Gpu("t4", 0),))
 
 def digests(
     one: NodeFacts, *, nodes: int = 2, slurm: str = "", share: int | None = None, **extra: Any
-) -> Any:
+) -> dict[str, str]:
     spec = make_spec({"name": "train", "nodes": nodes}, slurm=extra)
     inventory = replace(make_inventory(spec, cpus=share and 1, memory_mib=share), slurm=slurm)
     facts = {host.name: one if host.name == ONE else FACTS for host in inventory.compute}
-    return json.loads(render_slurmd_digests(render_files(spec, inventory, facts), inventory))
+    return slurmd_digests(render_files(spec, inventory, facts), inventory)
 
 
 @pytest.mark.parametrize("slurm", ["22.05", "24.11"])

@@ -325,7 +325,7 @@ def open_devices(_: Settings, state: State) -> str:
 
 
 def fabric(need: Settings, _: State) -> Iterator[Problem]:
-    """Check that the network devices are up that UCX uses in jobs. `file`: sets UCX_NET_DEVICES."""
+    """Check that the network devices are up that UCX uses in jobs. `file`: has UCX_NET_DEVICES."""
     try:
         text = Path(need["file"]).read_text()
     except OSError:

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Configured, HostsToConfigure, Work, inputs_of
 from clusterctl.cluster.drift import matches
-from clusterctl.cluster.own_files import (
+from clusterctl.cluster.host_files import (
     can_renew,
     expected_marks,
     marks_from_template,
@@ -25,7 +25,7 @@ from clusterctl.cluster.template_inputs import inputs_of_templates, template_has
 from clusterctl.configure import inventory_file
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
 from clusterctl.hosts.probe import Checksums, HostReport
-from clusterctl.hosts.roles import key_marks
+from clusterctl.hosts.roles import key_marks, system_accounts
 from clusterctl.providers.local.image import class_key
 from clusterctl.providers.templates import NodeFiles
 from clusterctl.spec import distributions
@@ -58,7 +58,7 @@ FILES = (
     "roles/health/files/health.py",
     "roles/health/tasks/configure.yml",
     "roles/job_env/defaults/main.yml",
-    "roles/openmpi/templates/openmpi-mca-params.conf.j2",
+    "roles/openmpi/templates/job-profile.sh.j2",
     "roles/slurmd/files/tmpfiles.conf",
     "roles/slurmd/tasks/configure.yml",
     "roles/users/tasks/configure.yml",
@@ -149,10 +149,10 @@ def test_key_of_the_controller_ignores_names_and_slurms_files() -> None:
 # What these roles have of a cluster or of a node: in files of its own, or of nodes with cards
 # alone.
 OWN = {
-    *("health_config_src", "munge_key_src", "slurmd_digests_src", "job_env_gpus_src"),
+    *("health_config_src", "munge_key_src", "slurmd_unit_src", "job_env_gpus_src"),
     *("slurmdbd_config_src", "slurmctld_config_src"),
-    *("job_env_gpu_wheelhouse", "job_env_gpu_requirements", "job_env_constrains_gpus"),
-    *("job_env_task_prolog", "job_env_network", "common_hosts"),
+    *("job_env_gpu_wheelhouse", "job_env_gpu_requirements", "job_env_network"),
+    *("common_hosts_src", "openmpi_params_src", "openmpi_fabric"),
 }
 
 
@@ -204,8 +204,37 @@ def test_class_inputs_have_no_secret_and_no_host(workspace: Workspace, group: st
 
 
 def own_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
-    inputs_of(spec, inventory, workspace, {}).write(workspace)
-    return node_files(spec, inventory, workspace, {})
+    rendered = inputs_of(spec, inventory, workspace, {})
+    return node_files(spec, inventory, workspace, rendered.files, {})
+
+
+def test_host_files_are_those_of_the_roles(workspace: Workspace) -> None:
+    """A host from a template has the same files, owners and modes as one that Ansible configures."""
+    tasks = [
+        task["ansible.builtin.copy"]
+        for path in (data_folder("ansible") / "roles").glob("*/tasks/*.yml")
+        for task in YAML(typ="safe").load(path)
+        if "ansible.builtin.copy" in task
+    ]
+    of_roles = {
+        task["dest"].replace("{{ item }}", "slurm.conf"): (task["mode"], task["owner"])
+        for task in tasks
+        if "owner" in task
+    }
+    names = {number: name for name, number in {"root": 0, **system_accounts()}.items()}
+    files = {
+        path: file
+        for own in own_files(spec_of(), INVENTORY, workspace).values()
+        for path, file in own.items()
+    }
+    whole = {path: file for path, file in files.items() if not file.edges and "openmpi" not in path}
+    alike = {"gres.conf", "cgroup.conf", "topology.conf"}
+    found = {
+        path: (f"{file.mode:04o}", names[file.owner])
+        for path, file in whole.items()
+        if Path(path).name not in alike
+    }
+    assert {path: of_roles.get(path) for path in found} == found
 
 
 def test_own_files_differ_for_each_node(workspace: Workspace) -> None:
@@ -220,7 +249,7 @@ def test_own_files_differ_for_each_node(workspace: Workspace) -> None:
     same = [path for path in files[ONE] if files[ONE][path] == files[TWO][path]]
     # Of shares; else with a digest of its size.
     slurmd = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
-    assert same == [
+    assert sorted(same) == [
         "/etc/hosts",
         "/etc/munge/munge.key",
         "/etc/openmpi/openmpi-mca-params.conf",
@@ -255,12 +284,11 @@ class Cluster:
 
     def hosts(self, inventory: Inventory) -> HostsToConfigure:
         rendered = inputs_of(self.spec, inventory, self.workspace, {})
-        rendered.write(self.workspace)
         reports = {
             host: HostReport(None, self.seen.get(host, {}), openmpi=self.openmpi.get(host, ""))
             for host in inventory.names
         }
-        files = node_files(self.spec, inventory, self.workspace, reports)
+        files = node_files(self.spec, inventory, self.workspace, rendered.files, reports)
         groups = inputs_of_templates(
             ClusterContext.of(self.spec, workspace=self.workspace), inventory
         )

@@ -1,0 +1,165 @@
+"""The files specific to a host, which are all that a new host from a template lacks.
+
+A template has the configuration of its group, without names, addresses, sizes and secrets. These
+files are rendered here, Ansible's roles copy them, and a host from a template gets them without
+Ansible. Ansible runs only on new hosts on which a probe does not find the expected files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Final, NamedTuple
+
+from clusterctl.hosts.gpus import Driver
+from clusterctl.hosts.probe import Checksums, HostReport
+from clusterctl.hosts.roles import key_marks, probe_requests, system_accounts
+from clusterctl.providers.templates import NodeFile, NodeFiles
+from clusterctl.scheduler.slurm_conf import health_settings, slurmd_digests
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import MPI_SSH
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.util.assets import render
+
+_OPENMPI: Final = "openmpi-mca-params.conf"
+_LAUNCH_AGENT: Final = "/opt/clusterctl/orted"
+
+
+class _Copy(NamedTuple):
+    """A host's file, as a role installs it: a copy of ``source`` in ``workspace.rendered``."""
+
+    source: str
+    mode: int = 0o644
+    owner: str = "root"
+
+
+# Path on a host -> what it is a copy of. Of Open MPI's file, only the name is the same on all hosts.
+_COPIES: Final = {
+    "/etc/hosts": _Copy("etc_hosts"),
+    "/opt/clusterctl/health.json": _Copy("hosts/{host}.health.json"),
+    "/etc/systemd/system/slurmd.service.d/clusterctl.conf": _Copy("hosts/{host}.slurmd.conf"),
+    "/etc/slurm/slurmdbd.conf": _Copy("slurmdbd.conf", 0o600, "slurm"),
+    **{
+        f"/etc/slurm/{name}": _Copy(name)
+        for name in ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf")
+    },
+}
+_KEY: Final = "/etc/munge/munge.key"
+
+
+def render_host_files(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    slurm: Mapping[str, str],
+    drivers: Mapping[str, Driver],
+) -> dict[str, str]:
+    """Return the files that roles copy: path in ``workspace.rendered`` -> content.
+
+    slurm: Slurm's files, from ``render_files``. drivers: host -> its GPUs, if it has any.
+    """
+    names = "".join(f"{host.address} {host.name}\n" for host in inventory.hosts)
+    by_ssh = inventory.scheduler_needs.starts_by_ssh
+    files = {
+        **slurm,
+        "etc_hosts": names,
+        _OPENMPI: render(
+            f"{_OPENMPI}.j2",
+            network=inventory.network,
+            ssh=MPI_SSH if by_ssh else "",
+            launch_agent=_LAUNCH_AGENT if inventory.distribution.mpi_module else "",
+            yields=inventory.oversubscribed,
+            fabric=spec.provider.may_have_fabric,
+        ),
+    }
+    for host, settings in health_settings(spec, inventory, drivers).items():
+        files[f"hosts/{host}.health.json"] = json.dumps(settings, indent=1, sort_keys=True) + "\n"
+    for host, digest in (slurmd_digests(slurm, inventory) if slurm else {}).items():
+        files[f"hosts/{host}.slurmd.conf"] = render(
+            "slurmd.conf.j2", digest=digest, server=inventory.controller.name
+        )
+    return files
+
+
+def node_files(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    workspace: Workspace,
+    rendered: Mapping[str, str],
+    reports: Mapping[str, HostReport],
+) -> NodeFiles:
+    """Return host -> path -> host-specific file, with the content that roles install.
+
+    rendered: from ``render_host_files``. reports: host -> facts. Hosts without facts have the
+        distribution's Open MPI.
+    """
+    ids = {"root": 0, **system_accounts()}
+    key = NodeFile(workspace.munge_key.read_bytes(), 0o400, ids["munge"])
+
+    def files_of(host: str) -> Iterator[tuple[str, NodeFile]]:
+        request = requests[host]
+        for path in (*request.files, *request.blocks):
+            if path == _KEY:
+                yield path, key
+            elif path in _COPIES:
+                copy = _COPIES[path]
+                data = rendered[copy.source.format(host=host)].encode()
+                yield path, NodeFile(data, copy.mode, ids[copy.owner], request.blocks.get(path))
+        if _OPENMPI in request.openmpi:
+            folder = host in reports and reports[host].openmpi
+            distributed = PurePosixPath(inventory.distribution.openmpi_conf)
+            yield str(PurePosixPath(folder or distributed.parent, _OPENMPI)), openmpi
+
+    openmpi = NodeFile(rendered[_OPENMPI].encode())
+    requests = probe_requests(spec, inventory, workspace)
+    return {host: dict(files_of(host)) for host in requests}
+
+
+def expected_marks(files: Mapping[str, NodeFile]) -> Checksums:
+    """Return the checksums that a probe finds on a host that has ``files`` (path -> file)."""
+    return {_key(path, file): file.mark for path, file in files.items()}
+
+
+def marks_from_template(
+    spec: ClusterSpec, inventory: Inventory, files: NodeFiles
+) -> dict[str, Checksums]:
+    """Return host -> the checksums that a probe finds on a new host that needs no Ansible.
+
+    The controller needs Ansible unless the homes have exactly the spec's keys of people.
+    """
+    keys = {inventory.controller.name: key_marks(spec)}
+    return {host: {**expected_marks(own), **keys.get(host, {})} for host, own in files.items()}
+
+
+def _key(path: str, file: NodeFile) -> str:
+    return f"{'block' if file.edges else 'file'} {path}"
+
+
+def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
+    """Return whether ``renew`` can update a host: all files are probed, no secret file differs.
+
+    files: path -> wanted file. checksums: the checksums that a probe of the host found.
+    """
+    marks = expected_marks(files)
+    secrets = [f"file {path}" for path, file in files.items() if not file.mode & 0o077]
+    return marks.keys() <= checksums.keys() and all(checksums[key] == marks[key] for key in secrets)
+
+
+def renew(files: Mapping[str, NodeFile], checksums: Checksums, transport: Transport) -> None:
+    """Rewrite the ``files`` with another checksum on the host, and restart the units that read
+    them.
+    """
+    stale = {
+        path: files[path]
+        for path in files
+        if checksums[_key(path, files[path])] != files[path].mark
+    }
+    if stale:
+        contents = {
+            path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()
+        }
+        transport.run(
+            ("sudo", "-n", *remote_argv("clusterctl.hosts.remote_host_files", json.dumps(contents)))
+        )
