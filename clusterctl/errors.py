@@ -1,7 +1,7 @@
 """All expected errors: each has a message, and may have a place, a cause and a fix (advice to the
 user).
 
-Code that calls a library (paramiko, ansible-runner, pydantic) or the operating system translates
+Code that calls a library (paramiko, pydantic) or the operating system translates
 their errors to these classes, with ``from exc``. The command line shows all of them in the same
 format, without a traceback.
 

@@ -1,24 +1,21 @@
-"""Runs of Ansible's playbooks with ansible-runner: install, configure, preview and restore hosts.
+"""Runs of Ansible's playbooks: install, configure, preview and restore hosts.
 
 Each run has its own environment and processes, and stops all its processes at its end.
-ansible-runner is imported only when a playbook runs, because most calls of `up` need no playbook.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-import queue
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Final, Literal
 
 from clusterctl.configure import events, inventory_file
 from clusterctl.configure.events import Event, Recap, Status, TaskResult
@@ -29,24 +26,16 @@ from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import ssh_config_text, write_ssh_files
 from clusterctl.util.assets import data_folder
 from clusterctl.util.disk import translating_write_errors
-from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
+from clusterctl.util.process import SHORT, lines_in_time, running, temporary_folder
 from clusterctl.util.progress import Reporter, report_steps
 
 MAX_FORKS = 32
 # While Ansible is silent, its processes are checked this often.
 LOOK_EVERY_S = 5.0
-# Interval at which the runner checks for cancellation.
-_POLL_S = 0.2
-_PATIENCE_S = 5.0
 _TAIL_LINES = 20
 _LONGEST_SOCKET_HOME = 50
-# The name of our event with the exit code.
-_ENDED = "clusterctl_ended"
-
-# Variables that ansible-runner sets. All other ANSIBLE_* variables of the caller are dropped.
-_RUNNER_KEYS = frozenset(
-    {"ANSIBLE_STDOUT_CALLBACK", "ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_RETRY_FILES_ENABLED"}
-)
+# Begins a line of Ansible's output that is an event.
+_EVENT = b"\x1e"
 
 # A running playbook: yields the results of its tasks, and returns the recap. Closing it stops
 # Ansible.
@@ -58,14 +47,13 @@ class PlaybookRun:
     """The input of a playbook run.
 
     playbook: file name of the playbook in ansible/. inventory: path of the Ansible inventory.
-    hosts: host -> its groups. The playbook is limited to these hosts. log: file for the complete
-        output.
+    hosts: the playbook is limited to these hosts. log: file for the complete output.
     check: run in check mode, without changes.
     """
 
     playbook: str
     inventory: Path
-    hosts: Mapping[str, Collection[str]]
+    hosts: Collection[str]
     log: Path
     check: bool = False
 
@@ -83,34 +71,42 @@ def run_playbook(run: PlaybookRun) -> Results:
     failed: list[Event] = []
     notes: dict[str, tuple[str, ...]] = {}
     recap: Recap | None = None
-    rc = -1
     with (
         temporary_folder(run.log.parent, prefix=".ansible-") as private,
         temporary_folder(home) as sockets,
         _open_log(run.log) as log,
-        closing(_events(run, private, sockets)) as run_events,
+        running(_argv(run), env={**_environment(private), "TMPDIR": str(sockets)}) as (
+            process,
+            output,
+        ),
     ):
-        for event in run_events:
-            data = event.get("event_data", {})
-            if text := event.get("stdout"):
-                # A full disk must not leave a host half configured.
-                with suppress(OSError):
-                    log.write(f"{text}\n".encode(errors="replace"))
+        for event in _events(output, log):
             match event["event"]:
-                case "runner_on_failed" | "runner_on_unreachable":
+                case "failed" | "unreachable":
                     failed.append(event)
-                case "runner_on_ok" if host_notes := data.get("res", {}).get("clusterctl_notes"):
-                    notes[data["host"]] = (*notes.get(data["host"], ()), *host_notes)
-                case "playbook_on_stats":
-                    ok = {host: data["ok"].get(host, 0) for host in data["processed"]}
-                    recap = Recap(ok, sum(data["changed"].values()), notes)
-                case "clusterctl_ended":
-                    rc = event["rc"]
-            if result := events.result_of(event, run.hosts):
+                case "ok" | "changed" if host_notes := event["result"].get("clusterctl_notes"):
+                    notes[event["host"]] = (*notes.get(event["host"], ()), *host_notes)
+                case "end":
+                    recap = Recap(event["ok"], event["changed"], notes)
+            if result := events.result_of(event):
                 yield result
+        rc = process.wait()
     if rc == 0 and recap is not None:
         return recap
     raise _error(run, failed, rc)
+
+
+def _argv(run: PlaybookRun) -> list[str]:
+    # The Ansible of this Python environment, even if PATH has another first.
+    program = Path(sys.executable).parent / "ansible-playbook"
+    return [
+        str(program) if program.exists() else program.name,
+        f"--inventory={run.inventory}",
+        f"--limit={','.join(run.hosts)}",
+        f"--forks={max(1, min(len(run.hosts), MAX_FORKS))}",
+        *(("--check", "--diff") if run.check else ()),
+        str(data_folder("ansible") / run.playbook),
+    ]
 
 
 def _open_log(log: Path) -> IO[bytes]:
@@ -123,122 +119,53 @@ def _open_log(log: Path) -> IO[bytes]:
         )
 
 
-def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, None, None]:
-    """Run Ansible in another thread. Yield ansible-runner's events, then the exit code as an
-    event.
+def _events(output: IO[bytes], log: IO[bytes]) -> Iterator[Event]:
+    """Yield the events in Ansible's output (ansible/callback_plugins/clusterctl_events.py), and
+    write the rest to the log.
+
+    Raise ConfigureError if Ansible waits for a process that died.
     """
-    import ansible_runner
-
-    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    cancelled = threading.Event()
-
-    def accept(event: Event) -> bool:
-        inbox.put(event)
-        # The runner must not store the event in a file.
-        return False
-
-    config = _prepare(ansible_runner.RunnerConfig, run, private, sockets)
-    runner = ansible_runner.Runner(
-        config=config, event_handler=accept, cancel_callback=cancelled.is_set
-    )
-
-    def work() -> None:
-        reason = ""
-        try:
-            runner.run()
-        except (ansible_runner.exceptions.AnsibleRunnerException, OSError) as exc:
-            reason = str(exc) or type(exc).__name__
-        finally:
-            # The consumer waits for this event, even after an exception. rc is None after a signal.
-            inbox.put(
-                {"event": _ENDED, "rc": -1 if runner.rc is None else int(runner.rc), "why": reason}
-            )
-
-    thread = threading.Thread(target=work, name="ansible", daemon=True)
-    thread.start()
-    pid: int | None = None
-    try:
-        while (event := _next_event(inbox, pid))["event"] != _ENDED:
-            pid = event["pid"] if event["event"] == "playbook_on_start" else pid
-            yield event
-    finally:
-        _stop(thread, pid)
-        # Makes the runner kill the rest of Ansible's process group.
-        cancelled.set()
-        thread.join()
-    if event["why"]:
-        raise ConfigureError("Ansible could not be run", code="ansible-not-run", why=event["why"])
-    yield event
-
-
-def _next_event(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
-    """Wait for the next event. Raise ConfigureError if Ansible (``pid``) waits for a process that
-    died.
-    """
-    eldest: int | None = None
-    while True:
-        try:
-            return inbox.get(timeout=LOOK_EVERY_S)
-        except queue.Empty:
+    pid = dead_child = None
+    for line in lines_in_time(output, every_s=LOOK_EVERY_S):
+        if line is None:
             # At its normal end, the process is dead for a moment. So it must be dead in two checks
             # in a row.
-            previous = eldest
-            eldest = _dead_child(pid) if pid is not None else None
-            if eldest is not None and eldest == previous:
-                text = "Ansible's connection process died"
-                cause = "the process was killed, perhaps because this machine ran out of memory"
-                fix = "run `clusterctl up` again, which continues from here"
-                failure = Failure(
-                    "ansible-lost", f"{text}: {cause}", None, "configure", fix, retryable=True
-                )
-                raise ConfigureError(
-                    text, code="ansible-lost", why=cause, fix=fix, failures=(failure,)
-                ) from None
+            previous, dead_child = dead_child, pid and _dead_child(pid)
+            if dead_child is not None and dead_child == previous:
+                raise _lost()
+            continue
+        dead_child = None
+        if line.startswith(_EVENT):
+            event: Event = json.loads(line[len(_EVENT) :])
+            pid = event.get("pid", pid)
+            yield event
+        else:
+            # A full disk must not leave a host half configured.
+            with suppress(OSError):
+                log.write(line + b"\n")
 
 
-def _stop(thread: threading.Thread, pid: int | None) -> None:
-    # The subreaper process around Ansible stops Ansible's child processes.
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        if pid is not None and thread.is_alive():
-            with suppress(ProcessLookupError):
-                os.kill(pid, sign)
-            thread.join(_PATIENCE_S)
-
-
-def _prepare(config_class: Any, run: PlaybookRun, private: Path, sockets: Path) -> Any:
-    variables = {**_environment(private), "TMPDIR": str(sockets)}
-    config = config_class(
-        private_data_dir=str(private),
-        playbook=str(data_folder("ansible") / run.playbook),
-        inventory=str(run.inventory),
-        limit=",".join(run.hosts),
-        cmdline="--check --diff" if run.check else None,
-        forks=max(1, min(len(run.hosts), MAX_FORKS)),
-        envvars=dict(variables),
-        fact_cache_type="memory",
-        quiet=True,
-    )
-    config.prepare()
-    config.pexpect_timeout = _POLL_S
-    config.suppress_output_file = True
-    keep = _RUNNER_KEYS | set(variables)
-    config.env = {k: v for k, v in config.env.items() if not k.startswith("ANSIBLE_") or k in keep}
-    # Use the Ansible of this Python environment, even if PATH has another first.
-    program = Path(sys.executable).parent / config.command[0]
-    config.command[0] = str(program) if program.exists() else config.command[0]
-    config.command = under_subreaper(config.command)
-    return config
+def _lost() -> ConfigureError:
+    text = "Ansible's connection process died"
+    cause = "the process was killed, perhaps because this machine ran out of memory"
+    fix = "run `clusterctl up` again, which continues from here"
+    failure = Failure("ansible-lost", f"{text}: {cause}", None, "configure", fix, retryable=True)
+    return ConfigureError(text, code="ansible-lost", why=cause, fix=fix, failures=(failure,))
 
 
 def _environment(private: Path) -> Mapping[str, str]:
-    """Return environment variables that replace the user's Ansible settings and locale."""
+    """Return this process's environment, with other Ansible settings and locale than the
+    user's.
+    """
     here = str(Path(sys.executable).parent)
     if importlib.util.find_spec("ansible_mitogen") is None:
         fix = "install clusterctl again, with its dependencies"
         raise ConfigureError(
             "the Python package mitogen is missing", code="mitogen-missing", fix=fix
         )
+    given = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
     return {
+        **given,
         "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         # Ansible refuses to run without UTF-8.
         "LC_ALL": "C.UTF-8",
@@ -248,7 +175,8 @@ def _environment(private: Path) -> Mapping[str, str]:
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_STDOUT_CALLBACK": "default",
-        "ANSIBLE_CALLBACK_PLUGINS": "",
+        "ANSIBLE_CALLBACK_PLUGINS": str(data_folder("ansible") / "callback_plugins"),
+        "ANSIBLE_CALLBACKS_ENABLED": "clusterctl_events",
         # mitogen keeps its own connections.
         "ANSIBLE_SSH_ARGS": "-o ControlPath=none",
         "ANSIBLE_STRATEGY": "clusterctl_linear",
@@ -372,10 +300,10 @@ def _play(
     """Run a playbook with the workspace's Ansible inventory. ``logs``: the workspace for Ansible's
     output.
     """
-    groups = {host.name: host.roles for host in inventory.hosts if host.name in hosts}
+    names = [host.name for host in inventory.hosts if host.name in hosts]
     log = (logs or workspace).logs / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
     return run_playbook(
-        PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, groups, log, check)
+        PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, names, log, check)
     )
 
 

@@ -1,12 +1,10 @@
-"""Parses events of ansible-runner: the results of tasks, the summary of a playbook, failures of
-hosts.
-"""
+"""Parses the events of Ansible: the results of tasks, the summary of a playbook, failures of hosts."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -26,6 +24,7 @@ _TAIL = 1500
 # Begins the last line of a message of our roles and modules, which says what to do.
 _FIX: Final = "\nfix: "
 
+# See ansible/callback_plugins/clusterctl_events.py.
 Event = Mapping[str, Any]
 # Mitogen also asks the user to file a bug.
 _DISCONNECTED: Final = "Mitogen was disconnected"
@@ -69,50 +68,34 @@ class Recap:
         return f"{counted(sum(self.ok.values()), 'task')} on {hosts}, {self.changed} changed"
 
 
-def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult | None:
-    """Return the task result that an event of ansible-runner reports, if any. ``hosts``: host ->
-    groups.
-    """
-    ended = event["event"].removeprefix("runner_on_")
-    data = event.get("event_data", {})
-    if ended not in ("ok", "failed", "unreachable") or data.get("ignore_errors"):
+def result_of(event: Event) -> TaskResult | None:
+    """Return the task result that an event reports, if any."""
+    if event["event"] not in set(Status):
         return None
-    status = Status(ended)
-    result = data.get("res", {})
-    if status is Status.OK and result.get("changed"):
-        status = Status.CHANGED
-    groups = {*data.get("play_pattern", "all").split(":")}
-    # A group clusterctl_* is either empty or has all hosts.
-    is_for_all = any(group == "all" or group.startswith("clusterctl_") for group in groups)
-    host_count = len(
-        [host for host, roles in hosts.items() if is_for_all or not groups.isdisjoint(roles)]
-    )
-    diff = "\n".join(_diffs(result)) if status is Status.CHANGED else ""
+    status = Status(event["event"])
+    diff = "\n".join(_diffs(event["result"])) if status is Status.CHANGED else ""
     failed = status in {Status.FAILED, Status.UNREACHABLE}
-    return TaskResult(data["host"], _task_name(data, ": "), host_count, status, failed, diff)
+    return TaskResult(event["host"], _task_name(event, ": "), event["of"], status, failed, diff)
 
 
-def _task_name(data: Mapping[str, Any], separator: str) -> str:
-    return separator.join(filter(None, (data.get("role"), data["task"])))
+def _task_name(event: Event, separator: str) -> str:
+    return separator.join(filter(None, (event["role"], event["task"])))
 
 
 def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
-    """Return the first failed task of each host as a Failure. Later failures of a host are
+    """Return the first of the failed tasks of each host as a Failure. Later failures of a host are
     consequences.
     """
     failures: dict[str, Failure] = {}
     for event in events:
-        task = result_of(event, {})
-        if task is None or not task.failed:
-            continue
-        failures.setdefault(task.host, _failure(task, event["event_data"]))
+        failures.setdefault(event["host"], _failure(event))
     return tuple(failures.values())
 
 
-def _failure(task: TaskResult, data: Mapping[str, Any]) -> Failure:
-    cause = _cause(data.get("res", {}))
-    where = (task.host, _task_name(data, " / "))
-    if task.how == Status.UNREACHABLE:
+def _failure(event: Event) -> Failure:
+    cause = _cause(event["result"])
+    where = (event["host"], _task_name(event, " / "))
+    if event["event"] == Status.UNREACHABLE:
         if _DISCONNECTED in cause:
             cause = "the connection was lost during this task"
         return Failure("unreachable", cause, *where, "check that the host is up", retryable=True)
@@ -123,7 +106,7 @@ def _failure(task: TaskResult, data: Mapping[str, Any]) -> Failure:
         )
         return Failure("repository", cause, *where, fix)
     cause, _, fix = cause.partition(_FIX)
-    return Failure("configure", cause, *where, fix or role_hint(data.get("role", "")))
+    return Failure("configure", cause, *where, fix or role_hint(event["role"]))
 
 
 def _cause(result: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import queue
+import select
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import IO, Final, TypeVar, cast
 
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.util.progress import NO_LIMIT, Limit
@@ -39,6 +40,7 @@ _MAX_THREADS: Final = 32
 # A signal just before a thread blocks does not wake it, so waits must be short, or Ctrl-C would be
 # lost.
 _INTERRUPTIBLE_S: Final = 0.2
+_PIECE: Final = 1 << 16
 
 
 def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
@@ -141,6 +143,43 @@ def stdout_pieces(
         return Result(process.returncode, "", errors.read().decode(errors="replace"))
 
 
+@contextmanager
+def running(
+    argv: Sequence[str], *, env: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """Run a program without a terminal. Yield (process, its stdout, which has its stderr, too).
+
+    An exception in the ``with`` body ends the program.
+    """
+    with _started(
+        argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, has_terminal=False
+    ) as process:
+        try:
+            yield process, cast(IO[bytes], process.stdout)
+        except BaseException:
+            process.terminate()
+            raise
+
+
+def lines_in_time(output: IO[bytes], *, every_s: float) -> Iterator[bytes | None]:
+    """Yield each line of a running program's output, and None after each ``every_s`` seconds
+    without output.
+    """
+    rest = b""
+    poll = select.poll()
+    poll.register(output.fileno())
+    while True:
+        if not poll.poll(every_s * 1000):
+            yield None
+        elif data := os.read(output.fileno(), _PIECE):
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
+        else:
+            break
+    if rest:
+        yield rest
+
+
 def _started(
     argv: Sequence[str],
     env: Mapping[str, str] | None,
@@ -148,12 +187,19 @@ def _started(
     stdin: int,
     stderr: int,
     cwd: Path | None = None,
+    has_terminal: bool = True,
 ) -> subprocess.Popen[bytes]:
     # The subreaper could report a missing program only in words.
     if shutil.which(argv[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     return subprocess.Popen(
-        under_subreaper(argv), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=env, cwd=cwd
+        under_subreaper(argv),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=env,
+        cwd=cwd,
+        start_new_session=not has_terminal,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SLOW = {"ansible", "ansible_runner", "jinja2", "paramiko", "pydantic", "ssl", "yaml"}
+SLOW = {"ansible", "jinja2", "paramiko", "pydantic", "ssl", "yaml"}
 LOADED = """
 import sys
 from clusterctl.cli.main import LazyVerb, app

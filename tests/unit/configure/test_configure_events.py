@@ -10,13 +10,11 @@ from clusterctl.configure.events import Status, failures_of, result_of
 
 TASK = "Run slurmd"
 TAKEN = "uid 10001 is taken"
-HOSTS = {"a": ("compute",)}
 HIDDEN = "the output has been hidden"
 
 
-def event(host: str, *, kind: str = "runner_on_failed", **res: Any) -> dict[str, Any]:
-    data = {"host": host, "task": TASK, "role": "slurmd", "play": "Configure the nodes", "res": res}
-    return {"event": kind, "event_data": data}
+def event(host: str, *, kind: str = "failed", **result: Any) -> dict[str, Any]:
+    return {"event": kind, "host": host, "task": TASK, "role": "slurmd", "of": 1, "result": result}
 
 
 def test_failures_of_has_the_first_failure_of_each_host() -> None:
@@ -52,15 +50,8 @@ def test_failure_under_no_log_is_hidden() -> None:
     assert failure.cause == HIDDEN
 
 
-def test_ignored_error_is_no_failure() -> None:
-    ignored = event("a", msg="whatever")
-    ignored["event_data"]["ignore_errors"] = True
-    assert failures_of([ignored]) == ()
-    assert result_of(ignored, HOSTS) is None
-
-
 def test_unreachable_hosts_can_be_tried_again() -> None:
-    (failure,) = failures_of([event("a", kind="runner_on_unreachable", msg="timed out")])
+    (failure,) = failures_of([event("a", kind="unreachable", msg="timed out")])
     assert (failure.code, failure.retryable) == ("unreachable", True)
 
 
@@ -70,7 +61,7 @@ def test_lost_connection_is_not_a_bug_to_report() -> None:
         "feel this is in error, please file a bug. Original error was: the respondent Context has "
         "disconnected"
     )
-    (failure,) = failures_of([event("a", kind="runner_on_unreachable", msg=message)])
+    (failure,) = failures_of([event("a", kind="unreachable", msg=message)])
     assert failure.code == "unreachable"
     assert "bug" not in failure.cause
 
@@ -93,31 +84,16 @@ def test_long_cause_keeps_its_end() -> None:
 
 
 def test_result_of_a_changed_task_is_changed() -> None:
-    task = result_of(event("a", kind="runner_on_ok", changed=True), HOSTS)
+    task = result_of(event("a", kind="changed"))
     assert task is not None
     assert task.how == Status.CHANGED
     assert str(task) == f"a: slurmd: {TASK}"
     assert task.of == 1
 
 
-def test_task_result_has_the_number_of_its_hosts() -> None:
-    hosts = {"ctl": ("controller",), "a": ("compute",), "b": ("compute",)}
-    for pattern, of in (
-        ("compute", 2),
-        ("controller:compute", 3),
-        ("all", 3),
-        ("clusterctl_own", 3),
-    ):
-        changed_task = event("a", kind="runner_on_ok")
-        changed_task["event_data"]["play_pattern"] = pattern
-        task = result_of(changed_task, hosts)
-        assert task is not None
-        assert task.of == of
-
-
 def diff_of(**result: Any) -> list[str]:
     """Return the lines that check mode shows of a changed task."""
-    found = result_of(event("gpu1", kind="runner_on_ok", changed=True, **result), HOSTS)
+    found = result_of(event("gpu1", kind="changed", **result))
     assert found is not None
     return found.diff.splitlines()
 
@@ -137,13 +113,6 @@ def test_diff_shows_only_changed_items() -> None:
 
 def test_diff_of_a_censored_task_is_empty() -> None:
     assert diff_of(censored="hidden", diff=[{"before": "", "after": "the key\n"}]) == []
-
-
-def test_unchanged_and_failed_tasks_are_no_pending_change() -> None:
-    for kind, is_changed in (("runner_on_ok", False), ("runner_on_failed", True)):
-        task = result_of(event("gpu1", kind=kind, changed=is_changed), HOSTS)
-        assert task is not None
-        assert task.how != Status.CHANGED
 
 
 def test_long_diff_is_truncated() -> None:
