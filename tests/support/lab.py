@@ -26,7 +26,6 @@ from ruamel.yaml import YAML
 
 from clusterctl.state.inventory import KEEPALIVE
 from clusterctl.state.workspace import cache_home
-from clusterctl.util.assets import render
 from tests.support.nested import Host, leader
 from tests.support.processes import ROOT, as_root, eventually, run_as_root
 from tests.support.verbs import CommandResult
@@ -297,11 +296,17 @@ def _write_ssh_files(one: Lab) -> None:
     for host in every:
         jump = f"    ProxyJump {GATE}\n" if one.gate and host is not one.gate else ""
         blocks.append(f"Host {host.name}\n    HostName {host.address}\n    User {one.user}\n{jump}")
-    common = render(
-        "ssh_config.j2",
-        hosts=(),
-        key=one.key,
-        known_hosts=one.known_hosts,
-        keepalive=KEEPALIVE,
-    )
+    common = f"""Host *
+    IdentityFile "{one.key}"
+    IdentitiesOnly yes
+    UserKnownHostsFile "{one.known_hosts}"
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+    PasswordAuthentication no
+    KexAlgorithms -sntrup761x25519*
+    ConnectTimeout 10
+    ServerAliveInterval {KEEPALIVE["interval"]}
+    ServerAliveCountMax {KEEPALIVE["count"]}
+    LogLevel ERROR
+"""
     one.ssh_config.write_text("\n".join([*blocks, common]))

@@ -100,7 +100,10 @@ class LocalTransport:
         """Nothing is begun ahead; see ``Transport.begin``."""
 
     def close(self) -> None:
-        pass
+        self.leave()
+
+    def leave(self) -> None:
+        """Nothing stays open here."""
 
     def _local_command(self, argv: Sequence[str]) -> Sequence[str]:
         """Return the command with local paths. A script gets no name as `$0`, as on a host."""
