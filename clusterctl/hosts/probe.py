@@ -414,7 +414,7 @@ def ask_hosts(
             given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for name in requests:
-                to(name).close()
+                to(name).leave()
             raise
 
 

@@ -163,8 +163,11 @@ class Transport(Protocol):
         exception.
         """
 
+    def leave(self) -> object:
+        """End the commands of this transport. The connection stays open for other processes."""
+
     def close(self) -> None:
-        """Close the connection. May be called twice."""
+        """End the connection, which other processes may use, too. May be called twice."""
 
 
 # Called with the name of a host; returns a transport to that host.

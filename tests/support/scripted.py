@@ -109,6 +109,9 @@ class ScriptedTransport:
     def begin(self, argv: Sequence[str]) -> None:
         """Nothing is begun ahead; see ``Transport.begin``."""
 
+    def leave(self) -> None:
+        """No command runs on."""
+
     def close(self) -> None:
         """Nothing to close."""
 

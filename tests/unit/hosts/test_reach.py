@@ -110,16 +110,19 @@ class Frozen(ScriptedTransport):
     def __init__(self) -> None:
         super().__init__([])
         self.asked = threading.Event()
-        self.closed = threading.Event()
+        self.left_alone = threading.Event()
         self.let_go: list[bool] = []
 
     def _next(self, _: Call) -> Step:
         self.asked.set()
-        self.let_go.append(self.closed.wait(20))
+        self.let_go.append(self.left_alone.wait(20))
         raise UnreachableError("the connection broke")
 
+    def leave(self) -> None:
+        self.left_alone.set()
+
     def close(self) -> None:
-        self.closed.set()
+        raise AssertionError("other processes use the connection")
 
 
 def test_ask_hosts_ctrl_c_does_not_wait_for_a_frozen_host() -> None:
