@@ -308,7 +308,8 @@ def _probed_first(
             if not workspace.root.exists():
                 with translating_write_errors(workspace.root):
                     first.root.rename(workspace.root)
-                with suppress(FileNotFoundError):
+                # Another folder may have the name. Then the next command opens a new connection.
+                with suppress(OSError):
                     first.connections.rename(workspace.connections)
         except TransportError as exc:
             # The user could not open its ssh_config, which is removed.
@@ -317,8 +318,7 @@ def _probed_first(
             raise
         finally:
             # A connection that the workspace does not have would stay open.
-            if first.root.exists():
-                end_all_connections(first.ssh_config)
+            end_all_connections(first.ssh_config)
     return workspace, probed
 
 

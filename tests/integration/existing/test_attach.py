@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,13 @@ from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.standalone_python import RELEASE as STANDALONE
 from clusterctl.packages.wheelhouse import new_wheelhouse
 from clusterctl.providers.attached import AttachRequest
-from clusterctl.providers.existing.attach import Attachment, _inventory, attach, name_of
+from clusterctl.providers.existing.attach import (
+    Attachment,
+    _inventory,
+    _probed,
+    attach,
+    name_of,
+)
 from clusterctl.providers.existing.facts import examine_site
 from clusterctl.providers.existing.probe import Probed
 from clusterctl.providers.existing.prove import Unproven
@@ -357,6 +366,28 @@ def test_error_of_a_new_login_names_no_file_that_is_removed(state: Path) -> None
         attach(AttachRequest(login))
     assert not caught.value.where
     assert not [*state.glob(".attach-*")]
+
+
+def test_attach_despite_a_foreign_folder_for_connections(
+    commands: Commands, ready: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection of the probe can't be moved to the workspace, and ends."""
+    commands("short")
+    taken = Workspace(ready / "campus").connections
+    (taken / "foreign").mkdir(parents=True)
+    first: list[Path] = []
+
+    def probed(request: AttachRequest, workspace: Workspace, chosen: Mapping[str, Any]) -> Probed:
+        first.append(workspace.connections)
+        first[0].mkdir()
+        return _probed(request, workspace, chosen)
+
+    monkeypatch.setattr("clusterctl.providers.existing.attach._probed", probed)
+    try:
+        assert attached().workspace.root.is_dir()
+    finally:
+        shutil.rmtree(taken)
+    assert not first[0].exists()
 
 
 def test_new_login_is_accepted_for_the_same_account(commands: Commands, ready: Path) -> None:
