@@ -99,7 +99,7 @@ def fetch(
                 "list the files with `clusterctl ssh -- ls`; relative paths start at the job "
                 "user's home"
             )
-            if any(map(is_pattern, paths)):
+            if is_pattern(exc.why):
                 fix = (
                     f"wildcards are not replaced on the cluster: name the folder instead; or {fix}"
                 )

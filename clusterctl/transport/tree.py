@@ -169,7 +169,10 @@ def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...
         except OSError as exc:
             unreadable.append(exc)
     if unreadable:
-        fix = "no file here matches the wildcards" if any(map(is_pattern, map(str, roots))) else ""
+        patterns = {*filter(is_pattern, map(str, roots))}
+        fix = ""
+        if all(isinstance(e, FileNotFoundError) and e.filename in patterns for e in unreadable):
+            fix = "no file here matches the wildcards"
         raise unreadable_error(unreadable, fix=fix)
     return tuple(items), tuple(skipped)
 

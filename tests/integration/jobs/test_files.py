@@ -137,6 +137,20 @@ def test_wildcards_that_match_nothing_are_named(
         files.get(ChosenCluster(), ["pg/*.txt", "."])
 
 
+def test_file_with_a_bracket_in_its_name_is_not_blamed_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a[1].csv").touch()
+    with refused("files-unreadable", UsageError) as sending:
+        files.put(ChosenCluster(), ["a[1].csv", "gone", "pg/"])
+    with refused("no-such-file", UsageError) as fetching:
+        files.get(ChosenCluster(), ["a[1].csv", "gone", "."])
+    for caught in (sending, fetching):
+        assert "wildcards" not in (caught.value.fix or "")
+
+
 def test_home_of_this_machine_in_a_remote_path_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
