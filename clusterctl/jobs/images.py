@@ -29,7 +29,6 @@ from clusterctl.scheduler.session import Session
 from clusterctl.spec.names import ENGINES
 from clusterctl.spec.remote_folders import IMAGES
 from clusterctl.spec.remote_reference import SCHEME, Reference
-from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.transport.put import Upload, store_of
@@ -74,25 +73,26 @@ def fetch(
     skopeo fetches it to this machine's cache, from which it is sent.
 
     Raises:
+        TransportError: a host can't be reached.
         MachineError: skopeo is needed and is not on this machine.
         TransferError: the image can't be fetched or sent.
     """
     image = Reference.parse(container.removeprefix(SCHEME))
     image = replace(image, tag="", digest=image.digest or _digest(image))
-    machine = ARCHITECTURE
     why = ""
     files: Mapping[str, str] = {}
     if not nodes:
         host = session.transport.host
         answer = _pull(session, image, lambda: report(f"{host} is pulling {container}"))
-        machine = answer.get("machine", machine)
         if answer["why"]:
             why = f"{host}: {answer['why']}"
             report(why)
     if nodes or why:
+        machine = [*nodes, session.transport][0].run(("uname", "-m")).stdout.strip()
+        processor = _PROCESSORS.get(machine, machine)
         report(f"fetching {container} here")
         with _cache() as cache:
-            layout = _copy(image, cache, machine, why)
+            layout = _copy(image, cache, processor, why)
             files = _send(session, nodes, layout, progress)
     content = {"name": container, "digest": image.digest, "files": files}
     return FetchedImage(f"{SCHEME}{image}", (json.dumps(content) + "\n").encode())
@@ -125,22 +125,22 @@ def _digest(image: Reference) -> str:
     return f"sha256:{hashlib.sha256(_skopeo(image, 'inspect', '--raw').encode()).hexdigest()}"
 
 
-def _copy(image: Reference, cache: Path, machine: str, why: str) -> Mapping[str, Path]:
+def _copy(image: Reference, cache: Path, processor: str, why: str) -> Mapping[str, Path]:
     """Fetch an image to the cache, and return path in its OCI layout -> file.
 
-    The layers of all images are in one folder. why: as for ``_skopeo``.
+    The layers of all images are in one folder. processor: its name in images. why: as for
+    ``_skopeo``.
     """
-    layout = cache / image.digest.rpartition(":")[2]
+    # A digest may be that of a list of images for several processors.
+    layout = cache / f"{image.digest.rpartition(':')[2]}-{processor}"
     blobs = cache / "blobs"
     # skopeo writes it at the end.
     if not (layout / "index.json").is_file():
-        processor = f"--override-arch={_PROCESSORS.get(machine, machine)}"
         # So that layers are those of the registry, and are known again.
         plain = "--dest-oci-accept-uncompressed-layers"
         own = ("copy", f"--dest-shared-blob-dir={blobs}", plain)
-        _skopeo(
-            image, *own, to=f"oci:{layout}", options=("--override-os=linux", processor), why=why
-        )
+        wanted = ("--override-os=linux", f"--override-arch={processor}")
+        _skopeo(image, *own, to=f"oci:{layout}", options=wanted, why=why)
     manifest = _digests(json.loads((layout / "index.json").read_text())["manifests"])[0]
     content = json.loads((blobs / manifest).read_text())
     names = {manifest, *_digests([content["config"], *content["layers"]])}

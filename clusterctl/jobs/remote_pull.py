@@ -7,8 +7,8 @@ host: standard library only, Python 3.9.
 that payload/node/images.py gives them; a relative path starts at the home folder. The host's first
 engine of ``ENGINES`` pulls the image, with the login that the user has for it there.
 
-Each line of stdout is JSON: {} as a keep-alive, and at the end {"why": TEXT, "machine": PROCESSOR}.
-TEXT is empty if the folder has the image.
+Each line of stdout is JSON: {} as a keep-alive, and at the end {"why": TEXT}. TEXT is empty if the
+folder has the image.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(name: str, folder: str, *engines: str) -> None:
         why = obtain(image, os.path.join(os.path.expanduser("~"), folder), engines)
     except OSError as exc:
         why = f"{exc.filename or folder}: {exc.strerror or exc}"
-    emit({"why": why, "machine": platform.machine()})
+    emit({"why": why})
 
 
 def emit(answer: Mapping[str, str]) -> None:

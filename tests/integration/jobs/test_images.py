@@ -156,11 +156,18 @@ def test_tag_and_digest_give_the_image_of_the_time(
         assert_has(controller, found, wanted, tmp_path / place)
 
 
-def test_image_of_the_nodes_processor_is_chosen_from_a_list(
-    is_open: Registry, controller: Host, tmp_path: Path
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_image_of_the_hosts_processor_is_chosen_from_a_list(
+    is_open: Registry, tmp_path: Path, *, is_shared: bool
 ) -> None:
-    found, _ = fetch(f"{is_open.address}/both:1", controller)
-    assert_has(controller, found, image("amd", "amd64", 1), tmp_path)
+    """Also if this machine has fetched the image of another processor before."""
+    for machine, processor, seed in (("x86_64", "amd64", "amd"), ("aarch64", "arm64", "arm")):
+        host, node = (Host(tmp_path / f"{name}-{machine}", "uname") for name in ("ctl", "n1"))
+        for each in (host, node):
+            (each.home / "bin/uname").write_text(f"#!/bin/sh\necho {machine}\n")
+        found, _ = fetch(f"{is_open.address}/both:1", host, () if is_shared else [node])
+        (tmp_path / machine).mkdir()
+        assert_has(host, found, image(seed, processor, 1), tmp_path / machine)
 
 
 def test_login_of_docker_is_used_and_shown_nowhere(
