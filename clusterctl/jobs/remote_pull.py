@@ -25,9 +25,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import IO
 
 from clusterctl.spec.remote_reference import DOCKER_HUB, Reference
 
@@ -36,6 +38,7 @@ HUB_HOST = "registry-1.docker.io"
 HTTPS = 443
 REACH_S = 4.0
 ALIVE_S = 5.0
+PAUSE_S = 1.0
 KEPT_BYTES = 1 << 12
 SUFFIXES = {"apptainer": ".sif", "singularity": ".sif", "enroot": ".sqsh", "ch-run": ""}
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
@@ -63,9 +66,7 @@ def obtain(image: Reference, folder: str, engines: Sequence[str]) -> str:
     os.makedirs(folder, exist_ok=True)
     path = made_path(image.digest, folder, engine)
     with open(f"{folder}/.{os.path.basename(path)}.lock", "a") as lock:
-        # The file system may have no locks.
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_for(lock)
         if os.path.exists(path):
             os.utime(path)
             return ""
@@ -82,6 +83,20 @@ def obtain(image: Reference, folder: str, engines: Sequence[str]) -> str:
                     return f"{words[0]}: {why}"
             os.rename(new, path)
     return ""
+
+
+def wait_for(lock: IO[str]) -> None:
+    """Lock a file, in a file system that has locks."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            emit({})
+            time.sleep(PAUSE_S)
+        except OSError:
+            return
+        else:
+            return
 
 
 def made_path(digest: str, folder: str, engine: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Thread
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import MachineError, TransferError
-from clusterctl.jobs import images
+from clusterctl.jobs import images, remote_pull
 from clusterctl.spec.remote_reference import Reference
 from payload.node import images as node_images
 from tests.support.disks import small_disk
@@ -338,9 +339,26 @@ def test_reasons_of_both_are_shown(is_open: Registry, tmp_path: Path) -> None:
         fetch(missing, controller)
 
 
-def test_charliecloud_pulls_by_ch_image() -> None:
-    from clusterctl.jobs import remote_pull  # noqa: PLC0415
+def test_pull_of_another_submission_is_waited_for_with_keep_alives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "lock").open("a") as other, (tmp_path / "lock").open("a") as own:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        said = []
 
+        def end_other(answer: Mapping[str, str]) -> None:
+            said.append(answer)
+            fcntl.flock(other, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(remote_pull, "emit", end_other)
+        monkeypatch.setattr(remote_pull, "PAUSE_S", 0)
+        remote_pull.wait_for(own)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert said == [{}]
+
+
+def test_charliecloud_pulls_by_ch_image() -> None:
     reference = Reference("quay.io", "x", "", DEMO.digest)
     name = f"quay.io/x@{DEMO.digest}"
     assert list(remote_pull.commands("ch-run", reference, "new")) == [
