@@ -200,9 +200,10 @@ def cache_list(screen: Screen) -> None:
 
 
 def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> None:
-    from clusterctl.jobs.images import cached_bytes
+    from clusterctl.jobs import images as job_images
 
-    of_jobs_mib = -(-cached_bytes(prune=prune) >> 20)
+    of_jobs = job_images.prune(screen.note) if prune else job_images.cached_bytes()
+    of_jobs_mib = -(-of_jobs >> 20)
     prompts = Prompts(reporter=MessageLines(screen.note))
     images = provider_of(DEFAULT_PROVIDER, prompts).cached_images(prune=prune)
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]

@@ -4,15 +4,15 @@ this machine, and sent; and files of images on this machine.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.spec.names import ENGINES
 from clusterctl.spec.remote_folders import IMAGES
 from clusterctl.spec.remote_reference import SCHEME, Reference
-from clusterctl.state.workspace import cache_home
+from clusterctl.state.workspace import cache_home, hold
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.transport.put import Upload, store_of
 from clusterctl.transport.tree import Progress
@@ -39,6 +39,8 @@ from clusterctl.util.progress import LineReporter
 _PROGRAM: Final = "clusterctl.jobs.remote_pull"
 _SKOPEO: Final = "skopeo"
 _CACHE: Final = "images"
+# Another clusterctl may be fetching a large image.
+_WAIT_S: Final = 3600.0
 # The names of processors in images, by those of the kernel.
 _PROCESSORS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 # Names at the top of an archive of an image, and of a root file system.
@@ -75,6 +77,7 @@ def fetch(
     Raises:
         TransportError: a host can't be reached.
         MachineError: skopeo is needed and is not on this machine.
+        LockedError: another clusterctl has locked the cache of images for an hour.
         TransferError: the image can't be fetched or sent.
     """
     image = Reference.parse(container.removeprefix(SCHEME))
@@ -91,9 +94,9 @@ def fetch(
         machine = [*nodes, session.transport][0].run(("uname", "-m")).stdout.strip()
         processor = _PROCESSORS.get(machine, machine)
         report(f"fetching {container} here")
-        with _cache() as cache:
+        with _locked_cache("submit", report) as cache:
             layout = _copy(image, cache, processor, why)
-            files = _send(session, nodes, layout, progress)
+        files = _send(session, nodes, layout, progress)
     content = {"name": container, "digest": image.digest, "files": files}
     return FetchedImage(f"{SCHEME}{image}", (json.dumps(content) + "\n").encode())
 
@@ -211,24 +214,40 @@ def _send(
 
 
 @contextmanager
-def _cache() -> Iterator[Path]:
-    """Yield the folder of fetched images, which no other clusterctl uses meanwhile."""
+def _locked_cache(verb: str, report: LineReporter) -> Iterator[Path]:
+    """Yield the folder of fetched images, which no other clusterctl changes meanwhile. verb, report:
+    as for ``hold``.
+    """
     with cache_of_downloads(_CACHE) as cache:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        what = "the cache of container images"
+        lock = cache.with_suffix(".lock")
+        with hold(lock, verb, what=what, wait_s=_WAIT_S, waiting=report):
+            cache.mkdir(exist_ok=True)
             yield cache
 
 
-def cached_bytes(*, prune: bool = False) -> int:
-    """Return the size of the fetched images on this machine. With ``prune``, remove them."""
+def cached_bytes() -> int:
+    """Return the size of the fetched images on this machine, and of those being fetched."""
+    size = 0
+    for folder, _, names in os.walk(cache_home() / _CACHE):
+        for name in names:
+            # skopeo may have renamed or removed a file.
+            with suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(folder, name)).st_size
+    return size
+
+
+def prune(report: LineReporter) -> int:
+    """Remove the fetched images from this machine, and return their size.
+
+    report: called if another clusterctl is fetching an image, which is waited for.
+    """
     if not (cache_home() / _CACHE).is_dir():
         return 0
-    with _cache() as cache:
-        size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-        for path in cache.iterdir() if prune else ():
-            if path.is_dir():
-                shutil.rmtree(path)
+    with _locked_cache("cache prune", report) as cache:
+        size = cached_bytes()
+        shutil.rmtree(cache)
     return size
 
 

@@ -18,6 +18,8 @@ import pytest
 from clusterctl.errors import MachineError, TransferError
 from clusterctl.jobs import images, remote_pull
 from clusterctl.spec.remote_reference import Reference
+from clusterctl.state.workspace import holder
+from clusterctl.transport.tree import Progress
 from payload.node import images as node_images
 from tests.support.disks import small_disk
 from tests.support.local_transport import LocalTransport
@@ -114,11 +116,13 @@ def controller(tmp_path: Path) -> Host:
     return Host(tmp_path / "ctl")
 
 
-def fetch(name: str, to: Host, nodes: Sequence[Host] = ()) -> tuple[images.FetchedImage, list[str]]:
+def fetch(
+    name: str, to: Host, nodes: Sequence[Host] = (), progress: Progress = lambda *_: None
+) -> tuple[images.FetchedImage, list[str]]:
     """Return the image and what was reported."""
     said: list[str] = []
     session: Any = SimpleNamespace(transport=to, inventory=SimpleNamespace(folder="clusterctl"))
-    found = images.fetch(session, nodes, f"docker://{name}", said.append, lambda *_: None)
+    found = images.fetch(session, nodes, f"docker://{name}", said.append, progress)
     return found, said
 
 
@@ -259,6 +263,25 @@ def test_two_at_once_fetch_each_layer_once(between: Faults, tmp_path: Path) -> N
     assert sent == {digest: len(part) for digest, part in DEMO.parts.items()}
 
 
+def test_cache_is_locked_while_an_image_is_fetched_but_not_while_it_is_sent(
+    between: Faults, controller: Host, own_home: Path
+) -> None:
+    lock = own_home / ".cache/clusterctl/images.lock"
+    fetching, sending = [], []
+
+    def look(asked: Asked, passed: Answer) -> Answer:
+        if asked.part:
+            # `cache list` does not wait.
+            images.cached_bytes()
+            fetching.append(holder(lock))
+        return passed
+
+    between.fault = look
+    fetch(f"{between.address}/demo:1", controller, progress=lambda *_: sending.append(holder(lock)))
+    assert {of_lock and of_lock.verb for of_lock in fetching} == {"submit"}
+    assert {*sending} == {None}
+
+
 def test_nodes_without_a_shared_folder_are_sent_the_image(
     is_open: Registry, tmp_path: Path
 ) -> None:
@@ -278,7 +301,7 @@ def test_prune_removes_what_was_fetched(
     fetch(f"{is_open.address}/demo:1", controller)
     size = images.cached_bytes()
     assert size > len(DEMO.parts[LARGE])
-    assert images.cached_bytes(prune=True) == size
+    assert images.prune(print) == size
     assert images.cached_bytes() == 0
     found, _ = fetch(f"{is_open.address}/demo:1", controller)
     assert_has(controller, found, DEMO, tmp_path)
