@@ -146,8 +146,8 @@ def engine_for(image: str, kind: str) -> str:
     if others:
         raise ImageError(f"{others[0]} can't run {image}, only {', '.join(ENGINES[kind])} can")
     raise ImageError(
-        f"it has none of {', '.join(ENGINES['layers'])}: install Apptainer, or submit without "
-        "--container"
+        f"no container engine ({', '.join(ENGINES['layers'])}): install Apptainer, or submit "
+        "without --container"
     )
 
 
@@ -194,7 +194,10 @@ def make(image: str, kind: str, path: str, engine: str) -> None:
     if kind == "layers":
         files = described(image)["files"]
         if not files:
-            raise ImageError(f"the controller has pulled {image} for another engine than {engine}")
+            raise ImageError(
+                f"{os.path.dirname(path)} has no image for {engine} on {processor()}: submit again; "
+                "if the controller has another engine or processor, submit an archive of `docker save`"
+            )
         size = sum(map(os.path.getsize, files.values()))
     place = roomy_folder(ROOM * size, os.path.dirname(path))
     remove_killed(place)
