@@ -181,7 +181,8 @@ def _skopeo(
             f"the image {image} can't be fetched",
             code="no-skopeo",
             where="this machine",
-            why=f"{why and why + '; '}this machine has no skopeo, which asks registries",
+            why=f"{why and why + '; '}skopeo, which asks the registry for the image's digest, is not "
+            "installed here",
             fix=f"install the package skopeo here; or {by_hand}",
         )
     plain = [f"--{'src-' if to else ''}tls-verify=false"] if image.is_of_this_machine else []

@@ -529,7 +529,7 @@ def reject_without_engine(session: Session, job: JobSpec, partition: str | None)
         raise UsageError(
             f"the nodes can't run --container {job.container}",
             code="no-container-engine",
-            why=f"{nodes[0]} has none of {', '.join(engines)}",
+            why=f"{nodes[0]} has no container engine ({', '.join(engines)})",
             fix="install Apptainer: `software: {apptainer: true}` in the spec, then `clusterctl "
             "up`; or submit with --requirements in place of --container",
         )

@@ -62,7 +62,7 @@ def obtain(image: Reference, folder: str, engines: Sequence[str]) -> str:
     """Pull an image, unless the folder has it. Return why it could not be pulled, or ""."""
     engine = next(filter(shutil.which, engines), "")
     if not engine:
-        return f"it has none of {', '.join(engines)}"
+        return f"no container engine ({', '.join(engines)})"
     os.makedirs(folder, exist_ok=True)
     path = made_path(image.digest, folder, engine)
     with open(f"{folder}/.{os.path.basename(path)}.lock", "a") as lock:
