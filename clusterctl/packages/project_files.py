@@ -53,6 +53,8 @@ _LOOKED_FOR: Final = (
 _OF_OTHERS: Final = {"Pipfile": "Pipenv", "setup.cfg": "setuptools", "setup.py": "setuptools"}
 _LOCKS_OF_OTHERS: Final = ("poetry.lock", "pdm.lock")
 _CONDA: Final = frozenset({"environment.yml", "environment.yaml"})
+# Keys of a requirement in a uv.lock that say where its package is, in place of versions.
+_PLACES: Final = frozenset({"url", "git", "path", "directory", "editable", "virtual"})
 # FILE[NAME,...] chooses extras and dependency groups.
 _CHOICE: Final = re.compile(r"(?P<file>.+)\[(?P<names>[\w.,\s-]+)\]")
 
@@ -444,23 +446,35 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
 
 
 def _reject_stale(lock: Path, project: Mapping[str, Any]) -> None:
-    """Raise a UsageError if a uv.lock does not have what its project depends on."""
-    locked = dict[str, list[str]]()
-    for one in _locked_by_uv(lock):
-        locked.setdefault(str(one.get("name")), []).append(str(one.get("version", "")))
-    declared = _strings(_table(project, "project").get("dependencies", ()), lock)
+    """Raise a UsageError if a uv.lock was written when its project depended on something else.
+
+    The versions that uv chose are no sign of that: uv leaves out what no Python of the project needs,
+    and has versions of `override-dependencies`.
+    """
+    table = _table(project, "project")
+    own = canonicalize_name(str(table.get("name", "")))
+    packages = (one for one in _locked_by_uv(lock) if one.get("name") == own)
+    metadata = _table(next(packages, {}), "metadata")
+    known = [
+        one for one in metadata.get("requires-dist", ()) if "extra ==" not in str(one.get("marker"))
+    ]
+    declared = _strings(table.get("dependencies", ()), lock)
     for needed in (_requirement(line, lock) for line in declared):
-        versions = locked.get(canonicalize_name(needed.name), [])
-        fits = needed.specifier.contains
-        if not any(not one or fits(one, prereleases=True) for one in versions):
+        name = canonicalize_name(needed.name)
+        if not any(one.get("name") == name and _is_same(one, needed.specifier) for one in known):
             raise UsageError(
                 "uv.lock is older than pyproject.toml",
                 code="uv-lock-stale",
                 where=str(lock),
-                why=f"it has {', '.join(versions) or 'no version'} of {needed.name}, and "
-                f"pyproject.toml requires {needed}",
+                why=f"pyproject.toml requires {needed}, and did not when uv.lock was written",
                 fix="run `uv lock`",
             )
+
+
+def _is_same(locked: Mapping[str, Any], specifier: SpecifierSet) -> bool:
+    """Return whether an entry of `requires-dist` has these versions. Of a URL or a folder, uv notes none."""
+    known = SpecifierSet(str(locked.get("specifier", "")))
+    return known == specifier or not _PLACES.isdisjoint(locked)
 
 
 def _locked_by_uv(lock: Path) -> Sequence[Mapping[str, Any]]:

@@ -98,14 +98,39 @@ def test_lock_of_a_script_is_used(project: Path) -> None:
 
 
 def test_lock_older_than_the_project_is_refused(project: Path) -> None:
+    text = f'{PROJECT}[project.optional-dependencies]\nmore = ["tool"]\n'
+    (project / "pyproject.toml").write_text(text)
+    lock(project)
     for now, named in (
-        ('["first<2", "Second", "third_part"]', "third_part"),
-        ('["first>=2"]', "1.1"),
+        ('["first<2", "third_part"]', "third_part"),
+        ('["first>=2"]', "first>=2"),
+        # A package that the lock has for another one, or for an extra.
+        ('["first<2", "Second"]', "Second"),
+        ('["first<2", "tool"]', "tool"),
     ):
-        (project / "pyproject.toml").write_text(PROJECT.replace('["first<2"]', now))
+        (project / "pyproject.toml").write_text(text.replace('["first<2"]', now))
         with refused("uv-lock-stale", UsageError, "uv lock") as caught:
             resolved(project / "uv.lock")
         assert named in caught.value.why
+
+
+def test_lock_without_what_no_python_needs_or_with_overridden_versions_is_not_older(
+    project: Path,
+) -> None:
+    a_folder = project / "libs" / "member"
+    a_folder.mkdir(parents=True)
+    a_folder.joinpath("pyproject.toml").write_text('[project]\nname = "member"\nversion = "1"\n')
+    now = (
+        """["First <2, >=1.0", "strenum; python_version < '3.11'", "member>=1", """
+        """"second ~=1.0; sys_platform == 'linux'", "second<9; sys_platform == 'darwin'"]"""
+    )
+    uv = (
+        '[tool.uv]\noverride-dependencies = ["first==2.0"]\n'
+        '[tool.uv.sources]\nmember = {path = "libs/member", editable = true}\n'
+    )
+    (project / "pyproject.toml").write_text(PROJECT.replace('["first<2"]', now) + uv)
+    lock(project)
+    assert resolved(project / "uv.lock") == ["first==2.0", "second==1.0"]
 
 
 def test_extras_that_exclude_each_other_are_refused_by_uv(project: Path) -> None:
