@@ -13,6 +13,7 @@ from typing import Final
 
 from uv import find_uv_bin
 
+from clusterctl.errors import UsageError
 from clusterctl.util.process import Result, run
 from clusterctl.util.progress import LineReporter
 
@@ -29,6 +30,7 @@ _VARIABLES: Final = {
 }
 # A build must not find a compiler: its result would fit this machine, and not the nodes.
 WITHOUT_COMPILER: Final = dict.fromkeys(("CC", "CXX", "FC", "NVCC"), "false")
+_LONGEST_REASON: Final = 1000
 _TRACE: Final = re.compile(r"(?:TRACE|DEBUG|INFO|WARN) ")
 
 
@@ -40,8 +42,19 @@ class PipSettings:
 
     @classmethod
     def read(cls) -> PipSettings:
+        """Ask pip for the settings. Raise a UsageError if pip can't read them."""
         argv = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "config", "list"]
-        found = [line.partition("=") for line in run(argv).stdout.splitlines()]
+        # pip prints them as messages, which its setting `quiet` hides.
+        result = run([*argv, "-vvv"])
+        if result.rc != 0:
+            raise UsageError(
+                "the settings of pip can't be read",
+                code="pip-settings-unreadable",
+                why=f"pip says: {(result.stderr or result.stdout).strip()[-_LONGEST_REASON:]}",
+                fix="correct the file or the variable that it names; `python -m pip config debug` "
+                "lists them",
+            )
+        found = [line.partition("=") for line in result.stdout.splitlines()]
         values = {
             key.removeprefix(f"{section}.").removeprefix("default-"): ast.literal_eval(value)
             for section in _SECTIONS

@@ -222,6 +222,7 @@ def test_settings_of_pip_are_given_to_uv(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_FIND_LINKS", index.as_uri())
     monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "limits.txt"))
+    monkeypatch.setenv("PIP_QUIET", "1")
     assert versions(choose(file)) == ["first==1.0"]
     # The file's own index has precedence.
     (tmp_path / "simple" / "first").mkdir(parents=True)
@@ -232,6 +233,10 @@ def test_settings_of_pip_are_given_to_uv(
     monkeypatch.delenv("PIP_FIND_LINKS")
     (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {(tmp_path / 'none').as_uri()}\n")
     assert versions(choose(file)) == ["first==1.5"]
+    (tmp_path / "pip.conf").write_text("index-url\n")
+    file.write_text("first  # changed\n")
+    with refused("pip-settings-unreadable", UsageError, "pip.conf"):
+        choose(file)
 
 
 PROJECT = """\
