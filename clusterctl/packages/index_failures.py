@@ -6,23 +6,27 @@ import re
 from typing import Final
 
 from clusterctl.errors import MachineError
+from clusterctl.util.process import Result
 
 _REFUSED: Final = re.compile(
     r"status (401 Unauthorized) for: (\S+)|"
-    r"index URL \((\S+)\) could not be queried .*?\((401 Unauthorized)\)"
+    r"index URL \((\S+)\) could not be queried .*?\((401 Unauthorized|403 Forbidden)\)"
 )
 _FAILED: Final = re.compile(r"(Failed to (?:fetch|download(?! and build))\b.*(?:\n +\S.*)*)")
 _LONGEST_REASON: Final = 1000
 
 
-def index_error(output: str, where: str) -> MachineError | None:
-    """Return the error that an index could not be read. None: uv read all of them.
+def index_error(result: Result, traced: str, where: str) -> MachineError | None:
+    """Return the error that an index could not be read. None: uv read what it needed.
 
-    output: what uv printed and traced. where: the list of packages. An index that refuses the login
-    is an error even if another one has a package of the name.
+    result, traced: of ``run_uv``. where: the list of packages. An index that refuses the login is an
+    error even if another one has a package of the name. A request that failed is one only if uv did
+    not do without it.
     """
+    output = traced + result.stderr
     reasons = [" ".join(filter(None, found)) for found in _REFUSED.findall(output)]
-    reasons = reasons or _FAILED.findall(output)[:1]
+    if result.rc != 0:
+        reasons = reasons or _FAILED.findall(output)[:1]
     if not reasons:
         return None
     text = " ".join("; ".join(dict.fromkeys(reasons)).split())

@@ -429,7 +429,7 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
     result, traced = run_uv(argv, cwd=file.parent, heard=SILENT.note)
     if result.rc != 0:
         # uv downloads the files of which a lock has no hash.
-        if error := index_error(traced + result.stderr, str(file)):
+        if error := index_error(result, traced, str(file)):
             raise error
         raise UsageError(
             f"uv can't use {file.name}",

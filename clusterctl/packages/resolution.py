@@ -186,7 +186,7 @@ class _Compiler:
             heard=self.pip.heard,
             variables=self._variables,
         )
-        if error := index_error(traced + result.stderr, requirements.where):
+        if error := index_error(result, traced, requirements.where):
             raise error
         if result.rc != 0:
             raise self._unmet(result.stderr)
