@@ -56,8 +56,12 @@ _PARALLEL: Final = 100
 _LOCK_TIMEOUT: Final = f"{terraform_run.GRACE_S}s"
 _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given state")
 _INTERRUPTED: Final = (
-    "Terraform was interrupted. What it was creating is not in its state, but Google goes on creating "
+    "Terraform was interrupted. What it was creating is not in its state, but Google keeps creating "
     "and billing it: `clusterctl up` finds it and continues, `clusterctl down` removes it"
+)
+_INTERRUPTED_DOWN: Final = (
+    "Terraform was interrupted. Google keeps billing what is not deleted yet: `clusterctl down` "
+    "deletes the rest"
 )
 _NO_PLAN: Final = "Terraform could not make a plan"
 
@@ -173,7 +177,8 @@ class Terraform:
         try:
             code, diagnostics = self._run_for_events("apply", plan.path.name, **options)
         except (KeyboardInterrupt, SystemExit):
-            self.reporter.note(Notice("terraform-interrupted", _INTERRUPTED))
+            text = _INTERRUPTED_DOWN if plan.destroys else _INTERRUPTED
+            self.reporter.note(Notice("terraform-interrupted", text))
             raise
         if code != 0 and any(d.summary in _STALE for d in diagnostics):
             return False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from clusterctl.errors import ProvisionError, StalePlanError
+from clusterctl.providers.gcp import terraform_run
 from clusterctl.providers.gcp.terraform import UNKNOWN, ResourceChange, read_changes
 from clusterctl.providers.gcp.terraform_program import Program
 from tests.support.messages import refused
@@ -52,6 +53,22 @@ def test_apply_creates_changes_and_removes_planned_resources(work: Work) -> None
     work.terraform.apply(plan)
     assert addresses(work.terraform) == ()
     assert work.terraform.plan(destroy=True).is_empty
+
+
+@pytest.mark.parametrize("destroy", [False, True])
+def test_interrupted_apply_names_the_commands_that_continue(
+    work: Work, monkeypatch: pytest.MonkeyPatch, destroy: bool
+) -> None:
+    plan = work.terraform.plan(destroy=destroy)
+
+    def interrupt(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(terraform_run, "run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        work.terraform.apply(plan)
+    assert "`clusterctl down`" in work.said[-1]
+    assert ("`clusterctl up`" in work.said[-1]) is not destroy
 
 
 def test_apply_repeats_a_stale_plan_after_a_failure(work: Work) -> None:
