@@ -208,6 +208,9 @@ def test_access_config_is_read_by_ssh(tmp_path: Path) -> None:
     assert sockets[:2] == [None, None]
     assert len({*sockets}) == 3
     workspace.connections.rmdir()
+    workspace.connections.symlink_to(tmp_path)
+    assert "controlpath" not in of(first.alias)
+    workspace.connections.unlink()
     for one in (gpu1, gpu2):
         assert (one["stricthostkeychecking"], one["batchmode"]) == ("true", "yes")
         assert one["userknownhostsfile"] == str(workspace.trusted_hosts)

@@ -250,6 +250,9 @@ def test_plain_ssh_shares_only_by_a_private_folder(tmp_path: Path) -> None:
     assert path.parent == workspace.connections
     assert path.parent.stat().st_mode & 0o777 == 0o700
     path.parent.rmdir()
+    path.parent.symlink_to(tmp_path)
+    assert "controlpath" not in settings_of(workspace.ssh_config, "train-1")
+    path.parent.unlink()
     if os.geteuid() == 0:
         path.parent.mkdir()
         os.chown(path.parent, OTHER_USER, OTHER_USER)
