@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from packaging.pylock import (
     Package,
@@ -85,6 +86,11 @@ def lines_of(
             fix="lock also for these nodes: see `requires-python` and the wheels of the package",
         ) from exc
     return sorted(filter(None, lines))
+
+
+def path_in(line: str) -> str:
+    """Return the path in the URL of a line ``NAME @ URL#HASH``. Its end is the name of a file."""
+    return unquote(urlsplit(line.partition(" @ ")[2]).path)
 
 
 def _line_of(package: Package, chosen: object, folder: Path, project: Path) -> str:

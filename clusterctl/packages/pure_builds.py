@@ -10,9 +10,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 from clusterctl.errors import Notice, UsageError
+from clusterctl.packages.locked_packages import path_in
 from clusterctl.packages.uv_program import WITHOUT_COMPILER
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import digest, file_sha256
@@ -31,7 +31,7 @@ _PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+@")
 
 def is_of_sources(line: str) -> bool:
     """Return whether a line ``NAME @ URL`` names sources, and no wheel."""
-    return not urlsplit(line.partition(" @ ")[2]).path.endswith(".whl")
+    return not path_in(line).endswith(".whl")
 
 
 def pure_wheel(line: str, options: Sequence[str], report: LineReporter) -> Path:
@@ -44,7 +44,7 @@ def pure_wheel(line: str, options: Sequence[str], report: LineReporter) -> Path:
         UsageError: the build fails, or its wheel is not pure Python.
     """
     name, _, url = line.partition(" @ ")
-    path = Path(unquote(urlsplit(url).path))
+    path = Path(path_in(line))
     content = file_sha256(path) if url.startswith("file:") and path.is_file() else ""
     folder = cache_home() / "python" / "builds" / digest(line, content)
     if (wheel := next(folder.glob("*.whl"), None)) is not None:

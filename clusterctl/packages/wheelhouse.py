@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages.accelerators import cpu_index
+from clusterctl.packages.locked_packages import path_in
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home
@@ -90,9 +90,8 @@ class Wheel:
         """Return the wheel of a line ``NAME @ URL#HASH``. Its ``sha256`` is "" if the line has another
         hash, or none.
         """
-        url, _, fragment = line.partition(" @ ")[2].partition("#")
-        kind, _, value = fragment.partition("=")
-        return cls.of(unquote(url).rpartition("/")[2], value if kind == "sha256" else "")
+        kind, _, value = line.partition(" @ ")[2].partition("#")[2].partition("=")
+        return cls.of(path_in(line).rpartition("/")[2], value if kind == "sha256" else "")
 
     def __str__(self) -> str:
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}  # {self.file}"

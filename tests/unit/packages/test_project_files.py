@@ -15,6 +15,8 @@ from clusterctl.packages.project_files import (
     member_roots,
     unsupported_packages,
 )
+from clusterctl.packages.pure_builds import is_of_sources
+from clusterctl.packages.wheelhouse import Wheel
 from tests.support.messages import refused
 
 NODE = NodePlatform("3.13", 36)
@@ -208,6 +210,13 @@ def test_lock_gives_the_wheels_for_the_nodes_with_their_hashes(tmp_path: Path) -
     )
     other = listed(tmp_path, "pylock.toml", LOCK.replace("sha256", "sha512"))
     assert [line.rpartition("#")[2] for line in other.lines or ()] == ["sha512=bb"]
+
+
+def test_wheel_of_a_url_with_a_query_is_one(tmp_path: Path) -> None:
+    packages = listed(tmp_path, "pylock.toml", LOCK.replace('64.whl"', '64.whl?token=a%2Fb"'))
+    (line,) = packages.lines or ()
+    assert not is_of_sources(line)
+    assert Wheel.of_line(line) == Wheel.of("first-1.0-cp313-cp313-manylinux_2_28_x86_64.whl", "bb")
 
 
 def test_lock_gives_extras_groups_and_local_wheels(tmp_path: Path) -> None:
