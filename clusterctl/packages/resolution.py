@@ -318,9 +318,7 @@ def _wheels(
         wanted = folder / "wanted.txt"
         wanted.write_text("\n".join((*requirements.options, *missing, "")))
         target = folder / "wheels"
-        result = pip.download(
-            ["--no-deps", "--requirement", str(wanted), "--dest", str(target)], cwd=folder
-        )
+        result = pip.download(["--no-deps", "--requirement", str(wanted), "--dest", str(target)])
         if result.rc != 0:
             raise _not_downloaded(requirements, result.stdout)
         yield from (move_to_cache(path) for path in sorted(target.glob("*.whl")))

@@ -70,7 +70,10 @@ class PipSettings:
         if self.values.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
             yield "--no-index"
         for name in _LISTED:
-            yield from (f"--{name} {value}" for value in self.values.get(name, "").split())
+            for value in self.values.get(name, "").split():
+                # pip takes a path from the folder in which it runs, uv from that of the lines.
+                path = os.path.abspath(value)
+                yield f"--{name} {path if os.path.exists(path) else value}"
 
     @property
     def options(self) -> list[str]:

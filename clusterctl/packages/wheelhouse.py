@@ -44,7 +44,7 @@ class Pip:
     report: LineReporter = SILENT.note
     heard: LineReporter = SILENT.note
 
-    def download(self, arguments: Sequence[str], *, cwd: Path | None = None) -> Result:
+    def download(self, arguments: Sequence[str]) -> Result:
         node = self.node
         # -P keeps files in the caller's folder from shadowing modules of pip.
         argv = [sys.executable, "-P", "-m", "pip", "download", "--no-input"]
@@ -61,7 +61,7 @@ class Pip:
         # A stopped pip leaves its temporary files.
         with temporary_folder() as folder:
             env = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}
-            return run_with_lines([*argv, *arguments], hear, env=env, cwd=cwd)
+            return run_with_lines([*argv, *arguments], hear, env=env)
 
 
 CACHE: Final = "python"
@@ -241,7 +241,7 @@ def fetch_locked(text: str, base: Path, pip: Pip) -> Lock | None:
             argv += ["--dest", str(target)]
             if any("+cpu" in wheel.version for wheel in missing):
                 argv += ["--extra-index-url", cpu_index()]
-            result = pip.download(argv, cwd=folder)
+            result = pip.download(argv)
             if result.rc != 0:
                 raise UsageError(
                     "wheels that an earlier run used can't be downloaded",

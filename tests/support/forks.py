@@ -57,11 +57,9 @@ def clusterctl(
     return _server("clusterctl").run(list(argv), cwd, environ, stdin, timeout_s)
 
 
-def pip(
-    argv: Sequence[str], heard: Callable[[str], None], *, env: Mapping[str, str], cwd: Path | None
-) -> Result:
+def pip(argv: Sequence[str], heard: Callable[[str], None], *, env: Mapping[str, str]) -> Result:
     """Take the place of `run_with_lines` for `python -P -m pip`."""
-    done = _server("pip").run(["pip", *map(str, argv[4:])], cwd or Path.cwd(), env)
+    done = _server("pip").run(["pip", *map(str, argv[4:])], Path.cwd(), env)
     for line in done.stdout.splitlines():
         heard(line)
     return Result(done.returncode, done.stdout, "")

@@ -221,7 +221,9 @@ def test_settings_of_pip_are_given_to_uv(
     )
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_FIND_LINKS", index.as_uri())
-    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "limits.txt"))
+    # As pip does, from the folder of the caller.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_CONSTRAINT", "limits.txt")
     monkeypatch.setenv("PIP_QUIET", "1")
     assert versions(choose(file)) == ["first==1.0"]
     # The file's own index has precedence.
