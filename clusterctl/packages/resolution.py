@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from packaging.utils import canonicalize_name
+
 from clusterctl.errors import ClusterctlError, MachineError, Notice, UsageError
 from clusterctl.packages.accelerators import OtherBuilds, cpu_index, other_builds
 from clusterctl.packages.index_failures import index_error
@@ -170,9 +172,6 @@ class _Compiler:
                     raise
                 self.refused[exc.where] = exc
                 continue
-            for name in self.refused:
-                text = f"{name} is of a version that has a wheel, because newer sources must be compiled"
-                self.pip.report(Notice("older-version-chosen", text))
             return lines
 
     def _compile(self, more: OtherBuilds) -> list[str]:
@@ -255,10 +254,21 @@ def _compiled(requirements: Requirements, folder: Path, pip: Pip) -> list[str]:
     lines = compiler.compile()
     if hashes:
         return lines
-    wheels = [Wheel.of_line(line) for line in lines if not is_of_sources(line)]
-    versions = {wheel.name: wheel.version for wheel in wheels}
-    more = other_builds(versions, gpus=requirements.gpus, report=pip.report)
-    return compiler.compile(more) if more else lines
+    versions = {wheel.name: wheel.version for wheel in _ready_wheels(lines)}
+    if more := other_builds(versions, gpus=requirements.gpus, report=pip.report):
+        lines = compiler.compile(more)
+    refused = {canonicalize_name(name) for name in compiler.refused}
+    for wheel in [one for one in _ready_wheels(lines) if one.name in refused]:
+        text = (
+            f"{wheel.name} is of version {wheel.version}, which has a wheel, because newer sources "
+            "must be compiled"
+        )
+        pip.report(Notice("older-version-chosen", text))
+    return lines
+
+
+def _ready_wheels(lines: Sequence[str]) -> list[Wheel]:
+    return [Wheel.of_line(line) for line in lines if not is_of_sources(line)]
 
 
 def _as_pylock(versions: Mapping[str, str]) -> str:

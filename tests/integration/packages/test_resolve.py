@@ -48,9 +48,10 @@ def choose(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) ->
     base = tmp_path / "base.lock"
     base.write_text("basepart==2.0 \\\n    --hash=sha256:" + 64 * "0" + "\n")
 
-    def call(*choices: Path, held: dict[str, str] | None = None) -> Lock:
+    def call(*choices: Path, held: dict[str, str] | None = None, gpus: bool | None = None) -> Lock:
         lists = tuple(PackageList.read(choice, DEFAULT_PLATFORM) for choice in choices)
-        return resolve(Requirements(lists, base, held or {}), Pip(DEFAULT_PLATFORM, notes.append))
+        requirements = Requirements(lists, base, held or {}, gpus=gpus)
+        return resolve(requirements, Pip(DEFAULT_PLATFORM, notes.append))
 
     return call
 
@@ -59,10 +60,10 @@ def choose(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) ->
 def solve(tmp_path: Path, index: Path, choose: Resolve) -> Resolve:
     """Resolve lines of a requirements file."""
 
-    def call(*lines: str, held: dict[str, str] | None = None) -> Lock:
+    def call(*lines: str, held: dict[str, str] | None = None, gpus: bool | None = None) -> Lock:
         file = tmp_path / "my requirements.txt"
         file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
-        return choose(file, held=held)
+        return choose(file, held=held, gpus=gpus)
 
     return call
 
@@ -391,8 +392,16 @@ def test_older_wheel_takes_the_place_of_newer_sources_only_if_they_must_be_compi
     assert versions(solve("user")) == ["first==1.0", "small==1.2", "user==2.0"]
     assert not any(shows(line, "older-version-chosen") for line in notes)
     archive(index, sources(log, "1.3", more="raise SystemExit(1)"), "1.3")
-    assert versions(solve("user # changed")) == ["small==1.0", "user==2.0"]
-    assert any(shows(line, "older-version-chosen") for line in notes)
+    # Builds for GPUs are chosen in a second round.
+    a_wheel(index, "jax")
+    lock = solve("user # changed", "jax", gpus=True)
+    assert versions(lock) == ["jax==1.0", "small==1.0", "user==2.0"]
+    assert sum(shows(line, "older-version-chosen") for line in notes) == 1
+    # Nothing is told of a package that the result lacks.
+    notes.clear()
+    (index / "small-1.0-py3-none-any.whl").unlink()
+    assert versions(solve("user # without small")) == ["user==1.0"]
+    assert not any(shows(line, "older-version-chosen") for line in notes)
 
 
 def test_sources_in_a_list_with_hashes_are_not_built(
