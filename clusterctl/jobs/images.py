@@ -33,7 +33,7 @@ from clusterctl.state.workspace import cache_home, hold
 from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.transport.put import Upload, store_of
 from clusterctl.transport.tree import Progress
-from clusterctl.util.process import run
+from clusterctl.util.process import run_for_bytes
 from clusterctl.util.progress import LineReporter
 
 _PROGRAM: Final = "clusterctl.jobs.remote_pull"
@@ -125,7 +125,7 @@ def _pull(session: Session, image: Reference, begin: Callable[[], None]) -> Mapp
 
 def _digest(image: Reference) -> str:
     """Return the digest that a tag has now."""
-    return f"sha256:{hashlib.sha256(_skopeo(image, 'inspect', '--raw').encode()).hexdigest()}"
+    return f"sha256:{hashlib.sha256(_skopeo(image, 'inspect', '--raw')).hexdigest()}"
 
 
 def _copy(image: Reference, cache: Path, processor: str, why: str) -> Mapping[str, Path]:
@@ -165,7 +165,7 @@ def _skopeo(
     to: str = "",
     options: Sequence[str] = (),
     why: str = "",
-) -> str:
+) -> bytes:
     """Run skopeo, and return its output.
 
     to: where an image is copied. options: those before the verb. why: why the controller could not
@@ -187,7 +187,9 @@ def _skopeo(
         )
     plain = [f"--{'src-' if to else ''}tls-verify=false"] if image.is_of_this_machine else []
     name = f"{SCHEME}{image}"
-    result = run([_SKOPEO, *options, verb, *words, *plain, name, *([to] if to else [])])
+    output, result = run_for_bytes(
+        [_SKOPEO, *options, verb, *words, *plain, name, *([to] if to else [])]
+    )
     if result.rc:
         reason = result.reason.splitlines()[-1]
         if text := re.search(r'level=fatal msg="(.*)"$', reason):
@@ -199,7 +201,7 @@ def _skopeo(
             why=f"{why and why + '; '}skopeo: {reason}",
             fix=f"correct the name; log in by `skopeo login {image.registry}`; or {by_hand}",
         )
-    return result.stdout
+    return output
 
 
 def _send(

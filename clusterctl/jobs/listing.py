@@ -12,7 +12,7 @@ from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.program import repository_of
-from clusterctl.util.process import Result, stdout_pieces
+from clusterctl.util.process import run_for_bytes
 
 # A repository may name programs that git runs.
 GIT: Final = (
@@ -93,20 +93,15 @@ class Listing:
 
     def _names(self, folder: Path) -> list[str]:
         env = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
-        pieces = stdout_pieces([*GIT, "-C", str(folder), *_SHOWN], env=env)
-        output = bytearray()
         try:
-            while True:
-                output += next(pieces)
-        except StopIteration as end:
-            result: Result = end.value
+            output, result = run_for_bytes([*GIT, "-C", str(folder), *_SHOWN], env=env)
         except FileNotFoundError as exc:
             raise _not_listed(folder, "git is not installed", "install git") from exc
         if result.rc:
             fix = f"make `git -C {shlex.quote(str(folder))} status` work"
             raise _not_listed(folder, result.reason, fix)
         self.warnings += result.stderr.splitlines()
-        return [os.fsdecode(name) for name in bytes(output).split(b"\0")[:-1]]
+        return [os.fsdecode(name) for name in output.split(b"\0")[:-1]]
 
     def enters(self, path: str) -> bool:
         """Return whether a path is a folder, not below a link, that is listed."""

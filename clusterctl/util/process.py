@@ -143,6 +143,21 @@ def stdout_pieces(
         return Result(process.returncode, "", errors.read().decode(errors="replace"))
 
 
+def run_for_bytes(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None
+) -> tuple[bytes, Result]:
+    """Run a program, and return its stdout and its result without this output. OSError: the program
+    does not exist.
+    """
+    pieces = stdout_pieces(argv, env=env)
+    output = bytearray()
+    while True:
+        try:
+            output += next(pieces)
+        except StopIteration as end:
+            return bytes(output), end.value
+
+
 @contextmanager
 def running(
     argv: Sequence[str], *, env: Mapping[str, str]

@@ -175,6 +175,14 @@ def test_image_of_the_hosts_processor_is_chosen_from_a_list(
         assert_has(host, found, image(seed, processor, 1), tmp_path / machine)
 
 
+def test_digest_is_that_of_the_manifests_bytes(is_open: Registry, controller: Host) -> None:
+    """Programs on Windows write other ends of lines."""
+    wanted = image("ends", size=1)
+    wanted = replace(wanted, manifest=wanted.manifest.replace(b", ", b",\r\n"))
+    found, _ = fetch(is_open.push("ends", "1", wanted), controller)
+    assert json.loads(found.file)["digest"] == wanted.digest
+
+
 def test_login_of_docker_is_used_and_shown_nowhere(
     tmp_path: Path, own_home: Path, controller: Host
 ) -> None:
