@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import tarfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -272,8 +271,9 @@ def archive_notice(file: Path) -> Notice | None:
                         "variables of its image, such as PATH; `docker save` writes an image"
                     )
                     return Notice("image-without-settings", text)
-    # Such as a .sif file, or one that can't be read or ends too early, which is noticed later.
-    except (tarfile.TarError, OSError, EOFError, zlib.error):
+    # Such as a .sif file, or one that can't be read or is damaged, which is noticed later. Each kind of
+    # compression has its own error, and this Python may lack some kinds.
+    except Exception:
         return None
     raise UsageError(
         f"{file} is not a container image",

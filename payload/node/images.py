@@ -22,6 +22,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -66,6 +67,8 @@ ACCOUNTS = ("etc/passwd", "etc/group")
 OF_ROOT = (".dockerenv", "bin", "dev", "etc", "home", "lib", "root", "usr", "var")
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
+# Raised for an archive that is cut or damaged.
+DAMAGED = (tarfile.TarError, EOFError, zlib.error)
 # As for the kernel.
 MOST_LINKS = 40
 
@@ -219,7 +222,7 @@ def make(image: str, kind: str, path: str, engine: str) -> None:
             # In a file system without locks, another node may have been first.
             if not os.path.isdir(path):
                 raise
-    except (ValueError, LookupError, TypeError, AttributeError, tarfile.TarError, EOFError) as exc:
+    except (*DAMAGED, ValueError, LookupError, TypeError, AttributeError) as exc:
         raise ImageError(f"{image} is not a complete container image: {exc!r}") from exc
     finally:
         for left in (work, new):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 from pathlib import Path
@@ -49,6 +50,13 @@ def test_file_of_another_kind_is_left_to_the_engine(tmp_path: Path) -> None:
     whole = archive(tmp_path / "x.tar.gz", "project/train.py").read_bytes()
     (tmp_path / "cut.tar.gz").write_bytes(whole[:-20])
     assert images.archive_notice(tmp_path / "cut.tar.gz") is None
+    member = tarfile.TarInfo("project/noise")
+    member.size = 1 << 17
+    with tarfile.open(tmp_path / "x.tar.xz", "w:xz") as tar:
+        tar.addfile(member, io.BytesIO(hashlib.shake_256().digest(member.size)))
+    whole = (tmp_path / "x.tar.xz").read_bytes()
+    (tmp_path / "damaged.tar.xz").write_bytes(whole[: 1 << 16] + bytes(1 << 16))
+    assert images.archive_notice(tmp_path / "damaged.tar.xz") is None
 
 
 def test_node_knows_the_same_root_file_systems() -> None:

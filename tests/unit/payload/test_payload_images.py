@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -122,6 +123,16 @@ def test_equal_layers_of_an_archive_may_be_links(
     images.prepare(str(image), str(tmp_path / "kept"), print)
     (made,) = (path for path in (tmp_path / "kept").iterdir() if path.is_dir())
     assert (made / "a").read_text() == "a"
+
+
+def test_damaged_archive_is_named(engines: Callable[..., None], tmp_path: Path) -> None:
+    engines("ch-run")
+    whole = Path(layer(tmp_path / "layer.tar", ("blobs", "file", "text"))).read_bytes()
+    # After a header, a block of a kind that deflate does not have.
+    damaged = gzip.compress(whole[:512]) + gzip.compress(b"")[:10] + b"\xff" * 99
+    (tmp_path / "x.tar.gz").write_bytes(damaged)
+    with pytest.raises(images.ImageError, match="not a complete container image"):
+        images.prepare(str(tmp_path / "x.tar.gz"), str(tmp_path / "kept"), print)
 
 
 def test_archive_of_two_images_is_refused(engines: Callable[..., None], tmp_path: Path) -> None:
