@@ -105,9 +105,10 @@ def test_node_survives_its_killed_supervisor_and_can_be_stopped(
     name = f"c{cluster_id(convergence_cluster)}-002"
     before = boot_of(convergence_cluster)
     cause("kill-supervisor", name)
-    convergence_cluster.ssh(
-        f"{convergence_cluster.name}-ctl", "chmod 000 .", user=convergence_cluster.user
-    )
+    leader = f"{convergence_cluster.name}-ctl"
+    convergence_cluster.ssh(leader, "chmod 000 .", user=convergence_cluster.user)
+    # Else `submit` would share the connection, and need no login.
+    convergence_cluster.end_connection(leader, user=convergence_cluster.user)
     assert "clusterctl up" in convergence_cluster("submit", "probe", rc=1).stderr
     assert convergence_cluster.json("up")["probed"] == [f"{convergence_cluster.name}-train-1"]
     assert boot_of(convergence_cluster) == before

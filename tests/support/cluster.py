@@ -105,6 +105,11 @@ class Cluster:
         assert rc is None or done.returncode == rc, f"{command!r} on {host}: {done}"
         return done.stdout
 
+    def end_connection(self, host: str, *, user: str) -> None:
+        """End the connection to a host that commands share, so that the next has to log in."""
+        argv = ["ssh", "-F", str(self.workspace / "ssh_config"), "-l", user, "-O", "exit", host]
+        subprocess.run(argv, capture_output=True, timeout=60, check=True)
+
     def slurm_status(self) -> str:
         """Nodes and why they are out, jobs, and the end of slurmctld's log; never raises."""
         look = "sinfo -N -o '%N %T %E'; squeue; sudo tail -n 150 /var/log/slurm/slurmctld.log"

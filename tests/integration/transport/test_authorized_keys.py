@@ -45,7 +45,8 @@ REFUSED = [
 def accepts(sshd: Sshd, config: Path, user: str, key: str) -> bool:
     """Return whether sshd lets a user in whose authorized_keys has only this line."""
     (sshd.folder / "authorized_keys").write_text(f"{key}\n")
-    argv = ["ssh", "-F", config, "-l", user, "-o", "BatchMode=yes", "-n", "node", "true"]
+    alone = ("-o", "ControlPath=none")
+    argv = ["ssh", "-F", config, *alone, "-l", user, "-o", "BatchMode=yes", "-n", "node", "true"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 or "Permission denied" in done.stderr, done
     return done.returncode == 0
