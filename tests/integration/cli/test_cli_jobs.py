@@ -340,7 +340,7 @@ def test_wait_prints_a_line_for_each_change_without_a_terminal(
     assert capsys.readouterr().out.splitlines() == [
         f"job {first} (first) COMPLETED on n1, exit 0",
         f"job {second} (second) PENDING",
-        f"job {second} (second) CANCELLED, exit 0",
+        f"job {second} (second) CANCELLED",
     ]
     with refused("options-exclusive", UsageError, "--watch"):
         jobs.jobs(JSON, watch=True)
