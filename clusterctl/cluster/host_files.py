@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from clusterctl.configure.inventory_file import HOSTS_FILE, OF_HOSTS, OPENMPI_FILE
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.hosts.roles import key_marks, probe_requests, system_accounts
@@ -22,10 +23,7 @@ from clusterctl.spec.names import MPI_SSH
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
-from clusterctl.util.assets import render
-
-_OPENMPI: Final = "openmpi-mca-params.conf"
-_LAUNCH_AGENT: Final = "/opt/clusterctl/orted"
+from clusterctl.util.assets import data_folder, read_table, render
 
 
 class _Copy(NamedTuple):
@@ -36,11 +34,13 @@ class _Copy(NamedTuple):
     owner: str = "root"
 
 
+_HEALTH: Final = f"{OF_HOSTS}/{{host}}.health.json"
+_SLURMD: Final = f"{OF_HOSTS}/{{host}}.slurmd.conf"
 # Path on a host -> what it is a copy of. Of Open MPI's file, only the name is the same on all hosts.
 _COPIES: Final = {
-    "/etc/hosts": _Copy("etc_hosts"),
-    "/opt/clusterctl/health.json": _Copy("hosts/{host}.health.json"),
-    "/etc/systemd/system/slurmd.service.d/clusterctl.conf": _Copy("hosts/{host}.slurmd.conf"),
+    "/etc/hosts": _Copy(HOSTS_FILE),
+    "/opt/clusterctl/health.json": _Copy(_HEALTH),
+    "/etc/systemd/system/slurmd.service.d/clusterctl.conf": _Copy(_SLURMD),
     "/etc/slurm/slurmdbd.conf": _Copy("slurmdbd.conf", 0o600, "slurm"),
     **{
         f"/etc/slurm/{name}": _Copy(name)
@@ -64,23 +64,30 @@ def render_host_files(
     by_ssh = inventory.scheduler_needs.starts_by_ssh
     files = {
         **slurm,
-        "etc_hosts": names,
-        _OPENMPI: render(
-            f"{_OPENMPI}.j2",
+        HOSTS_FILE: names,
+        OPENMPI_FILE: render(
+            f"{OPENMPI_FILE}.j2",
             network=inventory.network,
             ssh=MPI_SSH if by_ssh else "",
-            launch_agent=_LAUNCH_AGENT if inventory.distribution.mpi_module else "",
+            launch_agent=_launch_agent() if inventory.distribution.mpi_module else "",
             yields=inventory.oversubscribed,
             fabric=spec.provider.may_have_fabric,
         ),
     }
     for host, settings in health_settings(spec, inventory, drivers).items():
-        files[f"hosts/{host}.health.json"] = json.dumps(settings, indent=1, sort_keys=True) + "\n"
+        files[_HEALTH.format(host=host)] = json.dumps(settings, indent=1, sort_keys=True) + "\n"
     for host, digest in (slurmd_digests(slurm, inventory) if slurm else {}).items():
-        files[f"hosts/{host}.slurmd.conf"] = render(
+        files[_SLURMD.format(host=host)] = render(
             "slurmd.conf.j2", digest=digest, server=inventory.controller.name
         )
     return files
+
+
+def _launch_agent() -> str:
+    defaults = read_table(
+        data_folder("ansible") / "roles/openmpi/defaults/main.yml", dict[str, Any]
+    )
+    return str(defaults["openmpi_launch_agent"])
 
 
 def node_files(
@@ -107,12 +114,12 @@ def node_files(
                 copy = _COPIES[path]
                 data = rendered[copy.source.format(host=host)].encode()
                 yield path, NodeFile(data, copy.mode, ids[copy.owner], request.blocks.get(path))
-        if _OPENMPI in request.openmpi:
+        if OPENMPI_FILE in request.openmpi:
             folder = host in reports and reports[host].openmpi
             distributed = PurePosixPath(inventory.distribution.openmpi_conf)
-            yield str(PurePosixPath(folder or distributed.parent, _OPENMPI)), openmpi
+            yield str(PurePosixPath(folder or distributed.parent, OPENMPI_FILE)), openmpi
 
-    openmpi = NodeFile(rendered[_OPENMPI].encode())
+    openmpi = NodeFile(rendered[OPENMPI_FILE].encode())
     requests = probe_requests(spec, inventory, workspace)
     return {host: dict(files_of(host)) for host in requests}
 

@@ -34,7 +34,7 @@ MAX_FORKS = 32
 LOOK_EVERY_S = 5.0
 _TAIL_LINES = 20
 _LONGEST_SOCKET_HOME = 50
-# Begins a line of Ansible's output that is an event.
+# Begins an event in a line of Ansible's output.
 _EVENT = b"\x1e"
 
 # A running playbook: yields the results of its tasks, and returns the recap. Closing it stops
@@ -97,10 +97,9 @@ def run_playbook(run: PlaybookRun) -> Results:
 
 
 def _argv(run: PlaybookRun) -> list[str]:
-    # The Ansible of this Python environment, even if PATH has another first.
-    program = Path(sys.executable).parent / "ansible-playbook"
     return [
-        str(program) if program.exists() else program.name,
+        # The Ansible of this Python environment, even if PATH has another first.
+        *(sys.executable, "-P", "-m", "ansible.cli.playbook"),
         f"--inventory={run.inventory}",
         f"--limit={','.join(run.hosts)}",
         f"--forks={max(1, min(len(run.hosts), MAX_FORKS))}",
@@ -135,14 +134,23 @@ def _events(output: IO[bytes], log: IO[bytes]) -> Iterator[Event]:
                 raise _lost()
             continue
         dead_child = None
-        if line.startswith(_EVENT):
-            event: Event = json.loads(line[len(_EVENT) :])
-            pid = event.get("pid", pid)
-            yield event
-        else:
+        text, _, said = line.partition(_EVENT)
+        event = _event(said)
+        if shown := text if event else line:
             # A full disk must not leave a host half configured.
             with suppress(OSError):
-                log.write(line + b"\n")
+                log.write(shown + b"\n")
+        if event:
+            pid = event.get("pid", pid)
+            yield event
+
+
+def _event(said: bytes) -> Event | None:
+    """Return the event in a line; None if it has none, or if another process's output cut it."""
+    with suppress(ValueError):
+        event: Event = json.loads(said)
+        return event
+    return None
 
 
 def _lost() -> ConfigureError:
@@ -158,11 +166,12 @@ def _environment(private: Path) -> Mapping[str, str]:
     user's.
     """
     here = str(Path(sys.executable).parent)
-    if importlib.util.find_spec("ansible_mitogen") is None:
-        fix = "install clusterctl again, with its dependencies"
-        raise ConfigureError(
-            "the Python package mitogen is missing", code="mitogen-missing", fix=fix
-        )
+    for package, name in (("ansible", "ansible-core"), ("ansible_mitogen", "mitogen")):
+        if importlib.util.find_spec(package) is None:
+            fix = "install clusterctl again, with its dependencies"
+            raise ConfigureError(
+                f"the Python package {name} is missing", code="installation-incomplete", fix=fix
+            )
     given = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
     return {
         **given,

@@ -47,6 +47,11 @@ from clusterctl.util.process import call_on_hosts, parallel_map
 
 # Rendered file: node -> the GPUs that its driver shows.
 GPUS_FILE = "gpus.json"
+# Rendered files that roles copy: /etc/hosts of all hosts, Open MPI's parameters, and the folder with
+# the files of each host.
+HOSTS_FILE = "etc_hosts"
+OPENMPI_FILE = "openmpi-mca-params.conf"
+OF_HOSTS = "hosts"
 # The bundle's repository on an air-gapped host, during the installation.
 BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"
 # The cluster in the accounting database of a controller's template. Before slurmdbd first starts on
@@ -289,7 +294,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
     rendered = _literal(str(workspace.rendered))
     key = workspace.public_key.read_text().strip()
     return {
-        "common_hosts_src": _literal(str(workspace.rendered / "etc_hosts")),
+        "common_hosts_src": _literal(str(workspace.rendered / HOSTS_FILE)),
         "shared_storage_path": inventory.shared,
         "shared_storage_cluster_id": inventory.cluster_id,
         **_shared_folder(inventory),
@@ -305,10 +310,10 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         ],
         **(_slurm(spec, workspace) if "slurmctld" in runs else {}),
         **(_mpi_ssh(inventory) if "mpi_ssh" in runs else {}),
-        "health_config_src": _literal(str(workspace.rendered / "hosts")),
+        "health_config_src": _literal(str(workspace.rendered / OF_HOSTS)),
         **_distribution(inventory.distribution),
         **_repositories(spec),
-        "openmpi_params_src": _literal(str(workspace.rendered / "openmpi-mca-params.conf")),
+        "openmpi_params_src": _literal(str(workspace.rendered / OPENMPI_FILE)),
         "openmpi_fabric": spec.provider.may_have_fabric,
         "job_env_network": inventory.network,
         "job_env_gpus_src": _literal(str(workspace.rendered / GPUS_FILE)),
@@ -334,7 +339,7 @@ def _slurm(spec: ClusterSpec, workspace: Workspace) -> Variables:
         "slurmctld_cluster": spec.name,
         "slurmctld_config_src": _literal(str(workspace.rendered)),
         **_accounting(spec),
-        "slurmd_unit_src": _literal(str(workspace.rendered / "hosts")),
+        "slurmd_unit_src": _literal(str(workspace.rendered / OF_HOSTS)),
         "login_config_src": _literal(str(workspace.rendered)),
     }
 

@@ -108,7 +108,7 @@ def test_preview_without_mitogen_is_refused(
 ) -> None:
     """Without mitogen, check mode can't tell the host of a failing task."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with refused("mitogen-missing", ConfigureError):
+    with refused("installation-incomplete", ConfigureError):
         preview(inventory, workspace, hosts=[])
 
 

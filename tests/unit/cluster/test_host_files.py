@@ -203,7 +203,7 @@ def test_class_inputs_have_no_secret_and_no_host(workspace: Workspace, group: st
     ]
 
 
-def own_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
+def files_of(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
     rendered = inputs_of(spec, inventory, workspace, {})
     return node_files(spec, inventory, workspace, rendered.files, {})
 
@@ -224,7 +224,7 @@ def test_host_files_are_those_of_the_roles(workspace: Workspace) -> None:
     names = {number: name for name, number in {"root": 0, **system_accounts()}.items()}
     files = {
         path: file
-        for own in own_files(spec_of(), INVENTORY, workspace).values()
+        for own in files_of(spec_of(), INVENTORY, workspace).values()
         for path, file in own.items()
     }
     whole = {path: file for path, file in files.items() if not file.edges and "openmpi" not in path}
@@ -237,10 +237,10 @@ def test_host_files_are_those_of_the_roles(workspace: Workspace) -> None:
     assert {path: of_roles.get(path) for path in found} == found
 
 
-def test_own_files_differ_for_each_node(workspace: Workspace) -> None:
+def test_host_files_differ_for_each_node(workspace: Workspace) -> None:
     spec = spec_of()
     inventory = INVENTORY
-    files = own_files(spec, inventory, workspace)
+    files = files_of(spec, inventory, workspace)
     assert list(files) == [CTL, ONE, TWO]
     assert files[CTL]["/etc/munge/munge.key"] == files[ONE]["/etc/munge/munge.key"]
     assert f"({inventory.controller.address})".encode() in files[CTL]["/etc/slurm/slurm.conf"].data
