@@ -299,6 +299,8 @@ def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
     id.
     """
     path = folder / _IMPORTS
+    # A killed clusterctl leaves its file, and its resources may be gone.
+    path.unlink(missing_ok=True)
     if adopt:
         blocks = [{"to": address, "id": identity} for address, identity in adopt.items()]
         write_atomic(path, json.dumps({"import": blocks}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,6 +54,13 @@ def test_apply_creates_changes_and_removes_planned_resources(work: Work) -> None
     work.terraform.apply(plan)
     assert addresses(work.terraform) == ()
     assert work.terraform.plan(destroy=True).is_empty
+
+
+def test_imports_of_a_killed_plan_are_forgotten(work: Work) -> None:
+    gone = {"to": 'terraform_data.node["gone"]', "id": "x"}
+    left = work.folder / "clusterctl-adopt.tf.json"
+    left.write_text(json.dumps({"import": [gone]}))
+    assert len(work.terraform.plan().real_changes) == 3
 
 
 @pytest.mark.parametrize("destroy", [False, True])
