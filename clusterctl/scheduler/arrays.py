@@ -24,8 +24,8 @@ def tasks_of(array: str) -> list[int]:
 
 
 def names_tasks(text: str) -> bool:
-    """Return whether a text has the form of numbers of tasks, such as ``1-3,7`` or ``0-8:2``."""
-    found = [_RANGE.fullmatch(part) for part in text.split(",")]
+    """Return whether a text has the form of numbers of tasks, such as ``1-3,7`` or ``0-8:2%4``."""
+    found = [_RANGE.fullmatch(part) for part in text.partition("%")[0].split(",")]
     return all(one and int(one[1]) <= int(one[2] or one[1]) for one in found)
 
 
@@ -46,7 +46,7 @@ def has_task(array: str, number: int) -> bool:
     return any(
         int(first) <= number <= int(last or first)
         and (number - int(first)) % max(1, int(step or 1)) == 0
-        for first, last, step in _RANGE.findall(array)
+        for first, last, step in _RANGE.findall(array.partition("%")[0])
     )
 
 

@@ -24,9 +24,9 @@ from clusterctl.state.ledger import (
     token_of_run,
 )
 
-# `cancel` also takes several tasks, 12_[1-3].
+# `cancel` also takes several tasks, 12_[1-3], and as squeue writes them, 12_[1-3%2].
 _JOB: Final = re.compile(
-    r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<id>(?P<job>m?[0-9]+)(?:_(?:(?P<task>[0-9]+)|\[[0-9,:-]+\]))?)"
+    r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<id>(?P<job>m?[0-9]+)(?:_(?:(?P<task>[0-9]+)|\[[0-9,:-]+(?:%[0-9]+)?\]))?)"
 )
 _TASK_FOLDER: Final = re.compile(r"task-([0-9]+)")
 _MOST_CHOICES: Final = 5

@@ -59,6 +59,7 @@ def test_cancel_some_jobs_fail_cancels_the_rest(session, cluster, tmp_path):
         ("{}_[1-3]", [1, 2, 3]),
         ("{}_[0-9:4,7]", [0, 4, 7, 8]),
         ("{}_[7-99999999]", [7, 8, 9]),
+        ("{}_[6-10%2]", [6, 7, 8, 9]),
     ],
 )
 def test_cancel_of_tasks_selects_those_that_the_array_has(

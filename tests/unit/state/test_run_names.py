@@ -25,6 +25,7 @@ def _no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m12", None, "m12"),
         ("12_3", None, "12_3"),
         ("12_[1-3,7]", None, "12_[1-3,7]"),
+        ("12_[6-10%2]", None, "12_[6-10%2]"),
         ("d/12_3", "d", "12_3"),
         ("d/12_[1-3:2]", "d", "12_[1-3:2]"),
     ],
