@@ -557,8 +557,8 @@ def logs(
     job_logs = JobLogs(session, job_id, rank, most)
     chunk = None
     whole_id = session.packed_job(job_id) or job_id
-    apart = session.site.folders.apart([whole_id])
-    for chunk in job_logs.new(session.scheduler.jobs(apart) if apart else ()):
+    jobs = () if session.site.folders.are_one else session.scheduler.jobs([whole_id])
+    for chunk in job_logs.new(jobs):
         on_output(chunk)
     if job_logs.gone:
         raise SchedulerError(
