@@ -191,7 +191,7 @@ class _Compiler:
             raise self._unmet(result.stderr)
         content: Mapping[str, Any] = tomllib.loads(lock.read_text())
         if self.hashes:
-            content = _with_hashes(content, self.hashes, requirements.where)
+            content = _with_hashes(content, self.hashes, requirements)
         return lines_of(content, lock, requirements.node, project=self._project)
 
     @property
@@ -279,7 +279,7 @@ def _as_pylock(versions: Mapping[str, str]) -> str:
 
 
 def _with_hashes(
-    content: Mapping[str, Any], hashes: Mapping[str, frozenset[str]], where: str
+    content: Mapping[str, Any], hashes: Mapping[str, frozenset[str]], requirements: Requirements
 ) -> Mapping[str, Any]:
     """Return a lock with only the wheels that have one of these hashes."""
     packages = list[Mapping[str, Any]]()
@@ -289,15 +289,34 @@ def _with_hashes(
             one for one in package.get("wheels", ()) if one["hashes"].get("sha256") in allowed
         ]
         if "wheels" in package and not wheels:
-            raise UsageError(
-                "the requirements can't be met",
-                code="requirements-unmet",
-                where=where,
-                why=f"no wheel of {package['name']} {package['version']} has a hash that the list has",
-                fix="write the list of packages again with the tool that wrote it",
-            )
+            raise _without_hash(package, requirements, is_listed=bool(allowed))
         packages.append({**package, "wheels": wheels} if wheels else package)
     return {**content, "packages": packages}
+
+
+def _without_hash(
+    package: Mapping[str, Any], requirements: Requirements, *, is_listed: bool
+) -> UsageError:
+    """Return the error that no wheel of a package has a hash that the lists have.
+
+    is_listed: whether they have a hash of the package.
+    """
+    bare = [
+        one.summary
+        for one in requirements.lists
+        if not (is_listed or one.is_locked or (one.is_of_pip and hashes_in([one.file])))
+    ]
+    return UsageError(
+        "the requirements can't be met",
+        code="requirements-unmet",
+        where=", ".join(bare) or requirements.where,
+        why=f"no wheel of {package['name']} {package['version']} has a hash that the lists have"
+        + ("; if one list has hashes, all need them" if bare else ""),
+        fix="write the list with hashes, too, such as with `uv pip compile --generate-hashes` or `uv "
+        "export`"
+        if bare
+        else "write the list of packages again with the tool that wrote it",
+    )
 
 
 # Downloading

@@ -188,6 +188,18 @@ def test_hashes_in_the_file_are_checked(solve: Resolve, index: Path) -> None:
         solve(line, "second")
 
 
+def test_list_without_hashes_beside_one_with_hashes_is_named(
+    solve: Resolve, choose: Resolve, index: Path, tmp_path: Path
+) -> None:
+    line = a_wheel(index, "first").removesuffix("\n")
+    a_wheel(index, "second")
+    solve(line)
+    bare = tmp_path / "bare.txt"
+    bare.write_text("second\n")
+    with refused("requirements-unmet", UsageError, "second", where=str(bare)):
+        choose(bare, tmp_path / "my requirements.txt")
+
+
 def test_unmet_requirements_have_the_message_of_uv(
     solve: Resolve, index: Path, tmp_path: Path
 ) -> None:
