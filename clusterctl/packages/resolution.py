@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from packaging.utils import canonicalize_name
 
-from clusterctl.errors import ClusterctlError, MachineError, Notice, UsageError
+from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.packages.accelerators import OtherBuilds, cpu_index, other_builds
 from clusterctl.packages.index_failures import index_error
 from clusterctl.packages.locked_packages import lines_of
@@ -32,6 +32,7 @@ from clusterctl.packages.wheelhouse import (
     Wheel,
     cache_of_downloads,
     move_to_cache,
+    not_downloaded,
     pins,
     wheel_path,
 )
@@ -349,16 +350,5 @@ def _wheels(
         target = folder / "wheels"
         result = pip.download(["--no-deps", "--requirement", str(wanted), "--dest", str(target)])
         if result.rc != 0:
-            raise _not_downloaded(requirements, result.stdout)
+            raise not_downloaded(requirements.where, result.stdout)
         yield from (move_to_cache(path) for path in sorted(target.glob("*.whl")))
-
-
-def _not_downloaded(requirements: Requirements, output: str) -> ClusterctlError:
-    return MachineError(
-        "wheels can't be downloaded",
-        code="wheels-not-downloaded",
-        where=requirements.where,
-        why=f"pip says: {output.strip()[-_LONGEST_REASON:]}",
-        fix="check that the package index can be reached (pip's settings apply), then run the "
-        "command again",
-    )

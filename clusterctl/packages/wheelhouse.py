@@ -65,6 +65,7 @@ class Pip:
 
 
 CACHE: Final = "python"
+_LONGEST_REASON: Final = 2000
 # Version of the environment's layout on the cluster. It is part of every key.
 _LAYOUT: Final = "environment v1"
 _PIN: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
@@ -200,22 +201,23 @@ def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
     arguments = ["--quiet", "--require-hashes", "--no-deps"]
     result = Pip(node).download([*arguments, "--requirement", str(lock), "--dest", str(folder)])
     if result.rc != 0:
-        message = "the Python packages of the job environment could not be downloaded"
-        output = result.stdout.strip()[-1500:]
-        fix = (
-            "check that the package index can be reached (pip's settings apply), then run the "
-            "command again"
-        )
-        raise MachineError(
-            message, code="wheels-not-downloaded", where=str(lock), why=output, fix=fix
-        )
+        raise not_downloaded(str(lock), result.stdout)
+
+
+def not_downloaded(where: str, output: str) -> MachineError:
+    """Return the error that pip could not download wheels. where: the list of packages."""
+    return MachineError(
+        "wheels can't be downloaded",
+        code="wheels-not-downloaded",
+        where=where,
+        why=f"pip says: {output.strip()[-_LONGEST_REASON:]}",
+        fix="check that the package index can be reached (pip's settings apply), then run the "
+        "command again",
+    )
 
 
 def wheel_path(wheel: Wheel) -> Path:
     return cache_home() / CACHE / "wheels" / wheel.sha256 / wheel.file
-
-
-_LONGEST_REASON: Final = 2000
 
 
 def fetch_locked(text: str, base: Path, pip: Pip) -> Lock | None:
