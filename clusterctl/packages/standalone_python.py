@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from uv import find_uv_bin
-
 from clusterctl.errors import MachineError
+from clusterctl.packages.uv_program import uv_path
 from clusterctl.packages.wheelhouse import cache_of_downloads
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.assets import digest, file_sha256
@@ -63,7 +62,7 @@ def fetch_standalone_python(report: LineReporter) -> StandalonePython:
         builds = f"cpython-{RELEASE}.*-{_BUILD}"
         if not any(home.glob(builds)):
             report(f"downloading a standalone build of Python {RELEASE}")
-        argv = [find_uv_bin(), "python", "install", "--no-bin", "--no-progress", "--install-dir"]
+        argv = [uv_path(), "python", "install", "--no-bin", "--no-progress", "--install-dir"]
         # uv would read the settings of a project in the caller's folder, and take a folder there
         # with the name of the build for a Python.
         result = run([*argv, str(home), f"cpython-{RELEASE}-{_BUILD}"], cwd=home.parent)

@@ -14,6 +14,7 @@ from typing import Final
 from uv import find_uv_bin
 
 from clusterctl.errors import UsageError
+from clusterctl.util.assets import incomplete
 from clusterctl.util.process import Result, run
 from clusterctl.util.progress import LineReporter
 
@@ -88,6 +89,14 @@ class PipSettings:
         return own
 
 
+def uv_path() -> str:
+    """Return the path of uv's program. Raise a ClusterctlError if the installation lacks it."""
+    try:
+        return find_uv_bin()
+    except FileNotFoundError as exc:
+        raise incomplete("the program uv") from exc
+
+
 def run_uv(
     words: Sequence[str],
     *,
@@ -103,7 +112,7 @@ def run_uv(
     # Only what is traced tells that one of several indexes refused the login.
     own = {"NO_COLOR": "1", "RUST_LOG": "uv_client=trace"}
     env = {**(variables or {}), **os.environ, **WITHOUT_COMPILER, **own}
-    result = run([find_uv_bin(), *words], cwd=cwd, env=env)
+    result = run([uv_path(), *words], cwd=cwd, env=env)
     lines = result.stderr.splitlines(keepends=True)
     said = [line for line in lines if not _TRACE.match(line)]
     for line in said:

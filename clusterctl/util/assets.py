@@ -34,8 +34,13 @@ def data_folder(name: str) -> Path:
     for candidate in (_PACKAGE / "_assets" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
-    raise ClusterctlError(
-        f"the data folder {name}/ is missing",
+    raise incomplete(f"the data folder {name}/")
+
+
+def incomplete(part: str) -> ClusterctlError:
+    """Return the error that a part of clusterctl's installation is missing."""
+    return ClusterctlError(
+        f"{part} is missing",
         code="installation-incomplete",
         where=str(_PACKAGE),
         why="this installation of clusterctl is incomplete",

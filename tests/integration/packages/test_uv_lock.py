@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from clusterctl.errors import MachineError, UsageError
-from clusterctl.packages import wheelhouse
+from clusterctl.errors import ClusterctlError, MachineError, UsageError
+from clusterctl.packages import uv_program, wheelhouse
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.resolution import Requirements, resolve
@@ -152,6 +152,18 @@ def test_lock_that_uv_can_not_read_is_refused(project: Path, text: str) -> None:
     (project / "uv.lock").write_text(text)
     with refused("uv-lock-unreadable", UsageError, "uv lock", "uv export"):
         resolved(project / "uv.lock")
+
+
+def test_installation_without_uv_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(uv_program, "find_uv_bin", missing)
+    with refused("installation-incomplete", ClusterctlError, "uv"):
+        PackageList.read(project / "uv.lock", DEFAULT_PLATFORM)
+    # Within the cache of downloads, which has errors of its own.
+    with refused("installation-incomplete", ClusterctlError, "uv"):
+        resolved(project / "pyproject.toml")
 
 
 def test_lock_for_another_python_is_refused(project: Path) -> None:
