@@ -390,14 +390,14 @@ def _with_one_uid(
         return reports
 
     def renumber(host: str) -> None:
-        connection = cluster.connections.to(host)
-        connection.run(_RENUMBER, check=False)
-        # The processes of this connection still have the old uid.
-        connection.close()
+        cluster.connections.to(host).run(_RENUMBER, check=False)
 
     differing = [host for host, uid in uids.items() if uid != ADMIN_ID]
     end_all_connections(cluster.workspace.ssh_config)
     parallel_map(differing, renumber)
+    # The processes of these connections still have the old uid. All end at the end, because some go
+    # through others.
+    end_all_connections(cluster.workspace.ssh_config)
     return {**reports, **cluster.probe(inventory, differing)}
 
 
