@@ -243,9 +243,9 @@ def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
     # Otherwise, the next ssh would use the connection to the controller that this one left.
     end_all_connections(gcp.workspace / "ssh_config")
     assert gcp.ssh(node, "hostname", path=os.environ["PATH"]).returncode == 255
-    # A shared connection hides its ProxyCommand's messages, so only the controller's ssh shows
-    # them.
-    without = gcp.ssh(f"{gcp.name}-ctl", "hostname", path=os.environ["PATH"])
+    # A shared connection hides its ProxyCommand's messages.
+    alone = ("-o", "ControlPath=none", f"{gcp.name}-ctl")
+    without = gcp.ssh(*alone, "hostname", path=os.environ["PATH"])
     assert without.returncode == 255
     assert "gcloud" in without.stderr
 
