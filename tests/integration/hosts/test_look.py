@@ -717,6 +717,12 @@ def test_admin_account_gets_the_same_uid_on_cloud_hosts(
     hosts: dict[str, Any] = {"ctl": Rented(1000), "train-1": Rented(1000)}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(hosts, ProbeRequest()))
 
+    def end_all(_: Path) -> None:
+        for host in hosts.values():
+            host.close()
+
+    monkeypatch.setattr(up, "end_all_connections", end_all)
+
     def uids() -> tuple[list[int], tuple[str, ...]]:
         session = session_of(tmp_path, hosts, is_cloud=True)
         found = up.probe(session, LED_BY_CTL, {})
