@@ -45,6 +45,9 @@ ARCHITECTURE = "x86_64"
 # ssh and Ansible ask a silent host every `interval` seconds whether it is still there. After `count`
 # questions without an answer, the connection has failed.
 KEEPALIVE: Final = MappingProxyType({"interval": 15, "count": 3})
+# Seconds after which a shared connection to a node ends without a command. What a job has left in a
+# node's memory is removed at its end only if its user is not logged in there.
+_NODE_IDLE_S: Final = 3
 HEALTH_PROGRAM: Final = "/opt/clusterctl/health"
 # Above the ephemeral ports of the kernel. The role firewall opens the same range.
 SRUN_PORTS = "61000-64999"
@@ -299,15 +302,24 @@ class Inventory:
         behind a proxy command or a jump host get a longer connection timeout. Paths are quoted,
         because paths may contain spaces.
 
-        idle_s: seconds after which a shared connection without a command ends.
+        idle_s: seconds after which a shared connection to the controller ends without a command.
         """
         timeouts = {
             host.name: JUMP_TIMEOUT_S if host.jump else PROXIED_TIMEOUT_S for host in self.hosts
         }
         # A host that is created again has another key, and so another connection.
         names = {host.name: digest(host.name, host.host_key)[:12] for host in self.hosts}
-        values = {"key": key, "idle_s": idle_s, "timeouts": timeouts, "keepalive": KEEPALIVE}
-        return render("ssh_config.j2", hosts=self.hosts, names=names, workspace=workspace, **values)
+        return render(
+            "ssh_config.j2",
+            hosts=self.hosts,
+            names=names,
+            workspace=workspace,
+            key=key,
+            idle_s=idle_s,
+            node_idle_s=_NODE_IDLE_S,
+            timeouts=timeouts,
+            keepalive=KEEPALIVE,
+        )
 
     def known_hosts(self) -> str:
         """Return the content of known_hosts: a line per host, under the host's name (see

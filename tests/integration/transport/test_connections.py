@@ -229,8 +229,10 @@ def test_connection_ends_soon_if_the_cluster_removes_itself(
     """An open connection would keep an idle cluster from removing itself."""
     workspace = Workspace(tmp_path)
     workspace.spec.write_text(f"provider: {{type: gcp, {setting}}}\n")
-    write_ssh_files(inventory_of(hosts=(host_of("ctl", CONTROLLER),)), workspace)
+    write_ssh_files(inventory_of(hosts=(host_of("ctl", CONTROLLER), host_of("n1"))), workspace)
     assert settings_of(workspace.ssh_config, "ctl")["controlpersist"] == str(idle_s)
+    # On a node, a user who is logged in would keep what a job has left in its memory.
+    assert settings_of(workspace.ssh_config, "n1")["controlpersist"] == "3"
     workspace.connections.rmdir()
 
 
