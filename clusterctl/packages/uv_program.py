@@ -14,7 +14,9 @@ from typing import Final
 from uv import find_uv_bin
 
 from clusterctl.errors import UsageError
+from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import incomplete
+from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import Result, run
 from clusterctl.util.progress import LineReporter
 
@@ -97,6 +99,14 @@ def uv_path() -> str:
         raise incomplete("the program uv") from exc
 
 
+def _temporary() -> Path:
+    """Return the folder for uv's temporary files. uv leaves a lock there of each folder of sources."""
+    place = cache_home() / "python" / "uv"
+    with translating_write_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
 def run_uv(
     words: Sequence[str],
     *,
@@ -110,7 +120,7 @@ def run_uv(
         precede.
     """
     # Only what is traced tells that one of several indexes refused the login.
-    own = {"NO_COLOR": "1", "RUST_LOG": "uv_client=trace"}
+    own = {"NO_COLOR": "1", "RUST_LOG": "uv_client=trace", "TMPDIR": str(_temporary())}
     env = {**(variables or {}), **os.environ, **WITHOUT_COMPILER, **own}
     result = run([uv_path(), *words], cwd=cwd, env=env)
     lines = result.stderr.splitlines(keepends=True)
