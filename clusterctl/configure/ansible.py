@@ -75,10 +75,11 @@ def run_playbook(run: PlaybookRun) -> Results:
         temporary_folder(run.log.parent, prefix=".ansible-") as private,
         temporary_folder(home) as sockets,
         _open_log(run.log) as log,
-        running(_argv(run), env={**_environment(private), "TMPDIR": str(sockets)}) as (
-            process,
-            output,
-        ),
+        running(
+            _argv(run),
+            env={**_environment(private), "TMPDIR": str(sockets)},
+            has_terminal=False,
+        ) as (process, output),
     ):
         for event in _events(output, log):
             match event["event"]:

@@ -111,16 +111,10 @@ def run_with_lines(
     output.
     """
     lines = []
-    with _started(
-        argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd
-    ) as process:
-        try:
-            for raw in process.stdout or ():
-                lines.append(line := raw.decode(errors="replace"))
-                heard(line.rstrip("\r\n"))
-        except BaseException:
-            process.terminate()
-            raise
+    with running(argv, env=env, cwd=cwd) as (process, output):
+        for raw in output:
+            lines.append(line := raw.decode(errors="replace"))
+            heard(line.rstrip("\r\n"))
     return Result(process.returncode, "".join(lines), "")
 
 
@@ -130,14 +124,10 @@ def stdout_pieces(
     """Run a program, and yield each piece of its stdout. Return its result without this output."""
     with (
         tempfile.TemporaryFile() as errors,
-        _started(argv, env, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
+        running(argv, env=env, stderr=errors.fileno()) as (process, output),
     ):
-        try:
-            while process.stdout and (data := process.stdout.read1()):  # type: ignore[attr-defined]
-                yield data
-        except BaseException:
-            process.terminate()
-            raise
+        while data := os.read(output.fileno(), _PIECE):
+            yield data
         process.wait()
         errors.seek(0)
         return Result(process.returncode, "", errors.read().decode(errors="replace"))
@@ -160,14 +150,20 @@ def run_for_bytes(
 
 @contextmanager
 def running(
-    argv: Sequence[str], *, env: Mapping[str, str]
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None,
+    cwd: Path | None = None,
+    stderr: int = subprocess.STDOUT,
+    has_terminal: bool = True,
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Run a program without a terminal. Yield (process, its stdout, which has its stderr, too).
+    """Run a program without input. Yield (process, its stdout). Default: it has its stderr, too.
 
-    An exception in the ``with`` body ends the program.
+    has_terminal: whether the program gets Ctrl-C itself, and can ask on the terminal. An exception in
+    the ``with`` body ends the program.
     """
     with _started(
-        argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, has_terminal=False
+        argv, env, stdin=subprocess.DEVNULL, stderr=stderr, cwd=cwd, has_terminal=has_terminal
     ) as process:
         try:
             yield process, cast(IO[bytes], process.stdout)
