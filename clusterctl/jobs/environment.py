@@ -47,8 +47,7 @@ def describe_pending_build(
     if spec.software.python.requirements is None:
         return ""
     node = NodePlatform.of(distribution)
-    packages = PackageList.read(spec.software.python.requirements, node)
-    lock = cached_lock(Requirements((packages,), job_lock(), node=node, gpus=has_gpus(spec)))
+    lock = cached_lock(Requirements.of_cluster(spec, spec.software.python.requirements, node))
     if lock is None:
         return "its packages are resolved again"
     if not lock.wheels or _is_there(transport, Environment(lock)):
@@ -100,26 +99,26 @@ class Environments:
             UsageError: the requirements can't be met.
             MachineError: an index can't be read, or wheels can't be stored on this machine.
         """
-        base = job_lock()
         node = NodePlatform.of(distribution)
         lock = None
         if inventory.python:
             node = NodePlatform(inventory.python, inventory.glibc_minor)
-        chosen = [] if inventory.requirements is None else [Path(inventory.requirements)]
-        lists = [PackageList.read(path, node) for path in chosen]
+        common = None
+        if inventory.requirements is not None:
+            common = Requirements.of_cluster(inventory, Path(inventory.requirements), node)
         if replayed:
             lock = self._replayed(replayed, node)
-        elif replayed is None and lists:
-            common = Requirements(tuple(lists), base, node=node, gpus=has_gpus(inventory))
+        elif replayed is None and common is not None:
             lock = self._resolve(common)
         if job is not None and job.requirements:
             held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
             gpus = has_gpus(inventory, partition)
             with suggesting_no_requirements():
-                lists.append(PackageList.read(job.requirements, node))
-                if not lists[-1].is_of_pip:
-                    self.report(lists[-1].summary)
-                lock = self._resolve(Requirements(tuple(lists), base, held, node, gpus))
+                own = PackageList.read(job.requirements, node)
+                if not own.is_of_pip:
+                    self.report(own.summary)
+                lists = (*(common.lists if common else ()), own)
+                lock = self._resolve(Requirements(lists, job_lock(), held, node, gpus))
         return Environment.of(inventory, lock if lock is not None and lock.wheels else None)
 
     def resolve_for_job(

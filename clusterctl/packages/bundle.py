@@ -23,10 +23,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl import __version__
 from clusterctl.errors import BundleError, Failure, ProvisionError, printable
-from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.os_packages import asked_packages, package_names
-from clusterctl.packages.project_files import PackageList, content_hash
+from clusterctl.packages.project_files import content_hash
 from clusterctl.packages.resolution import Requirements, store_lock
 from clusterctl.packages.wheelhouse import (
     Lock,
@@ -476,7 +475,4 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
                 wheel for wheel in Lock.read(text, {}).wheels if not wheel_path(wheel).is_file()
             ]
             bundle.copy([f"{WHEELS}/{wheel.file}" for wheel in missing], folder)
-            requirements = Requirements(
-                (PackageList.read(file, node),), job_lock(), node=node, gpus=has_gpus(spec)
-            )
-            store_lock(requirements, text, folder)
+            store_lock(Requirements.of_cluster(spec, file, node), text, folder)

@@ -12,7 +12,6 @@ from typing import Final
 from clusterctl import __version__
 from clusterctl.errors import UsageError
 from clusterctl.packages import bundle
-from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.bundle import (
     REPOSITORY,
     WHEELS,
@@ -23,7 +22,7 @@ from clusterctl.packages.bundle import (
 )
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
-from clusterctl.packages.project_files import PackageList, content_hash
+from clusterctl.packages.project_files import content_hash
 from clusterctl.packages.repository import RepositoryRequest, check, pack
 from clusterctl.packages.resolution import Requirements, resolve
 from clusterctl.packages.wheelhouse import Pip, cache_of_downloads, wheel_path, wheelhouse
@@ -110,10 +109,7 @@ def _wheels(
         report("downloading CuPy and CUDA's libraries")
         gpu = sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
     if (file := spec.software.python.requirements) is not None:
-        requirements = Requirements(
-            (PackageList.read(file, node),), job_lock(), node=node, gpus=has_gpus(spec)
-        )
-        lock = resolve(requirements, Pip(node, report))
+        lock = resolve(Requirements.of_cluster(spec, file, node), Pip(node, report))
         more = [wheel_path(wheel) for wheel in lock.wheels]
         sources[WHEELS_LOCK.format(distribution.release)] = lock.text.encode()
     system = System(

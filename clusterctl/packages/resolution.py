@@ -12,12 +12,12 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from packaging.utils import canonicalize_name
 
 from clusterctl.errors import ClusterctlError, Notice, UsageError
-from clusterctl.packages.accelerators import OtherBuilds, cpu_index, other_builds
+from clusterctl.packages.accelerators import OtherBuilds, cpu_index, has_gpus, other_builds
 from clusterctl.packages.index_failures import index_error
 from clusterctl.packages.locked_packages import lines_of
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
@@ -37,8 +37,12 @@ from clusterctl.packages.wheelhouse import (
     wheel_path,
 )
 from clusterctl.state.workspace import cache_home, write_atomic
-from clusterctl.util.assets import digest
+from clusterctl.util.assets import digest, job_lock
 from clusterctl.util.process import temporary_folder
+
+if TYPE_CHECKING:
+    from clusterctl.spec.models import ClusterSpec
+    from clusterctl.state.inventory import Inventory
 
 _LONGEST_REASON: Final = 2000
 _NOT_BUILT: Final = re.compile(r"Failed to (?:download and )?build `([\w.-]+)")
@@ -58,6 +62,17 @@ class Requirements:
     held: Mapping[str, str] = field(default_factory=dict)
     node: NodePlatform = DEFAULT_PLATFORM
     gpus: bool | None = None
+
+    @classmethod
+    def of_cluster(
+        cls, cluster: ClusterSpec | Inventory, file: Path, node: NodePlatform
+    ) -> Requirements:
+        """Return the input for the file that a cluster's spec names. Whoever resolves it, stores its
+        lock or looks for it has the same.
+
+        Raises UsageError, MachineError: as ``PackageList.read``.
+        """
+        return cls((PackageList.read(file, node),), job_lock(), node=node, gpus=has_gpus(cluster))
 
     @property
     def where(self) -> str:
