@@ -1,12 +1,12 @@
-"""Ansible callback plugin: also prints what happens as JSON, for clusterctl.
+"""Ansible callback plugin: prints events as JSON for clusterctl, besides the usual output.
 
 Each event is a line of its own in the output: the character RS (as in RFC 7464) and an object with `event`:
 
     start        pid: of Ansible
     ok, changed, failed, unreachable
-                 host, role ("" outside of roles), task, of: number of the play's hosts, result: what the
-                 module returned; of `ok` only its notes
-    end          ok: host -> number of tasks, changed: number of tasks that changed something, on all hosts
+                 host; role ("" outside of roles); task; of: the number of the play's hosts;
+                 result: what the module returned, but after `ok` only its notes
+    end          ok: host -> number of tasks; changed: number of tasks that changed something, on all hosts
 
 An ignored failure is no event. Ansible has removed results of tasks with `no_log` already.
 """

@@ -130,7 +130,8 @@ def _events(output: IO[bytes], log: IO[bytes]) -> Iterator[Event]:
         if line is None:
             # At its normal end, the process is dead for a moment. So it must be dead in two checks
             # in a row.
-            previous, dead_child = dead_child, pid and _dead_child(pid)
+            previous = dead_child
+            dead_child = _dead_child(pid) if pid is not None else None
             if dead_child is not None and dead_child == previous:
                 raise _lost()
             continue

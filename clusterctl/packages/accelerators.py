@@ -47,8 +47,8 @@ def cpu_index() -> str:
 def other_builds(
     versions: Mapping[str, str], *, gpus: bool | None, report: LineReporter
 ) -> OtherBuilds | None:
-    """Return what makes uv choose builds for CPUs on nodes without GPUs, and for CUDA on others. None:
-    it has chosen such builds.
+    """Return settings with which uv chooses CPU builds for nodes without GPUs, and CUDA builds for
+    others. None: uv has chosen such builds already.
 
     versions: of the packages that uv chose. gpus: whether the nodes have GPUs. None: it is unknown.
     report: called with a line about the choice.

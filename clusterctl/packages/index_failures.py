@@ -17,7 +17,7 @@ _LONGEST_REASON: Final = 1000
 
 
 def index_error(result: Result, traced: str, where: str) -> MachineError | None:
-    """Return the error that an index could not be read. None: uv read what it needed.
+    """Return an error if uv could not read a package index; None if uv read all that it needed.
 
     result, traced: of ``run_uv``. where: the list of packages. An index that refuses the login is an
     error even if another one has a package of the name. A request that failed is one only if uv did

@@ -54,8 +54,8 @@ def lines_of(
 ) -> list[str]:
     """Return the lines of a lock's packages, chosen for the nodes.
 
-    file: the lock, from whose folder relative paths start. names: extras and groups. project: the
-    folder of the project, whose packages are sent with the job. Default: that of ``file``.
+    file: the lock. Relative paths in it start from its folder. names: extras and groups. project:
+        the project's folder; packages in it are sent with the job. Default: the folder of ``file``.
 
     Raises:
         UsageError: the lock is malformed, has nothing for the nodes, or lacks a name.

@@ -1,6 +1,7 @@
 """The packages that a project's files declare: uv.lock, pylock.toml, pyproject.toml, a comment of a
-script (PEP 723), or a requirements file. uv reads them; here is what it does not decide: which file
-is the project's, whether its Python is the nodes', and what is said about the files of other tools.
+script (PEP 723), or a requirements file. uv reads them. This module decides what uv does not: which
+file belongs to a program, whether the nodes have the Python that it requires, and what to tell about
+files of other tools.
 """
 
 from __future__ import annotations
@@ -382,8 +383,7 @@ def _strings(value: object, file: Path) -> tuple[str, ...]:
 
 
 def _locked(file: Path, lines: Sequence[str], shown: Sequence[str]) -> PackageList:
-    summary = ", ".join([f"{file.name}: {counted(len(lines), 'package')}", *shown])
-    return PackageList(file, summary, lines=tuple(lines))
+    return PackageList(file, _summary(file, len(lines), shown), lines=tuple(lines))
 
 
 def _reject_other_python(required: object, file: Path, node: NodePlatform) -> None:
@@ -448,8 +448,8 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
 def _reject_stale(lock: Path, project: Mapping[str, Any]) -> None:
     """Raise a UsageError if a uv.lock was written when its project depended on something else.
 
-    The versions that uv chose are no sign of that: uv leaves out what no Python of the project needs,
-    and has versions of `override-dependencies`.
+    The locked versions don't show that: uv leaves out packages that no Python of the project needs,
+    and `override-dependencies` replaces versions.
     """
     table = _table(project, "project")
     own = canonicalize_name(str(table.get("name", "")))
@@ -499,7 +499,7 @@ def _of_pyproject(file: Path, names: Sequence[str], node: NodePlatform) -> Packa
     included = _dynamic(file, content)
     # uv would run the program that builds the package.
     if included and extras:
-        raise _computed(file, "extras of such a project")
+        raise _computed(file, "the packages of its extras")
     return PackageList(
         file,
         _summary(file, len(lines), _described(extras, groups)),
@@ -562,7 +562,7 @@ def _dynamic(file: Path, content: Mapping[str, Any]) -> tuple[Path, ...]:
 
 def _computed(file: Path, what: str) -> UsageError:
     return UsageError(
-        f"pyproject.toml leaves {what} to a program that builds the package",
+        f"only a build of the package tells {what}",
         code="dependencies-computed",
         where=str(file),
         why="`dynamic` lists dependencies",

@@ -77,7 +77,7 @@ def pure_wheel(line: str, options: Sequence[str], report: LineReporter) -> Path:
 
 
 def _cause(output: str) -> str:
-    """Return the end of what a build printed, without the calls of a traceback."""
+    """Return the last lines that a build printed, without the stack of a traceback."""
     parts = _OUTPUT.findall(output)
     lines = textwrap.dedent(parts[-1] if parts else output).splitlines()
     return "\n".join([line for line in lines if line[:1].strip()][-_SHOWN_LINES:])

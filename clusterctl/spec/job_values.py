@@ -179,7 +179,8 @@ def _image(value: str, info: ValidationInfo) -> str:
         return value
     try:
         local = (folder_of(info) / value).expanduser().absolute()
-        is_file, is_folder = local.is_file(), local.is_dir()
+        is_file = local.is_file()
+        is_folder = local.is_dir()
     except (OSError, ValueError, RuntimeError):
         # No file can have this name, or the user of ~user does not exist.
         is_file = is_folder = False
