@@ -1,6 +1,7 @@
-"""The proof that jobs of the job user find what they need: their folder, their Python and their log.
+"""The proof that jobs of the job user find what they need: their folder and their log.
 
-The MPI job of the verification runs as the admin user, who may use the hidden partition.
+The MPI job of the verification runs as the admin user, who may use the hidden partition. That users
+can run the jobs' Python is a check of each node's health program.
 """
 
 from __future__ import annotations
@@ -10,18 +11,14 @@ from typing import Final
 
 from clusterctl.errors import ClusterctlError, VerifyError
 from clusterctl.jobs.submit import new_token, reject_other_paths
-from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
-from clusterctl.state.inventory import Inventory
 from clusterctl.transport.base import Connect, Transport, as_user, remove_folder
 from clusterctl.transport.put import Sent, Upload, store_of
 from clusterctl.util.process import call_on_hosts, parallel_map
 
 _TIMEOUT_S: Final = 60.0
-# Arguments: the job's folder, the jobs' Python, the name of the host. Writes HOST.log to the folder.
-_WRITE_LOG: Final = """
-cd -- "$1" && "$2" -I -c 'import sys; print(sys.argv[1])' "$3" >"$3.log"
-"""
+# Arguments: the job's folder, the name of the host. Writes HOST.log to the folder.
+_WRITE_LOG: Final = 'cd -- "$1" && printf "%s\\n" "$2" >"$2.log"'
 
 
 def prove_job_user(session: Session, to: Connect, nodes: Sequence[str]) -> None:
@@ -38,7 +35,7 @@ def prove_job_user(session: Session, to: Connect, nodes: Sequence[str]) -> None:
     try:
         folder = _create_folder(session, others)
         try:
-            _write_logs(session.inventory, to, folder, nodes)
+            _write_logs(user, to, folder, nodes)
             _fetch_logs(session, folder, nodes)
         finally:
             remove_folder((session.transport, *others), folder)
@@ -73,11 +70,9 @@ def _create_folder(session: Session, others: Sequence[Transport]) -> str:
     return sent.folder
 
 
-def _write_logs(inventory: Inventory, to: Connect, folder: str, nodes: Sequence[str]) -> None:
-    python = f"{Environment(root=inventory.root).base}/bin/python"
-
+def _write_logs(user: str, to: Connect, folder: str, nodes: Sequence[str]) -> None:
     def write(host: str) -> None:
-        words = (*as_user(inventory.job_user), "sh", "-c", _WRITE_LOG, "sh", folder, python, host)
+        words = (*as_user(user), "sh", "-c", _WRITE_LOG, "sh", folder, host)
         to(host).run(words, timeout_s=_TIMEOUT_S)
 
     _, failed = call_on_hosts(nodes, write)

@@ -4,7 +4,6 @@ they ran.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -296,19 +295,9 @@ class AsUser(ApartNode):
         return super()._local_command(argv[5:])
 
 
-@pytest.fixture
-def proven(apart: Session, tmp_path: Path) -> Session:
-    """The played cluster, with the Python of jobs."""
-    python = tmp_path / "root/env/bin/python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
-    inventory = replace(apart.inventory, root=str(tmp_path / "root"))
-    return replace(apart, site=site_of(inventory))
-
-
-@pytest.mark.parametrize("fault", ["", "home", "path", "python"])
+@pytest.mark.parametrize("fault", ["", "home", "path"])
 def test_proof_of_the_job_user_names_what_its_jobs_would_lack(
-    proven: Session,
+    apart: Session,
     cluster: PlayedCluster,
     nodes: dict[str, ApartNode],
     tmp_path: Path,
@@ -319,14 +308,12 @@ def test_proof_of_the_job_user_names_what_its_jobs_would_lack(
         node.__dict__.update(nodes[host].__dict__)
         return node
 
-    session = proven
+    session = apart
     if fault == "home":
         (nodes["n2"].home / "clusterctl").write_text("no folder")
     if fault == "path":
         other = OtherHome(cluster, tmp_path / "srv/n2")
-        session = replace(proven, nodes={**nodes, "n2": other})
-    if fault == "python":
-        (tmp_path / "root/env/bin/python").unlink()
+        session = replace(apart, nodes={**nodes, "n2": other})
     if not fault:
         prove_job_user(session, to, ["n1", "n2"])
     else:
