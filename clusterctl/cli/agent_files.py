@@ -52,7 +52,7 @@ def require_files(verb: str, words: Sequence[str], folders: Folders, limits: Age
     """
     from clusterctl.jobs.prepare import reads_packages_beside
     from clusterctl.jobs.source import source_of
-    from clusterctl.packages.project_files import find_package_file
+    from clusterctl.packages.package_files import find_package_file
     from clusterctl.scheduler.request import Request
 
     for job in _jobs(verb, words, folders, limits):

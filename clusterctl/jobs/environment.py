@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import CommandError, Notice, UsageError
 from clusterctl.packages.accelerators import cpu_index, has_gpus
 from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.package_files import suggesting_no_requirements
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.remote_environment import BUILD_S, WAIT_S, build_environment, lines_of
 from clusterctl.packages.resolution import Requirements, cached_lock, resolve
@@ -19,7 +19,6 @@ from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.job_options import JobOptions
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_spec, planned_distribution
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
@@ -29,6 +28,9 @@ from clusterctl.util.assets import job_lock
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import Result, temporary_folder
 from clusterctl.util.progress import SILENT, LineReporter
+
+if TYPE_CHECKING:
+    from clusterctl.spec.models import ClusterSpec
 
 _PREFIX: Final = (Path(__file__).parent / "remote_prefix.sh").read_text(encoding="utf-8")
 _FETCH: Final = (Path(__file__).parent / "remote_fetch.sh").read_text(encoding="utf-8")
@@ -54,18 +56,6 @@ def describe_pending_build(
         return ""
     verb = "is" if len(lock.wheels) == 1 else "are"
     return f"{counted(len(lock.wheels), 'package')} {verb} installed"
-
-
-@contextmanager
-def suggesting_no_requirements() -> Iterator[None]:
-    """Add to the fix of a UsageError that a job can be submitted without the packages of a file, which
-    the user may not have named.
-    """
-    try:
-        yield
-    except UsageError as exc:
-        exc.fix += "; --requirements none submits the job without these packages"
-        raise
 
 
 @dataclass(frozen=True, slots=True)

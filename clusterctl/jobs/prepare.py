@@ -42,6 +42,7 @@ from clusterctl.jobs.submit import (
     reject_local_files,
     start_receiver,
 )
+from clusterctl.packages.package_files import find_package_file, suggesting_no_requirements
 from clusterctl.scheduler.base import Outcome, refusing_wrong_ids, worst_job
 from clusterctl.scheduler.job_checks import unfit_foreign_lines
 from clusterctl.scheduler.request import IN_TURN, Request
@@ -361,16 +362,15 @@ class Preparer:
             return job
         if not job.requirements and not reads_packages_beside(job):
             return job
-        # Most jobs have no packages.
-        from clusterctl.jobs.environment import suggesting_no_requirements  # noqa: PLC0415
-        from clusterctl.packages import project_files  # noqa: PLC0415
-
         file = job.requirements or None
         with suggesting_no_requirements():
             if reads_packages_beside(job):
                 file = self._found_packages(job, job.script, inventory)
             if file is None:
                 return job
+            # Most jobs have no packages.
+            from clusterctl.packages import project_files  # noqa: PLC0415
+
             members = [root.resolve() for root in project_files.member_roots(file)]
         if note := project_files.note_of_unread_lock(file):
             self._notes([note])
@@ -384,12 +384,12 @@ class Preparer:
         """Return the file beside a Python program that lists its packages, and note it. None: there is
         no such file, pip can't install what it lists, or all jobs have its packages.
         """
-        from clusterctl.packages import project_files  # noqa: PLC0415 - as above
-
-        file = project_files.find_package_file(script, job.place.folder)
+        file = find_package_file(script, job.place.folder)
         common = inventory.requirements
         if file is None or (common and file == Path(os.path.realpath(common))):
             return None
+        from clusterctl.packages import project_files  # noqa: PLC0415 - as above
+
         if error := project_files.unsupported_packages(file):
             text = f"the packages of {file.name} are not installed: {error.why}; {error.fix}"
             self._notes([Notice("packages-not-installed", text)])

@@ -21,16 +21,7 @@ from packaging.pylock import (
 
 from clusterctl.errors import UsageError
 from clusterctl.packages.node_platform import NodePlatform
-
-
-def malformed(file: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{file.name} can't be read as a list of packages",
-        code="packages-malformed",
-        where=str(file),
-        why=why,
-        fix="correct the file",
-    )
+from clusterctl.packages.package_files import malformed
 
 
 def unknown_extra(file: Path, name: str, known: Collection[str]) -> UsageError:

@@ -22,38 +22,31 @@ from packaging.utils import canonicalize_name
 
 from clusterctl.errors import Notice, UsageError
 from clusterctl.packages.index_failures import index_error
-from clusterctl.packages.locked_packages import lines_of, malformed, unknown_extra
+from clusterctl.packages.locked_packages import lines_of, unknown_extra
 from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.package_files import (
+    CONDA,
+    OF_OTHERS,
+    is_dynamic,
+    malformed,
+    strings_of,
+    table_of,
+    text_of,
+    toml_of,
+)
 from clusterctl.packages.requirement_files import (
     INDEX_URL,
     OF_TOOLS,
     OPTION,
     contents_of,
-    decoded,
-    read_requirements,
 )
 from clusterctl.packages.uv_program import run_uv
-from clusterctl.spec.program import head_of, script_block
+from clusterctl.spec.program import script_block
 from clusterctl.util.assets import digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT
 
-# The files in a project's folder that are looked for, the first of which counts.
-_LOOKED_FOR: Final = (
-    "uv.lock",
-    "pylock.toml",
-    "requirements.txt",
-    "pyproject.toml",
-    "environment.yml",
-    "environment.yaml",
-    "Pipfile",
-    "setup.cfg",
-    "setup.py",
-)
-# Those of them that only another tool reads -> the tool.
-_OF_OTHERS: Final = {"Pipfile": "Pipenv", "setup.cfg": "setuptools", "setup.py": "setuptools"}
 _LOCKS_OF_OTHERS: Final = ("poetry.lock", "pdm.lock")
-_CONDA: Final = frozenset({"environment.yml", "environment.yaml"})
 # Keys of a requirement in a uv.lock that say where its package is, in place of versions.
 _PLACES: Final = frozenset({"url", "git", "path", "directory", "editable", "virtual"})
 # FILE[NAME,...] chooses extras and dependency groups.
@@ -94,7 +87,7 @@ class PackageList:
         if _is_of_uv(file):
             return _of_uv(file, names, node)
         if is_valid_pylock_path(file):
-            return _locked(file, lines_of(_toml(file), file, node, names), names)
+            return _locked(file, lines_of(toml_of(file), file, node, names), names)
         if file.name == "pyproject.toml":
             return _of_pyproject(file, names, node)
         if names:
@@ -107,7 +100,7 @@ class PackageList:
             )
         if file.suffix == ".py":
             return _of_script(file, node)
-        if file.name in _CONDA:
+        if file.name in CONDA:
             raise _conda_error(file)
         return cls(file, str(file))
 
@@ -176,7 +169,7 @@ def _contents(file: Path) -> Iterator[bytes]:
     if is_of_pip(file):
         yield from (part for pair in contents_of(file) for part in pair)
     else:
-        yield _text(file).encode()
+        yield text_of(file).encode()
 
 
 def _from_folder(option: str, value: str, folder: Path) -> str:
@@ -189,7 +182,7 @@ def _from_folder(option: str, value: str, folder: Path) -> str:
 
 def is_of_pip(file: Path) -> bool:
     """Return whether a file has pip's own format, by its name."""
-    others = {"pyproject.toml", *_CONDA}
+    others = {"pyproject.toml", *CONDA}
     is_lock = _is_of_uv(file) or is_valid_pylock_path(file)
     return not is_lock and file.name not in others and file.suffix != ".py"
 
@@ -197,27 +190,6 @@ def is_of_pip(file: Path) -> bool:
 def _is_of_uv(file: Path) -> bool:
     """Return whether a file is a lock of uv, for a project or for a script."""
     return file.name == "uv.lock" or file.name.endswith(".py.lock")
-
-
-def find_package_file(script: Path, top: Path) -> Path | None:
-    """Return the file that lists the packages of a Python program. None: there is no such file.
-
-    It is the program itself if it has a comment `# /// script`; otherwise the first of
-    ``_LOOKED_FOR`` in the nearest folder that has one, from the program's folder up to ``top``.
-    The path has no symbolic links to folders, so that ``top`` is found on the way up.
-    """
-    top = top.resolve()
-    script = script.parent.resolve() / script.name
-    lock = script.with_name(f"{script.name}.lock")
-    if script_block(script, head_of(script)) is not None:
-        return lock if lock.is_file() else script
-    for folder in (script.parent, *script.parent.parents):
-        if not folder.is_relative_to(top):
-            break
-        for name in _LOOKED_FOR:
-            if (folder / name).is_file() and _lists_packages(folder / name):
-                return folder / name
-    return None
 
 
 def note_of_unread_lock(file: Path) -> Notice | None:
@@ -238,20 +210,20 @@ def note_of_unread_lock(file: Path) -> Notice | None:
 
 def unsupported_packages(file: Path) -> UsageError | None:
     """Return why pip can't install what a file lists, and the fix. None: it can."""
-    if file.name in _CONDA:
+    if file.name in CONDA:
         return _conda_error(file)
-    if file.name in _OF_OTHERS:
+    if file.name in OF_OTHERS:
         return UsageError(
             f"{file} is not a requirements file",
             code="not-requirements",
             where=str(file),
-            why=f"only {_OF_OTHERS[file.name]} reads {file.name}",
+            why=f"only {OF_OTHERS[file.name]} reads {file.name}",
             fix=f"write requirements.txt with `{OF_TOOLS[file.name]}`, and use --requirements "
             "requirements.txt",
         )
     if file.name == "pyproject.toml":
-        content = _toml(file)
-        if not _table(content, "project") and not _table(content, "dependency-groups"):
+        content = toml_of(file)
+        if not table_of(content, "project") and not table_of(content, "dependency-groups"):
             return _without_project(file, content)
     return None
 
@@ -266,10 +238,10 @@ def choices_of(choice: Path) -> Mapping[str, str]:
     project = file.with_name("pyproject.toml")
     if file.name not in ("uv.lock", "pyproject.toml") or not project.is_file():
         return {}
-    content = _toml(project)
+    content = toml_of(project)
     tables = {
-        **_table(content, "project", "optional-dependencies"),
-        **_table(content, "dependency-groups"),
+        **table_of(content, "project", "optional-dependencies"),
+        **table_of(content, "dependency-groups"),
     }
     return {
         _name(line, project): f"{str(choice)[:-1]},{name}]" if names else f"{choice}[{name}]"
@@ -289,7 +261,7 @@ def member_roots(file: Path) -> Iterator[Path]:
     if file.name != "uv.lock":
         return
     for package in _locked_by_uv(file):
-        source = _table(package, "source")
+        source = table_of(package, "source")
         folder = source.get("editable") or source.get("directory")
         if isinstance(folder, str):
             place = Path(os.path.normpath(file.parent / folder))
@@ -309,31 +281,6 @@ def _split(choice: Path) -> tuple[Path, tuple[str, ...]]:
     return Path(match["file"]).absolute(), names
 
 
-def _lists_packages(file: Path) -> bool:
-    """Return whether a file that was found lists packages, as its only purpose may be another."""
-    try:
-        if file.name == "pyproject.toml":
-            content = _toml(file)
-            project = _table(content, "project")
-            is_poetry = "dependencies" in _table(content, "tool", "poetry")
-            return bool(project.get("dependencies")) or _is_dynamic(project, file) or is_poetry
-        if file.name == "requirements.txt":
-            return any(True for _ in read_requirements(file))
-        if file.name in _CONDA:
-            # Other programs have files of this name.
-            return re.search(r"^dependencies\s*:", _text(file), re.MULTILINE) is not None
-        if file.name == "Pipfile":
-            return bool(_table(_toml(file), "packages"))
-        if file.name in _OF_OTHERS:
-            return (
-                re.search(r"^[^#\n]*\binstall_requires\s*=", _text(file), re.MULTILINE) is not None
-            )
-    except UsageError:
-        # Reading the file again shows the error.
-        return True
-    return True
-
-
 def content_of(file: Path) -> Mapping[str, Any]:
     """Return what a list of packages in another format than pip's has. Empty: it has nothing.
 
@@ -341,45 +288,7 @@ def content_of(file: Path) -> Mapping[str, Any]:
     """
     if file.suffix == ".py":
         return _script(file) or {}
-    return {} if file.name in _CONDA else _toml(file)
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    text = _text(file)
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise malformed(file, str(exc)) from exc
-
-
-def _text(file: Path) -> str:
-    try:
-        raw = file.read_bytes()
-    except (OSError, ValueError) as exc:
-        # A path with a null byte raises a ValueError.
-        raise UsageError(
-            f"the file {file} can't be read",
-            code="file-unreadable",
-            why=getattr(exc, "strerror", None) or str(exc),
-            fix="pass a file that lists packages: requirements.txt, pyproject.toml, uv.lock, "
-            "pylock.toml or a script with a comment `# /// script`",
-        ) from exc
-    return decoded(raw, file)
-
-
-def _table(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """Return a table of a TOML file. Empty: there is no such table."""
-    for key in keys:
-        value = content.get(key)
-        content = value if isinstance(value, Mapping) else {}
-    return content
-
-
-def _strings(value: object, file: Path) -> tuple[str, ...]:
-    """Return a list of a file. A text is not a list of its letters."""
-    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
-        return tuple(value)
-    raise malformed(file, f"a list of texts is needed, not {value!r:.80}")
+    return {} if file.name in CONDA else toml_of(file)
 
 
 def _locked(file: Path, lines: Sequence[str], shown: Sequence[str]) -> PackageList:
@@ -417,7 +326,7 @@ def _of_uv(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
     if is_script and names:
         raise unknown_extra(file, names[0], ())
     if not is_script:
-        project = _toml(file.with_name("pyproject.toml"))
+        project = toml_of(file.with_name("pyproject.toml"))
         extras, groups = _chosen(file.with_name("pyproject.toml"), project, names)
         options += ["--no-default-groups", "--no-emit-project"]
         options += [word for extra in extras for word in ("--extra", extra)]
@@ -451,14 +360,14 @@ def _reject_stale(lock: Path, project: Mapping[str, Any]) -> None:
     The locked versions don't show that: uv leaves out packages that no Python of the project needs,
     and `override-dependencies` replaces versions.
     """
-    table = _table(project, "project")
+    table = table_of(project, "project")
     own = canonicalize_name(str(table.get("name", "")))
     packages = (one for one in _locked_by_uv(lock) if one.get("name") == own)
-    metadata = _table(next(packages, {}), "metadata")
+    metadata = table_of(next(packages, {}), "metadata")
     known = [
         one for one in metadata.get("requires-dist", ()) if "extra ==" not in str(one.get("marker"))
     ]
-    declared = _strings(table.get("dependencies", ()), lock)
+    declared = strings_of(table.get("dependencies", ()), lock)
     for needed in (_requirement(line, lock) for line in declared):
         name = canonicalize_name(needed.name)
         if not any(one.get("name") == name and _is_same(one, needed.specifier) for one in known):
@@ -479,7 +388,7 @@ def _is_same(locked: Mapping[str, Any], specifier: SpecifierSet) -> bool:
 
 def _locked_by_uv(lock: Path) -> Sequence[Mapping[str, Any]]:
     """Return the tables `[[package]]` of a lock of uv."""
-    packages = _toml(lock).get("package", [])
+    packages = toml_of(lock).get("package", [])
     if not isinstance(packages, list) or not all(isinstance(one, Mapping) for one in packages):
         raise malformed(lock, f"tables [[package]] are needed, not {packages!r:.80}")
     return packages
@@ -489,13 +398,13 @@ def _locked_by_uv(lock: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _of_pyproject(file: Path, names: Sequence[str], node: NodePlatform) -> PackageList:
-    content = _toml(file)
-    project = _table(content, "project")
+    content = toml_of(file)
+    project = table_of(content, "project")
     if error := unsupported_packages(file):
         raise error
     _reject_other_python(project.get("requires-python"), file, node)
     extras, groups = _chosen(file, content, names)
-    lines = _strings(project.get("dependencies", ()), file)
+    lines = strings_of(project.get("dependencies", ()), file)
     included = _dynamic(file, content)
     # uv would run the program that builds the package.
     if included and extras:
@@ -516,7 +425,7 @@ def _summary(file: Path, number: int, chosen: Sequence[str]) -> str:
 
 
 def _has_indexes(content: Mapping[str, Any]) -> bool:
-    table = _table(content, "tool", "uv")
+    table = table_of(content, "tool", "uv")
     return any(
         table.get(name) for name in ("index", "index-url", "extra-index-url", "index-strategy")
     )
@@ -528,15 +437,15 @@ def _chosen(
     """Return the extras and the dependency groups that a user chose; by default, the groups that
     uv installs by default if the project sets them.
     """
-    known_extras = _table(content, "project", "optional-dependencies")
-    known_groups = _table(content, "dependency-groups")
+    known_extras = table_of(content, "project", "optional-dependencies")
+    known_groups = table_of(content, "dependency-groups")
     extras = [name for name in names if name in known_extras]
     groups = [name for name in names if name in known_groups]
     for name in names:
         if name not in {*extras, *groups}:
             raise unknown_extra(file, name, {*known_extras, *known_groups})
-    defaults = _table(content, "tool", "uv").get("default-groups", ())
-    chosen = known_groups if defaults == "all" else _strings(defaults, file)
+    defaults = table_of(content, "tool", "uv").get("default-groups", ())
+    chosen = known_groups if defaults == "all" else strings_of(defaults, file)
     return extras, list(dict.fromkeys([*groups, *chosen]))
 
 
@@ -544,17 +453,13 @@ def _described(extras: Sequence[str], groups: Sequence[str]) -> list[str]:
     return [*(f"extra {name}" for name in extras), *(f"group {name}" for name in groups)]
 
 
-def _is_dynamic(project: Mapping[str, Any], file: Path) -> bool:
-    return "dependencies" in _strings(project.get("dynamic", ()), file)
-
-
 def _dynamic(file: Path, content: Mapping[str, Any]) -> tuple[Path, ...]:
     """Return the files that have a project's packages in place of pyproject.toml."""
-    if not _is_dynamic(_table(content, "project"), file):
+    if not is_dynamic(table_of(content, "project"), file):
         return ()
-    table = _table(content, "tool", "setuptools", "dynamic", "dependencies")
+    table = table_of(content, "tool", "setuptools", "dynamic", "dependencies")
     listed = table.get("file", ())
-    names = (listed,) if isinstance(listed, str) else _strings(listed, file)
+    names = (listed,) if isinstance(listed, str) else strings_of(listed, file)
     if not names:
         raise _computed(file, "its dependencies")
     return tuple(file.parent / name for name in names)
@@ -572,7 +477,7 @@ def _computed(file: Path, what: str) -> UsageError:
 
 
 def _without_project(file: Path, content: Mapping[str, Any]) -> UsageError:
-    poetry = bool(_table(content, "tool", "poetry"))
+    poetry = bool(table_of(content, "tool", "poetry"))
     command = (
         "poetry export --without-hashes -o requirements.txt"
         if poetry
@@ -610,13 +515,13 @@ def _of_script(file: Path, node: NodePlatform) -> PackageList:
             why="uv reads the indexes of a script only to lock it",
             fix=f"run `uv lock --script {file.name}`: clusterctl reads the lock",
         )
-    lines = _strings(content.get("dependencies", ()), file)
+    lines = strings_of(content.get("dependencies", ()), file)
     return PackageList(file, _summary(file, len(lines), ()))
 
 
 def _script(file: Path) -> dict[str, Any] | None:
     """Return the content of a program's comment `# /// script`. None: it has none."""
-    block = script_block(file, _text(file).split("\n"))
+    block = script_block(file, text_of(file).split("\n"))
     try:
         return None if block is None else tomllib.loads(block)
     except tomllib.TOMLDecodeError as exc:

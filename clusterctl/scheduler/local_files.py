@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
-from clusterctl.packages.project_files import (
-    choices_of,
-    find_package_file,
-    unsupported_packages,
-)
+from clusterctl.packages.package_files import find_package_file
+from clusterctl.packages.project_files import choices_of, unsupported_packages
 from clusterctl.scheduler.facts import Here, Packages
 from clusterctl.spec.program import holds_package, import_roots, repository_of
 from clusterctl.state.ledger import PROGRAM_FOLDER

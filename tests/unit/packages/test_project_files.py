@@ -8,10 +8,10 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.packages.node_platform import NodePlatform
+from clusterctl.packages.package_files import find_package_file
 from clusterctl.packages.project_files import (
     PackageList,
     content_hash,
-    find_package_file,
     member_roots,
     unsupported_packages,
 )
