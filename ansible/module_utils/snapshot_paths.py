@@ -245,10 +245,16 @@ def _is_person(uid: int) -> bool:
 
 
 def _remove_block(lines: list[bytes], block: list[bytes]) -> list[bytes]:
-    """Return the lines without a block of lines. If they are not together, remove each line of it
-    once.
+    """Return the lines without a block of lines. If the block has no markers BEGIN and END and its
+    lines are not together, remove each line of it once.
     """
     size = len(block)
+    # Lines between markers are the cluster's, whatever they are; without markers, no line is.
+    if block[0].startswith(b"# BEGIN") and block[-1].startswith(b"# END"):
+        if block[0] not in lines or block[-1] not in lines[lines.index(block[0]) :]:
+            return lines
+        start = lines.index(block[0])
+        return lines[:start] + lines[lines.index(block[-1], start) + 1 :]
     for start in range(len(lines) - size + 1):
         if lines[start : start + size] == block:
             return lines[:start] + lines[start + size :]

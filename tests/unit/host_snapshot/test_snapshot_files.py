@@ -186,6 +186,22 @@ def test_restore_keeps_foreign_lines_in_a_shared_file(
     assert result["clusterctl_notes"] == []
 
 
+@pytest.mark.parametrize("block", ["", "# BEGIN\n10.0.0.3 ctl\n# END\n"])
+def test_restore_keeps_an_owners_line_that_equals_one_of_the_cluster(
+    snapshot: Snapshot, etc: Path, block: str
+) -> None:
+    """Someone else has removed or changed the cluster's block in the file."""
+    hosts = etc / "hosts"
+    owners = "127.0.0.1 localhost\n10.0.0.1 ctl\n"
+    hosts.write_text(owners)
+    snapshot("recorded", files=[str(hosts)])
+    hosts.write_text(f"{owners}# BEGIN\n10.0.0.1 ctl\n# END\n")
+    snapshot("sealed", files=[str(hosts)])
+    hosts.write_text(f"{owners}{block}")
+    snapshot("restored")
+    assert hosts.read_text() == owners
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["one up", "another up after"])
 def test_restore_leaves_files_that_up_did_not_change(
     snapshot: Snapshot, etc: Path, again: bool
