@@ -120,7 +120,9 @@ def down(
     consequence = (
         "and restore its machines" if workspace.adopts_hosts else "with all data on its nodes"
     )
-    screen.confirm(f"remove cluster {name!r} {consequence}?", yes=yes)
+    # An unfinished `down` has asked already.
+    is_begun = workspace.removing.exists()
+    screen.confirm(f"remove cluster {name!r} {consequence}?", yes=yes or is_begun)
     phases = Phases(screen)
     screen.partial_answer = {"runs": []}
 

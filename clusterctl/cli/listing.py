@@ -40,7 +40,7 @@ def list_(screen: Screen) -> None:
     """List your clusters, kept storage, and orphans on this machine.
 
     States: `up`; `unfinished` and `damaged` (finish or repair it with `clusterctl up`, or remove it with
-    `clusterctl down`); `elsewhere` (created
+    `clusterctl down`); `leaving` (its `down` did not finish: run it again); `elsewhere` (created
     with another CLUSTERCTL_HOME); `orphaned` (without records; remove it with `clusterctl orphans
     remove`).
     """
@@ -114,7 +114,11 @@ def _recorded_clusters() -> Iterator[_Listed]:
             provider = spec.provider.type
             cost = provider_of(spec.provider).recorded_cost(spec, workspace)
         yield _Listed(
-            folder.parent.name, provider, "unfinished", str(folder.parent), usd_per_hour=cost
+            folder.parent.name,
+            provider,
+            "leaving" if workspace.removing.exists() else "unfinished",
+            str(folder.parent),
+            usd_per_hour=cost,
         )
     for path in sorted(state_home().glob("[!.]*/hosts.json")):
         where = str(path.parent)
@@ -126,13 +130,19 @@ def _recorded_clusters() -> Iterator[_Listed]:
         yield _Listed(
             inventory.cluster,
             inventory.provider,
-            "up" if Workspace(path.parent).is_configured else "unfinished",
+            _state_of(Workspace(path.parent)),
             where,
             # An attached cluster has no hosts but its login.
             len({node for partition in inventory.partitions for node in partition.nodes}),
             inventory.cluster_id,
             inventory.usd_per_hour,
         )
+
+
+def _state_of(workspace: Workspace) -> str:
+    if workspace.removing.exists():
+        return "leaving"
+    return "up" if workspace.is_configured else "unfinished"
 
 
 def _unrecorded_clusters(recorded_ids: set[str | None]) -> Iterator[_Listed]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from clusterctl.cluster.phases import PhaseResult, PhaseRunner
 from clusterctl.errors import (
     ClusterctlError,
-    MachineError,
     SchedulerError,
     TransportError,
     UsageError,
@@ -25,10 +24,11 @@ from clusterctl.scheduler.base import JobInfo, Jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
 from clusterctl.state.ledger import JobEntry, Ledger
-from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.state.removal import BegunRemoval, begun_removal, record_removal
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.disk import append_line, read_rows
+from clusterctl.util.disk import append_line
 from clusterctl.util.process import call_on_hosts
 
 if TYPE_CHECKING:
@@ -209,15 +209,25 @@ def all_answer(workspace: Workspace) -> bool:
     return not silent
 
 
-def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
-    """Record, before the removal, that the cluster is being removed, and the files to be lost.
+def note_removal(
+    workspace: Workspace,
+    lost: OnlyCopies,
+    discarded: Collection[JobEntry] = (),
+    *,
+    discard: bool = False,
+) -> None:
+    """Record, before the removal, that the cluster is being removed, and what may be lost.
 
-    If all hosts could be searched for files, another `down` within an hour works even if hosts
-    don't answer.
+    discarded: the submissions with runs to delete instead of collect. discard: the user agreed to
+    lose everything. The next `down` asks about neither again. If all hosts could be searched for
+    files, another `down` within an hour works even if hosts don't answer.
     """
-    looked_at = None if lost.unknown else _last_check_time(workspace) or time.time()
-    with suppress(MachineError):
-        write_atomic(workspace.removing, json.dumps({"looked_at": looked_at}))
+    begun = begun_removal(workspace) or BegunRemoval()
+    looked_at = None if lost.unknown else begun.looked_at or time.time()
+    tokens = tuple(entry.token for entry in discarded)
+    record_removal(
+        workspace, replace(begun, looked_at=looked_at, discard=discard, discarded=tokens)
+    )
     note_discarded(workspace, lost.lines)
 
 
@@ -229,16 +239,15 @@ def note_discarded(workspace: Workspace, lines: Sequence[str]) -> None:
             append_line(workspace.root.parent / DISCARDED, json.dumps(row))
 
 
-def _last_check_time(workspace: Workspace) -> float:
-    looked_at = next(read_rows(workspace.removing), {}).get("looked_at")
-    return float(looked_at) if isinstance(looked_at, int | float) else 0.0
-
-
 def _checked_recently(workspace: Workspace) -> bool:
     """Return whether a `down` searched all hosts recently, and no job was submitted since."""
-    looked_at = _last_check_time(workspace)
-    latest = max((entry.submitted_at for entry in Ledger(workspace.jobs).entries()), default=0.0)
-    return latest < looked_at <= time.time() < looked_at + LOOK_VALID_S
+    begun = begun_removal(workspace)
+    looked_at = (begun and begun.looked_at) or 0.0
+    return _last_submission(workspace) < looked_at <= time.time() < looked_at + LOOK_VALID_S
+
+
+def _last_submission(workspace: Workspace) -> float:
+    return max((entry.submitted_at for entry in Ledger(workspace.jobs).entries()), default=0.0)
 
 
 def _summary(copies: OnlyCopies) -> str:

@@ -19,6 +19,7 @@ from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import applied_spec, job_inventory
+from clusterctl.state.removal import leaving_error
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import start_in_thread
@@ -72,6 +73,8 @@ def status_of(workspace: Workspace) -> Status:
     else SchedulerError or TransportError.
     """
     with naming_lock_holder(workspace):
+        if (leaving := leaving_error(workspace)) is not None:
+            raise leaving
         site = site_of(job_inventory(workspace))
         with connections_of(site, workspace) as connections:
             # Only the job user can read the files of its jobs.

@@ -30,6 +30,7 @@ from clusterctl.spec.names import (
     is_cluster_name,
 )
 from clusterctl.state.ledger import Ledger
+from clusterctl.state.removal import leaving_error
 from clusterctl.state.run_names import cluster_of, is_id
 from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.progress import SILENT, LineReporter
@@ -224,7 +225,7 @@ def _known_workspace(path: Path) -> Workspace | None:
 @contextmanager
 def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
     """If the `with` block fails while another clusterctl process holds the cluster's lock, raise
-    LockedError. If no `up` of the cluster has finished, raise NotUpError.
+    LockedError. If no `up` of the cluster has finished, or its `down` has not, raise NotUpError.
 
     The errors name the probable reason why the cluster does not answer.
     """
@@ -235,6 +236,8 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
         if exc.had_side_effects:
             raise
         if worker is None:
+            if (leaving := leaving_error(workspace)) is not None:
+                raise leaving from exc
             if isinstance(exc, NotUpError) or workspace.is_configured:
                 raise
             raise NotUpError(

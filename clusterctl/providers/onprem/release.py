@@ -51,6 +51,7 @@ from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.removal import record_released
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect
 from clusterctl.transport.openssh import write_ssh_files
@@ -85,6 +86,7 @@ def release_all(login: Login, cluster_id: str) -> None:
     is_ours_by_host, failed = call_on_hosts(names, lambda host: _is_ours(host, login, claim))
     ours = [host for host, is_ours in is_ours_by_host.items() if is_ours]
     released, account_failures = _release(ours, inventory, claim, login)
+    record_released(login.workspace, [*set(names).difference(failed, ours), *released])
     for host in released:
         login.prompts.reporter.progress(HostStep(host, "released", len(names)))
     raise_failures({**failed, **account_failures}, summary=NOT_RELEASED, then=THEN)

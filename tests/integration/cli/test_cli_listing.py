@@ -68,14 +68,15 @@ def test_list_cluster_begun_by_terraform_before_hosts(cli: Clusterctl) -> None:
 
 
 def test_list_first_up_that_did_not_finish_is_unfinished(cli: Clusterctl) -> None:
-    records = {"begun": None, "configuring": {}, "ended": {"d-ctl": {}}}
+    records = {"begun": None, "configuring": {}, "ended": {"d-ctl": {}}, "leaves": {"d-ctl": {}}}
     for name, marks in records.items():
         raise_cluster(cli.home, name, "onprem", None)
         if marks is not None:
             record = json.dumps({"inputs": "", "marks": marks})
             (cli.home / name / "configured.json").write_text(record)
+    (cli.home / "leaves" / "removing").write_text('{"looked_at": null}')
     states = {c["cluster"]: c["state"] for c in cli("-o", "json", "list").json["clusters"]}
-    assert [states[name] for name in records] == ["unfinished", "unfinished", "up"]
+    assert [states[name] for name in records] == ["unfinished", "unfinished", "up", "leaving"]
 
 
 def keep_storage(home: Path) -> dict[str, object]:

@@ -22,6 +22,7 @@ from clusterctl.cluster.down import (
 )
 from clusterctl.cluster.losses import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner
+from clusterctl.cluster.status import status_of
 from clusterctl.errors import (
     CollectError,
     LeftoversError,
@@ -36,6 +37,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.removal import BegunRemoval, record_released, record_removal
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from tests.support.inventories import host_of, inventory_of
@@ -189,6 +191,37 @@ def test_down_records_discarded_runs_before_it_removes_hosts(
     cloud.on_destroy = lambda: None
     down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert [row["discarded"] for row in read_rows(file)] == [runs, runs]
+
+
+def test_next_down_continues_without_asking_about_discarded_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = Cloud({"ffffff": (DISK,)}, stubborn=True)
+    use_provider(monkeypatch, lambda *_: cloud)
+    workspace = cluster_with_runs(tmp_path)
+    workspace.inventory.write_text(inventory_of("d-train-1").text)
+    gone = Step(("true",), error=UnreachableError("no route"))
+    use_hosts(monkeypatch, lambda _: ScriptedTransport([gone]))
+    with pytest.raises(LeftoversError):
+        down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
+    record_released(workspace, ["d-ctl"])
+    with pytest.raises(NotUpError) as caught:
+        status_of(workspace)
+    assert caught.value.code == "leaving"
+    assert "d-ctl" in caught.value.why.partition(";")[0]
+    assert "d-train-1" in caught.value.why.partition(";")[2]
+    cloud.stubborn = False
+    done = down.down(PhaseRunner(workspace=workspace), DownOptions())
+    assert [entry.job_id for entry in done.discarded] == ["2", "3"]
+
+
+def test_next_down_asks_about_a_job_that_was_submitted_since(tmp_path: Path) -> None:
+    workspace = cluster_with_runs(tmp_path)
+    record_removal(workspace, BegunRemoval(discard=True, discarded=("2", "3")))
+    assert down.as_begun(workspace, DownOptions()).discard
+    new = JobEntry(token=str(4), name="mine", user="ada", submitted_at=1, job_id="4")
+    Ledger(workspace.jobs).add(new)
+    assert down.as_begun(workspace, DownOptions()) == DownOptions(discard_runs=("2", "3"))
 
 
 @pytest.mark.parametrize("removed", [True, False])

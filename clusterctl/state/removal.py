@@ -1,0 +1,82 @@
+"""The record of a `down` that has begun to remove hosts, from which the next `down` continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+from clusterctl.errors import MachineError, NotUpError, UsageError
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.disk import read_rows
+
+
+@dataclass(frozen=True, slots=True)
+class BegunRemoval:
+    """What an unfinished `down` was allowed to delete, and what it has done.
+
+    looked_at: the time when all hosts were searched for files that exist only there. None: not all
+        answered.
+    discard: whether the user agreed to lose everything on the cluster. discarded: tokens of the
+        submissions whose runs the user chose not to collect.
+    released: the machines that were given back to their owner.
+    """
+
+    looked_at: float | None = None
+    discard: bool = False
+    discarded: tuple[str, ...] = ()
+    released: tuple[str, ...] = ()
+
+
+def begun_removal(workspace: Workspace) -> BegunRemoval | None:
+    """Return the record of an unfinished `down`. None if no `down` has begun, or `up` has run since."""
+    if not workspace.removing.exists():
+        return None
+    # `detach` and a full disk leave an empty file.
+    row = next(read_rows(workspace.removing), {})
+    looked_at = row.get("looked_at")
+    return BegunRemoval(
+        float(looked_at) if isinstance(looked_at, int | float) else None,
+        row.get("discard") is True,
+        tuple(row.get("discarded") or ()),
+        tuple(row.get("released") or ()),
+    )
+
+
+def record_removal(workspace: Workspace, removal: BegunRemoval) -> None:
+    """Record that the cluster is being removed. A disk that can't be written does not stop `down`."""
+    with suppress(MachineError):
+        write_atomic(workspace.removing, json.dumps(asdict(removal)))
+
+
+def record_released(workspace: Workspace, hosts: Collection[str]) -> None:
+    """Record that the `down` of this cluster has released these machines."""
+    if (removal := begun_removal(workspace)) is not None:
+        released = sorted({*removal.released, *hosts})
+        record_removal(workspace, replace(removal, released=tuple(released)))
+
+
+def leaving_error(workspace: Workspace) -> NotUpError | None:
+    """Return the error of commands that need a cluster which an unfinished `down` is removing. None
+    if no `down` has begun.
+    """
+    if (removal := begun_removal(workspace)) is None:
+        return None
+    released: tuple[str, ...] = removal.released
+    left: list[str] = []
+    with suppress(UsageError, OSError, ValueError):
+        inventory = Inventory.read(workspace.inventory.read_bytes())
+        left = [host.name for host in inventory.hosts if host.name not in released]
+    parts = [
+        f"released: {', '.join(released)}" if released else "",
+        f"not removed yet: {', '.join(left)}" if left else "",
+    ]
+    forget = " (with --forget HOST for a machine that is gone for good)" if released else ""
+    return NotUpError(
+        f"cluster {workspace.root.name!r} is being removed: its `clusterctl down` did not finish",
+        code="leaving",
+        why="; ".join(filter(None, parts)),
+        fix=f"run `clusterctl down` again{forget}: it continues from there",
+    )
