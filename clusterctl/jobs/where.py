@@ -19,6 +19,7 @@ from clusterctl.jobs.first import Place
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
+from clusterctl.scheduler.limits import Ask, Limits
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import fitted_to, render_script
 from clusterctl.scheduler.session import Session
@@ -53,7 +54,7 @@ class Candidate:
     usd_per_hour: the price of the job's nodes; None: unknown.
     finding: what is odd about these values, or what to do before the place can be used.
     is_known: whether `submit` can use the partition. is_blocked: whether the job would not start
-        there, although Slurm may accept it.
+        there now, although Slurm may accept it. never_starts: not even in an empty cluster.
     """
 
     place: Place
@@ -66,6 +67,7 @@ class Candidate:
     finding: str
     is_known: bool
     is_blocked: bool = False
+    never_starts: bool = False
 
     @property
     def is_submittable(self) -> bool:
@@ -79,6 +81,7 @@ class Candidate:
             "slurm": self.words,
             "asked_s": None if self.asked_at is None else round(now - self.asked_at, 1),
             "expected_start": self.start,
+            "never_starts": self.never_starts,
             "usd_per_hour": self.usd_per_hour,
             **asdict(self.capacity),
             "finding": self.finding,
@@ -122,22 +125,24 @@ def candidates_of(session: Session, request: Request) -> tuple[Candidate, ...]:
     session.site.reject_without_slurm()
     partitions, _ = session.scheduler.partitions_and_own_jobs()
     nodes = session.scheduler.nodes()
-    held = _held(request)
-    obstacles = {each.name: held or _obstacle(each, request.time_s) for each in partitions}
-    scripts = {
-        place: _script(session, place.of(request)) for place in _places(session, request, nodes)
+    limits = session.scheduler.limits(session.inventory.job_user)
+    requests = {
+        place: fitted_to(session.site, place.of(request))
+        for place in _places(session, request, nodes)
     }
+    scripts = {place: _script(session, each) for place, each in requests.items()}
     memory = _Memory.read(session.workspace)
     memory = _with_trials(session, memory, [*scripts.values()])
     memory.write(session.workspace, time.time())
     shape = shape_of(request)
+    infos = {each.name: each for each in partitions}
     return tuple(
         _candidate(
             session,
             place,
             memory.trials.get(_key(script)),
             capacity=capacity_of(_nodes_of(place, nodes), shape),
-            obstacle=obstacles.get(place.partition or ""),
+            obstacle=_obstacle(infos.get(place.partition or ""), requests[place], limits),
             shape=shape,
         )
         for place, script in scripts.items()
@@ -183,8 +188,7 @@ def _places(session: Session, request: Request, nodes: Sequence[NodeInfo]) -> It
 
 def _script(session: Session, request: Request) -> str:
     """Return the job script for a place. Slurm alone judges whether the job fits there."""
-    site = session.site
-    return render_script(site.inventory, fitted_to(site, request), payload_hash=payload_hash())
+    return render_script(session.inventory, request, payload_hash=payload_hash())
 
 
 def _key(script: str) -> str:
@@ -219,12 +223,12 @@ def _candidate(
     trial: Trial | None,
     *,
     capacity: Capacity,
-    obstacle: Notice | None,
+    obstacle: Obstacle,
     shape: Shape | None,
 ) -> Candidate:
     accepted = trial.accepted if trial is not None else None
     # In a partition that is down, Slurm lets jobs wait without looking at its nodes.
-    are_nodes_out = capacity.usable_nodes < capacity.nodes or obstacle is not None
+    are_nodes_out = capacity.usable_nodes < capacity.nodes or obstacle.blocks
     if trial is not None and trial.is_about_nodes_out and are_nodes_out:
         accepted = None
     spec = session.spec
@@ -235,15 +239,16 @@ def _candidate(
         accepted=accepted,
         words=trial.words if trial is not None else "",
         asked_at=trial.asked_at if trial is not None else None,
-        start=_start(trial) if trial is not None and obstacle is None else None,
+        start=_start(trial) if trial is not None and not obstacle.notice else None,
         capacity=capacity,
         usd_per_hour=None if price is None or shape is None else price * shape.nodes,
         finding="",
         is_known=is_known,
-        is_blocked=obstacle is not None,
+        is_blocked=obstacle.blocks,
+        never_starts=obstacle.never,
     )
-    if obstacle is not None and accepted is not False:
-        return replace(candidate, finding=obstacle)
+    if obstacle.notice and accepted is not False:
+        return replace(candidate, finding=obstacle.notice)
     return replace(candidate, finding=_finding(session, candidate, trial, shape))
 
 
@@ -258,25 +263,50 @@ def _waits_for_endless_jobs(trial: Trial) -> bool:
     return trial.start is not None and trial.start - trial.asked_at > _LATEST_S
 
 
-def _held(request: Request) -> Notice | None:
-    """Return why a job does not start anywhere. Slurm also expects a start of held jobs."""
-    if request.last("--hold") is None:
-        return None
-    return Notice("where-held", "the job is held (--hold): it starts after `scontrol release`")
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a job that Slurm accepts may not start: with --test-only, Slurm then expects a start as if
+    there were no obstacle.
 
-
-def _obstacle(partition: PartitionInfo, limit_s: int | None) -> Notice | None:
-    """Return why a job with this time limit does not start in a partition that accepts the job.
-
-    With --test-only, Slurm then expects a start as if there were no obstacle.
+    notice: the reason. "": there is no obstacle. blocks: whether it is certain that the job does not
+        start now. never: not even in an empty cluster.
     """
-    if not partition.is_up:
-        return Notice("where-partition-down", "the partition is down; jobs wait until it is up")
+
+    notice: Notice | str = ""
+    blocks: bool = True
+    never: bool = False
+
+
+def _obstacle(partition: PartitionInfo | None, request: Request, limits: Limits) -> Obstacle:
+    """Return the obstacle of a job in a partition. partition: None: Slurm does not list it."""
+    if request.last("--hold") is not None:
+        text = "the job is held (--hold): it starts after `scontrol release`"
+        return Obstacle(Notice("where-held", text))
+    if partition is not None and not partition.is_up:
+        text = "the partition is down; jobs wait until it is up"
+        return Obstacle(Notice("where-partition-down", text))
+    limit_s = request.time_s
     with suppress(ValueError):
-        if limit_s is not None and limit_s > parse_slurm_time_s(partition.max_time):
-            text = f"the partition's time limit is {partition.max_time}; the job would never start"
-            return Notice("where-beyond-time-limit", text)
-    return None
+        if partition and limit_s is not None and limit_s > parse_slurm_time_s(partition.max_time):
+            return _beyond(f"the partition's time limit is {partition.max_time}")
+    ask = Ask(
+        request.value("--partition"),
+        request.value("--account"),
+        request.value("--qos"),
+        shape_of(request),
+        limit_s,
+    )
+    verdict = limits.judge(ask)
+    if verdict.never:
+        return _beyond(verdict.never)
+    if verdict.unknown:
+        text = f"{verdict.unknown}, so it is unknown whether the job would start"
+        return Obstacle(Notice("where-limits-unknown", text), blocks=False)
+    return Obstacle(blocks=False)
+
+
+def _beyond(limit: str) -> Obstacle:
+    return Obstacle(Notice("where-beyond-limit", f"{limit}; the job would never start"), never=True)
 
 
 def _nodes_of(place: Place, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:

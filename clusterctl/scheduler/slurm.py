@@ -43,6 +43,8 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
+from clusterctl.scheduler.limits import PROGRAM as LIMITS
+from clusterctl.scheduler.limits import Limits
 from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo
@@ -234,6 +236,10 @@ class SlurmClient(Jobs):
         if result.rc != 0 and SlurmAwayError.words.search(result.stderr):
             raise SlurmAwayError("slurmctld did not answer sbatch", why=result.stderr.strip())
         return Trial.of(result.rc, result.stderr, time.time())
+
+    def limits(self, user: str) -> Limits:
+        argv = ["sh", "-c", LIMITS, "limits", user]
+        return Limits.parse(self.transport.run(argv, timeout_s=_TRIAL_S, check=False).stdout)
 
     def _with_queue(
         self, query: slurm_parse.Query[_T], *options: str

@@ -209,7 +209,12 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
 
 
 def scontrol(argv: list[str], state: dict[str, Any]) -> None:
-    """Answer a ping with nothing."""
+    """Answer questions about the limits of QOS; a ping with nothing."""
+    if argv[:2] == ["show", "config"]:
+        say(f"AccountingStorageEnforce = {state.get('enforced', 'none')}\n")
+    elif argv[:2] == ["show", "partition"]:
+        for name, qos in state.get("qos_of_partition", {}).items():
+            say(f"PartitionName={name} AllowGroups=ALL QoS={qos} DefaultTime=NONE\n")
 
 
 def sacct(argv: list[str], state: dict[str, Any]) -> None:
@@ -294,6 +299,11 @@ def sinfo(argv: list[str], state: dict[str, Any]) -> None:
 def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:
     if state.get("accounting_away"):
         fail("sacctmgr: error: Sending PersistInit msg: Connection refused")
+    for kind, rows_of_kind in state.get("limits", {}).items():
+        if argv[1:3] == ["show", kind]:
+            keys = argv[-1].removeprefix("format=").split(",")
+            say("".join("|".join(row.get(key, "") for key in keys) + "\n" for row in rows_of_kind))
+            return
     say("default\n" if "associations" in argv else "normal\nhigh\n")
 
 
@@ -312,7 +322,7 @@ def main(command: str, *words: str) -> None:
         os.execvp(argv[program], argv[program:])  # noqa: S606
     if command == "srun":
         return
-    if command == "scontrol" and argv[0] != "ping":
+    if command == "scontrol" and argv[1:2] not in ([], ["config"], ["partition"]):
         say("n1\nn2\n")
         return
     with opened(os.environ["SLURM_PLAYER_STATE"]) as state:
