@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from clusterctl.configure.inventory_file import inventory_text
+from clusterctl.configure.inventory_file import cluster_variables, inventory_text
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.scheduler.slurm_conf import render_files
 from clusterctl.spec.load import differences, load_spec
@@ -85,7 +85,10 @@ def main(folder: Path, nodes: int) -> None:
     timed("ssh_config and known_hosts", lambda: write_ssh_files(inventory, workspace))
     files = timed("Slurm's files", lambda: render_files(spec, inventory, {}))
     assert files["slurm.conf"].count("NodeName=") >= 1
-    text = timed("Ansible's inventory", lambda: inventory_text(spec, inventory, workspace))
+    text = timed(
+        "Ansible's inventory",
+        lambda: inventory_text(inventory, workspace, cluster_variables(spec, inventory, workspace)),
+    )
     assert names[-1] in text
     assert len(timed("what to probe", lambda: probe_requests(spec, inventory, workspace))) == len(
         names

@@ -385,7 +385,8 @@ def _install_slurmd(
     chosen = lacking | {
         host.name for host in others if host.is_controller or host.name in concerned
     }
-    inventory_file.write_ansible_inventory(spec, inventory, workspace)
+    variables = inventory_file.cluster_variables(spec, inventory, workspace)
+    inventory_file.write_inventory(inventory, workspace, variables)
     _run_playbook("install_first", cluster, inventory, chosen)
     return {**reports, **cluster.probe(inventory, lacking)}
 
@@ -470,12 +471,13 @@ def inputs_of(
         inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, reports),
     }
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
-    variables = inventory_file.inventory_text(spec, inventory, workspace)
+    variables = inventory_file.cluster_variables(spec, inventory, workspace)
+    hosts = inventory_file.inventory_text(inventory, workspace, variables)
     cards = json.dumps(
         {host: size.cards for host, size in hardware(spec, inventory, reports).items()}
     )
     contents = (files[name] for name in sorted(files))
-    return Rendered(digest(ansible_hash(), variables, *secrets, cards, *contents), files)
+    return Rendered(digest(ansible_hash(), hosts, *secrets, cards, *contents), files)
 
 
 def render(
@@ -485,7 +487,8 @@ def render(
     inventory = without_missing_cgroups(inventory, reports)
     rendered = inputs_of(spec, inventory, workspace, reports)
     rendered.write(workspace)
-    inventory_file.write_ansible_inventory(spec, inventory, workspace)
+    variables = inventory_file.cluster_variables(spec, inventory, workspace)
+    inventory_file.write_inventory(inventory, workspace, variables)
     return rendered
 
 

@@ -295,7 +295,8 @@ def provision(
     if not inventory.baked:
         progress("downloading the wheels of the job environment")
         link_wheels(job_lock(), workspace.wheels, inventory.distribution)
-    inventory_file.write_ansible_inventory(spec, inventory, workspace)
+    variables = inventory_file.cluster_variables(spec, inventory, workspace)
+    inventory_file.write_inventory(inventory, workspace, variables)
     record_inventory(inventory, workspace)
     # The kept storage is in use again, so its record is removed.
     if spec.storage.keep:

@@ -265,7 +265,11 @@ def restore(
     """Restore the state that these hosts had before `up`. Return host -> things that can't be
     restored.
     """
-    inventory_file.write_restore_inventory(inventory, workspace)
+    variables = {
+        "shared_storage_cluster_id": inventory.cluster_id,
+        "clusterctl_keeps": inventory.traits.adopts_hosts,
+    }
+    inventory_file.write_inventory(inventory, workspace, variables)
     record_inventory(inventory, workspace)
     return report_steps(run("restore", inventory, workspace, hosts=hosts), reporter).notes
 
@@ -328,8 +332,8 @@ def install_image(
     hashes. Raise ConfigureError if a task fails. Ansible's output goes to ``workspace.logs``.
     """
     with _image_inventory((image,), workspace) as (inventory, own):
-        text = inventory_file.image_inventory_text(spec, inventory, own.ssh_config, wheels, lock)
-        write_atomic(own.ansible_inventory, text)
+        variables = inventory_file.image_variables(spec, inventory.distribution, wheels, lock)
+        inventory_file.write_inventory(inventory, own, variables)
         return (yield from _play("install", inventory, own, inventory.names, logs=workspace))
 
 
@@ -350,10 +354,8 @@ def configure_class(
     with _image_inventory(images, workspace) as (inventory, own):
         for name, content in slurm.items():
             write_atomic(own.rendered / name, content)
-        text = inventory_file.class_inventory_text(
-            inventory, own.ssh_config, variables, own.rendered
-        )
-        write_atomic(own.ansible_inventory, text)
+        sources = inventory_file.class_sources(own.rendered)
+        inventory_file.write_inventory(inventory, own, {**variables, **sources})
         return (yield from _play("class", inventory, own, inventory.names, logs=workspace))
 
 
@@ -371,8 +373,8 @@ def make_image(
     workspace: a workspace with the inventory's ssh_config. logs: the workspace for Ansible's
         output.
     """
-    text = inventory_file.image_of_class_text(spec, inventory, workspace, variables)
-    write_atomic(workspace.ansible_inventory, text)
+    all_variables = inventory_file.machine_image_variables(spec, inventory, workspace, variables)
+    inventory_file.write_inventory(inventory, workspace, all_variables)
     return _play(
         "image", inventory, workspace, [host.name for host in inventory.compute], logs=logs
     )

@@ -70,39 +70,39 @@ CLASS_ROLES: Final = {
 Variables = dict[str, Any]
 
 
-def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
-    """Write the Ansible inventory of the cluster. It names the files of secrets, but contains no
+def write_inventory(inventory: Inventory, workspace: Workspace, variables: Variables) -> None:
+    """Write the Ansible inventory of these hosts. It names the files of secrets, but contains no
     secret.
     """
-    write_atomic(workspace.ansible_inventory, inventory_text(spec, inventory, workspace))
+    write_atomic(workspace.ansible_inventory, inventory_text(inventory, workspace, variables))
 
 
-def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
-    """Return the Ansible inventory of the cluster, with all role variables."""
-    variables = {
+def cluster_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
+    """Return the Ansible variables for configuring a cluster: those of all its roles, and the
+    playbooks' own.
+    """
+    return {
         "clusterctl_baked": inventory.baked,
         "clusterctl_scheduler": inventory.scheduler,
         "clusterctl_install_mark": install_mark(inventory, spec.software),
         **role_variables(spec, inventory, workspace),
     }
-    return _text(inventory, workspace.ssh_config, variables)
 
 
-def image_inventory_text(
-    spec: ClusterSpec, inventory: Inventory, ssh_config: Path, wheels: Path, lock: Path
-) -> str:
-    """Return the Ansible inventory for running `install.yml` on a host that becomes a disk
+def image_variables(
+    spec: ClusterSpec, distribution: Distribution, wheels: Path, lock: Path
+) -> Variables:
+    """Return the Ansible variables for running `install.yml` on a host that becomes a disk
     image.
     """
-    variables = {
+    return {
         "clusterctl_install_mark": install_mark(),
         "clusterctl_image": True,
-        **_newer_slurm(spec, inventory.distribution),
-        **_distribution(inventory.distribution),
+        **_newer_slurm(spec, distribution),
+        **_distribution(distribution),
         **_job_packages(wheels, lock),
         **spec_variables(spec, ("common",)),
     }
-    return _text(inventory, ssh_config, variables)
 
 
 def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
@@ -147,57 +147,38 @@ def class_variables(
     }
 
 
-def class_inventory_text(
-    inventory: Inventory, ssh_config: Path, variables: Variables, rendered: Path
-) -> str:
-    """Return the Ansible inventory for `class.yml`, to configure images. ``rendered``: folder with
-    files.
+def class_sources(rendered: Path) -> Variables:
+    """Return the Ansible variables with the files in ``rendered`` that a controller's template
+    needs.
     """
-    paths = {
-        "slurmdbd_config_src": rendered / "slurmdbd.conf",
-        "slurmctld_config_src": rendered,
+    return {
+        "slurmdbd_config_src": _literal(str(rendered / "slurmdbd.conf")),
+        "slurmctld_config_src": _literal(str(rendered)),
     }
-    sources = {name: _literal(str(path)) for name, path in paths.items()}
-    return _text(inventory, ssh_config, {**variables, **sources})
 
 
-def image_of_class_text(
-    spec: ClusterSpec,
-    inventory: Inventory,
-    workspace: Workspace,
-    variables: Variables,
-) -> str:
-    """Return the Ansible inventory for the playbook `image.yml`, which prepares a machine to be an
-    image.
+def machine_image_variables(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, of_class: Variables
+) -> Variables:
+    """Return the Ansible variables for `image.yml`, which prepares a machine to be an image.
 
     The machine is installed like a node of this cluster, so nodes from this image need no
-    installation.
+    installation. of_class: see ``class_variables``.
     """
     of_cluster = ("job_env_gpus_src", "openmpi_params_src", "slurmd_unit_src", "health_config_src")
-    base = {
-        name: value
-        for name, value in role_variables(spec, inventory, workspace).items()
-        if name not in of_cluster
-    }
-    state = {
+    variables = cluster_variables(spec, inventory, workspace)
+    return {
+        **{name: value for name, value in variables.items() if name not in of_cluster},
         "image_home": f"/home/{ADMIN_USER}",
-        "clusterctl_scheduler": inventory.scheduler,
-        "clusterctl_install_mark": install_mark(inventory, spec.software),
         "clusterctl_image": True,
+        **of_class,
     }
-    return _text(inventory, workspace.ssh_config, {**base, **state, **variables})
 
 
-def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
-    """Write the Ansible inventory for `restore.yml`, on hosts that leave the cluster. No spec is
-    needed.
+def inventory_text(inventory: Inventory, workspace: Workspace, variables: Variables) -> str:
+    """Return the Ansible inventory of these hosts, which are reached by the workspace's
+    ssh_config.
     """
-    cluster = {"shared_storage_cluster_id": inventory.cluster_id}
-    variables = {**cluster, "clusterctl_keeps": inventory.traits.adopts_hosts}
-    write_atomic(workspace.ansible_inventory, _text(inventory, workspace.ssh_config, variables))
-
-
-def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
     hosts = {host.name: _host_variables(host) for host in inventory.hosts}
     groups: dict[str, Collection[str]] = {
         role: [host.name for host in inventory.hosts if role in host.roles]
@@ -210,7 +191,7 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
         children[f"clusterctl_{group}"] = {"hosts": {name: {} for name in names}}
     connection = {
         # The ssh_config has the hosts' addresses, users and keys.
-        "ansible_ssh_common_args": _literal(f"-F {shlex.quote(str(ssh_config))}"),
+        "ansible_ssh_common_args": _literal(f"-F {shlex.quote(str(workspace.ssh_config))}"),
         "ansible_python_interpreter": PYTHON,
         "mitogen_ssh_compression": False,
         # mitogen passes its own 30 seconds and 10 questions to ssh, which override the ssh_config.

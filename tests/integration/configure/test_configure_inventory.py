@@ -13,12 +13,12 @@ import yaml
 from ansible_mitogen.transport_config import PlayContextSpec
 
 from clusterctl.configure.inventory_file import (
+    cluster_variables,
     install_mark,
     inventory_text,
     own_machine_variables,
     role_variables,
-    write_ansible_inventory,
-    write_restore_inventory,
+    write_inventory,
 )
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.software import Software
@@ -37,6 +37,11 @@ AT_GOOGLE = {
     "provider": GCP,
     "partitions": [{"name": "train", "nodes": 2}],
 }
+
+
+def write_cluster(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
+    """Write the inventory of a cluster, as `up` does."""
+    write_inventory(inventory, workspace, cluster_variables(spec, inventory, workspace))
 
 
 def listed(workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
@@ -63,7 +68,7 @@ def refusal(workspace: Workspace, tmp_path: Path) -> str:
 def seen(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> dict[str, Any]:
-    write_ansible_inventory(spec, inventory, workspace)
+    write_cluster(spec, inventory, workspace)
     return listed(workspace, tmp_path)
 
 
@@ -73,7 +78,7 @@ def test_host_may_have_any_name(
 ) -> None:
     """Ansible's YAML must not read a name as a number or a truth value."""
     hosts = [inventory.hosts[0], replace(inventory.hosts[1], name=name)]
-    write_ansible_inventory(spec, replace(inventory, hosts=tuple(hosts)), workspace)
+    write_cluster(spec, replace(inventory, hosts=tuple(hosts)), workspace)
     text = workspace.ansible_inventory.read_text().replace("!unsafe", "")
     read = yaml.safe_load(text)["all"]["children"]
     assert read["compute"]["hosts"] == {name: {"clusterctl_partition": "train"}}
@@ -82,7 +87,7 @@ def test_host_may_have_any_name(
 def test_ansible_does_not_read_a_path_as_a_template(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
-    write_ansible_inventory(spec, inventory, workspace)
+    write_cluster(spec, inventory, workspace)
     argv = [
         "-i",
         workspace.ansible_inventory,
@@ -100,7 +105,8 @@ def test_ansible_does_not_read_a_path_as_a_template(
 def test_inventory_keeps_lists_unchanged(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 ) -> None:
-    text = inventory_text(spec, inventory, workspace).replace("!unsafe", "")
+    variables = cluster_variables(spec, inventory, workspace)
+    text = inventory_text(inventory, workspace, variables).replace("!unsafe", "")
     read = yaml.safe_load(text)["all"]["vars"]
     lists = {
         name: it
@@ -154,7 +160,7 @@ def test_inventory_has_users_and_accounts(seen: dict[str, Any]) -> None:
 def test_roles_get_valid_arguments_and_reject_invalid_ones(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
-    write_ansible_inventory(spec, inventory, workspace)
+    write_cluster(spec, inventory, workspace)
     assert refusal(workspace, tmp_path) == ""
     text = workspace.ansible_inventory.read_text().replace("    compute:\n", "    workers:\n")
     workspace.ansible_inventory.write_text(text)
@@ -166,7 +172,7 @@ def test_host_may_have_every_role(
 ) -> None:
     roles = [("controller", "compute", "login"), ("compute",), ("login",)]
     hosts = [replace(host, roles=r) for host, r in zip(inventory.hosts, roles, strict=True)]
-    write_ansible_inventory(spec, replace(inventory, hosts=tuple(hosts)), workspace)
+    write_cluster(spec, replace(inventory, hosts=tuple(hosts)), workspace)
     assert refusal(workspace, tmp_path) == ""
     argv = [
         "-i",
@@ -207,7 +213,7 @@ def test_controller_with_exported_folder_is_restored_last(
     ]
     for kind, counts in (("existing", ["3", "0"]), ("nfs", ["2", "1"])):
         folder = SharedFolder(kind=kind, server="demo-ctl", path="/shared")
-        write_restore_inventory(replace(inventory, shared_folder=folder), workspace)
+        write_inventory(replace(inventory, shared_folder=folder), workspace, {})
         said = ansible("ansible-playbook", argv, cwd=tmp_path).stdout
         assert re.findall(r"hosts \((\d)\)", said) == counts
 
@@ -217,7 +223,7 @@ def test_inventory_has_no_secret(
 ) -> None:
     workspace.munge_key.write_bytes(b"SECRET" * 20)
     workspace.key.write_text("SECRET")
-    write_ansible_inventory(spec, inventory, workspace)
+    write_cluster(spec, inventory, workspace)
     assert "SECRET" not in workspace.ansible_inventory.read_text()
     assert workspace.ansible_inventory.stat().st_mode & 0o077 == 0
 
@@ -230,7 +236,7 @@ def test_auto_down_variables_are_set_even_if_it_is_off(
     spec = ClusterSpec.model_validate(
         {**AT_GOOGLE, "provider": GCP | {"auto_down": auto_down}, "users": users}
     )
-    write_ansible_inventory(spec, inventory, workspace)
+    write_cluster(spec, inventory, workspace)
     of = listed(workspace, tmp_path)["_meta"]["hostvars"]["demo-ctl"]
     assert of["auto_down_after_s"] == after_s
     assert of["auto_down_cluster"] == {
@@ -254,7 +260,7 @@ def test_host_variables_reach_their_roles(
     made = replace(
         inventory, hosts=(controller, first, second), shared_folder=shared, bucket="my-data"
     )
-    write_ansible_inventory(spec, made, workspace)
+    write_cluster(spec, made, workspace)
     of = listed(workspace, tmp_path)["_meta"]["hostvars"]
     assert of[first.name]["job_env_variables"] == {
         "NCCL_SOCKET_IFNAME": {"__ansible_unsafe": "={interface}"},

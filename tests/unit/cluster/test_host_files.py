@@ -23,14 +23,14 @@ from clusterctl.cluster.host_files import (
 )
 from clusterctl.cluster.template_inputs import inputs_of_templates, template_hash
 from clusterctl.configure import inventory_file
-from clusterctl.configure.inventory_file import class_inventory_text, class_variables
+from clusterctl.configure.inventory_file import class_variables
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.hosts.roles import key_marks, system_accounts
 from clusterctl.providers.local.image import class_key
 from clusterctl.providers.templates import NodeFiles
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import ansible_hash, data_folder, tree_hash
 from tests.support.inventories import host_of, inventory_of
@@ -192,11 +192,7 @@ def test_class_key_is_shared_by_clusters_of_the_same_kind() -> None:
 
 @pytest.mark.parametrize("group", [COMPUTE, CONTROLLER])
 def test_class_inputs_have_no_secret_and_no_host(workspace: Workspace, group: str) -> None:
-    place = {"cluster": "", "cluster_id": "", "provider": "", "network": "", "shared": ""}
-    image = Host(name="image", address="127.0.0.1", roles=(group,), host_key="k")
-    alone = Inventory(hosts=(image,), baked=False, **place)
-    variables = class_variables(spec_of(), TWELVE, "/shared", group)
-    text = class_inventory_text(alone, Path("ssh_config"), variables, Path("rendered"))
+    text = str(class_variables(spec_of(), TWELVE, "/shared", group))
     key = workspace.public_key.read_text().split()[1]
     assert not [
         word for word in (key, str(workspace.munge_key), "demo-ctl", "10.9.0") if word in text

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
-from clusterctl.configure.inventory_file import image_inventory_text
+from clusterctl.configure.inventory_file import image_variables
 from clusterctl.errors import UsageError
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import LocalProvider, image_keys
+from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
-from tests.support.inventories import host_of, inventory_of
+from tests.support.inventories import host_of
 from tests.support.messages import refused
 from tests.unit.local.states import a_state, play_helper
 
@@ -65,17 +65,13 @@ def test_image_key_depends_on_the_packages_of_the_spec() -> None:
 
 def test_packages_of_the_spec_are_installed_in_the_image() -> None:
     chosen = spec(None).model_copy(update={"software": Software(packages=("git",))})
-    hosts = inventory_of(hosts=(CTL,))
-    text = image_inventory_text(chosen, hosts, Path("/c"), Path("/w"), Path("/l"))
-    assert YAML(typ="safe").load(text)["all"]["vars"]["common_more"] == ["git"]
+    variables = image_variables(chosen, distribution_of("debian-13"), Path("/w"), Path("/l"))
+    assert variables["common_more"] == ["git"]
 
 
 @pytest.mark.parametrize(("wanted", "suite"), [(None, None), ("24.11", None), ("26.05", "forky")])
 def test_image_has_the_slurm_release_of_the_spec(wanted: str | None, suite: str | None) -> None:
-    text = image_inventory_text(
-        spec(wanted), inventory_of(hosts=(CTL,)), Path("/c"), Path("/w"), Path("/l")
-    )
-    variables = YAML(typ="safe").load(text)["all"]["vars"]
+    variables = image_variables(spec(wanted), distribution_of("debian-13"), Path("/w"), Path("/l"))
     source = {"release": wanted, "suite": suite, "mirror": SETTINGS.mirror}
     assert variables.get("clusterctl_newer_slurm") == (source if suite else None)
 
