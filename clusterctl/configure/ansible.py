@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal
 
@@ -48,7 +48,8 @@ class PlaybookRun:
 
     playbook: file name of the playbook in ansible/. inventory: path of the Ansible inventory.
     hosts: the playbook is limited to these hosts. log: file for the complete output.
-    check: run in check mode, without changes.
+    check: run in check mode, without changes. passwords: host -> its password for sudo; a host
+    without one asks for none.
     """
 
     playbook: str
@@ -56,6 +57,7 @@ class PlaybookRun:
     hosts: Collection[str]
     log: Path
     check: bool = False
+    passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def run_playbook(run: PlaybookRun) -> Results:
@@ -77,7 +79,8 @@ def run_playbook(run: PlaybookRun) -> Results:
         _open_log(run.log) as log,
         running(
             _argv(run),
-            env={**_environment(private), "TMPDIR": str(sockets)},
+            env={**_environment(private, run), "TMPDIR": str(sockets)},
+            stdin=json.dumps(run.passwords).encode() if run.passwords else b"",
             has_terminal=False,
         ) as (process, output),
     ):
@@ -163,7 +166,7 @@ def _lost() -> ConfigureError:
     return ConfigureError(text, code="ansible-lost", why=cause, fix=fix, failures=(failure,))
 
 
-def _environment(private: Path) -> Mapping[str, str]:
+def _environment(private: Path, run: PlaybookRun) -> Mapping[str, str]:
     """Return this process's environment, with other Ansible settings and locale than the
     user's.
     """
@@ -175,6 +178,7 @@ def _environment(private: Path) -> Mapping[str, str]:
                 f"the Python package {name} is missing", code="installation-incomplete", fix=fix
             )
     given = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
+    plugins = str(data_folder("ansible") / "password_plugins")
     return {
         **given,
         "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
@@ -194,6 +198,8 @@ def _environment(private: Path) -> Mapping[str, str]:
         "ANSIBLE_STRATEGY_PLUGINS": str(data_folder("ansible") / "strategy_plugins"),
         # Ansible warns about every third-party strategy.
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
+        # This plugin reads stdin.
+        **({"ANSIBLE_VARS_PLUGINS": plugins} if run.passwords else {}),
     }
 
 

@@ -154,18 +154,24 @@ def running(
     *,
     env: Mapping[str, str] | None,
     cwd: Path | None = None,
+    stdin: bytes = b"",
     stderr: int = subprocess.STDOUT,
     has_terminal: bool = True,
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Run a program without input. Yield (process, its stdout). Default: it has its stderr, too.
+    """Run a program. Yield (process, its stdout). Default: it has its stderr, too.
 
-    has_terminal: whether the program gets Ctrl-C itself, and can ask on the terminal. An exception in
-    the ``with`` body ends the program.
+    stdin: is sent to the program by a pipe. has_terminal: whether the program gets Ctrl-C itself,
+    and can ask on the terminal. An exception in the ``with`` body ends the program.
     """
+    source = subprocess.PIPE if stdin else subprocess.DEVNULL
     with _started(
-        argv, env, stdin=subprocess.DEVNULL, stderr=stderr, cwd=cwd, has_terminal=has_terminal
+        argv, env, stdin=source, stderr=stderr, cwd=cwd, has_terminal=has_terminal
     ) as process:
         try:
+            if process.stdin:
+                # The program may end before it has read all.
+                with suppress(BrokenPipeError), process.stdin as pipe:
+                    pipe.write(stdin)
             yield process, cast(IO[bytes], process.stdout)
         except BaseException:
             process.terminate()

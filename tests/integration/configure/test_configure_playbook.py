@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,59 @@ def test_tasks_have_umask_022_if_the_host_has_another(
     finally:
         os.umask(umask)
     assert (tmp_path / "of-a-module").stat().st_mode & 0o777 == 0o755
+
+
+# Asks on the terminal, as sudo does, and runs the command with the host's name in BECAME.
+SUDO = """\
+#!/bin/sh
+while [ "$1" != -- ]; do [ "$1" != -p ] || prompt=$2; shift; done
+shift
+exec 3<>/dev/tty
+printf %s "$prompt" >&3
+IFS= read -r answer <&3
+[ "$answer" = "$(cat "$0.password")" ] || exit 1
+BECAME=$(basename "$0") exec "$@"
+"""
+
+
+@pytest.fixture
+def asking(local_inventory: WriteInventory, tmp_path: Path) -> Callable[[dict[str, str]], Path]:
+    """Return a function that writes an inventory of hosts whose sudo asks for these passwords."""
+
+    def write(passwords: dict[str, str]) -> Path:
+        for host, password in passwords.items():
+            (tmp_path / host).write_text(SUDO)
+            (tmp_path / host).chmod(0o755)
+            (tmp_path / f"{host}.password").write_text(password)
+        inventory = local_inventory(*passwords)
+        text = inventory.read_text()
+        for host in passwords:
+            text = text.replace(f"{host} ", f"{host} ansible_become_exe={tmp_path / host} ", 1)
+        inventory.write_text(text)
+        return inventory
+
+    return write
+
+
+def test_password_of_each_host_reaches_sudo_by_a_pipe(
+    asking: Callable[[dict[str, str]], Path],
+) -> None:
+    """With mitogen. Ansible must not read a password as a template."""
+    passwords = {"one": "correct horse {{ battery }}", "two": "correct horse 'staple\""}
+    run = replace(make_run("become.yml", asking(passwords)), passwords=passwords)
+    recap = report_steps(run_playbook(run), SILENT)
+    assert recap.ok == dict.fromkeys(passwords, 3)
+    assert "correct horse" not in run.log.read_text() + repr(run)
+
+
+def test_wrong_password_is_an_error_of_its_host(
+    asking: Callable[[dict[str, str]], Path],
+) -> None:
+    inventory = asking({"one": "right", "two": "right"})
+    run = replace(make_run("become.yml", inventory), passwords={"one": "right", "two": "wrong"})
+    with pytest.raises(ConfigureError) as raised:
+        report_steps(run_playbook(run), SILENT)
+    assert {failure.host for failure in raised.value.failures} == {"two"}
 
 
 def test_unreadable_playbook_has_the_message_of_ansible(
