@@ -184,8 +184,6 @@ class Cluster:
         reconfigure: bool = False,
         force: bool = False,
         discard: bool = False,
-        bundle: str | Path | None = None,
-        no_bundle: bool = False,
         limit: _Names = (),
         no_wait: bool = False,
     ) -> UpResult:
@@ -195,8 +193,6 @@ class Cluster:
         reconfigure: configure all hosts, even unchanged hosts. limit: only these hosts. Empty: all.
         force: cancel jobs on nodes that the changed spec no longer has.
         discard: delete data that exists only on hosts that are removed or recreated.
-        bundle: archive with packages for hosts without internet. no_bundle: use the hosts'
-            repositories.
         no_wait: raise LockedError, instead of waiting, if another command has locked the cluster.
         """
         options = UpOptions(
@@ -204,8 +200,6 @@ class Cluster:
             reconfigure=reconfigure,
             force=force,
             discard=discard,
-            bundle=_path(bundle),
-            own_repositories=no_bundle,
             limit=expand_hosts(_as_list(limit)) or None,
         )
         cluster = ClusterContext.of(

@@ -302,12 +302,6 @@ class SpecError(UsageError, code="spec"):
         return "\n".join([printable(str(p)) for p in self.problems] + [super().__str__()])
 
 
-class BundleError(UsageError, code="bundle"):
-    """A bundle (software for offline hosts) is damaged, incomplete or wrong. ``failures``: each
-    fault.
-    """
-
-
 class MachineError(ClusterctlError, code="machine"):
     """This machine lacks a tool, a right, a kernel feature or a free subnet."""
 

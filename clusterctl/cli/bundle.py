@@ -1,38 +1,33 @@
-"""The commands bundle create, verify and show. A bundle has all software for air-gapped hosts."""
+"""The command bundle: a folder with all software for air-gapped hosts."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from clusterctl.cli.options import Words, argument, option
+from clusterctl.cli.options import Words, option
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import for_operators
-from clusterctl.cluster.up import reject_bundles
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
-from clusterctl.packages import bundle_create
-from clusterctl.packages.bundle import Bundle, damages, mismatches, open_bundle, reject_defects
+from clusterctl.packages.bundle import BundleRequest, create
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import inventory_of
-from clusterctl.transport.tree import format_size
 from clusterctl.util.numbers import counted
-
-BundleFile = Annotated[Path, argument("A bundle from `bundle create`.", metavar="FILE")]
-Systems = Annotated[
-    Words,
-    option(
-        "A distribution of the hosts, such as debian-12 or rocky-9. Repeatable.",
-        "--os",
-        metavar="NAME",
-    ),
-]
 
 
 @for_operators
-def create(
+def bundle(
     screen: Screen,
-    system: Systems = None,
+    system: Annotated[
+        Words,
+        option(
+            "A distribution of the hosts, such as debian-12 or rocky-9. Repeatable.",
+            "--os",
+            metavar="NAME",
+        ),
+    ] = None,
     archive: Annotated[
         Words,
         option(
@@ -43,15 +38,14 @@ def create(
         ),
     ] = None,
     out: Annotated[
-        Path | None, option("Output file. Default: ./NAME.bundle.tar.", metavar="FILE")
+        Path | None, option("Output folder. Default: ./NAME.bundle.", metavar="FOLDER")
     ] = None,
 ) -> None:
-    """Pack OS packages with dependencies and Python wheels into a file.
+    """Download OS packages with dependencies and Python wheels to a folder.
 
     Covers the hosts' distributions if the cluster is up, otherwise those given by --os.
     """
     spec = spec_of(screen.chosen())
-    reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
     names = _names(screen, system)
     by_release = {distribution.release: distribution for distribution in map(_distribution, names)}
     archives = dict(_assignment(text) for text in archive or ())
@@ -70,28 +64,19 @@ def create(
                 why="packages of RHEL need a subscription; no public repository has them",
                 fix=f"pass --from {name}=FILE, with a file as in /etc/yum.repos.d",
             )
-    target = out or Path(f"{spec.name}.bundle.tar")
-    request = bundle_create.BundleRequest(spec, tuple(by_release.values()), archives, screen.note)
-    made = bundle_create.create(request, target)
-    size = format_size(target.stat().st_size)
-    _show(screen, made, f"wrote {target}, {size}; copy it together with clusterctl")
-
-
-def verify(screen: Screen, path: BundleFile, system: Systems = None) -> None:
-    """Verify that a bundle is intact and matches clusterctl and the spec."""
-    opened = open_bundle(path)
-    releases = list({_distribution(name).release: None for name in system or ()})
-    has_spec = screen.cluster is not None or screen.chosen().spec_file is not None
-    # Without a spec, only the checksums and the distributions are verified.
-    spec = spec_of(screen.chosen()) if has_spec else None
-    defects = (*mismatches(opened, spec, releases), *damages(opened))
-    reject_defects(path, defects)
-    _show(screen, opened, "all checksums match")
-
-
-def show(screen: Screen, path: BundleFile) -> None:
-    """Show the manifest of a bundle."""
-    _show(screen, open_bundle(path))
+    folder = out or Path(f"{spec.name}.bundle")
+    request = BundleRequest(spec, tuple(by_release.values()), archives, screen.note)
+    systems = create(request, folder)
+    lines = [
+        f"{release}: {counted(system.packages, 'package')}, {counted(system.wheels, 'wheel')} for "
+        f"Python {system.python}"
+        for release, system in systems.items()
+    ]
+    answer = {
+        "folder": str(folder.absolute()),
+        "systems": {release: asdict(system) for release, system in systems.items()},
+    }
+    screen.result(answer, *lines, f"wrote {folder}; copy it together with clusterctl")
 
 
 def _distribution(name: str) -> Distribution:
@@ -126,30 +111,4 @@ def _assignment(text: str) -> tuple[str, Path]:
             code="bad-value",
             fix="write it as --from debian-12=mirror.list",
         )
-    return _distribution(name).release, Path(path)
-
-
-def _show(screen: Screen, opened: Bundle, *last: str) -> None:
-    manifest = opened.manifest
-    systems: dict[str, dict[str, Any]] = {}
-    lines = [
-        f"bundle for cluster {manifest.cluster!r}, created by clusterctl {manifest.clusterctl}"
-    ]
-    for release, system in manifest.systems.items():
-        count = system.packages
-        wheels = len(system.wheels + system.gpu + system.more)
-        systems[release] = {"packages": count, "python": system.python, "wheels": wheels}
-        lines.append(
-            f"  {release}: {counted(count, 'package')}, {counted(wheels, 'wheel')} for Python {system.python}"
-        )
-    answer = {
-        "file": str(opened.file),
-        "digest": opened.digest,
-        "format": manifest.format,
-        "clusterctl": manifest.clusterctl,
-        "cluster": manifest.cluster,
-        "architecture": manifest.architecture,
-        "bytes": opened.file.stat().st_size,
-        "systems": systems,
-    }
-    screen.result(answer, *lines, f"  digest {opened.digest}", *last)
+    return _distribution(name).release, Path(path).absolute()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.advice import first_job
@@ -47,14 +46,6 @@ _UP_FLAGS: Final = {
     "reconfigure": flag(bool, "Reconfigure all hosts, even unchanged ones.", "--reconfigure"),
     "force": flag(bool, "Cancel jobs on nodes that the changed spec no longer has.", "--force"),
     "discard": Discard,
-    "bundle": flag(
-        Path, "Install on-prem hosts from this bundle, now and in later runs.", metavar="FILE"
-    ),
-    "own_repositories": flag(
-        bool,
-        "Stop using a bundle: install from the hosts' own package repositories.",
-        "--no-bundle",
-    ),
     "limit": flag(
         list[str],
         "Configure only these on-prem hosts and the controller. Accepts host lists such as "
@@ -82,8 +73,6 @@ def up(screen: Screen, **given: Any) -> int:
     Prompts before it removes hosts or creates billed resources. Without a terminal, removal needs
     --yes.
     """
-    if given.keys() >= {"bundle", "own_repositories"}:
-        raise excluded("--bundle", "--no-bundle")
     if given.keys() >= {"dry_run", "if_digest"}:
         raise excluded("--dry-run", "--if-digest")
     spec = spec_of(screen.chosen())

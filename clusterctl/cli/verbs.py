@@ -112,7 +112,6 @@ GROUPS: Final[Mapping[str, Group]] = {
     "orphans": Group("Clusters without a workspace.", Panel.MORE),
     "node": Group("Manage individual nodes without affecting the others.", Panel.NODES),
     "agent": Group("What agents may do through `mcp`, and what they did.", Panel.MORE),
-    "bundle": Group("Packages and programs for air-gapped hosts, in a single file.", Panel.MORE),
 }
 VERBS: Final[Mapping[str, Verb]] = {
     "init": Verb(
@@ -407,20 +406,12 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.RAISES,
         of_cluster=False,
     ),
-    "bundle create": Verb(
-        "bundle:create",
-        "Pack OS packages with dependencies and Python wheels into a file.",
+    "bundle": Verb(
+        "bundle:bundle",
+        "Download OS packages with dependencies and Python wheels to a folder.",
         Effect.FETCHES,
+        Panel.MORE,
         of_cluster=True,
-    ),
-    "bundle verify": Verb(
-        "bundle:verify",
-        "Verify that a bundle is intact and matches clusterctl and the spec.",
-        Effect.READS,
-        of_cluster=False,
-    ),
-    "bundle show": Verb(
-        "bundle:show", "Show the manifest of a bundle.", Effect.READS, of_cluster=False
     ),
     "agent limits": Verb(
         "agent:limits",

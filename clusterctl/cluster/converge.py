@@ -122,11 +122,8 @@ def converge(
         cluster.spec, inventory, reports, recorded.hardware, at_work, concerned=concerned
     )
     rendered = render(cluster.spec, inventory, workspace, nodes.reports)
-    notes = (
-        *nodes.notes,
-        *fetch_gpu_wheels(cluster, inventory, nodes.reports),
-        *cgroup_notes(inventory, nodes.reports),
-    )
+    fetch_gpu_wheels(cluster, inventory, nodes.reports)
+    notes = (*nodes.notes, *cgroup_notes(inventory, nodes.reports))
     has_changed = rendered.inputs != recorded.inputs
     groups = (
         {} if limit else inputs_of_templates(cluster, inventory) if has_changed else recorded.groups
@@ -468,7 +465,7 @@ def inputs_of(
     drivers = {host: report.driver for host, report in reports.items()}
     files = {
         **render_host_files(spec, inventory, slurm, drivers),
-        inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, reports),
+        inventory_file.GPUS_FILE: gpus_file(spec, inventory, reports),
     }
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     variables = inventory_file.cluster_variables(spec, inventory, workspace)

@@ -15,7 +15,6 @@ from clusterctl.state.inventory import (
     identity_of,
 )
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import file_sha256
 from clusterctl.util.digest import digest_of
 
 
@@ -43,7 +42,6 @@ def reject_up(cluster: ClusterContext, plan: Plan, options: UpOptions) -> None:
 def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:
     """Return a digest of what `up` would do with a spec and options. Repairs of drift don't count."""
     hosts = plan.hosts
-    bundle = options.bundle
     return digest_of(
         [
             "up",
@@ -56,8 +54,7 @@ def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:
             [hosts.other, hosts.other_lost],
             [[setting.key, setting.what] for setting in plan.settings],
             [sorted(entry.job.id for entry in plan.jobs.affected), bool(plan.jobs.unknown)],
-            [options.reconfigure, options.force, options.discard, options.own_repositories],
-            [bundle.name, file_sha256(bundle)] if bundle is not None else [],
+            [options.reconfigure, options.force, options.discard],
             [sorted(options.limit or ()), sorted(options.replaced)],
         ]
     )

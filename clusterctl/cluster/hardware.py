@@ -18,19 +18,18 @@ from ClusterShell.NodeSet import NodeSet
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.nodes import REASON, drain_usable
-from clusterctl.errors import Failure, Notice, SchedulerError, TransportError, VerifyError
+from clusterctl.errors import Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding, cgroup_finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.node_platform import NodePlatform
-from clusterctl.packages.wheelhouse import has_wheelhouse, wheelhouse
+from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.slurm_conf import format_gres, needs_facts
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
 from clusterctl.state.inventory import Inventory
-from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import parallel_map, temporary_folder
 
@@ -239,13 +238,11 @@ def _cores(facts: NodeFacts) -> tuple[int, ...]:
     return (facts.cpus, facts.boards, facts.sockets, facts.cores_per_socket, facts.threads_per_core)
 
 
-def gpus_file(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports
-) -> str:
+def gpus_file(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> str:
     """Return JSON: node -> cupy: whether to install it; uuids: GPUs in Slurm's order, if CUDA's
     differs.
     """
-    cupy = spec.software.cupy and _can_provide_cupy(inventory, workspace)
+    cupy = spec.software.cupy
     drivers = {
         host.name: reports[host.name].driver for host in inventory.compute if host.name in reports
     }
@@ -256,10 +253,8 @@ def gpus_file(
     return json.dumps(nodes, indent=1, sort_keys=True) + "\n"
 
 
-def fetch_gpu_wheels(
-    cluster: ClusterContext, inventory: Inventory, reports: Reports
-) -> tuple[str, ...]:
-    """Download CuPy here for hosts with GPUs that can't download it. Return notes for the user.
+def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Reports) -> None:
+    """Download CuPy here for hosts with GPUs that can't download it.
 
     Raises:
         MachineError: CuPy can't be downloaded.
@@ -273,12 +268,8 @@ def fetch_gpu_wheels(
         if host.name in reports and reports[host.name].driver.cards
     ]
     if not hosts or not spec.software.cupy:
-        return ()
-    if not _can_provide_cupy(inventory, workspace):
-        fix = "set `gpus` in the partition, and create the bundle again"
-        text = f"the bundle has no CuPy for the GPUs of {', '.join(hosts)}: {fix}"
-        return (Notice("gpus-without-cupy", text),)
-    if spec.provider.is_cloud and not workspace.bundle.exists():
+        return
+    if spec.provider.is_cloud:
         # Cloud hosts may reach the package index through NAT.
         argv = ["sh", "-c", _CAN_FETCH, "sh", f"{inventory.root}/env/{mark_of_wheels(gpu_lock())}"]
         lacking = parallel_map(
@@ -287,14 +278,13 @@ def fetch_gpu_wheels(
         if not (needy := [host for host, lacks in zip(hosts, lacking, strict=True) if lacks]):
             # Without this link, the role job_env lets the hosts download the wheels.
             workspace.gpu_wheels.unlink(missing_ok=True)
-            return ()
+            return
         cluster.reporter.progress(
             "sending CuPy and CUDA's libraries by SSH, 2.1 GB per node, which is slow: "
             f"{', '.join(needy)} can't download them from pypi.org"
         )
     cluster.reporter.progress("downloading CuPy and CUDA's libraries")
     link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
-    return ()
 
 
 def mark_of_wheels(lock: Path) -> str:
@@ -310,13 +300,6 @@ def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
         new_link = folder / link.name
         new_link.symlink_to(wheels)
         new_link.replace(link)
-
-
-def _can_provide_cupy(inventory: Inventory, workspace: Workspace) -> bool:
-    # Without a bundle (a file of packages), hosts or this machine download CuPy.
-    return not workspace.bundle.exists() or has_wheelhouse(
-        gpu_lock(), NodePlatform.of(inventory.distribution)
-    )
 
 
 def reject_missing_gpus(

@@ -10,7 +10,6 @@ import base64
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from clusterctl.cluster.bake import prepare_image, share_configuration
 from clusterctl.cluster.context import ClusterContext
@@ -24,7 +23,7 @@ from clusterctl.cluster.plan import Plan, plan_changes, preflight
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import inventory_file
 from clusterctl.configure.ansible import record_inventory
-from clusterctl.errors import ConfigureError, Failure, Notice, UsageError
+from clusterctl.errors import ConfigureError, Failure, Notice
 from clusterctl.hosts.checks import (
     admin_uid_findings,
     reject_full_disks,
@@ -41,14 +40,12 @@ from clusterctl.hosts.probe import (
 )
 from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
-from clusterctl.packages.bundle import Bundle, cluster_bundle, missing_bundle, use_bundle
 from clusterctl.providers.base import HostOptions, Provisioned, Size
 from clusterctl.providers.storage import save_record as record_storage
 from clusterctl.providers.templates import NodeFiles, NodeTemplates
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_ID, ADMIN_USER
 from clusterctl.state.inventory import (
     Inventory,
@@ -73,10 +70,6 @@ class UpOptions:
     reconfigure: also configure hosts that need no change.
     force: cancel jobs on nodes that the changed spec no longer has.
     discard: delete data that exists only on hosts that are removed.
-    bundle: the bundle that hosts install packages from. Default: the bundle of the last `up`, if
-        any.
-    own_repositories: install packages from the hosts' own repositories again, instead of from a
-        bundle.
     limit: configure only these hosts and the controller. Default: all hosts.
     replaced: names of hosts that are replaced by different machines. The old machines are removed,
         or restored if the user owns them.
@@ -86,8 +79,6 @@ class UpOptions:
     reconfigure: bool = False
     force: bool = False
     discard: bool = False
-    bundle: Path | None = None
-    own_repositories: bool = False
     limit: Collection[str] | None = None
     replaced: Collection[str] = ()
 
@@ -115,7 +106,7 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
         recreates = cluster.provider.recreates_hosts
         # If the plan is rejected, replaced machines stay in the cluster.
         with replacing(cluster.workspace, () if recreates else options.replaced):
-            prepared = prepare(cluster, options)
+            prepared = prepare(cluster)
             recreated = tuple(options.replaced) if recreates else ()
             plan = cluster.run("plan_changes", plan_changes, recreated)
             if not options.force:
@@ -136,8 +127,6 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
         inventory = provisioned.inventory
         environment = resolve_environment(cluster, inventory.distribution, prepared)
         reports = cluster.run("probe", probe, inventory, keep)
-        if cluster.workspace.bundle.exists() and not inventory.baked:
-            cluster.run("send_packages", send_packages, prepared.bundle, inventory, reports)
         reports = cluster.run(
             "converge",
             converge,
@@ -158,22 +147,19 @@ class Prepared:
 
     distribution: the distribution of new hosts, if it is known before they exist.
     environment: the spec's Python requirements, resolved to exact versions for this distribution.
-    bundle: the bundle that hosts install packages from, unless they use their own repositories.
     """
 
     distribution: Distribution | None
     environment: Environment | None
-    bundle: Bundle | None
 
 
-def prepare(cluster: ClusterContext, options: UpOptions) -> Prepared:
+def prepare(cluster: ClusterContext) -> Prepared:
     """Find everything that would stop `up` before hosts change, and restore lost secrets."""
     workspace = cluster.workspace
     spec = cluster.spec
     # From now on the hosts belong to a cluster, so `up` must not resume a `down` or `image bake`.
     workspace.removing.unlink(missing_ok=True)
     workspace.baking.unlink(missing_ok=True)
-    bundle = open_bundle(cluster, options)
     distribution = planned_distribution(spec, workspace)
     environment = resolve_environment(cluster, distribution) if distribution else None
     # Machines that exist already are examined later, by the plan.
@@ -181,7 +167,7 @@ def prepare(cluster: ClusterContext, options: UpOptions) -> Prepared:
         cluster.run("preflight", preflight)
     restore_munge_key(cluster)
     workspace.create_secrets()
-    return Prepared(distribution, environment, bundle)
+    return Prepared(distribution, environment)
 
 
 def record_spec(cluster: ClusterContext) -> None:
@@ -212,36 +198,6 @@ def restore_munge_key(cluster: ClusterContext) -> None:
                 text = f"{workspace.munge_key} was missing or damaged, and is restored from {host}"
                 cluster.reporter.note(Notice("munge-key-restored", text))
                 return
-
-
-def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
-    """Raise UsageError if the provider creates hosts: only users' machines install from bundles."""
-    if not spec.provider.adopts_hosts:
-        raise UsageError(
-            f"bundles work only with your own machines, and the provider is {spec.provider.type}",
-            code="bundle-needs-own-machines",
-            fix=fix,
-        )
-
-
-def open_bundle(cluster: ClusterContext, options: UpOptions) -> Bundle | None:
-    """Open the bundle that the options name, otherwise that of the last `up`, if any."""
-    if options.bundle is not None:
-        reject_bundles(cluster.spec, fix="leave --bundle out")
-        return cluster.run("open_bundle", _open_bundle, options.bundle)
-    if options.own_repositories:
-        cluster.workspace.bundle.unlink(missing_ok=True)
-    bundle = cluster_bundle(cluster.workspace)
-    return (
-        cluster.run("open_bundle", _open_bundle, bundle.file)
-        if bundle and bundle.file.exists()
-        else None
-    )
-
-
-def _open_bundle(cluster: ClusterContext, file: Path) -> PhaseResult[Bundle]:
-    bundle = use_bundle(file, cluster.spec, cluster.workspace)
-    return PhaseResult(bundle, f"{file.name}, for {', '.join(bundle.manifest.systems)}")
 
 
 def resolve_environment(
@@ -400,23 +356,6 @@ def _with_one_uid(
     # through others.
     end_all_connections(cluster.workspace.ssh_config)
     return {**reports, **cluster.probe(inventory, differing)}
-
-
-def send_packages(
-    cluster: ClusterContext,
-    bundle: Bundle | None,
-    inventory: Inventory,
-    reports: Mapping[str, HostReport],
-) -> PhaseResult[None]:
-    """Send the bundle's packages to hosts that lack them. BundleError: the bundle is missing."""
-    to = cluster.connections.to
-    hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
-    if not hosts:
-        return PhaseResult(None, "nothing to send")
-    if bundle is None:
-        raise missing_bundle(cluster.workspace)
-    sent = inventory_file.send_repository(bundle, hosts, to)
-    return PhaseResult(None, f"sent to {counted(len(sent), 'host')}" if sent else "nothing to send")
 
 
 def build_environment(

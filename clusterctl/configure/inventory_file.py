@@ -1,24 +1,21 @@
-"""Input for Ansible: `inventory.yml`, and package repositories from bundles (the user's files) for
-hosts.
+"""Input for Ansible: `inventory.yml`.
 
-The inventory has hosts, groups and all role variables, so it also works with `ansible-playbook -i`.
+It has hosts, groups and all role variables, so it also works with `ansible-playbook -i`.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import cluster_roles, spec_variables
-from clusterctl.packages.bundle import REPOSITORY, Bundle, mismatches, reject_defects
 from clusterctl.packages.os_packages import PLAIN
-from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER, MPI_SSH, MPI_SSH_FOLDER
@@ -33,17 +30,15 @@ from clusterctl.state.inventory import (
     Inventory,
 )
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Connect, Transport, split_lines
+from clusterctl.transport.base import Connect
 from clusterctl.util.assets import (
     data_folder,
     digest,
     gpu_lock,
     install_inputs,
     job_lock,
-    render,
-    tree_files,
 )
-from clusterctl.util.process import call_on_hosts, parallel_map
+from clusterctl.util.process import parallel_map
 
 # Rendered file: node -> the GPUs that its driver shows.
 GPUS_FILE = "gpus.json"
@@ -52,8 +47,6 @@ GPUS_FILE = "gpus.json"
 HOSTS_FILE = "etc_hosts"
 OPENMPI_FILE = "openmpi-mca-params.conf"
 OF_HOSTS = "hosts"
-# The bundle's repository on an air-gapped host, during the installation.
-BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"
 # The cluster in the accounting database of a controller's template. Before slurmdbd first starts on
 # a controller, ansible/files/name_cluster.sh replaces it. No spec can have this name.
 TEMPLATE_CLUSTER = "any_cluster"
@@ -293,7 +286,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **(_mpi_ssh(inventory) if "mpi_ssh" in runs else {}),
         "health_config_src": _literal(str(workspace.rendered / OF_HOSTS)),
         **_distribution(inventory.distribution),
-        **_repositories(spec),
+        **_repositories(spec, inventory.distribution),
         "openmpi_params_src": _literal(str(workspace.rendered / OPENMPI_FILE)),
         "openmpi_fabric": spec.provider.may_have_fabric,
         "job_env_network": inventory.network,
@@ -309,7 +302,6 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
             for name, v in spec_variables(spec, runs).items()
         },
         **({} if inventory.baked else _job_packages(workspace.wheels, job_lock())),
-        **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }
 
 
@@ -386,13 +378,15 @@ def _distribution(distribution: Distribution) -> Variables:
     }
 
 
-def _repositories(spec: ClusterSpec) -> Variables:
-    mirrors = spec.software.mirrors.model_dump(exclude_none=True)
+def _repositories(spec: ClusterSpec, distribution: Distribution) -> Variables:
+    mirrors = spec.software.mirrors
+    bundle = f"{mirrors.bundle.rstrip('/')}/{distribution.release}" if mirrors.bundle else ""
     slurm = spec.software.slurm
     variables = {
         "repositories_openhpc": slurm.origin == "openhpc",
         "repositories_slurm": slurm.repository.model_dump() if slurm.repository else {},
-        "repositories_mirrors": mirrors,
+        "repositories_mirrors": mirrors.model_dump(exclude_none=True, exclude={"bundle"}),
+        "packages_bundle": bundle,
     }
     return {name: value for name, value in variables.items() if value}
 
@@ -462,14 +456,6 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
     }
 
 
-_MAX_PARALLEL: Final = 8
-# A host is silent while it unpacks and prepares the repository.
-_UNPACK_S: Final = 1800.0
-# The folder with the settings of apt and dnf, by family, that replace the host's own repositories.
-# The index is unsigned, but was created from signed indexes; rpm packages have their own
-# signatures.
-_TEMPLATES: Final = "bundle"
-
 # Prints a line for each mark file of a finished installation that exists.
 _FIND_MARKS: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
 
@@ -498,61 +484,6 @@ def hosts_to_install(
     return tuple(host for host, needed in zip(inventory.hosts, lacking, strict=True) if needed)
 
 
-def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple[str, ...]:
-    """Send the bundle's packages to the hosts that do not have them yet. Return the names of these
-    hosts.
-
-    Raise BundleError, with nothing sent, if the bundle lacks packages for a host's distribution.
-    Raise TransportError, with a failure for each host, if sending fails.
-    """
-    releases = {distribution_of(host.distribution).release for host in hosts}
-    reject_defects(bundle.file, mismatches(bundle, None, sorted(releases)))
-    by_name = {host.name: host for host in hosts}
-    sent, failed = call_on_hosts(
-        by_name, lambda name: _send(bundle, by_name[name], to(name)), most=_MAX_PARALLEL
-    )
-    if failed:
-        is_full = any(
-            isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values()
-        )
-        remedy = (
-            "free space in /var/lib on the host"
-            if is_full
-            else "check `clusterctl ssh --admin HOST`"
-        )
-        raise TransportError.of_hosts(
-            "the packages could not be sent to {hosts}",
-            [exc.on(host, "bundle") for host, exc in failed.items()],
-            code="packages-not-sent",
-            fix=f"{remedy}, then run `clusterctl up` again",
-        )
-    return tuple(sorted(name for name, was_sent in sent.items() if was_sent))
-
-
-def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
-    """Send the bundle's package repository to a host that lacks it. Return whether it was sent."""
-    argv = [
-        "sudo",
-        "-n",
-        "sh",
-        "-c",
-        render(f"{_TEMPLATES}/receive.sh"),
-        "sh",
-        BUNDLE_FOLDER,
-        bundle.digest,
-    ]
-    with transport.converse(argv, silence_s=_UNPACK_S) as stream:
-        overflow = TransportError(
-            f"{host.name}'s answer is too long", code="answer-too-long", host=host.name
-        )
-        answer = next(split_lines(iter(stream.receive, b""), overflow), b"").strip()
-        if answer == b"send":
-            for chunk in _tar(bundle, distribution_of(host.distribution)):
-                stream.send(chunk)
-        stream.finish()
-    return answer == b"send"
-
-
 def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
     """Return paths of files that `install.yml` creates at its end. If any exists, all packages are
     there.
@@ -561,23 +492,3 @@ def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
     roles = [role for role in (CONTROLLER, COMPUTE) if role in host.roles] or [LOGIN]
     role_mark = f"{mark_file}-{roles[0]}" if len(roles) == 1 else mark_file
     return (f"{role_mark}-cards",) if with_cards else (mark_file, role_mark)
-
-
-def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
-    """Yield a tar archive with the bundle's package repository, and settings of apt or dnf to use
-    it.
-    """
-    folder = REPOSITORY.format(distribution.release)
-    paths = sorted(path for path in bundle.hashes if path.startswith(f"{folder}/keys/"))
-    keys = " ".join(
-        f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths
-    )
-    root = data_folder("templates") / _TEMPLATES / distribution.family
-    names = [path.relative_to(root.parents[1]).as_posix() for path in tree_files(root)]
-    files = {
-        name.split("/", 2)[2].removesuffix(".j2"): render(
-            name, folder=BUNDLE_FOLDER, keys=keys
-        ).encode()
-        for name in names
-    }
-    return bundle.stream(folder, as_folder="repository", after=files)

@@ -59,14 +59,6 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
     return tuple(sorted(names.union(for_some_hosts, software.packages)))
 
 
-def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """Return the packages that a bundle must have: names, and file names of packages in no
-    distribution.
-    """
-    upstream = upstream_packages(distribution, software)
-    return (*package_names(distribution, software), *(package.file for package in upstream))
-
-
 def packages_of(
     roles: Iterable[str], distribution: Distribution, software: Software
 ) -> tuple[str, ...]:

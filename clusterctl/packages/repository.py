@@ -2,9 +2,8 @@
 
 For Debian and Ubuntu, apt resolves and downloads the packages, and checks signatures and hashes;
 apt-ftparchive writes the index. For Red Hat's family, dnf and createrepo_c do this, and rpmkeys
-checks each signature with the keys of the repository, which go into the bundle, because hosts check
-the signatures, too. apt and dnf use an empty root, so that they treat no package as installed, and
-download all dependencies.
+checks the signatures with the keys of the repositories, as the hosts do again. apt and dnf use an
+empty root, so that they treat no package as installed, and download all dependencies.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import configparser
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,14 +37,31 @@ _DATA: Final = Path(__file__).with_name("data")
 _FIRST: Final = 10
 _LAST: Final = 99
 _ALWAYS: Final = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+_DEBS: Final = {"x86_64": "amd64"}  # by ARCHITECTURE
+_FILE: Final = re.compile(r"^'([^']+)' (\S+\.deb) \d+ (?:SHA256:(\w+))?", re.MULTILINE)
+# Keys of the repositories, beside their packages.
+KEYS: Final = "keys.asc"
+_TOOLS: Final = {
+    "Debian": {
+        "apt-get": "create this bundle on a machine with Debian or Ubuntu",
+        "apt-ftparchive": "install the package apt-utils here",
+    },
+    "RedHat": {
+        "dnf": "install the packages dnf and dnf-plugins-core here",
+        "createrepo_c": "install the package createrepo_c here (Debian and Ubuntu: createrepo-c)",
+        "rpmkeys": "install the package rpm here",
+    },
+}
+_AGAIN: Final = "then run the command again; downloaded packages are kept"
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRequest:
     """The input for the creation of a repository. ``report`` is called with a line about each step.
 
-    folder: cache folder for downloads. upstream: packages that are in no repository.
-    archive: file with the repositories to use. None: the distribution's public repositories.
+    folder: the repository, as an absolute path. upstream: packages that are in no repository.
+    archive: absolute path of a file with the repositories to use. None: the distribution's public
+        repositories.
     software: adds the repositories of Slurm, OpenHPC and NVIDIA, if the spec needs them.
     """
 
@@ -56,15 +72,19 @@ class RepositoryRequest:
     software: Software = PLAIN
     upstream: tuple[Upstream, ...] = ()
 
+    @property
+    def release(self) -> str:
+        return self.distribution.release
+
     def read_sources(self) -> tuple[Mapping[str, Any], ...]:
         """Return the repositories of archives.toml, and that of Slurm that the spec names.
 
         Raise a UsageError if archives.toml lacks the distribution.
         """
         archives = read_table(_DATA / "archives.toml", dict[str, dict[str, Any]])
-        if (archive := archives.get(self.distribution.release)) is None:
+        if (archive := archives.get(self.release)) is None:
             raise UsageError(
-                f"bundles can't be created for {self.distribution.release}",
+                f"bundles can't be created for {self.release}",
                 code="distribution-not-bundled",
                 fix=f"bundles can be created for {', '.join(archives)}",
             )
@@ -80,109 +100,91 @@ class RepositoryRequest:
         return (archive, *sources)
 
 
-_DEBS: Final = {"x86_64": "amd64"}  # by ARCHITECTURE
-_FILE: Final = re.compile(r"^'([^']+)' (\S+\.deb) \d+ (?:SHA256:(\w+))?", re.MULTILINE)
-_TOOLS: Final = {
-    "Debian": {
-        "apt-get": "create this bundle on a machine with Debian or Ubuntu",
-        "apt-ftparchive": "install the package apt-utils here",
-    },
-    "RedHat": {
-        "dnf": "install the packages dnf and dnf-plugins-core here",
-        "createrepo_c": "install the package createrepo_c here (Debian and Ubuntu: createrepo-c)",
-        "rpmkeys": "install the package rpm here",
-    },
-}
+def check(request: RepositoryRequest) -> None:
+    """Check that this machine has the tools for a distribution, and that its repositories are known.
 
-
-def check(distribution: Distribution, archive: Path | None) -> None:
-    """Check that this machine has the tools for a distribution, and that ``archive`` (if given) is
-    valid.
-
-    Raise a MachineError if a tool is missing, or a UsageError if ``archive`` is not a list of
-    repositories.
+    Raise a MachineError if a tool is missing, or a UsageError if the repositories are unknown or the
+    file of the user's can't be used.
     """
-    if archive:
-        _read_user_file(archive)
-    for tool, fix in _TOOLS[distribution.family].items():
+    family = request.distribution.family
+    if request.archive is None:
+        request.read_sources()
+    elif family == "Debian":
+        _read_user_file(request.archive)
+    else:
+        _user_repositories(request.archive)
+    for tool, fix in _TOOLS[family].items():
         if shutil.which(tool) is None:
-            message = (
-                f"packages of {distribution.release} can't be downloaded, because {tool} is not "
-                "installed"
-            )
+            message = f"packages of {request.release} can't be downloaded, because {tool} is not installed"
             raise MachineError(message, code="tool-missing", fix=fix)
-    if archive:
-        {"Debian": _check_sources, "RedHat": _user_repositories}[distribution.family](archive)
 
 
-def pack(request: RepositoryRequest, names: Sequence[str]) -> Path:
-    """Download these packages with all dependencies. Return the folder of the repository.
+def pack(request: RepositoryRequest, names: Sequence[str], scratch: Path) -> int:
+    """Download these packages with all dependencies to the repository. Return their number.
 
-    Call ``check`` first. The next call for the same distribution replaces the folder. Raise a
-    MachineError if a keyring is missing, a download fails or a signature is invalid, or a
-    UsageError if the distribution's repositories are unknown.
+    Call ``check`` first. Packages that are there are kept if they are still needed. scratch: a folder
+    for lists and settings. Raise a MachineError if a download fails or a signature is invalid.
     """
-    return {"Debian": _pack_apt, "RedHat": _pack_dnf}[request.distribution.family](request, names)
-
-
-def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
-    release = request.distribution.release
-    folder = request.folder
-    apt = partial(_apt, _apt_options(request))
-    request.report(f"{release}: reading the package lists")
-    apt("update", task=f"reading the package lists of {release}")
-    install = (
-        "install",
-        "--quiet=2",
-        *names,
-        *(_upstream(package, folder) for package in request.upstream),
+    request.report(f"{request.release}: reading the repositories")
+    return {"Debian": _pack_apt, "RedHat": _pack_dnf}[request.distribution.family](
+        request, names, scratch
     )
+
+
+def keep_only(folder: Path, names: Collection[str]) -> None:
+    """Remove everything else from a folder."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in names:
+            path.unlink()
+
+
+def _pack_apt(request: RepositoryRequest, names: Sequence[str], scratch: Path) -> int:
+    release = request.release
+    pool = request.folder / "pool"
+    apt = partial(_apt, _apt_options(request, scratch, pool))
+    apt("update", task=f"reading the package lists of {release}")
+    upstream = [_upstream(package, scratch) for package in request.upstream]
+    install = ("install", "--quiet=2", *names, *upstream)
     # With its cache, apt would list only the packages that are not downloaded yet.
-    no_cache = f"Dir::Cache::archives={folder / 'none'}"
+    no_cache = f"Dir::Cache::archives={scratch / 'none'}"
     uris = apt(
         *install, "--print-uris", "-o", no_cache, task=f"resolving the packages of {release}"
     )
-    paths = {
-        file: _cached_path(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(uris)
-    }
-    request.report(f"{release}: downloading {counted(len(paths), 'package')}")
+    packages = {file: (uri, sha256) for uri, file, sha256 in _FILE.findall(uris)}
+    # Of a package that it has downloaded before, apt checks only the size.
+    for file, (_, sha256) in packages.items():
+        if (path := pool / file).is_file() and file_sha256(path) != sha256:
+            path.unlink()
+    request.report(f"{release}: downloading {counted(len(packages), 'package')}")
     apt(*install, "--download-only", task=f"downloading the packages of {release}")
-    root = _repository(folder, "pool", paths)
-    index = _run(
-        ["apt-ftparchive", "packages", "pool"], task="creating the repository's index", cwd=root
-    )
-    (root / "Packages").write_text(index)
-    return root
+    for file, (uri, _) in packages.items():
+        if uri.startswith("file:"):
+            shutil.copy(unquote(uri.removeprefix("file:")), pool / file)
+    keep_only(pool, packages)
+    argv = ["apt-ftparchive", "packages", pool.name]
+    index = _run(argv, task="creating the repository's index", cwd=request.folder)
+    (request.folder / "Packages").write_text(index)
+    return len(packages)
 
 
-def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
-    """Recreate the folder folder/repository/inner with links to packages. paths: link's name ->
-    package.
-    """
-    root = folder / "repository"
-    shutil.rmtree(root, ignore_errors=True)
-    (root / inner).mkdir(parents=True)
-    for file, path in paths.items():
-        (root / inner / file).symlink_to(path)
-    return root
-
-
-def _apt_options(request: RepositoryRequest) -> list[str]:
-    folder = request.folder
+def _apt_options(request: RepositoryRequest, scratch: Path, pool: Path) -> list[str]:
     architecture = _DEBS[ARCHITECTURE]
-    for name in ("state/lists/partial", "cache/archives/partial", "none/partial"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "state/status").write_text("")
+    for folder in (scratch / "state/lists", scratch / "none", pool):
+        (folder / "partial").mkdir(parents=True, exist_ok=True)
+    (scratch / "state/status").write_text("")
     if (sources := request.archive) is None:
-        sources = folder / "archive.list"
+        sources = scratch / "archive.list"
         sources.write_text("".join(_apt_lines(request)))
-    preferences = folder / "preferences"
+    preferences = scratch / "preferences"
     preferences.write_text(nvidia_preference(request.distribution, request.software))
     options = {
-        "Dir::State": folder / "state",
+        "Dir::State": scratch / "state",
         "Dir::Etc::Preferences": preferences,
-        "Dir::Cache": folder / "cache",
-        "Dir::Etc::SourceList": sources.absolute(),
+        "Dir::Cache": scratch,
+        "Dir::Cache::archives": pool,
+        "Dir::Etc::SourceList": sources,
         "APT::Architecture": architecture,
         "APT::Architectures": architecture,
     }
@@ -197,55 +199,22 @@ def _apt(options: Sequence[str], *words: str, task: str) -> str:
         ["apt-get", "--assume-yes", *options, *words],
         task=task,
         fix="check that this machine reaches the repository (apt's proxy settings apply; --from "
-        "selects another), then run the command again; finished downloads are kept",
+        f"selects another) and has the keyring of its signatures, {_AGAIN}",
     )
-
-
-def _cached_path(file: str, uri: str, folder: Path, sha256: str) -> Path:
-    """Return a package's path in apt's cache. Delete a damaged file there, as apt checks only its
-    size.
-    """
-    if uri.startswith("file:"):
-        return Path(unquote(uri.removeprefix("file:")))
-    path = folder / "cache/archives" / file
-    if path.is_file() and file_sha256(path) != sha256:
-        path.unlink()
-    return path
 
 
 def _upstream(package: Upstream, folder: Path) -> str:
     path = folder / package.file
-    if not path.is_file() or file_sha256(path) != package.sha256:
-        path.write_bytes(_download(package.url, item=f"the package {path.name}"))
-        if file_sha256(path) != package.sha256:
-            message = f"the downloaded package {path.name} does not have the expected SHA-256"
-            fix = "check that no proxy changes downloads, then run the command again"
-            raise MachineError(message, code="package-changed", where=package.url, fix=fix)
+    path.write_bytes(_download(package.url, item=f"the package {path.name}"))
+    if file_sha256(path) != package.sha256:
+        message = f"the downloaded package {path.name} does not have the expected SHA-256"
+        fix = "check that no proxy changes downloads, then run the command again"
+        raise MachineError(message, code="package-changed", where=package.url, fix=fix)
     return str(path)
-
-
-def _check_sources(path: Path) -> None:
-    options = (f"Dir::Etc::SourceList={path.absolute()}", "Dir::Etc::SourceParts=/dev/null")
-    result = _run_process(
-        ["apt-get", "indextargets", *(f"--option={option}" for option in options)]
-    )
-    if result.rc != 0 or not result.stdout:
-        reason = result.stderr.partition("\n")[0] or "the file names no repository"
-        fix = "use the format of /etc/apt/sources.list.d; a .sources file needs the deb822 format"
-        raise _not_repositories(path, "is not a list of apt sources", reason, fix)
 
 
 def _apt_lines(request: RepositoryRequest) -> Iterator[str]:
     for archive in request.read_sources():
-        if not Path(archive["keyring"]).is_file():
-            message = (
-                f"the signatures of {request.distribution.release} can't be checked on this machine"
-            )
-            reason = "the keyring is missing"
-            fix = f"install the package {archive['keyring_package']} on this machine"
-            raise MachineError(
-                message, code="keyring-missing", where=archive["keyring"], why=reason, fix=fix
-            )
         for source in archive["sources"]:
             keyring = source.get("keyring", archive["keyring"])
             for suite in source["suites"]:
@@ -253,52 +222,42 @@ def _apt_lines(request: RepositoryRequest) -> Iterator[str]:
                 yield f"deb {' '.join(words)}\n"
 
 
-def _pack_dnf(request: RepositoryRequest, names: Sequence[str]) -> Path:
-    release = request.distribution.release
-    folder = request.folder
+def _pack_dnf(request: RepositoryRequest, names: Sequence[str], scratch: Path) -> int:
+    release = request.release
     repositories, urls = _repositories(request)
-    request.report(f"{release}: reading the repositories")
-    dnf = partial(_dnf, request)
-    shutil.rmtree(folder / "root", ignore_errors=True)
-    for name in ("root", "repos", "log", "packages"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "repos" / "bundle.repo").write_text(repositories)
+    packages = request.folder / "Packages"
+    for folder in (*(scratch / name for name in ("root", "repos", "log")), packages):
+        folder.mkdir(parents=True, exist_ok=True)
+    (scratch / "repos" / "bundle.repo").write_text(repositories)
+    dnf = partial(_dnf, request, scratch)
     if stream := nvidia_stream(request.distribution, request.software):
         task = f"choosing the stream of NVIDIA's driver for {release}"
         dnf("module", "enable", f"nvidia-driver:{stream}", task=task)
-    keys = [_download(url, item="a repository's key") for url in urls]
+    keys = request.folder / KEYS
+    keys.write_bytes(b"\n".join(_download(url, item="a repository's key") for url in urls))
     download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
-    urls_text = dnf(*download, "--url", *names, task=f"resolving the packages of {release}")
-    files = {line.rpartition("/")[2] for line in urls_text.split() if line.endswith(".rpm")}
+    listed = dnf(*download, "--url", *names, task=f"resolving the packages of {release}")
+    files = {line.rpartition("/")[2] for line in listed.split() if line.endswith(".rpm")}
+    keep_only(packages, files)
     request.report(f"{release}: downloading {counted(len(files), 'package')}")
-    downloads = folder / "packages"
-    dnf(
-        *download,
-        f"--downloaddir={downloads}",
-        *names,
-        task=f"downloading the packages of {release}",
-    )
-    root = _repository(folder, "Packages", {file: downloads / file for file in files})
-    (root / "keys").mkdir()
-    for number, key in enumerate(keys):
-        (root / f"keys/{number}.asc").write_bytes(key)
-    _check_signatures(folder, root)
-    words = ["--quiet", "--no-database", "--revision=1", "--set-timestamp-to-revision"]
-    _run(["createrepo_c", *words, str(root)], task="creating the repository's index")
-    return root
+    task = f"downloading the packages of {release}"
+    dnf(*download, f"--downloaddir={packages}", *names, task=task)
+    _check_signatures(keys, packages, scratch)
+    argv = ["createrepo_c", "--quiet", str(request.folder)]
+    _run(argv, task="creating the repository's index")
+    return len(files)
 
 
-def _dnf(request: RepositoryRequest, *words: str, task: str) -> str:
-    folder = request.folder
+def _dnf(request: RepositoryRequest, scratch: Path, *words: str, task: str) -> str:
     argv = ["dnf", "--quiet", "--assumeyes", f"--config={_DATA / 'dnf.conf'}"]
-    argv += [f"--installroot={folder / 'root'}"]
-    argv += [f"--releasever={request.distribution.release.rpartition('-')[2]}"]
-    argv += [f"--setopt={name}dir={folder / name}" for name in ("repos", "cache", "log")]
+    argv += [f"--installroot={scratch / 'root'}"]
+    argv += [f"--releasever={request.release.rpartition('-')[2]}"]
+    argv += [f"--setopt={name}dir={scratch / name}" for name in ("repos", "cache", "log")]
     return _run(
         [*argv, *words],
         task=task,
         fix="check that this machine reaches the repositories (--from selects others) and has "
-        "dnf-plugins-core, then run the command again; finished downloads are kept",
+        f"dnf-plugins-core, {_AGAIN}",
     )
 
 
@@ -335,27 +294,19 @@ def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
     return text, tuple(sorted(keys))
 
 
-def _check_signatures(folder: Path, root: Path) -> None:
-    database = folder / "rpmdb"
-    shutil.rmtree(database, ignore_errors=True)
+def _check_signatures(keys: Path, packages: Path, scratch: Path) -> None:
+    """Check all packages with the keys, because `dnf download` does not."""
+    database = scratch / "rpmdb"
     database.mkdir()
-    rpmkeys = ["rpmkeys", f"--dbpath={database}", "--define=_pkgverify_level signature"]
-    keys, packages = (
-        sorted(str(path.resolve()) for path in (root / name).iterdir())
-        for name in ("keys", "Packages")
-    )
-    _run(
-        [*rpmkeys, "--import", *keys],
-        task="reading the keys of repositories",
-        fix="correct gpgkey=",
-    )
-    result = _run_process([*rpmkeys, "--checksig", *packages])
+    rpmkeys = ["rpmkeys", f"--dbpath={database}"]
+    rpmkeys += ["--define=_pkgverify_level signature"]
+    task = "reading the keys of repositories"
+    _run([*rpmkeys, "--import", str(keys)], task=task, fix="correct gpgkey=")
+    paths = sorted(map(str, packages.iterdir()))
+    result = _run_process([*rpmkeys, "--checksig", *paths])
     if result.rc != 0:
         rejected = "; ".join(line for line in result.stdout.splitlines() if line.endswith("NOT OK"))
-        fix = (
-            f"check where the package comes from, delete it from {folder / 'packages'}, run the "
-            "command again"
-        )
+        fix = f"check where the package comes from, delete it, {_AGAIN}"
         message = "checking the signatures of packages failed"
         reason = rejected or result.reason
         raise MachineError(message, code="package-signature", where="rpmkeys", why=reason, fix=fix)

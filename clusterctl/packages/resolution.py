@@ -140,15 +140,6 @@ def cached_lock(requirements: Requirements) -> Lock | None:
         return _load_lock(requirements.answer, requirements)
 
 
-def store_lock(requirements: Requirements, text: str, wheels: Path) -> None:
-    """Move ``wheels`` to the cache, and store a lock's text: ``resolve`` then returns this lock."""
-    with cache_of_downloads(CACHE):
-        for path in wheels.glob("*.whl"):
-            move_to_cache(path)
-        requirements.answer.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(requirements.answer, text)
-
-
 def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
     if not answer.is_file():
         return None

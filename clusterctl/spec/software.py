@@ -104,8 +104,14 @@ class Repository(Model):
 
 
 class Mirrors(Model):
-    """Mirrors of repositories that do not belong to the distribution."""
+    """Mirrors of package repositories."""
 
+    bundle: Annotated[str, PATTERNS["folder_url"]] | None = Field(
+        None,
+        description="a folder of `clusterctl bundle`, at the address where the hosts find it: "
+        "http://mirror.example.org/demo.bundle or file:///srv/demo.bundle. All packages then come from "
+        "it, and other repositories are not read",
+    )
     epel: Repository | None = Field(
         None, description="EPEL, which has Slurm for Rocky Linux and RHEL"
     )

@@ -198,8 +198,6 @@ class Workspace:
     # Links to the wheels that hosts install, and to additional wheels for nodes with GPUs.
     wheels = _Path("wheels")
     gpu_wheels = _Path("gpu-wheels")
-    # The bundle that air-gapped hosts install from.
-    bundle = _Path("bundle.json")
     journal = _Path("journal.jsonl")
     jobs = _Path("jobs.jsonl")
     # Slurm's answers to `where`.

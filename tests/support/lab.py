@@ -190,6 +190,14 @@ class Lab:
         return text.getvalue()
 
 
+def copy_folder(folder: Path, one: Lab, host: str, place: str) -> None:
+    """Copy a folder to a machine, as root there."""
+    unpack = f"sudo mkdir -p {place} && sudo tar -x -C {place} --no-same-owner"
+    ssh = ["ssh", "-F", str(one.ssh_config), host, unpack]
+    with subprocess.Popen(["tar", "-c", "-C", folder, "."], stdout=subprocess.PIPE) as packed:
+        subprocess.run(ssh, stdin=packed.stdout, check=True, timeout=120)
+
+
 def power_switch(lab_id: str, host: str) -> Path:
     """The file that exists while the power of a machine is cut."""
     return STATE / lab_id / "nodes" / host / "off"

@@ -1,25 +1,26 @@
 """Wheels of a few bytes, and a bundle for Debian 12 from Debian's archive.
 
-Clusterctl(home, cwd, unconnected(tmp_path))("up", "-f", spec, "--bundle", debian_bundle())
+Clusterctl(home, cwd, unconnected(tmp_path, debian_bundle()))("up", "-f", spec)
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 from zipfile import ZipFile
 
-from clusterctl.packages.bundle import FORMAT
-from clusterctl.packages.bundle_create import BundleRequest, create
+from clusterctl.packages.bundle import WHEELS, BundleRequest, create
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import default_spec
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import digest, job_lock, tree_hash
+from clusterctl.util.process import temporary_folder
 
 
 def a_wheel(
@@ -54,24 +55,26 @@ _KEPT_S: Final = 24 * 3600
 _CODE: Final = Path(__file__).resolve().parents[2] / "clusterctl" / "packages"
 
 
-def unconnected(cache: Path) -> dict[str, str]:
-    """An environment in which no index can be asked for wheels, and none lie in the cache."""
-    return {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(cache)}
+def unconnected(cache: Path, bundle: Path) -> dict[str, str]:
+    """An environment in which wheels come from a bundle alone, and none lie in the cache."""
+    return {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(bundle / WHEELS),
+        "PIP_CONFIG_FILE": os.devnull,
+        "XDG_CACHE_HOME": str(cache),
+    }
 
 
 def debian_bundle() -> Path:
     """The bundle of the spec that has no requirements; it may be raised with any spec like that."""
-    parts = (
-        str(FORMAT),
-        digest(job_lock().read_bytes()),
-        tree_hash(_CODE),
-        *package_names(DEBIAN),
-    )
-    path = cache_home() / "test-bundles" / f"{digest(*parts)}.tar"
-    if not path.is_file():
+    parts = (digest(job_lock().read_bytes()), tree_hash(_CODE), *package_names(DEBIAN))
+    path = cache_home() / "test-bundles" / digest(*parts)
+    if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
-        for old in path.parent.glob("*.tar"):
+        for old in path.parent.iterdir():
             if time.time() - old.stat().st_mtime > _KEPT_S:  # others may use what is younger
-                old.unlink(missing_ok=True)
-        create(BundleRequest(default_spec(), (DEBIAN,), {}, lambda _: None), path)
+                shutil.rmtree(old, ignore_errors=True)
+        with temporary_folder(path.parent) as made:
+            create(BundleRequest(default_spec(), (DEBIAN,), {}, lambda _: None), made / "bundle")
+            (made / "bundle").rename(path)
     return path

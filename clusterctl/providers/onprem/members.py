@@ -306,7 +306,7 @@ def examine(
             spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
         )
         workspace = login.workspace
-        offline = workspace.bundle.exists()
+        offline = spec.software.mirrors.bundle is not None
         check = _NetworkCheck(spec, shared, hosts, new, offline=offline, workspace=workspace)
         unreached = _examine_network(check, report.facts, root, start, limit)
     login_findings = [
@@ -459,16 +459,15 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
         fix = (
             f"make `sudo curl -sSI {url}` work on this host: open the firewall, or write the "
             "proxy into the package manager's configuration (sudo may drop the environment's "
-            "proxy); or install from a file: `clusterctl bundle create`, `clusterctl up "
-            "--bundle`"
+            "proxy); or install from a folder: `clusterctl bundle`, software.mirrors.bundle"
         )
         summary = "a package repository can't be reached"
         if not url:
             summary = "no package repository is configured"
             fix = (
                 "add the distribution's repositories to /etc/apt/sources.list.d on this host, "
-                "then run `sudo apt-get update`; or install from a file: `clusterctl bundle "
-                "create`, `up --bundle`"
+                "then run `sudo apt-get update`; or install from a folder: `clusterctl "
+                "bundle`, software.mirrors.bundle"
             )
         yield Finding(name, "error", "repository", summary, str(reason), fix)
     if answer["nfs"]:

@@ -89,7 +89,7 @@ def test_failed_proof_has_a_fix(reason: str) -> None:
         ("plan",),
         ("down", "--yes"),
         ("image", "bake"),
-        ("bundle", "create"),
+        ("bundle",),
         ("node", "drain", "c1", "--reason", "test"),
     ],
     ids=" ".join,

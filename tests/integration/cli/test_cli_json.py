@@ -71,7 +71,7 @@ OF_THE_MACHINE = {
     "cache list",
     "cache prune",
 }
-OF_A_BUNDLE = {"bundle create", "bundle verify", "bundle show"}  # see test_bundle_verbs.py
+OF_A_BUNDLE = {"bundle"}  # see test_onprem.py
 OF_AGENTS = {"mcp"}  # see test_mcp_server.py
 OF_A_SITE = {"attach", "detach"}  # see test_cli_attach.py and test_attach.py
 OF_RUNS = {"runs list", "runs show", "runs diff", "runs rm", "report"}  # see test_cli_find_runs.py

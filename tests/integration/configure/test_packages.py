@@ -66,7 +66,12 @@ ROCKY = {
         ("packages", {"munge": []}, {"packages_names": ["munge", "slurm"]}, ["slurm"]),
         ("packages", {"munge": []}, {"packages_names": ["munge"]}, []),
         ("repositories", {}, {}, ["dnf-plugins-core", "epel-release"]),
-        ("repositories", {}, {"packages_bundle": "/var/lib/bundle"}, []),
+        (
+            "repositories",
+            {},
+            {"packages_bundle": "file:///b"},
+            [],
+        ),
     ],
 )
 def test_check_names_missing_packages_without_a_repository(

@@ -1,31 +1,29 @@
-"""Bundles of Debian packages, made by real apt from a small archive; unsigned ones are refused."""
+"""Bundles of Debian packages, made and read by real apt, from a small archive that is signed."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-import secrets
-import shutil
-import stat
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
 
 import pytest
 
-from clusterctl.configure.inventory_file import BUNDLE_FOLDER, send_repository
 from clusterctl.packages import repository
-from clusterctl.packages.bundle import open_bundle
 from clusterctl.packages.os_packages import Upstream
 from clusterctl.packages.repository import RepositoryRequest
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import tree_files
-from tests.support.inventories import host_of
-from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
-from tests.unit.packages.bundles import a_bundle
+from tests.support.plays import run_tasks
 
 Packed = Callable[..., dict[str, bytes]]
 KEY = """
@@ -90,13 +88,15 @@ def pack(archive: Archive, tmp_path: Path) -> Packed:
         sources.write_text(
             f"deb [signed-by={tmp_path / 'keyring.gpg'}] {scheme}:{archive.root} ./\n"
         )
-        folder = tmp_path / "kept"
-        folder.mkdir(exist_ok=True)
-        packer = RepositoryRequest(
-            distribution_of("debian-12"), folder, print, sources, upstream=upstream
+        root = tmp_path / "bundle/debian-12"
+        request = RepositoryRequest(
+            distribution_of("debian-12"), root, print, sources, upstream=upstream
         )
-        root = repository.pack(packer, names)
-        return {path.relative_to(root).as_posix(): path.read_bytes() for path in tree_files(root)}
+        with TemporaryDirectory(dir=tmp_path) as scratch:
+            number = repository.pack(request, names, Path(scratch))
+        files = {path.relative_to(root).as_posix(): path.read_bytes() for path in tree_files(root)}
+        assert number == len(files) - 1
+        return files
 
     return call
 
@@ -137,10 +137,8 @@ def test_upstream_package_comes_with_its_dependencies(
     names = [path.partition("_")[0] for path in packages(made["Packages"])]
     assert names == ["pool/apptainer", "pool/libc6", "pool/libmunge2", "pool/other"]
     own.write_bytes(raw + b"more")
-    # What was downloaded is kept.
-    assert pack("other", upstream=(one,)) == made
     with refused("package-changed"):
-        pack("other", upstream=(Upstream(own.as_uri(), "0" * 64),))
+        pack("other", upstream=(one,))
 
 
 def test_pack_names_a_missing_package(pack: Packed) -> None:
@@ -167,65 +165,67 @@ def test_archive_changed_after_signing_is_rejected(
     assert why in caught.value.why.lower()
 
 
-def test_package_damaged_in_the_cache_is_downloaded_again(pack: Packed, archive: Archive) -> None:
+def test_damaged_or_incomplete_bundle_is_repaired(pack: Packed, archive: Archive) -> None:
     made = pack("munge")
-    archive.run("sed -i 's/^999$/998/' ../kept/cache/archives/libc6*.deb")
+    archive.run("cd ../bundle/debian-12/pool; sed -i 's/^999$/998/' libc6*.deb; rm munge*.deb")
     assert pack("munge") == made
 
 
-class Here(LocalTransport):
-    """This machine as a host that receives a bundle, in a folder whose path is as long as there."""
-
-    def __init__(self, folder: Path) -> None:
-        assert len(str(folder)) == len(BUNDLE_FOLDER)
-        self._folder = str(folder)
-
-    def _local_command(self, argv: Sequence[str]) -> Sequence[str]:
-        own = [word.replace(BUNDLE_FOLDER, self._folder) for word in argv]
-        return own[2:] if own[:2] == ["sudo", "-n"] else own
-
-    def _local_request(self, data: bytes) -> bytes:
-        return data.replace(BUNDLE_FOLDER.encode(), self._folder.encode())
+@contextmanager
+def served(folder: Path, scheme: str) -> Iterator[str]:
+    """Yield the address of a folder, as a web server or as files."""
+    if scheme == "file":
+        yield folder.as_uri()
+        return
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
-@pytest.fixture
-def received() -> Iterator[Path]:
-    folder = Path(f"/tmp/clusterctl-{secrets.token_hex(5)}")
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_a_host_installs_from_a_bundle_whatever_release_it_prefers(
-    pack: Packed, received: Path, tmp_path: Path
-) -> None:
-    """apt reads a host's own settings after those of APT_CONFIG, and refuses to install anything
-    if they prefer a release that the bundle does not have.
+def downloaded(tmp_path: Path, address: str) -> subprocess.CompletedProcess[str]:
+    """Download munge as the role packages does, on a host without packages whose own settings prefer
+    another release.
     """
-    files = {f"systems/debian-12/{path}": raw for path, raw in pack("munge").items()}
-    bundle = open_bundle(a_bundle(tmp_path / "bundle.tar", files))
-    host = host_of("a", distribution="debian-12")
-    assert send_repository(bundle, [host], lambda _: Here(received)) == ("a",)
-    assert send_repository(bundle, [host], lambda _: Here(received)) == ()
-    assert stat.S_IMODE(received.stat().st_mode) == stat.S_IRWXU
+    settings = tmp_path / "settings"
+    host = {"packages_bundle": f"{address}/debian-12", "packages_bundle_settings": str(settings)}
+    done = run_tasks(tmp_path, "repositories", "install", facts={"os_family": "Debian"}, **host)
+    assert done.returncode == 0, done.stdout
     parts = tmp_path / "parts"
-    parts.mkdir()
+    (parts / "archives/partial").mkdir(parents=True)
     (parts / "50release").write_text('APT::Default-Release "stable";\n')
     (tmp_path / "status").touch()
     config = tmp_path / "apt.conf"
     config.write_text(
         f'Dir::Etc::Parts "{parts}";\nDir::State::status "{tmp_path}/status";\n'
-        f'#include "{received}/apt.conf";\n'
+        f'Dir::Cache::archives "{parts}/archives";\n#include "{settings}/apt.conf";\n'
     )
-    done = subprocess.run(
-        ["apt-get", "install", "--simulate", "munge"],
+    return subprocess.run(
+        ["apt-get", "install", "--yes", "--download-only", "munge"],
         env={**os.environ, "APT_CONFIG": str(config)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    installed = re.findall(r"^Inst (\S+)", done.stdout, re.MULTILINE)
-    assert sorted(installed) == ["libc6", "libmunge2", "munge"]
+
+
+@pytest.mark.parametrize("scheme", ["file", "http"])
+def test_host_reads_only_the_bundle_and_checks_hashes(
+    pack: Packed, archive: Archive, tmp_path: Path, scheme: str
+) -> None:
+    """apt reads a host's own settings after those of APT_CONFIG, and refuses to install anything if
+    they prefer a release that the bundle does not have.
+    """
+    pack("munge")
+    with served(tmp_path / "bundle", scheme) as address:
+        done = downloaded(tmp_path, address)
+        assert done.returncode == 0, done.stderr
+        assert "libc6 libmunge2 munge" in done.stdout
+        archive.run("sed -i 's/^999$/998/' ../bundle/debian-12/pool/libc6*.deb; rm -r ../parts")
+        done = downloaded(tmp_path, address)
+    assert done.returncode != 0
+    assert "hash sum mismatch" in done.stderr.lower()
 
 
 @pytest.mark.parametrize(
@@ -239,5 +239,5 @@ def test_missing_tool_is_named_with_its_package(
         (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused("tool-missing") as caught:
-        repository.check(distribution_of(release), None)
+        repository.check(RepositoryRequest(distribution_of(release), tmp_path, print))
     assert package in caught.value.fix

@@ -193,7 +193,7 @@ def variables(case: Case) -> dict[str, Any]:
         "ansible_python_interpreter": sys.executable,
         "case_facts": {**RELEASES[case.release], "kernel": KERNEL, "packages": {}},
         "cuda_found": found | case.found,
-        "packages_bundle": "/a/bundle",
+        "packages_bundle": "file:///b",
         "cuda_oldest": distribution_of(case.release).oldest_cuda,
         "clusterctl_release": case.release,
         **case.asked,

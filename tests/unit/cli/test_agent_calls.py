@@ -448,7 +448,7 @@ def test_cancel_of_an_own_job_takes_two_steps(calls: Calls, played: PlayedProgra
     [
         *"shell ssh code mcp invite completion schema config attach detach --help".split(),
         *("", "agent resume", "orphans remove", "storage remove", "runs rm", "cache prune"),
-        *("node drain", "node reboot", "image bake", "bundle create"),
+        *("node drain", "node reboot", "image bake", "bundle"),
     ],
 )
 def test_other_commands_do_not_exist_for_agents(
@@ -484,7 +484,6 @@ def test_other_commands_do_not_exist_for_agents(
         ("down", {"discard": "no"}),
         ("down", {"yes": True}),
         ("down", {"discard_run": ["1"]}),
-        ("up", {"bundle": "x"}),
         ("report", {"run": ["1"], "serve": True}),
         ("cancel", {"ids": []}),
         ("cancel", {"ids": "1"}),

@@ -78,7 +78,7 @@ def test_new_driver_shows_its_gpus_to_the_same_up(
     inventory = replace(INVENTORY, scheduler=scheduler)
     views = installed(inventory, {CTL: HostReport(None, {}), ONE: LACKS, TWO: LACKS})
     assert [name for name, view in views.items() if view.driver.cards] == [ONE, TWO]
-    assert json.loads(gpus_file(SPEC, inventory, workspace, views))[ONE]["cupy"]
+    assert json.loads(gpus_file(SPEC, inventory, views))[ONE]["cupy"]
 
 
 def test_new_driver_beside_a_new_node_shows_its_gpus_to_the_same_up(installed: Install) -> None:

@@ -103,38 +103,28 @@ def no_host(name: str) -> Transport:
 
 def fetched(
     workspace: Workspace, spec: ClusterSpec, views: dict[str, HostReport], to: Connect = no_host
-) -> tuple[str, ...]:
+) -> None:
     cluster: Any = ClusterContext.of(spec, workspace=workspace)
     cluster.connections.to = to
-    return fetch_gpu_wheels(cluster, INVENTORY, views)
+    fetch_gpu_wheels(cluster, INVENTORY, views)
 
 
 def test_hosts_with_gpus_get_cupy(workspace: Workspace) -> None:
     plant()
     shown = views(PARTS, Driver())
-    assert fetched(workspace, spec(), shown) == ()
+    fetched(workspace, spec(), shown)
     assert [wheel.name for wheel in workspace.gpu_wheels.iterdir()] == ["cupy.whl"]
-    assert json.loads(gpus_file(spec(), INVENTORY, workspace, shown)) == {
+    assert json.loads(gpus_file(spec(), INVENTORY, shown)) == {
         ONE: {"cupy": True, "uuids": ["MIG-1", "MIG-2"]},
         TWO: {"cupy": False, "uuids": []},
     }
 
 
 def test_cupy_is_not_downloaded_without_gpus_or_if_disabled(workspace: Workspace) -> None:
-    assert fetched(workspace, spec(), views(Driver(), Driver())) == ()
-    assert fetched(workspace, spec(cupy=False), views(T4, T4)) == ()
+    fetched(workspace, spec(), views(Driver(), Driver()))
+    fetched(workspace, spec(cupy=False), views(T4, T4))
     assert not workspace.gpu_wheels.is_symlink()
-    assert '"cupy": true' not in gpus_file(spec(cupy=False), INVENTORY, workspace, views(T4, T4))
-
-
-def test_bundle_without_cupy_gives_a_note(workspace: Workspace) -> None:
-    workspace.bundle.write_text("{}")
-    (note,) = fetched(workspace, spec(), views(T4, Driver()))
-    assert note.code == "gpus-without-cupy"
-    assert ONE in note
-    assert '"cupy": true' not in gpus_file(spec(), INVENTORY, workspace, views(T4, T4))
-    plant()
-    assert fetched(workspace, spec(), views(T4, T4)) == ()
+    assert '"cupy": true' not in gpus_file(spec(cupy=False), INVENTORY, views(T4, T4))
 
 
 def test_cloud_node_without_answer_raises(workspace: Workspace) -> None:

@@ -60,17 +60,11 @@ def test_digest_counts_what_would_be_done(plan: Plan, options: UpOptions) -> Non
     assert digest_of_plan(SPEC, plan, options) != first
 
 
-def test_digest_counts_the_spec_and_the_bundle_but_no_repairs(tmp_path: Path) -> None:
+def test_digest_counts_the_spec_but_no_repairs() -> None:
     first = digest_of_plan(SPEC, PLAN, PLAIN)
     drift = replace(PLAN, drift=(Drift("d-ctl", "is off"),), notes=("a note",))
     assert digest_of_plan(SPEC, drift, PLAIN) == first
     assert digest_of_plan(spec_of({"name": "train", "nodes": 2}), PLAN, PLAIN) != first
-    bundle = tmp_path / "a.bundle"
-    digests = set()
-    for text in ("1", "2"):
-        bundle.write_text(text)
-        digests.add(digest_of_plan(SPEC, PLAN, UpOptions(bundle=bundle)))
-    assert len({first, *digests}) == 3
 
 
 def test_up_of_a_cluster_that_costs_money_is_unbounded() -> None:

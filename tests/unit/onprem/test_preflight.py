@@ -27,6 +27,7 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.onprem import OnpremSettings
+from clusterctl.spec.software import Mirrors
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Conversation
 from clusterctl.util.progress import Clock, Limit
@@ -405,7 +406,6 @@ def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspa
     workspace = Workspace(folder / "d")
     (shared / "home/ada").mkdir(parents=True)
     workspace.create()
-    workspace.bundle.write_text("{}")  # so that no repository is asked
     machine = {"controller": "desk", "hosts": {"desk": {"address": "localhost", "become": "none"}}}
     given = {
         "type": "onprem",
@@ -415,7 +415,14 @@ def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspa
     }
     partitions = [{"name": "t", "hosts": "desk"}]
     users = [{"name": "ada", "uid": os.getuid() + 2001}]
-    spec = spec_of(provider=given, partitions=partitions, users=users, storage={"keep": True})
+    spec = spec_of(
+        provider=given,
+        partitions=partitions,
+        users=users,
+        storage={"keep": True},
+        # With it, no repository is tried.
+        software={"mirrors": {"bundle": "file:///srv/demo.bundle"}},
+    )
     assert isinstance(spec.provider, OnpremSettings)
     return spec, workspace, OnpremProvider(spec.provider, NO_PROMPTS, clock)
 
@@ -484,8 +491,9 @@ def test_preflight_tries_repositories_only_if_packages_are_missing(machines: Mac
     machines.facts["n2"]["packages"] = [*wanted]
     machines.found()
     assert [machines.requests[name]["repositories"] for name in ("n1", "n2")] == [True, False]
-    machines.workspace.create()
-    machines.workspace.bundle.write_text("{}")
+    mirrors = Mirrors(bundle="file:///srv/demo.bundle")
+    software = machines.spec.software.model_copy(update={"mirrors": mirrors})
+    machines.spec = machines.spec.model_copy(update={"software": software})
     machines.found()
     assert not machines.requests["n1"]["repositories"]
 

@@ -20,7 +20,7 @@ FOR_PEOPLE = {
     *("init", "schema", "completion", "mcp", "agent limits", "agent log", "agent resume"),
     *("attach", "detach", "invite", "list", "doctor", "where", "shell", "code", "runs rm"),
     *("image bake", "cache list", "cache prune", "orphans list", "orphans remove"),
-    *("bundle create", "bundle show", "bundle verify", "storage list", "storage remove"),
+    *("bundle", "storage list", "storage remove"),
     *(name for name in VERBS if name.startswith("node ")),
 }
 
