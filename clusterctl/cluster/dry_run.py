@@ -51,7 +51,7 @@ def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:
                 [host.name, host.action, host.what, host.why, host.usd_per_hour]
                 for host in hosts.changes
             ],
-            [hosts.other, hosts.other_lost],
+            [hosts.other],
             [[setting.key, setting.what] for setting in plan.settings],
             [sorted(entry.job.id for entry in plan.jobs.affected), bool(plan.jobs.unknown)],
             [options.reconfigure, options.force, options.discard],

@@ -94,7 +94,7 @@ def free_leaving_hosts(
     impact = impact_of(cluster, before, planned, scheduler, drain=True)
 
     def look() -> OnlyCopies:
-        if not (planned.changes or planned.other_lost or replaced):
+        if not (planned.changes or replaced):
             return NOTHING
         leaving = LeavingHosts(before, planned, replaced)
         return cluster.run(

@@ -139,24 +139,21 @@ class LeavingHosts:
             change.name for change in self.planned.changes if change.action in {"remove", "replace"}
         }
 
-    def places_lost(self, *, keep: bool) -> tuple[list[str], bool]:
-        """Return (hosts that lose files, whether the shared folder is lost). ``keep``: the folder
-        is kept.
-        """
+    @property
+    def emptied(self) -> list[str]:
+        """The hosts that lose files. The controller, with the shared folder, always stays."""
         restarted = {change.name for change in self.planned.changes if change.restarts}
-        emptied = {
-            host.name for host in self.before.hosts if host.name in restarted and host.local_ssds
-        }
-        hosts = [host.name for host in self.before.hosts if host.name in self.names | emptied]
-        loses_shared = self.before.controller.name in self.names and not keep
-        return hosts, bool(self.planned.other_lost) or loses_shared
+        return [
+            host.name
+            for host in self.before.hosts
+            if host.name in self.names or (host.name in restarted and host.local_ssds)
+        ]
 
 
 def check_leaving_hosts(
     cluster: ClusterContext, leaving: LeavingHosts, scheduler: Jobs, *, discard: bool = False
 ) -> PhaseResult[OnlyCopies]:
-    """Find files and runs that exist only on hosts or a shared folder that a change removes or
-    recreates.
+    """Find files and runs that exist only on hosts that a change removes or recreates.
 
     Machines that the user owns keep their files, but `collect` no longer finds the machines. So
     without a shared folder, return the runs that are only on these machines and not collected.
@@ -170,12 +167,9 @@ def check_leaving_hosts(
     if inventory.traits.adopts_hosts:
         if inventory.shared_folder.kind == "none":
             copies = _uncollected_runs(workspace, scheduler, {*leaving.names, *leaving.replaced})
-    else:
-        hosts, shared = leaving.places_lost(keep=keeps_storage(workspace))
-        if hosts or shared:
-            copies = Search(
-                inventory, workspace, cluster.connections.to, hosts, shared=shared
-            ).find()
+    elif hosts := leaving.emptied:
+        to = cluster.connections.to
+        copies = Search(inventory, workspace, to, hosts, shared=False).find()
     if copies and not discard:
         message = "nothing was changed: the hosts to be removed hold the only copy of runs or files"
         raise copies.error(message, fix=_fix(copies))

@@ -102,11 +102,16 @@ def preview(cluster: ClusterContext) -> Plan:
 
 
 def prompt_about(plan: Plan) -> str:
-    """Return the question before hosts or data are removed. "" if the plan removes nothing."""
-    hosts = fold_nodes([host.name for host in plan.hosts.hosts if host.destroys])
-    if removed := [*([hosts] if hosts else []), *plan.hosts.other_lost]:
-        return f"remove {', '.join(removed)} and all data on it?"
-    leaving = fold_nodes([host.name for host in plan.hosts.hosts if host.released])
+    """Return the question before hosts or disks are removed. "" if the plan removes nothing."""
+    hosts = plan.hosts.hosts
+    removed = fold_nodes([host.name for host in hosts if host.destroys])
+    disks = [disk for host in hosts if not host.destroys for disk in host.deleted_disks]
+    detached = [disk for host in hosts for disk in host.detached_disks]
+    if lost := ", ".join(filter(None, (removed, *disks))):
+        return f"remove {lost} and all data on it?"
+    if detached:
+        return f"detach {', '.join(detached)}?"
+    leaving = fold_nodes([host.name for host in hosts if host.released])
     return f"release {leaving} and restore its previous state?" if leaving else ""
 
 

@@ -147,6 +147,8 @@ class HostChange:
         unknown.
     was_usd_per_hour: the present cost. None if the cost does not change.
     restarts: the change stops the host and its jobs. off: the host is not running now.
+    deleted_disks: further disks of the host that the change deletes, with their data.
+    detached_disks: disks that somebody attached to the host, and that the change detaches.
     released: the host is an on-prem machine that is restored instead of deleted.
     """
 
@@ -159,6 +161,8 @@ class HostChange:
     restarts: bool = False
     off: bool = False
     released: bool = False
+    deleted_disks: tuple[str, ...] = ()
+    detached_disks: tuple[str, ...] = ()
 
     @property
     def destroys(self) -> bool:
@@ -185,7 +189,6 @@ class HostPlan:
     priced_on: the date of the price table. None: the provider has no price table.
     other_usd_per_hour: (cost now, cost after the plan) of other resources, without
         ``other_unpriced``.
-    other_lost: other resources that are deleted or recreated, so that their data is lost.
     images: for each node template that must be built, a text with its machine, cost and time.
     distribution: the distribution of the hosts, if the provider has asked them.
     """
@@ -195,7 +198,6 @@ class HostPlan:
     priced_on: str | None = None
     other_usd_per_hour: tuple[float, float] = (0.0, 0.0)
     other_unpriced: tuple[str, ...] = ()
-    other_lost: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     distribution: Distribution | None = None

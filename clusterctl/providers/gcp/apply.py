@@ -17,11 +17,12 @@ from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TerraformError, UsageError
 from clusterctl.providers.base import Action, HostChange
+from clusterctl.providers.gcp import fixed
 from clusterctl.providers.gcp.api import rules
 from clusterctl.providers.gcp.costs import INSTANCE, OFF, HostPrices, provisioning_model
 from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
-from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import TAINTED, Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource
 from clusterctl.spec.names import first_few
 from clusterctl.spec.providers import gcp_machines
@@ -49,14 +50,12 @@ def apply_plan(terraform: Terraform, plan: Plan, *, clock: Clock = _CLOCK) -> No
             remaining = None
 
 
-_COSTS: Final = ("google_compute_", "google_filestore_")
-
-
 def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
     """Raise a ProvisionError if Terraform's state, in the spec's bucket, belongs to another
     cluster.
     """
-    ids = {cluster_id_of(resource) for resource in _existing(plan)} - {None, cluster_id}
+    existing = (change.before for change in plan.changes if change.type.startswith("google_"))
+    ids = {cluster_id_of(resource) for resource in existing if resource} - {None, cluster_id}
     if ids:
         raise ProvisionError(
             f"Terraform's state belongs to another cluster: {', '.join(sorted(map(str, ids)))}",
@@ -70,21 +69,22 @@ def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
         )
 
 
-def reject_other_project(plan: Plan, project: str) -> None:
-    """Raise a UsageError if the cluster exists in another project, as `down` searches only
-    ``project``.
+def reject_loss_of_files(plan: Plan) -> None:
+    """Raise a UsageError if the plan would recreate the controller, or delete or recreate a shared
+    folder.
+
+    These have the users' files. The settings of the spec that ask for it are refused before
+    (fixed.py); this refuses what an override of the module asks for.
     """
-    projects = {str(resource.get("project") or project) for resource in _existing(plan, _COSTS)} - {
-        project
-    }
-    if projects:
-        message = (
-            f"the cluster is up in project {', '.join(sorted(projects))}, but the spec has "
-            f"{project}"
-        )
-        fix = "restore provider.project; or take the cluster down first: `clusterctl down`"
-        where = "provider.project"
-        raise UsageError(message, code="cluster-in-other-project", where=where, fix=fix)
+    for change in plan.real_changes:
+        is_controller = change.type == INSTANCE and change.address.startswith(_CONTROLLER)
+        # What was created half-way has no files yet.
+        is_lost = change.action in _DELETING and TAINTED not in change.why_replaced
+        if is_lost and (is_controller or change.type == _FILESTORE):
+            setting = "provider.controller" if is_controller else "provider.filestore"
+            name = (change.before or {}).get("name")
+            reason = ", ".join(change.why_replaced)
+            raise fixed.error([setting], f"{name} would be recreated or deleted: {reason}")
 
 
 def reject_smaller_boot_disks(plan: Plan) -> None:
@@ -116,12 +116,6 @@ def _boot_gib(instance: Mapping[str, Any]) -> int:
         for parameters in disk.get("initialize_params") or ():
             return int(parameters.get("size") or 0)
     return 0
-
-
-def _existing(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
-    return (
-        change.before for change in plan.changes if change.before and change.type.startswith(types)
-    )
 
 
 # The modules that nodes need without referring to them.
@@ -299,8 +293,9 @@ _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
 }
 _MODELS: Final = {"SPOT": "spot", "FLEX_START": "flex-start"}
 _STOPPED_FOR: Final = frozenset({"machine_type", "service_account", "shielded_instance_config"})
-# Resources with users' files.
-_HOLDING: Final = frozenset({"google_filestore_instance", "google_compute_disk"})
+_FILESTORE: Final = "google_filestore_instance"
+_DISK: Final = "google_compute_disk"
+_DELETING: Final = frozenset({"replace", "delete"})
 # Copies of `labels`, and attributes that are shown as "it is off".
 _UNTOLD: Final = frozenset(
     {"effective_labels", "terraform_labels", "desired_status", "current_status"}
@@ -311,9 +306,14 @@ def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChan
     """Return the planned change of each host, sorted by name. ``prices``: to add costs; None: no
     costs.
     """
-    shapes = {change.address: change for change in plan.changes}
     instances = [change for change in plan.changes if change.type == INSTANCE]
-    changes = (_host(change, shapes, prices) for change in instances)
+    disks = {
+        _path(change.before["id"]): change
+        for change in plan.changes
+        if change.type == _DISK and change.before
+    }
+    shapes = {change.address: change for change in plan.changes}
+    changes = (_host(change, disks, shapes, prices) for change in instances)
     return tuple(sorted(changes, key=lambda change: change.name))
 
 
@@ -330,17 +330,6 @@ def other_changes(plan: Plan) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def lost_data(plan: Plan) -> tuple[str, ...]:
-    """Return the disks and file servers that the plan deletes or recreates, like `a disk
-    (demo-shared)`.
-    """
-    holding = (change for change in plan.changes if change.type in _HOLDING)
-    changes = (change for change in holding if change.action in ("delete", "replace"))
-    return tuple(
-        f"{label_for(change.type)} ({(change.before or {}).get('name')})" for change in changes
-    )
-
-
 def label_for(kind: str, count: int = 1) -> str:
     """Return words for ``count`` resources of a Terraform type: `disk`, `2 disks`. "": not shown to
     users.
@@ -352,10 +341,19 @@ def label_for(kind: str, count: int = 1) -> str:
 
 
 def _host(
-    change: ResourceChange, by_address: Mapping[str, ResourceChange], prices: HostPrices | None
+    change: ResourceChange,
+    disks: Mapping[str, ResourceChange],
+    shapes: Mapping[str, ResourceChange],
+    prices: HostPrices | None,
 ) -> HostChange:
+    """Return the change of a host. ``disks``: path -> change of each disk that Terraform knows."""
     attributes = change.after or change.before or {}
-    reason = _reason(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
+    reason = _reason(change, shapes.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
+    attached = {*_attached(change.before)}
+    deleted = _names(p for p in attached & disks.keys() if disks[p].action in _DELETING)
+    # Somebody attached these disks at Google.
+    others = attached - {*_attached(change.after)} - disks.keys()
+    detached = _names(others) if change.action == "update" else ()
     off = change.action == "update" and (change.before or {}).get("current_status") in OFF
     old_cost = prices.of(change.before) if prices and change.before else None
     cost = (
@@ -367,7 +365,17 @@ def _host(
         name=str(attributes["name"]),
         action=_ACTIONS[change.action],
         what=_describe(attributes),
-        why="; ".join(filter(None, ("it is off" if off else "", reason))),
+        why="; ".join(
+            filter(
+                None,
+                (
+                    "it is off" if off else "",
+                    reason,
+                    f"deletes {', '.join(deleted)}" if deleted else "",
+                    f"detaches {', '.join(detached)}" if detached else "",
+                ),
+            )
+        ),
         usd_per_hour=cost,
         was_usd_per_hour=old_cost
         if change.action in ("update", "replace") and old_cost != cost
@@ -376,7 +384,25 @@ def _host(
         and not off
         and bool(_STOPPED_FOR & set(_differing(change))),
         off=off,
+        deleted_disks=deleted,
+        detached_disks=detached,
     )
+
+
+def _attached(instance: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the paths of an instance's further disks, as far as they are known."""
+    for disk in (instance or {}).get("attached_disk") or ():
+        if isinstance(disk, Mapping):
+            yield _path(str(disk.get("source")))
+
+
+def _path(link: str) -> str:
+    """Return the part of a link that names a resource: Google gives links with and without host."""
+    return link[max(0, link.find("projects/")) :]
+
+
+def _names(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(path.rpartition("/")[2] for path in paths))
 
 
 def _describe(instance: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.errors import LockedError, ProvisionError, StalePlanError, UsageError
+from clusterctl.errors import LockedError, ProvisionError, StalePlanError
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.providers.base import (
     DEFAULTS,
@@ -28,14 +28,20 @@ from clusterctl.providers.base import (
     Provisioned,
     load_known_hosts,
 )
-from clusterctl.providers.gcp import apply, costs, images, orphans, storage
+from clusterctl.providers.gcp import apply, costs, fixed, images, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.images import SHARED
 from clusterctl.providers.gcp.imports import import_ids
 from clusterctl.providers.gcp.orphans import ANYWHERE, Area
 from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
-from clusterctl.providers.gcp.terraform import BACKEND_FILE, LOCK_FILE, Plan, Terraform
+from clusterctl.providers.gcp.terraform import (
+    BACKEND_FILE,
+    LOCK_FILE,
+    STATE_FILE,
+    Plan,
+    Terraform,
+)
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.providers.templates import KeptImage
 from clusterctl.spec.common import Partition
@@ -85,6 +91,7 @@ class GcpProvider(Provider):
         check_gcloud()
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
+        _reject_changes(spec, workspace)
         return DoctorReport(preflight(spec, workspace.known_id(), services(self._settings)), {})
 
     def prepare_templates(
@@ -116,6 +123,7 @@ class GcpProvider(Provider):
         self, spec: ClusterSpec, workspace: Workspace, image: images.NodeImage, bake: BakeTemplates
     ) -> None:
         """Build a node image: create a machine, configure it, copy its disk, delete the machine."""
+        _reject_changes(spec, workspace)
         name = images.machine_name(spec)
         machine = {**_host(image.nodes, image.machine), "role": "compute", "partition": "image"}
         machine["image"] = image.base.model_dump(mode="json")
@@ -137,6 +145,7 @@ class GcpProvider(Provider):
     def plan(
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> HostPlan:
+        _reject_changes(spec, workspace)
         self._use_images(spec, options.inputs)
         kept = self._storage_to_reuse(spec)
         is_new = not (has_module(workspace.terraform) or workspace.inventory.exists())
@@ -145,7 +154,7 @@ class GcpProvider(Provider):
         terraform.init()
         plan = terraform.plan()
         apply.reject_foreign_state(plan, workspace.cluster_id())
-        apply.reject_other_project(plan, self._settings.project)
+        apply.reject_loss_of_files(plan)
         apply.reject_smaller_boot_disks(plan)
         self._shown = (variables_digest, plan)
         order = {name: position for position, name in enumerate(_names(spec))}
@@ -172,7 +181,6 @@ class GcpProvider(Provider):
             priced_on=costs.table()["date"],
             other_usd_per_hour=(now, then),
             other_unpriced=unpriced,
-            other_lost=apply.lost_data(plan),
             notes=(
                 *notes(spec),
                 *host_warnings(spec, new_nodes),
@@ -207,11 +215,10 @@ class GcpProvider(Provider):
         plan = terraform.plan()
         # The user has seen only the plan of the first apply.
         lost_hosts = [host.name for host in apply.host_changes(plan) if host.destroys]
-        if self._is_done and (lost_hosts or apply.lost_data(plan)):
+        if self._is_done and lost_hosts:
             raise StalePlanError(
                 "the plan has changed since it was shown",
-                why="it would now delete or recreate: "
-                f"{', '.join([*lost_hosts, *apply.lost_data(plan)])}",
+                why=f"it would now delete or recreate: {', '.join(lost_hosts)}",
                 fix="run the same command again, which makes a new plan",
             )
         return plan
@@ -234,7 +241,6 @@ class GcpProvider(Provider):
         """
         terraform = self._terraform(workspace, controller_of(workspace.terraform), searches=False)
         try:
-            _set_project(self._settings.project, workspace.terraform)
             terraform.init()
             storage.write_imports(workspace.terraform, None)
             if storage.read_storage(workspace.terraform):
@@ -532,11 +538,15 @@ def _area_of(workspace: Workspace | None) -> Area:
     return Area(str(recorded.get("region", "")), host_project or "")
 
 
-def _set_project(project: str, folder: Path) -> None:
-    # A rejected plan may have written another project.
-    if last_variables := storage.read_variables(folder):
-        text = json.dumps(last_variables | {"project": project}, indent=2)
-        _write(folder / VARIABLES, f"{text}\n".encode())
+def _reject_changes(spec: ClusterSpec, workspace: Workspace) -> None:
+    """Raise a UsageError if settings differ that a cluster keeps from its first `up`.
+
+    This is before Terraform's variables are written: they stay those of what exists.
+    """
+    folder = workspace.terraform
+    records = (workspace.inventory, folder / STATE_FILE, folder / BACKEND_FILE)
+    if any(path.exists() for path in records):
+        fixed.reject_changes(storage.read_variables(folder), variables(spec, "", ""))
 
 
 def write_module(
@@ -581,15 +591,8 @@ def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
     path = folder / BACKEND_FILE
     recorded_backend = path.read_text() if path.is_file() else None
     if recorded_backend != backend.get(BACKEND_FILE):
-        message = "provider.state can't be changed while the cluster is up"
-        reason = (
-            "the state is stored in "
-            f"{f'the bucket that {path} names' if recorded_backend else folder}"
-        )
-        fix = "restore provider.state, or take the cluster down first"
-        raise UsageError(
-            message, code="state-not-moved", where="provider.state", why=reason, fix=fix
-        )
+        place = f"the bucket that {path} names" if recorded_backend else folder
+        raise fixed.error(["provider.state"], f"the state is stored in {place}")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -320,8 +320,9 @@ _ACTIONS: Final[Mapping[tuple[str, ...], Action]] = {
     ("delete", "create"): "replace",
     ("create", "delete"): "replace",
 }
+TAINTED: Final = "its creation failed half-way"
 _REASONS: Final = {
-    "replace_because_tainted": "its creation failed half-way",
+    "replace_because_tainted": TAINTED,
     "replace_by_request": "its replacement was requested",
     "replace_by_triggers": "a resource that it depends on changes",
 }

@@ -264,7 +264,7 @@ def test_state_in_a_bucket_is_not_replaced_by_another(tmp_path: Path) -> None:
     }
     provider.write_module(place, {}, state, cluster="demo")
     for other in (None, GcsState(bucket="other-state", prefix="hpc")):
-        with refused("state-not-moved", UsageError):
+        with refused("fixed-while-up", UsageError, where="provider.state"):
             provider.write_module(place, {}, other, cluster="demo")
 
 

@@ -65,7 +65,7 @@ def test_plan_refuses_another_project_for_an_existing_cluster(
     workspace = workspace_in(tmp_path)
     provider_of(spec).apply(spec, workspace)
     elsewhere = spec_of(project="other-project")
-    with refused("cluster-in-other-project", UsageError, PROJECT, where="provider.project"):
+    with refused("fixed-while-up", UsageError, PROJECT, where="provider.project"):
         provider_of(elsewhere).plan(elsewhere, workspace)
     assert provider_of(spec_of(zone="europe-west4-a")).alive(workspace.cluster_id())
     provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace)

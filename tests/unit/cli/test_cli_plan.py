@@ -130,7 +130,8 @@ def agree(plan: HostPlan, *, yes: bool = False) -> None:
         (HostPlan((STAY, HostChange("d-old-1", "replace", L4))), "d-old-1"),
         (HostPlan((STAY, HostChange("gpu7", "remove", "compute", released=True))), "gpu7"),
         (HostPlan((STAY, HostChange("gpu7", "replace", "compute", released=True))), "gpu7"),
-        (HostPlan((STAY,), other_lost=("a Filestore (d-shared)",)), "d-shared"),
+        (HostPlan((HostChange("d-ctl", "change", L4, deleted_disks=("d-ctl-a",)),)), "d-ctl-a"),
+        (HostPlan((HostChange("d-ctl", "change", L4, detached_disks=("mine",)),)), "mine"),
     ],
 )
 def test_plan_that_destroys_needs_yes_without_a_terminal(plan: HostPlan, lost: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from clusterctl.providers.gcp.apply import (
     Place,
     host_changes,
     label_for,
-    lost_data,
     other_changes,
+    reject_loss_of_files,
     reject_smaller_boot_disks,
 )
 from clusterctl.providers.gcp.costs import INSTANCE, HostPrices
-from clusterctl.providers.gcp.terraform import Action, Plan, ResourceChange
+from clusterctl.providers.gcp.terraform import TAINTED, Action, Plan, ResourceChange
 from clusterctl.providers.gcp.terraform_run import Resource, progress_text
 from tests.support.messages import refused
 
@@ -111,18 +112,41 @@ def test_new_machine_type_stops_controller_and_replaces_node() -> None:
     )
 
 
-def test_lost_data_names_deleted_disks_and_filestores() -> None:
-    disk = {"name": "demo-ctl-extra-0"}
-    shared = {"name": "demo-shared"}
-    assert lost_data(
-        plan(
-            change("google_compute_disk", "delete", disk, None),
-            change("google_filestore_instance", "replace", shared, shared),
-            change("google_compute_disk", "update", disk, disk),
-            change("google_filestore_instance", "create", None, shared),
-            change("google_compute_network", "delete", {"name": "demo"}, None),
-        )
-    ) == ("a disk (demo-ctl-extra-0)", "a Filestore instance (demo-shared)")
+def test_host_changes_name_disks_that_are_deleted_or_were_attached_by_hand() -> None:
+    folder = "projects/p/zones/z/disks"
+    before = instance(attached_disk=[{"source": f"https://x/{folder}/{n}"} for n in "abc"])
+    after = instance(attached_disk=[{"source": f"{folder}/b"}])
+    disks = [
+        change("google_compute_disk", action, {"id": f"{folder}/{name}"}, None)
+        for name, action in (("a", "delete"), ("b", "no-op"), ("unused", "delete"))
+    ]
+    (changed,) = host_changes(plan(*disks, change(INSTANCE, "update", before, after)))
+    assert (changed.deleted_disks, changed.detached_disks) == (("a",), ("c",))
+    assert changed.why.split("; ") == ["attached disk changes", "deletes a", "detaches c"]
+
+
+CONTROLLER = "module.controller.module.host"
+
+
+@pytest.mark.parametrize(
+    ("kind", "address", "where"),
+    [
+        (INSTANCE, CONTROLLER, "provider.controller"),
+        ("google_filestore_instance", "module.filestore[0]", "provider.filestore"),
+        (INSTANCE, "module.nodes", None),
+        ("google_compute_disk", CONTROLLER, None),
+    ],
+)
+@pytest.mark.parametrize("action", ["replace", "delete", "update"])
+def test_controller_and_shared_folder_are_never_recreated(
+    kind: str, address: str, where: str | None, action: Action
+) -> None:
+    asked = change(kind, action, {"name": "its-name"}, None, address)
+    is_rejected = where and action != "update"
+    refusal = refused("fixed-while-up", UsageError, "its-name", where=where or "")
+    with refusal if is_rejected else nullcontext():
+        reject_loss_of_files(plan(asked))
+    reject_loss_of_files(plan(replace(asked, why_replaced=(TAINTED,))))
 
 
 def test_host_changes_start_a_stopped_host() -> None:
