@@ -1,14 +1,14 @@
-"""Checks that find all obstacles to a cluster on Google Cloud before anything is created or billed.
+"""Checks of what most often stops the creation of a cluster on Google Cloud, before anything is
+billed: the login, the project, its APIs and quotas, machine types and images.
 
 The checks only read. A finding has the code and the fix of the corresponding Terraform error, from
-diagnoses.yaml. preflight.yaml lists the permissions and policies that are checked.
+diagnoses.yaml. For all else, `up` shows what Google itself says.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,11 +17,10 @@ from typing import Any, Final
 
 from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError
 from clusterctl.hosts.checks import Finding, cgroup_finding
-from clusterctl.providers.gcp import policies, quotas
+from clusterctl.providers.gcp import quotas
 from clusterctl.providers.gcp.api import Api, Json, rules
 from clusterctl.providers.gcp.images import HostGroup
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.policies import Use
 from clusterctl.providers.gcp.quotas import Shortage
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import distribution_of
@@ -40,7 +39,6 @@ _MOST_CALLS: Final = 12
 _DATA: Final = Path(__file__).with_name("data")
 # The number of parts of a machine type that name its family: a3-highgpu.
 _NAME_PARTS: Final = 2
-_BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
 _COUNTED: Final = "serviceusage.services.use"
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
@@ -92,7 +90,8 @@ class _Checks:
             return blockers
         findings = self._run_checks((name, partial(self.service, name)) for name in services)
         disabled = {finding.host for finding in findings if finding.code == ApiOffError.code}
-        return findings + self._run_checks(self.checks(groups, disabled=disabled))
+        has_compute = "compute.googleapis.com" not in disabled
+        return findings + self._run_checks(self.checks(groups) if has_compute else ())
 
     def groups(self) -> tuple[HostGroup, ...]:
         """Return hosts that don't exist yet: a group for the controller and a group for each
@@ -117,51 +116,12 @@ class _Checks:
             if (missing := {*hosts} - existing)
         )
 
-    def checks(
-        self, groups: Collection[HostGroup], *, disabled: Collection[str]
-    ) -> Iterator[Check]:
-        """Yield (name, function) of each check, except checks that need an API in ``disabled``."""
-        if "cloudresourcemanager.googleapis.com" not in disabled:
-            yield "roles", self.permissions
-            if self.settings.has_shared_vpc:
-                yield "roles in the host project", self.host_permissions
-            for name, reason in _data()["constraints"].items():
-                if name != "compute.requireShieldedVm" or not self.settings.secure_boot:
-                    yield f"policy {name}", partial(self.policy, name, reason)
-            yield from self.list_policies(groups)
-        if "compute.googleapis.com" not in disabled:
-            yield "quotas", partial(self.quotas, groups)
-            for group in groups:
-                yield f"image of {group.title}", partial(self.image, group)
-                yield f"machine type of {group.title}", partial(self.machine_type, group)
-        for code, where, path in self._named_resources(groups):
-            if "compute.googleapis.com" not in disabled or path.startswith("b/"):
-                yield (
-                    f"{path.rpartition('/')[2]} of {where}",
-                    partial(self.exists, code, where, path),
-                )
-
-    def _named_resources(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
-        zone = self._zone
-        network = self.settings.network
-        yield "bad-zone", "provider.zone", zone
+    def checks(self, groups: Collection[HostGroup]) -> Iterator[Check]:
+        """Yield (name, function) of each check that needs the API of Compute Engine."""
+        yield "quotas", partial(self.quotas, groups)
         for group in groups:
-            if group.machine.accelerator:
-                path = f"{zone}/acceleratorTypes/{group.machine.accelerator}"
-                yield "machine-type-unavailable", group.title, path
-            if group.nodes.reservation:
-                # A reservation of another project is spelled with its project.
-                owner, _, name = group.nodes.reservation.rpartition("/reservations/")
-                place = f"{owner or self._project}/zones/{self.settings.zone}"
-                yield "reservation", group.title, f"{place}/reservations/{name}"
-        if network.network:
-            path = f"projects/{self.settings.network_project}/global/networks/{network.network}"
-            yield "network-missing", "provider.network", path
-            yield "network-missing", "provider.network", self.settings.subnetwork_path
-        if (bucket := self.settings.bucket) and not bucket.create:
-            yield "bucket-missing", "provider.bucket", f"b/{bucket.name}"
-        if state := self.settings.state:
-            yield "bucket-missing", "provider.state", f"b/{state.bucket}"
+            yield f"image of {group.title}", partial(self.image, group)
+            yield f"machine type of {group.title}", partial(self.machine_type, group)
 
     def _run_checks(self, checks: Iterable[Check]) -> tuple[Finding, ...]:
 
@@ -233,179 +193,22 @@ class _Checks:
                 else finding
             )
 
-    def permissions(self) -> Iterator[Finding]:
-        # An earlier `up` that passed these checks was allowed to create the network and the
-        # accounts.
-        is_new = self.cluster_id is None
-        has_network = self.settings.network.network is not None
-        has_own_network = not self.settings.has_shared_vpc
-        has_own_rules = has_own_network and self.settings.network.firewall
-        needed = {
-            "always": True,
-            "own_network": has_own_network,
-            "new_rules": is_new and has_own_rules,
-            "new_cluster": is_new,
-            "new_network": is_new and not has_network,
-        }
-        permissions = defaultdict[str, list[str]](list)
-        for condition, roles in _data()["rights"].items():
-            if needed.get(condition) or getattr(self.settings, condition, False):
-                for role, names in roles.items():
-                    permissions[role] += names
-        needed_names = [name for names in permissions.values() for name in names]
-        granted, refusals = self._granted(needed_names)
-        for name, exc in refusals.items():
-            yield self._not_checked(f"the permission {name}", exc)
-        for role, names in permissions.items():
-            if missing := [name for name in names if name not in granted and name not in refusals]:
-                hint = _data()["unseen"].get(role)
-                reason = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", hint)))
-                finding = self._error(
-                    "permission",
-                    self.settings.project,
-                    f"the role {role} is missing",
-                    reason,
-                    role=role,
-                )
-                yield replace(finding, level="warning") if hint else finding
-
-    def host_permissions(self) -> Iterator[Finding]:
-        """Yield an error for each permission on a Shared VPC that the login lacks."""
-        host = self.settings.network_project
-        is_new = self.cluster_id is None
-        resources = {"subnetwork": ("compute", self.settings.subnetwork_path, "/")}
-        if is_new and self.settings.network.firewall:
-            resources["project"] = ("cloudresourcemanager", f"projects/{host}", ":")
-        for kind, (service, path, separator) in resources.items():
-            for role, names in _data()["host_rights"][kind].items():
-                body = {"permissions": names}
-                answer = self.api.post(service, f"{path}{separator}testIamPermissions", body)
-                missing = [name for name in names if name not in answer.get("permissions", ())]
-                if missing:
-                    reason = f"the login lacks {', '.join(missing)} on {path}"
-                    message = f"the role {role} is missing in the host project of the Shared VPC"
-                    yield self._error("permission", host, message, reason, role=role, project=host)
-
-    def _granted(self, names: Sequence[str]) -> tuple[set[str], dict[str, CloudError]]:
-        """Return (permissions that the login has, permission -> refusal if Google no longer knows
-        it).
-
-        Google refuses all permissions of a request if it does not know one of them, so halves are
-        asked.
-        """
-        try:
-            path = f"{self._project}:testIamPermissions"
-            body = {"permissions": [*names]}
-            return {*self.api.post("cloudresourcemanager", path, body).get("permissions", ())}, {}
-        except CloudError as exc:
-            if exc.status != _BAD_REQUEST:
-                raise
-            if len(names) == 1:
-                return set(), {names[0]: exc}
-        middle = len(names) // 2
-        granted, refusals = self._granted(names[:middle])
-        more, more_refusals = self._granted(names[middle:])
-        return granted | more, refusals | more_refusals
-
-    def _not_checked(self, item: str, exc: CloudError) -> Finding:
-        fix = (
-            "if `up` fails because of it, correct it then; a newer clusterctl may be able to "
-            "check it"
-        )
-        message = f"{item} could not be looked at"
-        return Finding(self.settings.project, "warning", "not-checked", message, exc.why, fix)
-
-    def policy(self, name: str, reason: str) -> Iterator[Finding]:
-        """Yield an error if a boolean policy forbids the cluster."""
-        policy = self._effective_policy(name)
-        if isinstance(policy, Finding):
-            yield policy
-        elif policies.enforces(policy):
-            yield self._policy_error(name, reason)
-
-    def list_policies(self, groups: Collection[HostGroup]) -> Iterator[Check]:
-        """Yield the checks of policies with lists of values that the new hosts use."""
-        used = policies.uses(self.settings, groups, is_new=self.cluster_id is None)
-        for name, uses in used.items():
-            yield f"policy {name}", partial(self.list_policy, name, uses)
-
-    def list_policy(self, name: str, uses: Collection[Use]) -> Iterator[Finding]:
-        """Yield an error if the policy forbids a value, or a warning if that is not certain."""
-        policy = self._effective_policy(name)
-        if isinstance(policy, Finding):
-            yield policy
-            return
-        verdicts = {
-            use: policies.with_project_groups(use, self.api).is_forbidden_by(policy) for use in uses
-        }
-        for verdict in (True, None):
-            values = [use.value for use in uses if verdicts[use] is verdict]
-            if not values:
-                continue
-            is_certain = verdict is True and all(use.is_certain for use in uses)
-            reason = _data()["lists"][name].format(values=" and ".join(values))
-            if verdict is None:
-                reason = f"if its groups do not include {' and '.join(values)}: {reason}"
-            error = self._policy_error(name, reason)
-            yield (
-                error
-                if is_certain
-                else replace(
-                    error,
-                    level="warning",
-                    what=f"a policy of the organization may block the cluster: {name}",
-                )
-            )
-
-    def _effective_policy(self, name: str) -> Json | Finding:
-        """Return a policy, empty if the login may not read it, or a finding if Google does not know
-        the constraint.
-        """
-        # A project outside organizations has no policies, and the Organization Policy API is rarely
-        # enabled.
-        try:
-            return policies.effective_policy(self.api, name)
-        except (ApiOffError, PermissionDeniedError):
-            return {}
-        except CloudError as exc:
-            # Google refuses a constraint that it has renamed or retired.
-            if exc.status not in {_BAD_REQUEST, _NOT_FOUND}:
-                raise
-            return self._not_checked(f"the policy {name}", exc)
-
-    def _policy_error(self, name: str, reason: str) -> Finding:
-        message = f"a policy of the organization blocks the cluster: {name}"
-        return self._error("org-policy", self.settings.project, message, reason, constraint=name)
-
-    def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
-        """Yield an error if no resource exists at this REST path. Accept a resource that can't be
-        read.
-        """
-        with suppress(PermissionDeniedError):
-            if self.api.find("storage" if path.startswith("b/") else "compute", path) is None:
-                yield self._missing_error(code, where, path)
-
-    def _missing_error(self, code: str, where: str, path: str) -> Finding:
-        kind, _, name = path.removeprefix(f"{self._project}/").rpartition("/")
-        parts = path.split("/")
-        # Each error code has its own placeholder for the name.
-        words = dict.fromkeys(("bad", "machine", "network", "bucket"), name)
-        if code == "network-missing":
-            words["project"] = self.settings.network_project
-        if code == "reservation":
-            words = {"reservation": parts[parts.index("reservations") + 1], "project": parts[1]}
-        place = "Cloud Storage" if kind == "b" else kind
-        return self._error(code, where, f"{name} does not exist in {place}", **words)
-
     def machine_type(self, group: HostGroup) -> Iterator[Finding]:
-        """Yield an error if the zone lacks a machine type, or a finding if Google describes it
-        otherwise.
+        """Yield an error if the zone lacks a machine type or its GPUs, or a finding if Google
+        describes the type otherwise.
         """
         name = group.machine.name
-        path = f"{self._zone}/machineTypes/{group.machine.name}"
+        paths = [f"{self._zone}/machineTypes/{name}"]
+        if group.machine.accelerator:
+            paths.append(f"{self._zone}/acceleratorTypes/{group.machine.accelerator}")
         with suppress(PermissionDeniedError):
-            if (row := self.api.find("compute", path)) is None:
-                yield self._missing_error("machine-type-unavailable", group.title, path)
+            row, *more = (self.api.find("compute", path) for path in paths)
+            if row is None or None in more:
+                missing = group.machine.accelerator if row else name
+                message = f"{missing} does not exist in zones/{self.settings.zone}"
+                yield self._error(
+                    "machine-type-unavailable", group.title, message, machine=str(missing)
+                )
                 return
             own_facts = _facts_of(group.machine)
             google_facts = _facts_at_google(row)
@@ -449,13 +252,9 @@ class _Checks:
 
     def quotas(self, groups: Collection[HostGroup]) -> Iterator[Finding]:
         region = self.settings.region_name
-        everywhere = [*quotas.project_needs(groups)]
-        # Google already counts a network that an earlier `up` created.
-        if not (self.cluster_id or self.settings.network.network):
-            everywhere += quotas.new_network_needs()
         for path, place, needs in (
             (f"{self._project}/regions/{region}", region, quotas.regional_needs(groups)),
-            (self._project, self.settings.project, everywhere),
+            (self._project, self.settings.project, quotas.project_needs(groups)),
         ):
             rows = self.api.get("compute", path).get("quotas", ())
             for shortage in quotas.shortages(needs, rows):
@@ -510,10 +309,6 @@ def _facts_at_google(row: Json) -> dict[str, Any]:
 
 def _flow(gpu: str, count: int) -> str:
     return f"{{type: {gpu}, count: {count}}}"
-
-
-def _data() -> dict[str, Any]:
-    return read_table(_DATA / "preflight.yaml", dict[str, Any])
 
 
 class _JobsData(Model):

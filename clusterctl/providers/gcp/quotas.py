@@ -1,6 +1,6 @@
-"""The quotas of Compute Engine that new hosts use up, and which of them are too small.
+"""The quotas of processors and GPUs that new hosts use up, and which of them are too small.
 
-Sources: cloud.google.com/compute/resource-usage (CPU, GPU and disk quotas) and
+Sources: cloud.google.com/compute/resource-usage (CPU and GPU quotas) and
 cloud.google.com/compute/docs/instances/spot ("Quotas for Spot VMs"), 2026-11.
 """
 
@@ -12,16 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clusterctl.providers.gcp.images import HostGroup
-from clusterctl.spec.providers.gcp_nodes import disk_type
-from clusterctl.spec.units import GIB_MIB
 
-_LOCAL_SSD_GB: Final = 375
 # Machine family -> quota of CPUs that regions.get lists.
 _CPUS: Final = {"e2": "CPUS", "n1": "CPUS"} | {
     family: f"{family.upper()}_CPUS" for family in ("n2", "n2d", "c2", "c2d", "c3")
 }
-_DISKS: Final = {"pd-standard": "DISKS_TOTAL_GB", "hyperdisk-balanced": "HDB_TOTAL_GB"}
-_DISKS_OF_FLASH: Final = "SSD_TOTAL_GB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +141,10 @@ def shortages(needs: Iterable[Need], rows: Iterable[Mapping[str, Any]]) -> Itera
 def regional_needs(groups: Collection[HostGroup]) -> Iterator[Need]:
     """Yield what the hosts need of the region's quotas."""
     for group in groups:
-        yield from _disks(group)
-        # Google already counts the processors, GPUs and local SSDs of a reservation.
-        if group.nodes.reservation:
-            continue
-        yield Need(Quota("INSTANCES"), group.count)
-        yield from _cpus(group)
-        yield from _gpus(group)
-        yield from _local_ssds(group)
+        # Google already counts the processors and GPUs of a reservation.
+        if not group.nodes.reservation:
+            yield from _cpus(group)
+            yield from _gpus(group)
 
 
 def project_needs(groups: Collection[HostGroup]) -> Iterator[Need]:
@@ -169,19 +160,6 @@ def project_needs(groups: Collection[HostGroup]) -> Iterator[Need]:
         )
         if machine.gpu:
             yield Need(Quota("GPUS_ALL_REGIONS"), machine.gpu.count * group.count)
-
-
-def new_network_needs() -> tuple[Need, ...]:
-    """Return what a new network needs of the project's quotas."""
-    return tuple(Need(Quota(metric), 1) for metric in ("NETWORKS", "SUBNETWORKS", "ROUTERS"))
-
-
-def _disks(group: HostGroup) -> Iterator[Need]:
-    machine = group.machine
-    extra = ((disk, machine.extra_disks) for disk in group.nodes.extra_disks)
-    for disk, types in ((group.nodes.boot_disk, machine.boot_disks), *extra):
-        metric = _DISKS.get(disk_type(disk, types), _DISKS_OF_FLASH)
-        yield Need(Quota(metric), disk.size // GIB_MIB * group.count)
 
 
 def _cpus(group: HostGroup) -> Iterator[Need]:
@@ -205,22 +183,6 @@ def _gpus(group: HostGroup) -> Iterator[Need]:
             gpu.count * group.count,
             by_family=Quota("GPUS_PER_GPU_FAMILY", ("gpu_family", model)),
             preemptible=_preemptible(group, f"PREEMPTIBLE_{model}_GPUS"),
-        )
-
-
-def _local_ssds(group: HostGroup) -> Iterator[Need]:
-    # Google attaches the local SSDs of a machine type to each instance, and counts them by the
-    # type's family: cloud.google.com/compute/docs/disks/add-local-ssd.
-    machine = group.machine
-    by_family = Quota("LOCAL_SSD_TOTAL_GB_PER_VM_FAMILY", ("vm_family", machine.family.upper()))
-    for quota, ssds in (
-        (Quota("LOCAL_SSD_TOTAL_GB"), group.nodes.local_ssds),
-        (by_family, machine.bundled_ssds),
-    ):
-        yield Need(
-            quota,
-            ssds * _LOCAL_SSD_GB * group.count,
-            preemptible=_preemptible(group, "PREEMPTIBLE_LOCAL_SSD_GB"),
         )
 
 

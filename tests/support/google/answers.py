@@ -241,14 +241,12 @@ def _instance(row: Row, zone: str) -> Row:
 
 def _guest_attributes(google: Google, row: Row, query: Mapping[str, str]) -> Row:
     """The host keys that an instance has published."""
-    hides = "disableGuestAttributesAccess"
-    hidden = {f"compute.{hides}", f"compute.managed.{hides}"} & google.project.enforced
     keys = (
         google.world.read().get("guest_attributes", {}).get(row["name"], {"ssh-ed25519": HOST_KEY})
     )
     path = query.get("queryPath", "")
     entries = [{"namespace": "hostkeys", "key": kind, "value": key} for kind, key in keys.items()]
-    found = [e for e in entries if f"hostkeys/{e['key']}".startswith(path) and not hidden]
+    found = [e for e in entries if f"hostkeys/{e['key']}".startswith(path)]
     if not found:
         raise RefusedError(
             404, f"The resource '{path}' of type 'Guest Attribute' was not found.", "notFound"
@@ -304,7 +302,8 @@ def _delete_plain(kind: str, parameter: str) -> Handler:
     def delete(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Any:
         row = _row(google, kind, values[parameter])
         if row["name"] in google.world.read()["filled"]:
-            raise RefusedError(409, REFUSALS["bucket_not_empty"].message, "conflict")
+            # Source: github.com/crossplane-contrib/provider-gcp/issues/295 (2021-01-05).
+            raise RefusedError(409, "The bucket you tried to delete was not empty.", "conflict")
         if kind == "google_filestore_instance":
             return _begin(google, lambda: _remove(google, kind, row["id"]), row)
         _remove(google, kind, row["id"])

@@ -51,7 +51,7 @@ FACTS = {
 }
 GCLOUD = "764086051850"  # of gcloud's own project, whose OAuth client a person's login is of
 # Calls of these need a project to count on (terraform-provider-google, issues 20644, 24500).
-_COUNTED = {"cloudresourcemanager", "file", "iam", "orgpolicy", "serviceusage"}
+_COUNTED = {"cloudresourcemanager", "file", "iam", "serviceusage"}
 _NO_QUOTA_PROJECT = (
     "Your application is authenticating by using local Application Default Credentials. The "
     "{service} API requires a quota project, which is not set by default. To learn how to set "
@@ -202,7 +202,7 @@ class Google:
     ) -> Answer:
         try:
             is_own_image = method.id == "compute.images.get" and values["project"] == self.id
-            content = NotImplemented if is_own_image else self.project.answer(method.id, path, body)
+            content = NotImplemented if is_own_image else self.project.answer(method.id, path)
             if content is NotImplemented:
                 content = answers.answer(self, method.id, values, query, body)
         except answers.RefusedError as exc:

@@ -14,7 +14,6 @@ VERSIONS = {
     **dict.fromkeys(
         ("cloudresourcemanager", "compute", "file", "iam", "serviceusage", "storage"), "v1"
     ),
-    "orgpolicy": "v2",
 }
 _SCALARS: Mapping[str, type | tuple[type, ...]] = {
     "string": str,

@@ -49,18 +49,6 @@ def test_manual_lists_the_apis_that_up_needs() -> None:
     assert set(API.findall(by_hand)) < needed
 
 
-def test_manual_lists_the_roles_of_the_preflight() -> None:
-    data = yaml.safe_load((DATA / "preflight.yaml").read_text())
-    known = [*data["rights"].values(), *data["host_rights"].values()]
-    named = {
-        role
-        for cells in rows("Required permissions")
-        for role in re.findall(r"roles/\w+\.\w+", cells[0])
-    }
-    named |= {"roles/serviceusage.serviceUsageConsumer"}  # in the second column
-    assert named == {role for rights in known for role in rights}
-
-
 def test_manual_lists_the_machine_families() -> None:
     families = {name.upper(): one for name, one in gcp_machines.data()["families"].items()}
     del families["UNKNOWN"]  # of types that only the spec describes

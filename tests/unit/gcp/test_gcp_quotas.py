@@ -89,36 +89,12 @@ def test_spot_processors_count_like_spot_gpus(
     assert [*findings] == ([short] if short else [])
 
 
-def test_local_ssds_of_a_machine_type_are_counted_by_its_family(google: Google) -> None:
-    """Two a3-highgpu-8g with 16 disks of 375 GB each."""
-    text = spec_text("{}", ", gpus: {type: h100, count: 8}")
-    findings = found(google, text)
-    assert {finding.level for finding in findings.values()} == {"warning"}
-    ssds = findings["LOCAL_SSD_TOTAL_GB_PER_VM_FAMILY"]
-    assert "needs 12000" in ssds.why
-    assert "--quota-id=LOCAL-SSD-TOTAL-GB-PER-VM-FAMILY-per-project-region" in ssds.fix
-    assert "--preferred-value=12000 --dimensions=region=us-central1,vm_family=A3`" in ssds.fix
-    gpus = findings["GPUS_PER_GPU_FAMILY"]
-    assert "--quota-id=GPUS-PER-GPU-FAMILY-per-project-region" in gpus.fix
-    assert (
-        "--preferred-value=16 --dimensions=region=us-central1,gpu_family=NVIDIA_H100`" in gpus.fix
-    )
-
-
-def test_local_ssds_of_spot_machines_count_on_the_preemptible_quota(google: Google) -> None:
-    """Two a2-ultragpu-1g with a disk each."""
-    text = spec_text("{spot: true}", ", gpus: {type: a100-80gb}")
-    limits = {"PREEMPTIBLE_LOCAL_SSD_GB": 375}
-    findings = found(google, text, **limits)
-    assert findings["PREEMPTIBLE_LOCAL_SSD_GB"].level == "error"
-    assert "needs 750" in findings["PREEMPTIBLE_LOCAL_SSD_GB"].why
-
-
-def test_added_local_ssds_count_on_the_quota_of_the_region(google: Google) -> None:
-    limits = {"LOCAL_SSD_TOTAL_GB": 375, "PREEMPTIBLE_LOCAL_SSD_GB": 0}
-    for nodes in ("{local_ssds: 1}", "{local_ssds: 1, spot: true}"):
-        findings = found(google, spec_text(nodes), **limits)
-        assert [(m, one.level) for m, one in findings.items()] == [("LOCAL_SSD_TOTAL_GB", "error")]
+def test_gpus_of_new_families_are_counted_by_family(google: Google) -> None:
+    """Two a3-highgpu-8g."""
+    ((metric, one),) = found(google, spec_text("{}", ", gpus: {type: h100, count: 8}")).items()
+    assert (metric, one.level) == ("GPUS_PER_GPU_FAMILY", "warning")
+    assert "--quota-id=GPUS-PER-GPU-FAMILY-per-project-region" in one.fix
+    assert "--preferred-value=16 --dimensions=region=us-central1,gpu_family=NVIDIA_H100`" in one.fix
 
 
 @pytest.mark.parametrize(
@@ -151,5 +127,5 @@ def test_processors_of_new_families_are_counted_by_family(google: Google) -> Non
 
 
 def test_quota_that_others_exceed_already_does_not_matter(google: Google) -> None:
-    google.project.quotas["LOCAL_SSD_TOTAL_GB"] = (0.0, 375.0)
+    google.project.quotas["N2_CPUS"] = (0.0, 8.0)
     assert found(google, spec_text()) == {}
