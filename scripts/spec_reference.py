@@ -95,8 +95,15 @@ class _Reference:
             holder = kind["items"]
             value = "list of mappings"
             path = f"{path}[]"
-        elif isinstance(kind.get("additionalProperties"), Mapping):
-            holder = kind["additionalProperties"]
+        elif named := [
+            one
+            for one in (
+                kind.get("additionalProperties"),
+                *kind.get("patternProperties", {}).values(),
+            )
+            if isinstance(one, Mapping)
+        ]:
+            holder = named[0]
             value = "mapping of mappings"
             path = f"{path}.NAME"
         if "$ref" not in holder:

@@ -175,6 +175,7 @@ variable "hosts" {
     reservation is NAME or projects/PROJECT/reservations/NAME, each optionally with /reservationBlocks/BLOCK.
     reservation_bound is for machine types with reservations that need this provisioning model, such as A3 Ultra and A4.
     boot_image is the image of new hosts. Default is image. A change of boot_image does not replace hosts.
+    Hosts of a partition have the same image, local_ssds, machine_type and placement. extra_disks is name -> disk.
   EOT
   type = map(object({
     role         = string
@@ -190,10 +191,10 @@ variable "hosts" {
       size_gib = number
       type     = string
     })
-    extra_disks = optional(list(object({
+    extra_disks = optional(map(object({
       size_gib = number
       type     = string
-    })), [])
+    })), {})
     local_ssds = optional(number, 0)
     guest_accelerator = optional(object({
       type  = string
@@ -236,7 +237,7 @@ variable "hosts" {
 
   validation {
     condition = alltrue(flatten([
-      for host in var.hosts : [for disk in concat([host.boot_disk], host.extra_disks) : disk.size_gib >= 10]
+      for host in var.hosts : [for disk in concat([host.boot_disk], values(host.extra_disks)) : disk.size_gib >= 10]
     ]))
     error_message = "A disk must have at least 10 GiB."
   }

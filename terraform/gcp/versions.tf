@@ -3,7 +3,7 @@ terraform {
 
   required_providers {
     # One minor version for each release of clusterctl, so that colleagues who share a state have the same, and that no new
-    # version changes what is replaced. The modules' lists of `ignore_changes` are for this version.
+    # version changes what is replaced.
     google = {
       source  = "hashicorp/google"
       version = "~> 8.7.0"

@@ -21,8 +21,8 @@ from clusterctl.providers.gcp import fixed
 from clusterctl.providers.gcp.api import rules
 from clusterctl.providers.gcp.costs import INSTANCE, OFF, HostPrices, provisioning_model
 from clusterctl.providers.gcp.orphans import cluster_id_of
-from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform import TAINTED, Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource
 from clusterctl.spec.names import first_few
 from clusterctl.spec.providers import gcp_machines
@@ -87,77 +87,77 @@ def reject_loss_of_files(plan: Plan) -> None:
             raise fixed.error([setting], f"{name} would be recreated or deleted: {reason}")
 
 
-def reject_smaller_boot_disks(plan: Plan) -> None:
-    """Raise a UsageError if a boot disk of an existing host would have to shrink.
+def reject_smaller_disks(plan: Plan) -> None:
+    """Raise a UsageError if a disk of an existing host would have to shrink.
 
-    Terraform's provider grows boot disks in place, and also asks Google to shrink them
-    (resource_compute_instance.go, boot_disk.0.initialize_params.0.size). Google refuses it.
+    Terraform's provider grows disks in place. It also asks Google to shrink a boot disk
+    (resource_compute_instance.go, boot_disk.0.initialize_params.0.size), which Google refuses, and
+    deletes a further disk to create a smaller one.
     """
-    updates = (
-        (change.before, change.after)
-        for change in plan.real_changes
-        if change.type == INSTANCE and change.action == "update" and change.before and change.after
-    )
     smaller = [
-        str(before["name"]) for before, after in updates if _boot_gib(after) < _boot_gib(before)
+        str(change.before["name"])
+        for change in plan.real_changes
+        if change.before and change.after and _is_disk_of_a_host(change)
+        if _disk_gib(change.after) < _disk_gib(change.before)
     ]
     if smaller:
         raise UsageError(
-            f"the boot disk of {first_few(smaller)} can't shrink",
-            code="boot-disk-smaller",
-            where="boot_disk.size",
+            f"the disk of {first_few(smaller)} can't shrink",
+            code="disk-smaller",
+            where="size of the disk",
             why="Google only grows disks",
             fix="restore its size; or take the cluster down first: `clusterctl down`",
         )
 
 
-def _boot_gib(instance: Mapping[str, Any]) -> int:
-    for disk in instance.get("boot_disk") or ():
-        for parameters in disk.get("initialize_params") or ():
-            return int(parameters.get("size") or 0)
-    return 0
+def _is_disk_of_a_host(change: ResourceChange) -> bool:
+    # A host that is recreated has a new boot disk.
+    return change.type == _DISK or (change.type == INSTANCE and change.action == "update")
+
+
+def _disk_gib(resource: Mapping[str, Any]) -> int:
+    """Return the size of a disk, or of the boot disk of an instance."""
+    boot_disks = resource.get("boot_disk") or ({"initialize_params": [resource]},)
+    return int(boot_disks[0]["initialize_params"][0].get("size") or 0)
 
 
 # The modules that nodes need without referring to them.
 _BENEATH_NODES: Final = ("module.network", "module.iam")
 
 
-def _address(name: str) -> str:
-    return f'module.nodes.module.node["{name}"]'
+# The partition of the machine that an image is made of. No partition of a spec has this name.
+IMAGE_PARTITION: Final = "(image)"
+_IMAGE_NODE: Final = f'module.nodes.module.partition["{IMAGE_PARTITION}"]'
 
 
-def has_node(plan: Plan, name: str) -> bool:
-    """Return whether Terraform's state contained resources of the node ``name`` when the plan was
-    made.
-    """
-    return any(
-        change.before and change.address.startswith(_address(name)) for change in plan.changes
-    )
+def has_image_node(plan: Plan) -> bool:
+    """Return whether Terraform's state contained the machine of an image when the plan was made."""
+    return any(change.before and change.address.startswith(_IMAGE_NODE) for change in plan.changes)
 
 
-def remove_node(terraform: Terraform, name: str) -> None:
-    """Delete the resources of the node ``name``. Other resources are not changed."""
-    plan = terraform.plan(destroy=True, targets=[_address(name)])
+def remove_image_node(terraform: Terraform) -> None:
+    """Delete the machine of an image. Other resources are not changed."""
+    plan = terraform.plan(destroy=True, targets=[_IMAGE_NODE])
     if not plan.is_empty:
         apply_plan(terraform, plan)
 
 
 @contextmanager
-def extra_node(terraform: Terraform, name: str, shown: Plan | None) -> Iterator[None]:
-    """Create the node ``name``, with the network and accounts that it needs. After the body, delete
-    the node.
+def image_node(terraform: Terraform, name: str, shown: Plan | None) -> Iterator[None]:
+    """Create the machine ``name`` of an image, with the network and accounts that it needs. After
+    the body, delete the machine.
 
-    Terraform's variables must already contain the node. shown: the plan that the user has seen, if
-    any. Raise a StalePlanError if changes that ``shown`` lacks are necessary, other than changes of
-    the node.
+    Terraform's variables must already contain it. shown: the plan that the user has seen, if any.
+    Raise a StalePlanError if changes that ``shown`` lacks are necessary, other than changes of the
+    machine.
     """
-    # An interrupted earlier run may not have deleted the node.
-    remove_node(terraform, name)
+    # An interrupted earlier run may not have deleted the machine.
+    remove_image_node(terraform)
     error: BaseException | None = None
     try:
-        plan = terraform.plan(targets=[*_BENEATH_NODES, _address(name)])
+        plan = terraform.plan(targets=[*_BENEATH_NODES, _IMAGE_NODE])
         if shown:
-            shown.reject_additions(plan, except_for=_address(name))
+            shown.reject_additions(plan, except_for=_IMAGE_NODE)
         apply_plan(terraform, plan)
         yield
     except BaseException as exc:
@@ -166,7 +166,7 @@ def extra_node(terraform: Terraform, name: str, shown: Plan | None) -> Iterator[
     finally:
         terraform.reporter.progress(f"deleting {name}, which is billed while it exists")
         try:
-            remove_node(terraform, name)
+            remove_image_node(terraform)
         except ClusterctlError as exc:
             message = f"the temporary machine {name} was not deleted and is still billed"
             fix = "run `clusterctl up` or `clusterctl down`, which deletes it"
@@ -175,13 +175,14 @@ def extra_node(terraform: Terraform, name: str, shown: Plan | None) -> Iterator[
                 failed.also(Failure("not-removed", message, name, "provision", fix, retryable=True))
                 failed.fix = "\n".join(filter(None, (failed.fix, f"{message}: {fix}")))
             else:
-                # The message of an interrupt, for example, does not mention the node.
+                # The message of an interrupt, for example, does not mention the machine.
                 terraform.reporter.note(f"{message}: {fix}")
             if error is None:
                 raise
 
 
-_NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
+# Resources of a node have its name as the key, or the beginning of it.
+_NODE: Final = re.compile(r'^module\.nodes\.module\.partition\["[^"]+"\]\.\w+\.\w+\["([^" ]+)')
 _CONTROLLER: Final = "module.controller."
 _UNKNOWN: Final = "terraform"
 # The maximum number of host names in a message with the same cause.
@@ -348,7 +349,8 @@ def _host(
 ) -> HostChange:
     """Return the change of a host. ``disks``: path -> change of each disk that Terraform knows."""
     attributes = change.after or change.before or {}
-    reason = _reason(change, shapes.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
+    partition = change.address.partition(f".{INSTANCE}.")[0]
+    reason = _reason(change, shapes.get(f"{partition}.{_SHAPE}"))
     attached = {*_attached(change.before)}
     deleted = _names(p for p in attached & disks.keys() if disks[p].action in _DELETING)
     # Somebody attached these disks at Google.

@@ -156,7 +156,8 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
     extra = (
-        (gcp_nodes.disk_type(disk, machine.extra_disks), disk.size) for disk in nodes.extra_disks
+        (gcp_nodes.disk_type(disk, machine.extra_disks), disk.size)
+        for disk in nodes.extra_disks.values()
     )
     disks = (
         (gcp_nodes.disk_type(nodes.boot_disk, machine.boot_disks), nodes.boot_disk.size),

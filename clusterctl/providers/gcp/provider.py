@@ -106,9 +106,8 @@ class GcpProvider(Provider):
         if not self._images:
             reason = "\n".join(images.partitions_without_base(spec, {}))
             raise ProvisionError("no node image can be built", code="no-image-possible", why=reason)
-        if self._shown and apply.has_node(self._shown[1], name := images.machine_name(spec)):
-            terraform = self._terraform(workspace, spec.controller_host)
-            apply.remove_node(terraform, name)
+        if self._shown and apply.has_image_node(self._shown[1]):
+            apply.remove_image_node(self._terraform(workspace, spec.controller_host))
         for image in {image.name: image for image in self._images.values()}.values():
             if not images.wait_until_ready(self._api, image.name):
                 self._make_image(spec, workspace, image, bake)
@@ -125,14 +124,18 @@ class GcpProvider(Provider):
         """Build a node image: create a machine, configure it, copy its disk, delete the machine."""
         _reject_changes(spec, workspace)
         name = images.machine_name(spec)
-        machine = {**_host(image.nodes, image.machine), "role": "compute", "partition": "image"}
+        machine = {
+            **_host(image.nodes, image.machine),
+            "role": "compute",
+            "partition": apply.IMAGE_PARTITION,
+        }
         machine["image"] = image.base.model_dump(mode="json")
         kept = self._storage_to_reuse(spec)
         self._write_module(spec, workspace, kept, {name: machine})
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
         try:
-            with apply.extra_node(terraform, name, self._shown and self._shown[1]):
+            with apply.image_node(terraform, name, self._shown and self._shown[1]):
                 key = host_keys(self._api, self._settings.zone, [name])[name]
                 bake(
                     images.machine_inventory(spec, workspace.cluster_id(), image, self._images, key)
@@ -155,7 +158,7 @@ class GcpProvider(Provider):
         plan = terraform.plan()
         apply.reject_foreign_state(plan, workspace.cluster_id())
         apply.reject_loss_of_files(plan)
-        apply.reject_smaller_boot_disks(plan)
+        apply.reject_smaller_disks(plan)
         self._shown = (variables_digest, plan)
         order = {name: position for position, name in enumerate(_names(spec))}
         hosts = apply.host_changes(plan, costs.HostPrices.by(spec))
@@ -498,7 +501,9 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
         "machine_type": machine.name,
         "image": image_of(nodes, machine).model_dump(mode="json"),
         "boot_disk": _disk(nodes.boot_disk, machine.boot_disks),
-        "extra_disks": [_disk(disk, machine.extra_disks) for disk in nodes.extra_disks],
+        "extra_disks": {
+            name: _disk(disk, machine.extra_disks) for name, disk in nodes.extra_disks.items()
+        },
         "guest_accelerator": {"type": machine.accelerator, "count": gpu.count} if gpu else None,
         "has_gpu": machine.gpu is not None,
         "reservation_bound": machine.reservation_bound and nodes.reservation is not None,

@@ -72,8 +72,10 @@ class GcpNodes(Model):
     boot_disk: GcpDisk = Field(
         GcpDisk.model_validate({"size": "50GiB"}), description="the boot disk of each instance"
     )
-    extra_disks: tuple[GcpDisk, ...] = Field(
-        (), description="more persistent disks for each instance"
+    extra_disks: Mapping[Annotated[str, PATTERNS["disk_name"]], GcpDisk] = Field(
+        {},
+        description="more persistent disks for each instance, by a name of yours",
+        json_schema_extra={"additionalProperties": False},
     )
     local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
         0,
@@ -274,8 +276,8 @@ def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
 
 def _disks(nodes: Nodes) -> Iterator[tuple[Loc, GcpDisk]]:
     yield (*nodes.where, "boot_disk"), nodes.settings.boot_disk
-    for index, disk in enumerate(nodes.settings.extra_disks):
-        yield (*nodes.where, "extra_disks", index), disk
+    for name, disk in nodes.settings.extra_disks.items():
+        yield (*nodes.where, "extra_disks", name), disk
 
 
 def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
@@ -366,7 +368,7 @@ def _local_ssd_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
 
 def _disk_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     for at, disk in _disks(nodes):
-        is_boot = at[-1] == "boot_disk"
+        is_boot = at[-2] != "extra_disks"
         allowed = machine.boot_disks if is_boot else machine.extra_disks
         if disk.type and disk.type not in allowed:
             use = "boot from" if is_boot else "have"

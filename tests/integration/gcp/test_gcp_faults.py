@@ -92,7 +92,7 @@ def test_up_and_down_never_touch_resources_of_another_cluster(cluster: Terraform
 
 
 # What every kind of resource needs that Terraform creates.
-DISKS = "extra_disks: [{size: 100GiB}, {size: 200GiB}], compact_placement: true"
+DISKS = "extra_disks: {one: {size: 100GiB}, two: {size: 200GiB}}, compact_placement: true"
 STORAGE = "bucket: {name: demo-data, create: true}, filestore: {tier: BASIC_HDD, capacity: 1TiB}"
 
 

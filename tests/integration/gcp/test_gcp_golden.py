@@ -62,10 +62,10 @@ def with_long_names(variables_by_name: Mapping[str, Any]) -> dict[str, Any]:
     """
     cluster = "c" * 20
     hosts = variables_by_name["hosts"]
-    disks = [
-        {"size_gib": 100, "type": kind}
-        for kind in ("pd-standard", "pd-balanced", "hyperdisk-balanced")
-    ]
+    disks = {
+        f"{number}".rjust(10, "d"): {"size_gib": 100, "type": kind}
+        for number, kind in enumerate(("pd-standard", "pd-balanced", "hyperdisk-balanced"))
+    }
     node = {**hosts["whole-train-1"], "extra_disks": disks}
     renamed = {f"{cluster}-ctl": hosts["whole-ctl"], f"{cluster}-{'p' * 20}-999": node}
     return {**variables_by_name, "cluster": cluster, "hosts": renamed, "bucket": None}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 from clusterctl.providers.gcp.apply import host_changes
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.gcp.terraform import Plan, read_changes
-from tests.support.google.provider.schema import load
-from tests.support.google.provider.world import KNOWN
+from clusterctl.util.assets import data_folder
+from tests.support.google.provider.schema import VERSION
 from tests.unit.gcp.many import copies
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
 from tests.unit.gcp.sent import REQUESTS
@@ -23,17 +22,6 @@ from tests.unit.gcp.sent import REQUESTS
 INSTANCE = "google_compute_instance"
 PARTS = ("module.controller.", "module.nodes.")
 FAST, SLOW = ({"size_gib": 100, "type": kind} for kind in ("pd-ssd", "pd-standard"))
-# Google uses no key or reservation that nobody asks for.
-ONLY_ASKED = {"disk_encryption_key", "kms_key_name", "reservation_affinity.specific_reservation"}
-# Type of an attribute, as the schema has it -> a value that Google might show.
-FILLED = {
-    '"string"': "of-google",
-    '"number"': 7,
-    '"bool"': True,
-    '["list", "string"]': ["of-google"],
-    '["set", "string"]': ["of-google"],
-    '["map", "string"]': {"of": "google"},
-}
 SECRETS = {
     "GOOGLE_OAUTH_ACCESS_TOKEN": "ya29.planted-token",
     "GOOGLE_CREDENTIALS": '{"type": "service_account", "private_key": "planted-key"}',
@@ -48,6 +36,16 @@ def test_terraform_module_is_formatted_and_valid(tmp_path: Path) -> None:
     assert module.run("validate").rc == 0
 
 
+def test_module_pins_one_minor_version_of_the_provider() -> None:
+    """It is the one whose schema and code the double knows."""
+    pins = [
+        match[1]
+        for path in (data_folder("terraform") / "gcp").rglob("versions.tf")
+        for match in re.finditer(r'^ +version += "(.*)"$', path.read_text(), re.MULTILINE)
+    ]
+    assert pins == [f"~> {VERSION}"]
+
+
 def test_changed_variables_change_only_their_resources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,7 +53,7 @@ def test_changed_variables_change_only_their_resources(
         monkeypatch.setenv(name, value)
     module = Module(tmp_path)
     nodes: dict[str, dict[str, Any]] = {f"whole-{letter}": {} for letter in "abcdef"}
-    nodes["whole-d"] = {"extra_disks": [FAST, SLOW, SLOW]}
+    nodes["whole-d"] = {"extra_disks": {"a": FAST, "b": SLOW, "c": SLOW}}
     module.set(_asked(nodes))
     with monkeypatch.context() as logging:
         logging.setenv("TF_LOG", "INFO")
@@ -108,36 +106,12 @@ def test_changed_variables_change_only_their_resources(
 
     module.cloud.fill("my-results")
     destroyed = module.run("destroy", "-auto-approve")
-    assert destroyed.rc == 1
-    assert "delete bucket my-results" in destroyed.said
+    assert destroyed.rc == 0
     assert module.cloud.resources() == {"my-results": "google_storage_bucket"}
     written = "".join(_texts(tmp_path))
     # The state was read.
     assert "ssh-ed25519 AAAA" in written
     assert [word for word in ("ya29", "planted") if word in said + destroyed.said + written] == []
-
-
-def test_plan_replaces_nothing_because_of_what_google_has_filled_in(tmp_path: Path) -> None:
-    """Such as the end of a flex-start machine. What a spec may set replaces its nodes."""
-    module = Module(tmp_path)
-    flex_start = {"machine_type": "g2-standard-16", "local_ssds": 0, "flex_start": 86400}
-    nodes: dict[str, dict[str, Any]] = {"whole-a": {}, "whole-b": flex_start}
-    module.set(_asked(nodes))
-    module.apply()
-    filled = 0
-    with module.cloud.store.change() as world:
-        for kind, names in KNOWN["may_be_filled"].items():
-            block = load()["resource_schemas"][kind]["block"]
-            for value in world["resources"].get(kind, {}).values():
-                asked = (name for name in names if name not in ONLY_ASKED)
-                filled += sum(_fill(block, value, name.split(".")) for name in asked)
-    assert filled > 60
-    assert module.plan() == {}
-    module.set(_asked({"whole-a": {}, "whole-b": flex_start | {"flex_start": 7200}}))
-    replaced = {address for address, actions in module.plan().items() if len(actions) > 1}
-    node = 'module.nodes.module.node["whole-b"]'
-    assert f"{node}.{INSTANCE}.host" in replaced
-    assert all(address.startswith(node) for address in replaced)
 
 
 def test_shared_vpc_gets_rules_in_its_host_project_or_none(tmp_path: Path) -> None:
@@ -164,24 +138,6 @@ def test_shared_vpc_gets_rules_in_its_host_project_or_none(tmp_path: Path) -> No
     assert set(map(tuple, module.plan().values())) == {("delete",)}
     module.apply()
     assert module.cloud.resources("google_compute_firewall") == {}
-
-
-def _fill(block: Mapping[str, Any], value: dict[str, Any], words: Sequence[str]) -> bool:
-    """Set an attribute, or all of a block, that has no value. Return whether it had none."""
-    first, *rest = words
-    if attribute := block["attributes"].get(first):
-        if value.get(first):
-            return False
-        value[first] = FILLED[json.dumps(attribute["type"])]
-        return True
-    inner = block["block_types"][first]["block"]
-    blocks = value.get(first)
-    if not blocks:
-        names = [*inner["attributes"], *inner.get("block_types", {})]
-        blocks = value[first] = [dict.fromkeys(names)]
-        rest = rest or [*inner["attributes"]][:1]
-    done = [_fill(inner, each, rest) for each in blocks if rest]
-    return any(done)
 
 
 def _assert_that_calls_are_counted_on_the_project(planned: dict[str, Any]) -> None:
@@ -233,18 +189,20 @@ def _changed(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     image = {"project": "my-images", "family": "rocky-10", "name": None}
     changed = {"whole-a": {"machine_type": "g2-standard-48"}, "whole-b": {"image": image}}
     new = {"machine_type": "a3-highgpu-8g", "local_ssds": 0}
-    changed |= {"whole-d": {"extra_disks": [SLOW, SLOW]}, "whole-g": new}
+    changed |= {"whole-d": {"extra_disks": {"b": SLOW, "c": SLOW}}, "whole-g": new}
     return {name: each for name, each in (nodes | changed).items() if name != "whole-e"}
 
 
 def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
     plan = Plan(Path("plan.tfplan"), "", read_changes(planned))
+    (deleted,) = (disk for host in host_changes(plan) for disk in host.deleted_disks)
+    assert deleted.startswith("whole-d-a-")
     assert {host.name: (host.action, host.why) for host in host_changes(plan)} == {
         "whole-a": ("replace", "machine type changes"),
         "whole-b": ("replace", "image changes"),
         "whole-c": ("keep", ""),
         "whole-ctl": ("change", "machine type changes"),
-        "whole-d": ("change", "attached disk and metadata change"),
+        "whole-d": ("change", f"attached disk and metadata change; deletes {deleted}"),
         "whole-e": ("remove", "it is no longer in the spec"),
         "whole-f": ("make", ""),
         "whole-g": ("make", ""),
@@ -263,7 +221,7 @@ def _assert_that_google_shows_it_otherwise(module: Module) -> None:
     shown = module.cloud.instances["whole-d"]
     assert shown["network_interface"][0]["subnetwork"].startswith("https://")
     assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-l4")
-    assert [each["device_name"] for each in shown["attached_disk"]] == ["extra-1", "extra-0"]
+    assert [each["device_name"] for each in shown["attached_disk"]] == ["extra-c", "extra-b"]
     new = module.cloud.instances["whole-g"]
     assert new["boot_disk"][0]["initialize_params"][0]["image"].endswith("-v20261101")
     assert len(new["scratch_disk"]) == 16
@@ -279,13 +237,13 @@ def test_variables_of_a_spec_are_those_that_the_module_declares() -> None:
 def _asked(
     nodes: dict[str, dict[str, Any]], *, labels: dict[str, str] | None = None, **controller: str
 ) -> dict[str, Any]:
-    """Return the variables of a controller and these nodes, without resources that every cluster
-    has.
+    """Return the variables of a controller and these nodes, each in a partition of its own, without
+    resources that every cluster has.
     """
     values = variables(spec_of("everything"), CLUSTER_ID, PUBLIC_KEY)
     node = values["hosts"]["whole-serve-1"]
     hosts = {"whole-ctl": values["hosts"]["whole-ctl"] | controller}
-    hosts |= {name: node | changed for name, changed in nodes.items()}
+    hosts |= {name: node | {"partition": name} | changed for name, changed in nodes.items()}
     values |= {"hosts": hosts, "labels": labels or {}, "placements": []}
     return {**values, "enable_apis": False, "auto_down": True}
 

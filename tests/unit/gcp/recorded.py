@@ -41,7 +41,7 @@ PATH = Path(__file__).with_name("recorded") / "demo.json"
 PROJECT = "my-project"
 CLUSTER_ID = "a1b2c3"
 CONTROLLER = "module.controller."
-NODE = 'module.nodes.module.node["demo-train-1"]'
+NODE = 'module.nodes.module.partition["train"]'
 SPEC = f"""\
 version: 1
 name: demo
@@ -235,7 +235,10 @@ def _of_host(recorded: ResourceChange, name: str, host: Mapping[str, Any]) -> Re
         boot = host.get("boot_image") or f"projects/{image['project']}/global/images/{path}"
         after["boot_disk"][0]["initialize_params"][0]["image"] = boot
         after["machine_type"] = host["machine_type"]
-    return replace(recorded, address=recorded.address.replace("demo-train-1", name), after=after)
+    address = recorded.address.replace("demo-train-1", name)
+    if partition := host.get("partition"):
+        address = address.replace('["train"]', f'["{partition}"]')
+    return replace(recorded, address=address, after=after)
 
 
 def _asked_of_google(value: Any) -> Any:

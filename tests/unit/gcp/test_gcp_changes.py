@@ -17,7 +17,7 @@ from clusterctl.providers.gcp.apply import (
     label_for,
     other_changes,
     reject_loss_of_files,
-    reject_smaller_boot_disks,
+    reject_smaller_disks,
 )
 from clusterctl.providers.gcp.costs import INSTANCE, HostPrices
 from clusterctl.providers.gcp.terraform import TAINTED, Action, Plan, ResourceChange
@@ -62,21 +62,26 @@ def test_host_changes_describe_machine_and_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "size", "is_rejected"),
-    [("update", 49, True), ("update", 51, False), ("replace", 49, False)],
+    ("kind", "action", "size", "is_rejected"),
+    [
+        (INSTANCE, "update", 49, True),
+        (INSTANCE, "update", 51, False),
+        (INSTANCE, "replace", 49, False),
+        ("google_compute_disk", "update", 51, False),
+        ("google_compute_disk", "replace", 49, True),
+    ],
 )
-def test_boot_disk_of_an_existing_host_never_shrinks(
-    action: Action, size: int, is_rejected: bool
+def test_disk_of_an_existing_host_never_shrinks(
+    kind: str, action: Action, size: int, is_rejected: bool
 ) -> None:
     before, after = (
-        instance(boot_disk=[{"initialize_params": [{"size": gib}]}]) for gib in (50, size)
+        instance(boot_disk=[{"initialize_params": [{"size": gib}]}])
+        if kind == INSTANCE
+        else {"name": "demo-train-1-data", "size": gib}
+        for gib in (50, size)
     )
-    with (
-        refused("boot-disk-smaller", UsageError, "demo-train-1", where="boot_disk.size")
-        if is_rejected
-        else nullcontext()
-    ):
-        reject_smaller_boot_disks(plan(change(INSTANCE, action, before, after)))
+    with refused("disk-smaller", UsageError, "demo-train-1") if is_rejected else nullcontext():
+        reject_smaller_disks(plan(change(kind, action, before, after)))
 
 
 def test_new_machine_type_stops_controller_and_replaces_node() -> None:
@@ -195,18 +200,21 @@ def test_every_resource_type_of_the_module_has_a_name() -> None:
 
 def test_resource_names_are_those_of_their_hosts() -> None:
     call = PLACE.name
-    node = 'module.nodes.module.node["demo-train-1"]'
-    assert call(Resource(f"{node}.{INSTANCE}.host", INSTANCE)) == "demo-train-1"
+    nodes = 'module.nodes.module.partition["train"]'
+    node = f'{nodes}.{INSTANCE}.host["demo-train-1"]'
+    assert call(Resource(node, INSTANCE, "demo-train-1")) == "demo-train-1"
     disk = "google_compute_disk"
-    assert call(Resource(f'{node}.{disk}.extra["0"]', disk, "0")) == "a disk (demo-train-1)"
-    controller = f"module.controller.module.host.{INSTANCE}.host"
+    key = "demo-train-1 data"
+    assert call(Resource(f'{nodes}.{disk}.extra["{key}"]', disk, key)) == "a disk (demo-train-1)"
+    controller = f'module.controller.module.host.{INSTANCE}.host["demo-ctl"]'
     assert call(Resource(controller, INSTANCE)) == "demo-ctl"
     assert call(Resource("x", "google_compute_network")) == "a network"
     assert call(Resource("x", "terraform_data")) == ""
 
 
 def test_progress_text_names_hosts() -> None:
-    resource = {"addr": f"module.controller.module.host.{INSTANCE}.host", "resource_type": INSTANCE}
+    address = f'module.controller.module.host.{INSTANCE}.host["demo-ctl"]'
+    resource = {"addr": address, "resource_type": INSTANCE}
     hook = {"resource": resource, "action": "create", "elapsed_seconds": 12}
     kinds = ("apply_start", "apply_progress", "apply_complete", "apply_errored", "refresh_start")
     texts = [progress_text({"type": kind, "hook": hook}) for kind in kinds]

@@ -198,7 +198,7 @@ class TestNodes:
     def test_node_price_includes_extra_disks(self) -> None:
         nodes = {
             "machine_type": "g2-standard-4",
-            "extra_disks": [{"size": "730GiB", "type": "pd-ssd"}],
+            "extra_disks": {"data": {"size": "730GiB", "type": "pd-ssd"}},
         }
         with_disk = node_price(spec(partitions={"train": nodes}), "train")
         without = node_price(spec(partitions={"train": {"machine_type": "g2-standard-4"}}), "train")

@@ -1,5 +1,4 @@
-# A bucket for datasets and results. Without force_destroy, Google refuses to delete a bucket with objects, so it outlives
-# the cluster. prevent_destroy would also prevent the deletion of an empty bucket and of all other resources.
+# A bucket for datasets and results, which Terraform never deletes: also not with `create` turned off, or another name.
 
 resource "google_storage_bucket" "cluster" {
   #checkov:skip=CKV_GCP_62: access logs of a training set are not worth a second bucket; Cloud Audit Logs can record them
@@ -10,7 +9,7 @@ resource "google_storage_bucket" "cluster" {
   name                        = var.bucket.name
   location                    = var.region
   labels                      = var.labels
-  force_destroy               = false
+  deletion_policy             = "ABANDON"
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
 
@@ -20,11 +19,6 @@ resource "google_storage_bucket" "cluster" {
     content {
       default_kms_key_name = encryption.value
     }
-  }
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [enable_object_retention, hierarchical_namespace]
   }
 }
 

@@ -4,8 +4,7 @@
 module "host" {
   source = "../instance"
 
-  name            = var.host.name
-  host            = var.host
+  hosts           = { (var.host.name) = var.host }
   common          = var.common
   service_account = var.service_account
   manageable      = var.manageable

@@ -1,4 +1,4 @@
 output "host" {
   description = "Address and properties of the controller."
-  value       = module.host.host
+  value       = module.host.hosts[var.host.name]
 }

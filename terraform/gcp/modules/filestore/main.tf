@@ -25,15 +25,4 @@ resource "google_filestore_instance" "shared" {
     modes        = ["MODE_IPV4"]
     connect_mode = var.connect_mode
   }
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [
-      file_shares[0].source_backup,
-      file_shares[0].source_backupdr_backup,
-      initial_replication,
-      networks[0].psc_config,
-      tags,
-    ]
-  }
 }

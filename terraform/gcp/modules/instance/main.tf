@@ -1,63 +1,54 @@
-# A host, its disks, and the right to delete or stop it.
+# Hosts of one kind, their disks, and the right to delete or stop them.
 
 locals {
-  image = join("/", compact([
-    "projects/${var.host.image.project}/global/images",
-    var.host.image.family == null ? null : "family",
-    coalesce(var.host.image.family, var.host.image.name),
-  ]))
+  images = {
+    for name, host in var.hosts : name => join("/", compact([
+      "projects/${host.image.project}/global/images",
+      host.image.family == null ? null : "family",
+      coalesce(host.image.family, host.image.name),
+    ]))
+  }
 
-  # Google can't migrate hosts with GPUs or compact placement, and can't restart spot and flex-start machines.
-  passing    = var.host.spot || var.host.flex_start != null
-  fixed      = var.host.has_gpu || local.passing || var.host.placement != null
-  restarting = !local.passing && var.host.placement == null
-
-  provisioning_model = (
-    var.host.spot ? "SPOT" :
-    var.host.flex_start != null ? "FLEX_START" :
-    var.host.reservation_bound ? "RESERVATION_BOUND" :
-    "STANDARD"
-  )
+  provisioning_models = {
+    for name, host in var.hosts : name => (
+      host.spot ? "SPOT" :
+      host.flex_start != null ? "FLEX_START" :
+      host.reservation_bound ? "RESERVATION_BOUND" :
+      "STANDARD"
+    )
+  }
+  passing = { for name, model in local.provisioning_models : name => contains(["SPOT", "FLEX_START"], model) }
   termination_actions = {
     STANDARD   = null
     FLEX_START = "DELETE"
   }
 
   # Flex-start machines can't use reservations, and must say so.
-  reservation_type = (
-    var.host.reservation != null ? "SPECIFIC_RESERVATION" : var.host.flex_start != null ? "NO_RESERVATION" : null
-  )
+  reservation_types = {
+    for name, host in var.hosts : name => (
+      host.reservation != null ? "SPECIFIC_RESERVATION" : host.flex_start != null ? "NO_RESERVATION" : null
+    )
+  }
 
   # The name of a disk contains the properties that make it another disk, shortened to the limit of 63 characters.
-  extra_disks = {
-    for index, disk in var.host.extra_disks : tostring(index) => merge(disk, {
-      name = "${var.name}-x${index}-${substr(sha1(join(" ", compact([disk.type, var.common.kms_key]))), 0, 6)}"
-    })
-  }
+  extra_disks = merge([
+    for name, host in var.hosts : {
+      for key, disk in host.extra_disks : "${name} ${key}" => merge(disk, {
+        name = "${name}-${key}-${substr(sha1(join(" ", compact([disk.type, var.common.kms_key]))), 0, 6)}"
+      })
+    }
+  ]...)
 }
 
-# Changes that replace a host. The image counts as requested: a newer image of the family does not replace hosts.
+# What Terraform's provider does not replace a host for, but Google needs or the instance ignores. The hosts have it in
+# common. The image counts as requested: a newer image of the family does not replace hosts.
 resource "terraform_data" "shape" {
-  input = merge(
-    {
-      image      = local.image
-      local_ssds = var.host.local_ssds
-    },
-    var.stop_to_change ? {} : {
-      machine_type    = var.host.machine_type
-      placement       = var.host.placement
-      secure_boot     = var.common.secure_boot
-      service_account = var.service_account
-      subnetwork      = var.common.subnetwork
-    },
-  )
-}
-
-# The same, of settings that google_compute_instance.host ignores.
-resource "terraform_data" "options" {
-  input = {
-    flex_start = var.host.flex_start
-    tier_1     = var.host.tier_1
+  input = var.stop_to_change ? null : {
+    image        = one(distinct(values(local.images)))
+    local_ssds   = one(distinct([for host in var.hosts : host.local_ssds]))
+    machine_type = one(distinct([for host in var.hosts : host.machine_type]))
+    placement    = one(distinct([for host in var.hosts : host.placement]))
+    secure_boot  = var.common.secure_boot
   }
 }
 
@@ -78,36 +69,18 @@ resource "google_compute_disk" "extra" {
       kms_key_self_link = disk_encryption_key.value
     }
   }
-
-  lifecycle {
-    # A replacement has another name, so that the old disk is deleted after it is detached from the host.
-    create_before_destroy = true
-    # See google_compute_instance.host.
-    ignore_changes = [
-      architecture,
-      async_primary_disk,
-      description,
-      image,
-      params,
-      snapshot,
-      source_disk,
-      source_image_encryption_key,
-      source_instant_snapshot,
-      source_snapshot_encryption_key,
-      source_storage_object,
-      storage_pool,
-    ]
-  }
 }
 
 resource "google_compute_instance" "host" {
+  for_each = var.hosts
+
   project           = var.common.project
   zone              = var.common.zone
-  name              = var.name
-  machine_type      = var.host.machine_type
+  name              = each.key
+  machine_type      = each.value.machine_type
   labels            = var.common.labels
   can_ip_forward    = false
-  resource_policies = var.placement_policy == null ? [] : [var.placement_policy]
+  resource_policies = each.value.placement == null ? [] : [var.placement_policies[each.value.placement]]
   # A host that was stopped, or preempted by Google, is started again.
   desired_status            = "RUNNING"
   allow_stopping_for_update = var.stop_to_change
@@ -126,18 +99,18 @@ resource "google_compute_instance" "host" {
     kms_key_self_link = var.common.kms_key
 
     initialize_params {
-      image  = coalesce(var.host.boot_image, local.image)
-      size   = var.host.boot_disk.size_gib
-      type   = var.host.boot_disk.type
+      image  = coalesce(each.value.boot_image, local.images[each.key])
+      size   = each.value.boot_disk.size_gib
+      type   = each.value.boot_disk.type
       labels = var.common.labels
     }
   }
 
   dynamic "attached_disk" {
-    for_each = google_compute_disk.extra
+    for_each = each.value.extra_disks
 
     content {
-      source            = attached_disk.value.id
+      source            = google_compute_disk.extra["${each.key} ${attached_disk.key}"].id
       device_name       = "extra-${attached_disk.key}"
       kms_key_self_link = var.common.kms_key
     }
@@ -154,7 +127,7 @@ resource "google_compute_instance" "host" {
   }
 
   dynamic "scratch_disk" {
-    for_each = range(var.host.local_ssds)
+    for_each = range(each.value.local_ssds)
 
     content {
       interface = "NVME"
@@ -163,11 +136,11 @@ resource "google_compute_instance" "host" {
 
   network_interface {
     subnetwork = var.common.subnetwork
-    nic_type   = var.host.nic_type
+    nic_type   = each.value.nic_type
   }
 
   dynamic "network_performance_config" {
-    for_each = var.host.tier_1 ? ["TIER_1"] : []
+    for_each = each.value.tier_1 ? ["TIER_1"] : []
 
     content {
       total_egress_bandwidth_tier = network_performance_config.value
@@ -175,7 +148,7 @@ resource "google_compute_instance" "host" {
   }
 
   dynamic "guest_accelerator" {
-    for_each = var.host.guest_accelerator == null ? [] : [var.host.guest_accelerator]
+    for_each = each.value.guest_accelerator == null ? [] : [each.value.guest_accelerator]
 
     content {
       type  = guest_accelerator.value.type
@@ -184,14 +157,17 @@ resource "google_compute_instance" "host" {
   }
 
   scheduling {
-    on_host_maintenance         = local.fixed ? "TERMINATE" : "MIGRATE"
-    automatic_restart           = local.restarting
-    preemptible                 = var.host.spot
-    provisioning_model          = local.provisioning_model
-    instance_termination_action = lookup(local.termination_actions, local.provisioning_model, var.host.termination_action)
+    # Google can't migrate hosts with GPUs or compact placement, and can't restart spot and flex-start machines.
+    on_host_maintenance = each.value.has_gpu || each.value.placement != null || local.passing[each.key] ? "TERMINATE" : "MIGRATE"
+    automatic_restart   = each.value.placement == null && !local.passing[each.key]
+    preemptible         = each.value.spot
+    provisioning_model  = local.provisioning_models[each.key]
+    instance_termination_action = lookup(
+      local.termination_actions, local.provisioning_models[each.key], each.value.termination_action
+    )
 
     dynamic "max_run_duration" {
-      for_each = var.host.flex_start == null ? [] : [var.host.flex_start]
+      for_each = each.value.flex_start == null ? [] : [each.value.flex_start]
 
       content {
         seconds = max_run_duration.value
@@ -200,13 +176,13 @@ resource "google_compute_instance" "host" {
   }
 
   dynamic "reservation_affinity" {
-    for_each = local.reservation_type == null ? [] : [local.reservation_type]
+    for_each = local.reservation_types[each.key] == null ? [] : [local.reservation_types[each.key]]
 
     content {
       type = reservation_affinity.value
 
       dynamic "specific_reservation" {
-        for_each = var.host.reservation == null ? [] : [var.host.reservation]
+        for_each = each.value.reservation == null ? [] : [each.value.reservation]
 
         content {
           key    = "compute.googleapis.com/reservation-name"
@@ -229,55 +205,28 @@ resource "google_compute_instance" "host" {
   }
 
   lifecycle {
-    # The image of a family and the labels of a boot disk are those of its creation. Some machine types
-    # include local SSDs.
-    #
-    # A change of the others forces a replacement, and the provider does not call them computed: if Google filled one in,
-    # such as the end of a flex-start machine, every plan would replace the hosts. tests/support/google/provider/google.toml
-    # lists all of them with their lines in the provider's code. terraform_data.options has those that a spec sets.
+    # The image of a family and the labels of a boot disk are those of its creation. Some machine types include local
+    # SSDs.
     ignore_changes = [
       boot_disk[0].initialize_params[0].image,
       boot_disk[0].initialize_params[0].labels,
       scratch_disk,
-      advanced_machine_features,
-      boot_disk[0].disk_encryption_key_raw,
-      boot_disk[0].disk_encryption_key_rsa,
-      boot_disk[0].disk_encryption_service_account,
-      boot_disk[0].initialize_params[0].enable_confidential_compute,
-      boot_disk[0].initialize_params[0].replica_zones,
-      boot_disk[0].initialize_params[0].resource_manager_tags,
-      boot_disk[0].initialize_params[0].source_image_encryption_key,
-      boot_disk[0].initialize_params[0].source_snapshot_encryption_key,
-      boot_disk[0].initialize_params[0].storage_pool,
-      hostname,
-      instance_encryption_key,
-      key_revocation_action_type,
-      network_interface[0].queue_count,
-      network_interface[0].vlan,
-      network_performance_config,
-      params,
-      scheduling[0].local_ssd_recovery_timeout,
-      scheduling[0].max_run_duration,
-      scheduling[0].on_instance_stop_action,
-      scheduling[0].preemption_notice_duration,
-      scheduling[0].termination_time,
-      workload_identity_config,
     ]
-    replace_triggered_by = [terraform_data.shape, terraform_data.options]
+    replace_triggered_by = [terraform_data.shape]
   }
 }
 
 # Google's smallest role that can delete and stop hosts, for this host only. The grant is deleted with the host.
 resource "google_compute_instance_iam_member" "manager" {
-  count = var.manageable ? 1 : 0
+  for_each = var.manageable ? var.hosts : {}
 
   project       = var.common.project
   zone          = var.common.zone
-  instance_name = google_compute_instance.host.name
+  instance_name = google_compute_instance.host[each.key].name
   role          = "roles/compute.instanceAdmin.v1"
   member        = var.common.manager
 
   lifecycle {
-    replace_triggered_by = [google_compute_instance.host.instance_id]
+    replace_triggered_by = [google_compute_instance.host[each.key].instance_id]
   }
 }

@@ -1,12 +1,14 @@
-output "host" {
-  description = "Address and properties of the host."
+output "hosts" {
+  description = "Hostname -> address and properties of the host."
   value = {
-    address      = google_compute_instance.host.network_interface[0].network_ip
-    zone         = google_compute_instance.host.zone
-    instance_id  = google_compute_instance.host.instance_id
-    self_link    = google_compute_instance.host.self_link
-    role         = var.host.role
-    partition    = var.host.partition
-    machine_type = google_compute_instance.host.machine_type
+    for name, host in google_compute_instance.host : name => {
+      address      = host.network_interface[0].network_ip
+      zone         = host.zone
+      instance_id  = host.instance_id
+      self_link    = host.self_link
+      role         = var.hosts[name].role
+      partition    = var.hosts[name].partition
+      machine_type = host.machine_type
+    }
   }
 }

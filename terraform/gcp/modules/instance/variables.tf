@@ -1,11 +1,6 @@
-variable "name" {
-  description = "Hostname."
-  type        = string
-}
-
-variable "host" {
-  description = "Properties of the host, as in hosts of the root module."
-  type = object({
+variable "hosts" {
+  description = "Hostname -> properties of the host, as in hosts of the root module."
+  type = map(object({
     role         = string
     partition    = optional(string)
     machine_type = string
@@ -19,7 +14,7 @@ variable "host" {
       size_gib = number
       type     = string
     })
-    extra_disks = list(object({
+    extra_disks = map(object({
       size_gib = number
       type     = string
     }))
@@ -37,7 +32,7 @@ variable "host" {
     tier_1             = bool
     reservation        = optional(string)
     reservation_bound  = bool
-  })
+  }))
 }
 
 variable "common" {
@@ -55,14 +50,14 @@ variable "common" {
 }
 
 variable "service_account" {
-  description = "Email of the host's service account."
+  description = "Email of the hosts' service account."
   type        = string
 }
 
-variable "placement_policy" {
-  description = "Id of the host's placement policy. Null without a policy."
-  type        = string
-  default     = null
+variable "placement_policies" {
+  description = "Name -> id of each placement policy that hosts name."
+  type        = map(string)
+  default     = {}
 }
 
 variable "manageable" {
@@ -72,7 +67,7 @@ variable "manageable" {
 }
 
 variable "stop_to_change" {
-  description = "Whether to stop the host for changes that need that. Otherwise the host is replaced."
+  description = "Whether to stop a host for changes that need that. Otherwise the host is replaced."
   type        = bool
 }
 

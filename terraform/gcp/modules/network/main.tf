@@ -32,11 +32,6 @@ resource "google_compute_network" "cluster" {
   routing_mode            = "REGIONAL"
   # The largest MTU, so that gradients need fewer packets.
   mtu = 8896
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [network_profile, params]
-  }
 }
 
 resource "google_compute_subnetwork" "cluster" {
@@ -51,11 +46,6 @@ resource "google_compute_subnetwork" "cluster" {
   ip_cidr_range            = var.network.cidr
   stack_type               = "IPV4_ONLY"
   private_ip_google_access = true
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [params, reserved_internal_range, resolve_subnet_mask]
-  }
 }
 
 resource "google_compute_router" "out" {
@@ -67,11 +57,6 @@ resource "google_compute_router" "out" {
   network = google_compute_network.cluster[0].id
 
   description = var.mark
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [encrypted_interconnect_router, ncc_gateway, params]
-  }
 }
 
 resource "google_compute_router_nat" "out" {
@@ -100,11 +85,6 @@ resource "google_compute_router_nat" "out" {
     enable = true
     filter = "ERRORS_ONLY"
   }
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [initial_nat_ips]
-  }
 }
 
 resource "google_compute_firewall" "iap_ssh" {
@@ -123,11 +103,6 @@ resource "google_compute_firewall" "iap_ssh" {
     protocol = "tcp"
     ports    = ["22"]
   }
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [params]
-  }
 }
 
 resource "google_compute_firewall" "internal" {
@@ -144,11 +119,6 @@ resource "google_compute_firewall" "internal" {
 
   allow {
     protocol = "all"
-  }
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [params]
   }
 }
 
@@ -173,11 +143,6 @@ resource "google_compute_firewall" "filestore" {
   allow {
     protocol = "udp"
   }
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [params]
-  }
 }
 
 # An existing network may allow more traffic than a new network, but not to these hosts.
@@ -195,10 +160,5 @@ resource "google_compute_firewall" "deny" {
 
   deny {
     protocol = "all"
-  }
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [params]
   }
 }

@@ -1,5 +1,5 @@
-# The nodes, by hostname, so that another number of nodes changes only new and removed nodes. A changed node is
-# replaced, because all its data can be restored.
+# The nodes, by partition and hostname, so that another number of nodes changes only new and removed nodes. A changed node
+# is replaced, because all its data can be restored.
 
 resource "google_compute_resource_policy" "compact" {
   for_each = var.placements
@@ -13,22 +13,16 @@ resource "google_compute_resource_policy" "compact" {
   group_placement_policy {
     collocation = "COLLOCATED"
   }
-
-  lifecycle {
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [group_placement_policy[0].gpu_topology, workload_policy]
-  }
 }
 
-module "node" {
+module "partition" {
   source   = "../instance"
-  for_each = var.hosts
+  for_each = toset([for host in var.hosts : host.partition])
 
-  name             = each.key
-  host             = each.value
-  common           = var.common
-  service_account  = var.service_account
-  placement_policy = each.value.placement == null ? null : google_compute_resource_policy.compact[each.value.placement].id
-  manageable       = var.manageable
-  stop_to_change   = false
+  hosts              = { for name, host in var.hosts : name => host if host.partition == each.key }
+  common             = var.common
+  service_account    = var.service_account
+  placement_policies = { for name, policy in google_compute_resource_policy.compact : name => policy.id }
+  manageable         = var.manageable
+  stop_to_change     = false
 }

@@ -1,4 +1,4 @@
 output "hosts" {
   description = "Hostname -> address and properties of the node."
-  value       = { for name, node in module.node : name => node.host }
+  value       = merge([for partition in module.partition : partition.hosts]...)
 }

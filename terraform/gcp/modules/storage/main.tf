@@ -21,21 +21,6 @@ resource "google_compute_disk" "shared" {
 
   lifecycle {
     prevent_destroy = true
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [
-      architecture,
-      async_primary_disk,
-      description,
-      image,
-      params,
-      snapshot,
-      source_disk,
-      source_image_encryption_key,
-      source_instant_snapshot,
-      source_snapshot_encryption_key,
-      source_storage_object,
-      storage_pool,
-    ]
   }
 }
 
@@ -69,13 +54,5 @@ resource "google_filestore_instance" "shared" {
 
   lifecycle {
     prevent_destroy = true
-    # See google_compute_instance.host of the module instance.
-    ignore_changes = [
-      file_shares[0].source_backup,
-      file_shares[0].source_backupdr_backup,
-      initial_replication,
-      networks[0].psc_config,
-      tags,
-    ]
   }
 }

@@ -234,13 +234,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(
                     refusals.text_of(fault["kind"], kind, prior, id=identifier, name=name)
                 )
-            if (
-                kind == "google_storage_bucket"
-                and name in cloud["filled"]
-                and not prior["force_destroy"]
-            ):
-                raise RefusedError(refusals.text_of("bucket_in_use", kind, prior, name=name))
-            world.delete(cloud, kind, identifier)
+            # The resource then only leaves the state.
+            if prior.get("deletion_policy") != "ABANDON":
+                world.delete(cloud, kind, identifier)
 
     def _fault(self, op: str, kind: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The fault that plays."""
