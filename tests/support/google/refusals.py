@@ -47,6 +47,7 @@ class Refusal:
     type: str = "google_compute_instance"
     on: str = "create"
     before: str | None = None
+    says: str = ""
     made: bool = False
     transient: bool = False
     later: bool = False
@@ -68,6 +69,8 @@ class Refusal:
 
     def fill_message(self, facts: Mapping[str, str]) -> str:
         """What Google's provider prints: Error() of google-api-go-client, or an operation's."""
+        if self.says:
+            return filled(self.says, facts)
         word = self.type.removeprefix("google_compute_")
         thing = word if word == "instance" else word.title()
         waits = self.operation is not None
@@ -76,9 +79,11 @@ class Refusal:
         if waits:
             return f"{before}{filled(self.message, facts)}"
         error = self.body(facts)["error"]
-        details = (
-            f"\nDetails:\n{json.dumps(error['details'], indent=2)}\n" if "details" in error else ""
-        )
+        details = ""
+        if "details" in error:
+            # As Go writes it.
+            written = json.dumps(error["details"], indent=2, sort_keys=True)
+            details = f"\nDetails:\n{written.replace('&', chr(92) + 'u0026')}\n"
         reason = f", {self.reason}" if self.reason else ""
         return f"{before}googleapi: Error {self.status}: {error['message']}{details}{reason}"
 
@@ -139,6 +144,8 @@ def text_of(fault: str, kind: str, value: Mapping[str, Any], **more: str) -> str
         "region": value.get("region") or zone.rsplit("-", 1)[0],
         "metric": "NVIDIA_L4_GPUS" if str(value.get("machine_type")).startswith("g2-") else "CPUS",
         "name": value.get("name"),
+        "role": value.get("role"),
+        "member": value.get("member"),
         "email": (value.get("service_account") or [{}])[0].get("email"),
         **more,
     }

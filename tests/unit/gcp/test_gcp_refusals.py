@@ -6,6 +6,7 @@ more.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from clusterctl.providers.gcp.apply import Place, diagnose
 from clusterctl.providers.gcp.orphans import find_resources, remove_resources
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from tests.support.google.api import FACTS, PROJECT, Google
-from tests.support.google.refusals import REFUSALS, TEXTS, Refusal, filled
+from tests.support.google.refusals import NUMBER, REFUSALS, TEXTS, Refusal, filled
 from tests.support.messages import refused
 from tests.unit.gcp.module import labels
 
@@ -45,7 +46,7 @@ INSTANCE_SHOWN = "instance demo-train-1 in us-central1-a"
 
 def test_every_refusal_has_source_and_date() -> None:
     whole = [
-        each for each in REFUSALS.values() if not re.search("before sources|the part", each.source)
+        each for each in REFUSALS.values() if not re.search("the part|of another", each.source)
     ]
     assert len(whole) >= 50
     assert all(
@@ -111,8 +112,8 @@ MESSAGES = tomllib.loads((Path(__file__).parent / "diagnoses.toml").read_text())
 
 def at(host: str) -> str:
     if host == PLACE.controller:
-        return "module.controller.module.host.google_compute_instance.host"
-    return f'module.nodes.module.node["{host}"].google_compute_instance.host'
+        return f'module.controller.module.host.google_compute_instance.host["{host}"]'
+    return f'module.nodes.module.partition["train"].google_compute_instance.host["{host}"]'
 
 
 def diagnostic_of(recorded: Mapping[str, Any]) -> Diagnostic:
@@ -136,17 +137,44 @@ def test_diagnose_recorded_messages(recorded: Mapping[str, Any]) -> None:
     assert not re.search(r"[{}]", failure.cause + failure.fix)
 
 
-def test_every_diagnosis_rule_has_a_recorded_message() -> None:
-    rare = {
-        "lock-file",
-        "state-unwritable",
-        "network-missing",
-        "service-perimeter",
-    }
-    known = {recorded["code"] for recorded in MESSAGES} | {
-        refusal.code for refusal in REFUSALS.values()
-    }
-    assert {rule.code for rule in rules()} - known == rare
+# Refusal -> what the real provider (version 8, on 2026-11-29) printed of it, in front of a stand-in for
+# Google's APIs, and the facts in it.
+WORDS: Mapping[str, Any] = json.loads(
+    (Path(__file__).parent / "recorded" / "words.json").read_text()
+)
+WORDS_OF = {
+    "project": "my-project",
+    "number": NUMBER,
+    "zone": "us-central1-a",
+    "region": "us-central1",
+    "email": "cheap-0123ab-n@my-project.iam.gserviceaccount.com",
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_double_prints_a_refusal_as_the_real_provider_does(name: str) -> None:
+    """The real one adds the reason of the error, which some sources leave out."""
+    printed = WORDS[name]["says"]
+    said = " ".join(REFUSALS[name].fill_message(WORDS_OF | WORDS[name].get("facts", {})).split())
+    assert said == (printed if REFUSALS[name].reason else re.sub(r" ?, \w+$", "", printed))
+    assert diagnose(Diagnostic("error", printed), WHERE).failure.code == REFUSALS[name].code
+
+
+def test_every_pattern_of_a_rule_is_of_a_message_that_was_seen() -> None:
+    """No rule is for an answer that nobody has seen."""
+    login = " ".join(TEXTS["no_credentials"].values())
+    seen = [login, *(refusal.fill_message(FACTS) for refusal in REFUSALS.values())]
+    # As the API's client has it.
+    seen += [f"Error {each.status}: {each.message} {each.details}" for each in REFUSALS.values()]
+    seen += [f"{recorded.get('summary', '')}: {recorded['text']}" for recorded in MESSAGES]
+    squeezed = [" ".join(text.split()) for text in seen]
+    unseen = [
+        pattern
+        for rule in rules()
+        for pattern in rule.match
+        if not any(re.search(pattern, text) for text in squeezed)
+    ]
+    assert unseen == []
 
 
 @pytest.mark.parametrize("name", sorted({*TEXTS["rules"]} - {"not_stopped"}))  # our mistake
