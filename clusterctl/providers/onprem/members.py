@@ -50,7 +50,14 @@ from clusterctl.util.progress import NO_LIMIT, Limit
 _NO_ADDRESS: Final = "network"
 _REACH: Final = remote_program("clusterctl.hosts.remote_reach").encode()
 # Codes of findings that stop `up` for all machines, also for those already in the cluster.
-UNFIT: Final = ("release-differs", "address", "slurm-release", "slurm-source", "cuda-toolkit")
+UNFIT: Final = frozenset(
+    {
+        *("release-differs", "address", "slurm-release", "slurm-source", "cuda-toolkit"),
+        # Accounts of the spec that a machine can't have: `up` would fail when others have them.
+        *("uid-differs", "uid-taken", "gid-differs", "gid-taken"),
+        *("account-refused", "no-shell", "home-differs"),
+    }
+)
 # Address of this machine, if it is a host. It stays the same if other addresses of the machine
 # change.
 _HERE: Final = "127.0.0.1"
@@ -558,13 +565,17 @@ def cluster_findings(
     candidates = [host for host in hosts if host.name in supported]
     if not candidates:
         return
-    release, address, *_ = UNFIT
     distributions = {
         host.name: distribution_of(facts[host.name].system.release) for host in candidates
     }
     for failure in differing(distributions):
         yield Finding(
-            str(failure.host), "error", release, "its release differs", failure.cause, failure.fix
+            str(failure.host),
+            "error",
+            "release-differs",
+            "its release differs",
+            failure.cause,
+            failure.fix,
         )
     for name, distribution in distributions.items():
         for _, refusal in software_refusals(spec, distribution):
@@ -576,7 +587,7 @@ def cluster_findings(
         for failure in address_failures(candidates, facts, network, leader):
             cause = failure.cause
             fix = failure.fix
-            yield Finding(str(failure.host), "error", address, "not on the network", cause, fix)
+            yield Finding(str(failure.host), "error", "address", "not on the network", cause, fix)
 
 
 def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Finding, ...]:
