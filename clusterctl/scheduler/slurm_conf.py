@@ -262,6 +262,8 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
     lines = {line.value: line for line in spec.slurm.lines if line.defines == "partitionname"}
     for i, partition in enumerate(spec.partitions):
         members = [node for node in nodes if node.host.partition == partition.name]
+        if not members:  # `plan` on a cluster that still lacks the partition's machines
+            continue
         # Slurm's unit, rounded up so that no job gets less time.
         minutes = math.ceil(partition.max_time / 60) if partition.max_time else None
         settings = {
@@ -274,10 +276,9 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
         }
         yield _amended(settings, lines.get(partition.name))
     for line, names in spec.more_partitions.items():
-        members = [node for node in nodes if node.host.name in names]
-        yield _amended(
-            {"PartitionName": line.value, "DefMemPerCPU": _memory_of_a_cpu(members)}, line
-        )
+        if members := [node for node in nodes if node.host.name in names]:
+            ours = {"PartitionName": line.value, "DefMemPerCPU": _memory_of_a_cpu(members)}
+            yield _amended(ours, line)
     yield {
         "PartitionName": PROOF_PARTITION,
         "Nodes": "ALL",

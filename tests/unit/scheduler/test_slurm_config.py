@@ -14,6 +14,7 @@ from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.scheduler.slurm_conf import FENCE, fault_timeouts, render_files
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import PROOF_PARTITION
 from clusterctl.spec.slurm_lines import OWNED_SLURM_KEYS
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from tests.support.inventories import host_of, inventory_of
@@ -170,3 +171,16 @@ def test_slurm_conf_uses_the_hostname_of_each_machine() -> None:
     assert settings(files["slurmdbd.conf"])["DbdHost"] == "big"
     nodes = lines(files["slurm.conf"], "NodeName")
     assert [node.get("NodeHostname") for node in nodes] == [None, "small"]
+
+
+def test_partitions_whose_machines_are_not_there_yet_are_left_out() -> None:
+    before = make_spec({"name": "train", "nodes": 1})
+    after = make_spec(
+        {"name": "train", "nodes": 1},
+        {"name": "big", "nodes": 1},
+        slurm={"extra": ["PartitionName=low Nodes=demo-big-1"]},
+    )
+    inventory = make_inventory(before)
+    conf = render_files(after, inventory, {"demo-train-1": METAL})["slurm.conf"]
+    names = [line["PartitionName"] for line in lines(conf, "PartitionName")]
+    assert names == ["train", PROOF_PARTITION]
