@@ -60,7 +60,7 @@ from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventor
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.process import Result, parallel_map, start_in_thread
+from clusterctl.util.process import Result, call_on_hosts, parallel_map, start_in_thread
 
 # slurmctld takes a minute to contact an unreachable node again.
 READY_TIMEOUT_S = 120.0
@@ -74,6 +74,11 @@ _GIVEN_UP: Final = frozenset({"DOWN", "NOT_RESPONDING"})
 _SLURMCTLD_LOG: Final = "/var/log/slurm/slurmctld.log"
 _STATE_FOLDER: Final = "/var/lib/slurm/slurmctld"
 _NORMAL_RESTARTS = 5
+# Prints unmunge's first line about each argument. Its errors begin with "unmunge: Error:".
+_DECODE: Final = 'for one; do printf %s "$one" | unmunge 2>&1 | head -n 1; done'
+_OK: Final = "Success (0)"
+# Munge's words for a credential from the past or the future: munge_strerror in libmunge/strerror.c.
+_OTHER_TIME: Final = re.compile("(Expired|Rewound) credential")
 # Slurm's words for a file of slurmctld's state that ends too early: load_all_job_state,
 # load_all_node_state and load_all_part_state in src/slurmctld.
 _DAMAGED_STATE: Final = re.compile(r"^Incomplete (job|node|part)")
@@ -533,6 +538,8 @@ def examine_cluster(
             report = _examine(spec, inventory, connections, hosts)
             unreached = _find_blocked_ports(spec, inventory, connections, report)
             report = replace(report, findings=(*report.findings, *unreached))
+            strangers = credential_findings(inventory, connections.to, report)
+            report = replace(report, findings=(*report.findings, *strangers))
             by_slurm = slurm_findings(inventory, connections.to, report)
             report = replace(report, findings=(*report.findings, *by_slurm))
         hosts_known = inventory.hosts
@@ -556,6 +563,40 @@ def examine_cluster(
         if not hosts or release.host.name in hosts
     )
     return replace(report, facts=facts, findings=(*report.findings, *pending))
+
+
+def credential_findings(
+    inventory: Inventory, to: Connect, report: DoctorReport
+) -> tuple[Finding, ...]:
+    """Return the examined hosts whose munge credentials the controller can't decode, so that Slurm's
+    daemons refuse each other: another key, or a clock that is minutes off.
+
+    report: what is known of the hosts. Hosts without an answer, or without munge, are not asked.
+    """
+    controller = inventory.controller.name
+    faulty = {finding.host for finding in report.errors}
+    names = [host.name for host in inventory.hosts if host.name in report.facts.keys() - faulty]
+    if not inventory.scheduler_needs.has_daemons or controller not in names:
+        return ()
+    made, _ = call_on_hosts(names, lambda host: to(host).run(("munge", "-n")).stdout.strip())
+    answers = to(controller).run(("sh", "-c", _DECODE, "sh", *made.values()), check=False).stdout
+    refused = {
+        host: said for host, said in zip(made, answers.splitlines(), strict=True) if _OK not in said
+    }
+    what = "Slurm's daemons refuse each other"
+    return tuple(
+        Finding(
+            host,
+            "error",
+            "munge-refused",
+            what,
+            f"on {controller}, munge says of a credential of this host: {said}",
+            "correct the host's clock with `chronyc makestep`"
+            if _OTHER_TIME.search(said)
+            else "run `clusterctl up`, which restores the cluster's munge key",
+        )
+        for host, said in refused.items()
+    )
 
 
 def slurm_findings(inventory: Inventory, to: Connect, report: DoctorReport) -> tuple[Finding, ...]:

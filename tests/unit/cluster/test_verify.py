@@ -14,6 +14,7 @@ import pytest
 from clusterctl.cluster.verify import (
     Link,
     Verification,
+    credential_findings,
     find_obstacles,
     reject_unfit_nodes,
     slurm_findings,
@@ -389,6 +390,31 @@ def test_up_ends_with_what_nodes_lack_that_their_health_check_drained(
         reject_unfit_nodes(drained, {NAMES[0]: node}.__getitem__)
     (failure,) = caught.value.failures
     assert (failure.host, failure.code, cause in failure.cause) == (NAMES[0], code, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("STATUS:          Success (0)", None),
+        ("unmunge: Error: Invalid credential", "clusterctl up"),
+        ("STATUS:          Expired credential (15)", "chronyc makestep"),
+        ("STATUS:          Rewound credential (16)", "chronyc makestep"),
+    ],
+)
+def test_doctor_has_the_controller_decode_a_credential_of_each_host(
+    said: str, advice: str | None
+) -> None:
+    made = {name: Step(("munge", "-n"), f"MUNGE:{name}:\n") for name in ("d-ctl", *NAMES)}
+    good = "STATUS:          Success (0)\n"
+    tokens = [f"MUNGE:{name}:" for name in made]
+    decoded = Step(("sh", "-c", "*", "sh", *tokens), f"{good}{good}{said}\n")
+    hosts = {name: ScriptedTransport([step]) for name, step in made.items()}
+    hosts["d-ctl"] = ScriptedTransport([made["d-ctl"], decoded])
+    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
+    found = credential_findings(INVENTORY, hosts.__getitem__, report)
+    refused = [(one.host, one.code) for one in found]
+    assert refused == ([(NAMES[1], "munge-refused")] if advice else [])
+    assert all(advice in one.fix for one in found if advice)
 
 
 def doctor(
