@@ -166,13 +166,6 @@ def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Find
         yield Finding(
             host, "error", "ed25519-refused", "the host refuses clusterctl's SSH key", cause, fix
         )
-    if facts.refuses_kex:
-        cause = (
-            "KexAlgorithms of sshd has only sntrup761x25519, which takes 50 ms for each login, and "
-            "which clusterctl's ssh_config does not offer"
-        )
-        fix = "add curve25519-sha256, or mlkem768x25519-sha256 of OpenSSH 9.9, to KexAlgorithms"
-        yield Finding(host, "error", "kex-refused", "the host refuses the key exchange", cause, fix)
     if facts.fapolicyd:
         cause = (
             "fapolicyd refuses programs of no package: Ansible's modules, Python in "
@@ -725,25 +718,13 @@ def _refused_logins(
 
 
 def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
-    by_id: defaultdict[str, list[str]] = defaultdict(list)
+    first: dict[Collection[str], str] = {}
     for host, examined in answers.items():
-        by_id[examined.facts.system.machine_id].append(host)
-    for hosts in by_id.values():
-        first, *duplicates = hosts
-        for host in duplicates:
-            if answers[host].facts.addresses == answers[first].facts.addresses:
-                cause = f"it is the same machine as {first}"
-                fix = "list each machine once in the spec"
-                yield Finding(host, "error", "same-machine", "a machine has two names", cause, fix)
-            else:
-                cause = f"{first} has the same /etc/machine-id: one host is a clone of the other"
-                fix = (
-                    "remove /etc/machine-id on one of them, run `systemd-machine-id-setup`, and "
-                    "reboot it"
-                )
-                yield Finding(
-                    host, "warning", "machine-id", "two machines share a machine-id", cause, fix
-                )
+        same = first.setdefault(frozenset(examined.facts.addresses), host)
+        if same != host:
+            cause = f"it is the same machine as {same}"
+            fix = "list each machine once in the spec"
+            yield Finding(host, "error", "same-machine", "a machine has two names", cause, fix)
 
 
 def _names(

@@ -103,9 +103,7 @@ class _Answer(BaseModel):
 
 
 class System(_Answer):
-    """The operating system and the machine. Machines cloned from each other share ``machine_id``, a
-    hash.
-    """
+    """The operating system and the machine."""
 
     id: str
     version: str
@@ -116,7 +114,6 @@ class System(_Answer):
     cpus: int
     memory_mib: int
     hostname: str
-    machine_id: str
 
     @property
     def release(self) -> str:

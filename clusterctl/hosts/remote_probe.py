@@ -125,7 +125,6 @@ def system() -> Dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "memory_mib": pages >> 20,
         "hostname": socket.gethostname(),
-        "machine_id": hashlib.sha256(read("/etc/machine-id").strip().encode()).hexdigest()[:16],
     }
 
 
@@ -393,12 +392,8 @@ def package_marks(names: Sequence[str]) -> Dict[str, str]:
 
 
 def policies() -> Dict[str, bool]:
-    """Return whether sshd refuses ed25519 keys (FIPS mode) and the key exchanges of clusterctl's
-    ssh_config, and fapolicyd refuses clusterctl's programs.
-    """
+    """Return whether sshd refuses ed25519 keys (FIPS mode), and fapolicyd clusterctl's programs."""
     sshd = run(SSHD_SETTINGS) or ""
-    exchanges = re.findall(r"^kexalgorithms (.*)$", sshd, re.MULTILINE)
-    exchanges = [name for names in exchanges for name in names.split(",")]
     accepted = re.search(r"^pubkeyaccepted\w+ (.*)$", sshd, re.MULTILINE)
     settings, rules = (read(f"{FAPOLICYD}/{name}") for name in ("fapolicyd.conf", "compiled.rules"))
     allows = (
@@ -408,8 +403,6 @@ def policies() -> Dict[str, bool]:
     return {
         "refuses_ed25519": accepted is not None
         and "ssh-ed25519" not in accepted.group(1).split(","),
-        # clusterctl's ssh_config offers all others.
-        "refuses_kex": bool(exchanges) and all(name.startswith("sntrup") for name in exchanges),
         "fapolicyd": not allows
         and run(["systemctl", "is-active", "--quiet", "fapolicyd"]) is not None,
     }
@@ -772,8 +765,7 @@ class OwnFacts:
     time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create
         control groups. cgroup_plugin: Slurm, if installed, has the plugin for them.
     refused: account -> the list of sshd that refuses its login.
-    refuses_ed25519: sshd refuses keys of this type. refuses_kex: it refuses the key exchanges of
-        clusterctl's ssh_config. fapolicyd: it refuses clusterctl's programs.
+    refuses_ed25519: sshd refuses keys of this type. fapolicyd: it refuses clusterctl's programs.
     left: processes of ended jobs ("PID COMMAND"). unmet: what a node lacks to run jobs; None: its
         health check does not answer. databases: MariaDB's, except system databases.
     fabric_ports: ports of InfiniBand and RoCE that are up. ucx_fabric: UCX, if installed, can use
@@ -794,7 +786,6 @@ class OwnFacts:
     logins: Mapping[str, Mapping[str, str]] = {}
     refused: Mapping[str, str] = {}
     refuses_ed25519: bool = False
-    refuses_kex: bool = False
     fapolicyd: bool = False
     mtus: Mapping[str, int] = {}
     cgroups: bool = True

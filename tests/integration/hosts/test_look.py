@@ -119,22 +119,6 @@ def test_sshd_is_asked_whether_it_accepts_ed25519_keys(
 
 
 @pytest.mark.parametrize(
-    ("exchanges", "refuses"),
-    [
-        ("sntrup761x25519-sha512@openssh.com,sntrup761x25519-sha512", True),
-        ("sntrup761x25519-sha512@openssh.com,curve25519-sha256", False),
-        ("", False),
-    ],
-)
-def test_sshd_is_asked_whether_it_accepts_our_key_exchanges(
-    exchanges: str, refuses: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = f"port 22\nkexalgorithms {exchanges}" if exchanges else "port 22"
-    monkeypatch.setattr(remote_probe, "SSHD_SETTINGS", ["echo", settings])
-    assert remote_probe.policies()["refuses_kex"] is refuses
-
-
-@pytest.mark.parametrize(
     ("lines", "refused"),
     [
         ("", {}),

@@ -42,7 +42,7 @@ def spec_of(**provider: Any) -> ClusterSpec:
 
 
 def facts(name: str, *addresses: str, version: str = "12") -> HostFacts:
-    system = {"id": "debian", "version": version, "hostname": f"{name}.lab", "machine_id": name}
+    system = {"id": "debian", "version": version, "hostname": f"{name}.lab"}
     system_facts = {"system": WELL["system"] | system, "addresses": ("127.0.0.1/8", *addresses)}
     return HostFacts.model_validate(WELL | system_facts)
 
@@ -139,7 +139,7 @@ def preview_of(spec: ClusterSpec, *new: HostFacts) -> list[str]:
     """Return the preview of these new hosts. The other hosts are already in the cluster."""
     assert isinstance(spec.provider, OnpremSettings)
     cluster_hosts = members(spec, spec.provider)
-    facts_by_host = {facts.system.machine_id: facts for facts in new}
+    facts_by_host = {facts.system.hostname.removesuffix(".lab"): facts for facts in new}
     return list(
         preview(
             spec,
@@ -154,7 +154,7 @@ def packages(spec: ClusterSpec, new: HostFacts) -> set[str]:
     """Return the packages that `up` would install on a host."""
     (line,) = preview_of(spec, new)
     before, _, names = line.partition(INSTALLED)
-    assert before == f"{new.system.machine_id}: "
+    assert before == f"{new.system.hostname.partition('.')[0]}: "
     return set(names.split(", "))
 
 

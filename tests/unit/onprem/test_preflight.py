@@ -114,7 +114,7 @@ def _well(name: str) -> dict[str, Any]:
     number = int(name[1:])
     return {
         **WELL,
-        "system": WELL["system"] | {"hostname": name, "machine_id": name},
+        "system": WELL["system"] | {"hostname": name},
         "addresses": ["127.0.0.1/8", f"10.0.0.{number}/24"],
         "mtus": {"127.0.0.1/8": 65536, f"10.0.0.{number}/24": 9000},
         "resolved": {f"n{one}": [f"10.0.0.{one}"] for one in range(1, 6)},
@@ -179,8 +179,6 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     two["firewall"] = {"name": "ufw"}
     machines.unreached["n1"] = {"n2": {"6818": "no answer within 2 s"}}
     yield "n2", "firewall", "n1 can't reach 10.0.0.2, port 6818: no answer", "sudo ufw allow from"
-    two["system"] |= {"machine_id": "n1"}
-    yield "n2", "machine-id", "n1 has the same", "systemd-machine-id-setup"
     machines.unreached["n3"] = {"n1": DROPPED}
     yield "n1", "network", "10.0.0.1, port 6817, 6819: no answer", "traceroute -T -p 6817 10.0.0.1"
     three["mtus"] = {"10.0.0.3/24": 1500}
