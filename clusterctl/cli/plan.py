@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.options import Words, argument, option
@@ -16,7 +14,7 @@ from clusterctl.cluster.phases import provider_of
 from clusterctl.cluster.plan import Plan, preview
 from clusterctl.cluster.verify import examine_cluster
 from clusterctl.cluster.verify import find_obstacles as check_ahead
-from clusterctl.errors import ClusterctlError, Failure, Notice, NotUpError, UsageError, excluded
+from clusterctl.errors import Failure, Notice, excluded
 from clusterctl.hosts.checks import DoctorReport, findings_as_failures
 from clusterctl.hosts.probe import GpuFacts
 from clusterctl.providers.attached import SiteFact
@@ -32,9 +30,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.numbers import counted
 
-_ARCHIVE: Final = ".tar.gz"
 # The exit code of --check if there are changes.
 CHANGES: Final = 3
 HOURS_A_DAY: Final = 24
@@ -229,13 +225,10 @@ def doctor(
     hosts: Annotated[
         Words,
         argument(
-            "Check only these hosts. With --bundle, also the archive's name.",
+            "Check only these hosts.",
             metavar="[HOST]...",
         ),
     ] = None,
-    bundle: Annotated[
-        bool, option("Write facts and logs to FILE.tar.gz for a bug report.")
-    ] = False,
     ask_become_pass: AskBecomePass = False,
     accept_host_key: AcceptHostKey = None,
 ) -> int:
@@ -245,14 +238,10 @@ def doctor(
     and GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host
     cannot be part of the cluster. On a cluster that other people run, it shows each fact about the
     cluster and how it was learned, and records the proof by your first job.
-    --bundle writes the findings, the cluster's logs and the hosts' output to one archive
-    without secrets, even if some hosts do not answer.
     """
     spec = spec_of_existing(screen.chosen())
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
     provider = provider_of(spec.provider, prompts)
-    if bundle:
-        return _write_bundle(screen, spec, provider, hosts or ())
     with screen.working("checking the hosts"):
         facts = provider.examine_site(Workspace.of(spec.name))
     if facts is not None:
@@ -274,63 +263,6 @@ def examine(
         {**answer, **_report_dict(spec, report)}, *first_lines, "", *report_lines(screen, report)
     )
     return 1 if report.errors else 0
-
-
-def _write_bundle(
-    screen: Screen, spec: ClusterSpec, provider: Provider, words: Sequence[str]
-) -> int:
-    """Write the archive of `doctor --bundle`. ``words``: hosts, and optionally its name."""
-    files = [word for word in words if word.endswith(_ARCHIVE)]
-    if len(files) > 1:
-        raise UsageError(
-            f"--bundle writes a single file, but {len(files)} were named",
-            code="options-exclusive",
-            fix=f"pass only one of {', '.join(files)}",
-        )
-    default = f"{spec.name}-doctor-{time.strftime('%Y%m%dT%H%M%S')}{_ARCHIVE}"
-    hosts = [word for word in words if word not in files]
-    file = Path(*(files or [default]))
-    if file.exists():
-        raise UsageError(
-            f"{file} already exists", code="file-exists", fix="pass another name, or remove it"
-        )
-
-    # A slow import, which only --bundle needs.
-    from clusterctl.cluster.doctor_bundle import create
-
-    workspace = Workspace.of(spec.name)
-    with screen.working("collecting"):
-        try:
-            content = _report_dict(spec, _report_or_preflight(screen, spec, provider, hosts))
-        except ClusterctlError as exc:
-            content = {"ok": False, "error": exc.cause}
-        source = screen.chosen().spec_file
-        archive = create(spec, workspace, content, file, source=source)
-    about = {
-        "bundle": str(archive.file.absolute()),
-        "files": archive.files,
-        "missing": archive.missing,
-    }
-    screen.result(
-        {"ok": True, "failures": [], "cluster": spec.name, **about},
-        f"wrote {archive.file}: {counted(len(archive.files), 'file')}, {archive.file.stat().st_size >> 10} "
-        "KiB",
-        *(f"missing: {item}" for item in archive.missing),
-        "passwords, tokens and keys are redacted; names, addresses and paths are not: see its "
-        "README.txt",
-        f"review the content (`tar -xzf {archive.file}`), then attach the archive to your report",
-    )
-    return 0
-
-
-def _report_or_preflight(
-    screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]
-) -> DoctorReport:
-    """Check the hosts, or before the first `up`, find all that would stop it. Return the report."""
-    try:
-        return _examine_hosts(screen, spec, provider, hosts)
-    except NotUpError:
-        return check_ahead(spec, Workspace.of(spec.name), provider)
 
 
 def _show_site(screen: Screen, spec: ClusterSpec, facts: Sequence[SiteFact]) -> int:

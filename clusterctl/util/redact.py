@@ -17,7 +17,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Final
 from urllib.parse import quote
 
-from clusterctl.util.secret_forms import FORMS, SECRET_WORD
+from clusterctl.util.secret_forms import FORMS
 
 HIDDEN: Final = "[redacted]"
 # Shortest known secret that is removed, in letters: shorter secrets may be ordinary words.
@@ -56,14 +56,6 @@ _LEAST_LINE: Final = 16  # letters
 def patterns() -> Mapping[str, re.Pattern[str]]:
     """Return the patterns to apply, in this order: kind of secret -> pattern."""
     return {kind: re.compile(pattern) for kind, pattern in FORMS.items()}
-
-
-@cache
-def is_secret_name(name: str) -> bool:
-    """Return whether a variable or key with this name, such as API_TOKEN, usually has a secret
-    value.
-    """
-    return re.match(rf"(?!PWD$).*(?i:{SECRET_WORD})", name) is not None
 
 
 def looks_secret(name: str, value: str) -> bool:

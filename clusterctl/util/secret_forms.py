@@ -15,7 +15,7 @@ def _any_of(*patterns: str) -> str:
 
 
 # A part of the name of a secret value.
-SECRET_WORD = _any_of(
+_SECRET_WORD = _any_of(
     r"passw(?:or)?d",
     r"pass(?:phrase|code)",
     r"(?<!by)(?<!com)(?<!ask)pass(?![a-z])",
@@ -32,7 +32,7 @@ SECRET_WORD = _any_of(
     r"(?:api|access|private|auth|munge|encryption|preshared|account|signing|licen[cs]e)[-_]?key",
 )
 # The name of a secret value, behind dashes or not.
-_OPTION = r"[\w.-]{0,60}?(?i:" + SECRET_WORD + r")[\w.-]{0,60}"
+_OPTION = r"[\w.-]{0,60}?(?i:" + _SECRET_WORD + r")[\w.-]{0,60}"
 _NAME = r"(?<![\w.-])" + _OPTION
 # This is between a name and its value.
 _TO = r"""(?:\\*["'])?\]?\s*(?:=>|:=|[:=])\s*"""
@@ -162,7 +162,7 @@ FORMS: Final[Mapping[str, str]] = {
     "keyword": r"(?i)\b(?:bindpw|rootpw|requirepass)[ \t]+" + _ARGUMENT,
     "option_value": r"--(?!ask)" + _OPTION + _GAP + r"""(?!\\*["']?--[a-z])""" + _ARGUMENT,
     # Names and their values.
-    "xml": r"<[\w:.-]*(?i:" + SECRET_WORD + r")[\w:.-]*(?:\s[^<>]*)?>(?P<secret>[^<]+)",
+    "xml": r"<[\w:.-]*(?i:" + _SECRET_WORD + r")[\w:.-]*(?:\s[^<>]*)?>(?P<secret>[^<]+)",
     "pair": (
         r"(?i)(?<![\w.-])(?:name|key)"
         + _TO

@@ -105,7 +105,6 @@ def test_up_error_begins_with_the_refusal_of_google(tmp_path: Path) -> None:
         # The controller bills.
         assert begun["usd_per_hour"] == pytest.approx(planned["cost"]["now_per_hour"], abs=1e-4)
         assert begun["usd_per_hour"] > 0
-        as_shown(cli("doctor", "--bundle"), "clusterctl doctor --bundle")
         cloud.fail("protected", on="delete")
         google.refuse("compute.instances.delete", "protected")
         said = cli("down", "--yes", rc=1).stderr
