@@ -533,7 +533,8 @@ def look(message: dict[str, Any]) -> dict[str, Any]:
     return {"residue": residue}
 
 
-def clusters(_: dict[str, Any]) -> dict[str, Any]:
+def clusters(message: dict[str, Any]) -> dict[str, Any]:
+    layout.NoQuery.model_validate(message)
     return {"clusters": [state.model_dump(mode="json") for state in image.states()]}
 
 
@@ -541,7 +542,7 @@ def cache(message: dict[str, Any]) -> dict[str, Any]:
     """Return the cached images. With ``prune`` in the message, delete and return only the unused
     images.
     """
-    if message.get("prune"):
+    if layout.CacheQuery.model_validate(message).prune:
         with image.cache_lock("cache prune"), state_lock("cache prune"):
             images = image.prune()
     else:

@@ -276,6 +276,16 @@ class KeptFolder(_OfCluster):
     homes: dict[str, int] = Field(default_factory=dict)
 
 
+class NoQuery(_Message):
+    """A request without fields."""
+
+
+class CacheQuery(_Message):
+    """A request to list the cached images. ``prune``: delete the unused ones, and list these."""
+
+    prune: bool = False
+
+
 class StorageQuery(_Message):
     """A request to delete the kept shared folders of the clusters ``remove``, and to list all that
     remain.

@@ -1,9 +1,14 @@
 """The messages between the local provider and its helper, and the record of a cluster."""
 
-import pytest
-from pydantic import ValidationError
+from collections.abc import Mapping
+from typing import Any
 
-from clusterctl.providers.local.layout import BakeRequest, ClusterState, numbered
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from clusterctl.providers.local import layout
+from clusterctl.providers.local.helper import VERBS
+from clusterctl.providers.local.layout import ClusterState, numbered
 
 KEY = "ssh-ed25519 AAAAC3Nz clusterctl"
 BAKE = {
@@ -14,6 +19,27 @@ BAKE = {
     "admin_key": KEY,
 }
 STATE = {"id": "a1b2c3", "name": "demo", "owner": 1000, "workspace": "/w", "image": "0" * 16}
+ID = {"id": "a1b2c3"}
+# A verb of the helper -> its kind of message, and one that it accepts.
+ASKED: Mapping[str, tuple[type[BaseModel], dict[str, Any]]] = {
+    "bake": (layout.BakeRequest, BAKE),
+    "bake_class": (
+        layout.ClassRequest,
+        {**ID, "image": "0" * 16, "inputs": {"ctl": "1" * 16}, "admin_key": KEY},
+    ),
+    "up": (
+        layout.ClusterRequest,
+        {**STATE, "distribution": "debian-13", "admin_key": KEY, "nodes": [{"name": "ctl"}]},
+    ),
+    "down": (layout.ClusterQuery, ID),
+    "existing": (layout.ClusterQuery, ID),
+    "look": (layout.ClusterQuery, ID),
+    "storage": (layout.StorageQuery, {}),
+    "cache": (layout.CacheQuery, {}),
+    "clusters": (layout.NoQuery, {}),
+    "kill_host": (layout.HostQuery, {**ID, "host": "ctl"}),
+    "signal_ranks": (layout.SignalRequest, {**ID, "job": "1", "number": 9, "last": False}),
+}
 
 
 def test_nodes_are_numbered_in_order() -> None:
@@ -38,21 +64,52 @@ def test_numbered_reuses_the_number_of_a_removed_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("verb", "changes"),
     [
-        ("key", "../../etc"),
-        ("base_key", "0" * 15),
-        ("mirror", "file:///etc"),
-        ("mirror", "http://x/ bookworm main\ndeb http://y/"),
-        ("distribution", "rocky-9 --repofrompath=x,file:///"),
-        ("admin_key", 'command="id" ssh-ed25519 AAAA'),
-        ("admin_key", f"{KEY}\n{KEY}"),
+        ("bake", {"key": "../../etc"}),
+        ("bake", {"base_key": "0" * 15}),
+        ("bake", {"mirror": "file:///etc"}),
+        ("bake", {"mirror": "http://x/ bookworm main\ndeb http://y/"}),
+        ("bake", {"distribution": "rocky-9 --repofrompath=x,file:///"}),
+        ("bake", {"admin_key": 'command="id" ssh-ed25519 AAAA'}),
+        ("bake", {"admin_key": f"{KEY}\n{KEY}"}),
+        ("bake", {"hook": "/tmp/x"}),
+        ("bake_class", {"inputs": {"../ctl": "0" * 16}}),
+        ("bake_class", {"inputs": {"ctl": "/etc"}}),
+        ("up", {"id": "../../x"}),
+        ("up", {"nodes": [{"name": "-train"}]}),
+        ("up", {"nodes": [{"name": "a/b"}]}),
+        ("up", {"nodes": [{"name": "a", "cores": ["0; id"]}]}),
+        ("up", {"nodes": [{"name": "a", "disk_mib": -1}]}),
+        ("up", {"homes": [{"name": "root:x", "uid": 1000, "keys": []}]}),
+        ("up", {"homes": [{"name": "eve", "uid": 0, "keys": []}]}),
+        ("up", {"packages": ["git; id"]}),
+        ("up", {"packages": ["--allow-unauthenticated"]}),
+        ("up", {"storage": "/etc"}),
+        ("down", {"id": "a1b2c3\n"}),
+        ("down", {"folder": "/etc"}),
+        ("existing", {"id": "*"}),
+        ("look", {"id": ""}),
+        ("storage", {"remove": ["../.."]}),
+        ("cache", {"prune": "yes please"}),
+        ("cache", {"folder": "/var"}),
+        ("clusters", {"owner": 0}),
+        ("kill_host", {"host": "../1"}),
+        ("signal_ranks", {"job": "-1"}),
+        ("signal_ranks", {"number": 0}),
     ],
 )
-def test_helper_refuses_unknown_fields_in_bake_requests(field: str, value: str) -> None:
-    BakeRequest.model_validate(BAKE)
+def test_helper_refuses_messages_that_clusterctl_never_sends(
+    verb: str, changes: dict[str, Any]
+) -> None:
+    kind, asked = ASKED[verb]
+    kind.model_validate(asked)
     with pytest.raises(ValidationError):
-        BakeRequest.model_validate(BAKE | {field: value})
+        VERBS[verb](asked | changes)
+
+
+def test_each_verb_of_the_helper_has_a_kind_of_message() -> None:
+    assert {*ASKED} == {*VERBS}
 
 
 def test_record_of_an_older_version_is_read() -> None:
