@@ -1,10 +1,11 @@
-"""Answers for agents: compact JSON, of which long ones are read in parts."""
+"""Answers for agents: compact JSON, of which long ones are read in parts, logs from their end."""
 
 from __future__ import annotations
 
 import json
 import secrets
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,21 +24,23 @@ def compact(body: Any) -> str:
 class Answers:
     """The rests of long answers. The last few are kept while the server runs."""
 
-    _rests: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _rests: OrderedDict[str, tuple[str, bool]] = field(default_factory=OrderedDict)
 
-    def first(self, text: str) -> str:
-        """Return an answer, or its first part with the cursor of the rest."""
-        if len(text) <= PART:
-            return text
-        cursor = secrets.token_hex(4)
-        self._rests[cursor] = text[PART:]
-        while len(self._rests) > _KEPT:
-            self._rests.popitem(last=False)
-        rest = len(text) - PART
-        return f"{text[:PART]}\n[cut: {rest} more letters; read on with more(cursor={cursor!r})]"
+    def answer(self, body: Mapping[str, Any]) -> str:
+        """Return an answer, or its first part with the cursor of the rest. Of a job's long logs, it
+        has the ends.
+        """
+        logs = body.get("logs")
+        if isinstance(logs, list) and logs:
+            body = {
+                **body,
+                "logs": [self._end_of(log, max(200, PART // (2 * len(logs)))) for log in logs],
+            }
+        return self._part(compact(body))
 
     def more(self, cursor: Any) -> str:
-        """Return the next part of an answer. The same cursor always returns the same part.
+        """Return the next part of an answer, or of a log the part before. The same cursor always
+        returns the same part.
 
         Raises UsageError: there is no such rest.
         """
@@ -49,4 +52,34 @@ class Answers:
                 why=f"the rests of the last {_KEPT} long answers of this server are kept",
                 fix="call the command again",
             )
-        return self.first(rest)
+        text, is_before = rest
+        return self._part_before(text) if is_before else self._part(text)
+
+    def _part(self, text: str) -> str:
+        if len(text) <= PART:
+            return text
+        cursor = self._keep(text[PART:], is_before=False)
+        rest = len(text) - PART
+        return f"{text[:PART]}\n[cut: {rest} more letters; read on with more(cursor={cursor!r})]"
+
+    def _part_before(self, text: str) -> str:
+        if len(text) <= PART:
+            return text
+        return f"[cut: {self._words_before(text[:-PART])}]\n{text[-PART:]}"
+
+    def _end_of(self, log: Mapping[str, Any], most: int) -> Mapping[str, Any]:
+        text = log["text"]
+        if len(text) <= most:
+            return log
+        return {**log, "cut": self._words_before(text[:-most]), "text": text[-most:]}
+
+    def _words_before(self, text: str) -> str:
+        cursor = self._keep(text, is_before=True)
+        return f"{len(text)} letters before; read them with more(cursor={cursor!r})"
+
+    def _keep(self, rest: str, *, is_before: bool) -> str:
+        cursor = secrets.token_hex(4)
+        self._rests[cursor] = rest, is_before
+        while len(self._rests) > _KEPT:
+            self._rests.popitem(last=False)
+        return cursor

@@ -16,7 +16,7 @@ from clusterctl.cli.agent_tools import TOOLS, Argument, arguments_of, locals_of
 from clusterctl.errors import UsageError
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.spec.job_options import OPTIONS
-from clusterctl.spec.names import Local, did_you_mean
+from clusterctl.spec.names import Local, did_you_mean, obeyed_name
 from clusterctl.spec.units import shown
 
 # The most that all arguments of a call take, as JSON.
@@ -156,6 +156,14 @@ class Folders:
         if any(".git" in path.parts for path in inside):
             raise self._outside(text, "git runs programs that lie in .git")
 
+    def require_written(self, text: str) -> None:
+        """Raise LimitError if a path in the project is one that programs of the user's obey."""
+        path = self.project / os.path.expanduser(text)
+        # A link may lead to one.
+        for end in (os.path.normpath(path), os.path.realpath(path)):
+            if name := obeyed_name(os.path.relpath(end, self.project)):
+                raise self._outside(text, f"the user's programs obey {name}")
+
     def _outside(self, text: str, why: str) -> LimitError:
         return LimitError(
             f"agents may not use the path {shown(text)}",
@@ -187,6 +195,8 @@ def require_folders(
             values = values[:-1] or values
         elif part is Local.HERE_LAST:
             values = values[1:][-1:] or ["."]
+        if name == "out" or part is Local.HERE_LAST:
+            folders.require_written(str(values[0]))
         for each in values:
             require_value(str(each), part, folders, limits)
 

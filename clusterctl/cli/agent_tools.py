@@ -83,7 +83,7 @@ TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
         ),
         "get": Tool(
             ("paths",),
-            fixed=("--no-git",),
+            fixed=("--no-settings",),
             destroys=True,
         ),
         "put": Tool(("paths",), destroys=True),

@@ -59,9 +59,11 @@ def get(
             local=Local.HERE_LAST,
         ),
     ],
-    no_git: Annotated[
+    no_settings: Annotated[
         bool,
-        option("Refuse folders named .git, because git runs programs that they name.", "--no-git"),
+        option(
+            "Refuse files that programs obey, such as .git, .envrc and .vscode.", "--no-settings"
+        ),
     ] = False,
 ) -> None:
     """Copy files and folders from the cluster.
@@ -70,7 +72,7 @@ def get(
     """
     started_at = time.monotonic()
     with screen.transfers() as progress:
-        done = files.get(screen.chosen(), paths, no_git=no_git, progress=progress)
+        done = files.get(screen.chosen(), paths, no_settings=no_settings, progress=progress)
     for path in done.skipped:
         screen.note(f"note: not fetched, because it is neither a file nor a folder: {path}")
     local = paths[-1] if len(paths) > 1 else "."

@@ -160,7 +160,7 @@ class _Requests:
         # Calls that wait must not keep others from running.
         limiter = _limiter_of_waits() if verb == "wait" else _limiter()
         answer = await self._with_progress(context, call, limiter)
-        text = self._answers.first(compact(answer.body))
+        text = self._answers.answer(answer.body)
         return _result(text, is_error=not answer.body.get("ok"))
 
     async def _with_progress(

@@ -113,14 +113,14 @@ def get(
     chosen: ChosenCluster,
     paths: Sequence[str],
     *,
-    no_git: bool = False,
+    no_settings: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Fetched:
     """Copy files and folders from the cluster to a local folder.
 
     paths: remote paths, then the local folder, or for a single file its name here (see
         ``_is_name``). A single path is copied to the current folder.
-    no_git: refuse folders named .git.
+    no_settings: refuse files and folders that programs obey, such as .git and .envrc.
 
     Raises:
         UsageError: a path is empty or begins with a variable, or a folder is refused.
@@ -137,7 +137,7 @@ def get(
             [_below_home(path) for path in remote],
             Path(local),
             is_name=is_name,
-            no_git=no_git,
+            no_settings=no_settings,
             progress=progress,
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import CommandError, TransferError, UsageError, printable
-from clusterctl.spec.names import first_few
+from clusterctl.spec.names import first_few, obeyed_name
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, LEFT, NOT_THERE
 from clusterctl.transport.remote_incoming import (
@@ -62,13 +62,13 @@ def fetch(
     folder: Path,
     *,
     is_name: bool = False,
-    no_git: bool = False,
+    no_settings: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Fetched:
     """Download files and folders of the cluster into the local ``folder``, each under its own name.
 
     is_name: if only a file arrives, ``folder`` is its path instead.
-    no_git: refuse folders named .git.
+    no_settings: refuse files and folders that programs obey, see ``OBEYED``.
     Relative ``paths`` start at the user's home on the cluster. Other files in ``folder`` stay
     unchanged. After an error, files that are already complete stay as well.
 
@@ -86,9 +86,11 @@ def fetch(
             writing_into(folder),
         ):
             _reject_other_names(download.entries, paths, transport.host)
-            if no_git:
-                _reject_git(download.entries, transport.host)
-            if is_name and [entry.kind for entry in download.entries] == [Kind.FILE]:
+            is_renamed = is_name and [entry.kind for entry in download.entries] == [Kind.FILE]
+            if no_settings:
+                arriving = [os.fsdecode(entry.path) for entry in download.entries]
+                _reject_settings([folder.name] if is_renamed else arriving, transport.host)
+            if is_renamed:
                 download.entries[0].local = os.fsencode(folder.name)
                 folder = folder.parent
             arrived = download.bring(download.entries, folder, progress=progress)
@@ -147,18 +149,17 @@ def _reject_other_names(entries: Sequence[Entry], paths: Sequence[str], host: st
         )
 
 
-def _reject_git(entries: Sequence[Entry], host: str) -> None:
-    """Raise UsageError if an entry is, or lies in, a folder of git. File systems may ignore the
-    case of names.
-    """
-    for entry in entries:
-        if b".git" in entry.path.lower().split(b"/"):
+def _reject_settings(paths: Iterable[str], host: str) -> None:
+    """Raise UsageError if a path is, or lies in, one of ``OBEYED``."""
+    for path in paths:
+        if name := obeyed_name(path):
             raise UsageError(
-                f"{printable(os.fsdecode(entry.path))} is refused",
-                code="git-folder",
+                f"{printable(path)} is refused",
+                code="settings-file",
                 where=host,
-                why="git runs programs that files in .git name",
-                fix="leave the folder .git out",
+                why=f"programs on this machine obey {name}: git, editors and agents' clients run what "
+                "such files name",
+                fix=f"leave {name} out, or give the file another name here",
             )
 
 

@@ -119,15 +119,23 @@ def test_get_does_not_read_parent_folders(remote_data):
         os.close(open_file(b"/", os.fsencode(remote_data / "large").lstrip(b"/")))
 
 
-@pytest.mark.parametrize("name", [".git", "sub/.git", ".GIT"])
-def test_get_refuses_folders_of_git_on_request(home, target, name):
+@pytest.mark.parametrize("name", [".git", "sub/.git", ".GIT", ".vscode"])
+def test_get_refuses_folders_that_programs_obey_on_request(home, target, name):
     config = home / "tree" / name / "config"
     config.parent.mkdir(parents=True)
     config.write_text("[core]\n")
-    with rejected("git-folder", UsageError):
-        fetch(LocalTransport(), ("tree",), target, no_git=True)
+    with rejected("settings-file", UsageError):
+        fetch(LocalTransport(), ("tree",), target, no_settings=True)
     assert not (target / "tree").exists()
     assert get(target, "tree").files == 1
+
+
+@pytest.mark.parametrize("name", [".mcp.json", ".envrc", "cluster.yaml"])
+def test_get_refuses_a_name_that_programs_obey_on_request(home, target, name):
+    (home / "harmless").write_text("{}")
+    with rejected("settings-file", UsageError):
+        fetch(LocalTransport(), ("harmless",), target / name, is_name=True, no_settings=True)
+    assert not (target / name).exists()
 
 
 def test_get_replaces_a_file_of_the_same_size(remote_data, target):

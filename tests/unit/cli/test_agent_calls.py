@@ -16,7 +16,7 @@ import pytest
 from clusterctl.agent.journal import Journal
 from clusterctl.agent.limits import usage
 from clusterctl.cli import agent_use
-from clusterctl.cli.agent_answers import PART, Answers
+from clusterctl.cli.agent_answers import PART, Answers, compact
 from clusterctl.cli.agent_arguments import words_of
 from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls
 from clusterctl.cli.agent_program import Answer, environment
@@ -572,6 +572,10 @@ def test_wait_ends_within_half_an_hour(calls: Calls, played: PlayedProgram) -> N
         ("get", {"paths": ["x", "OUT"]}),
         ("get", {"paths": ["x", "CONFIG"]}),
         ("get", {"paths": ["hook", ".git/hooks"]}),
+        ("get", {"paths": ["mcp.json", ".mcp.json"]}),
+        ("get", {"paths": ["x", "sub/../.claude/settings.json"]}),
+        ("get", {"paths": ["x", "cluster.yaml"]}),
+        ("collect", {"out": ".vscode"}),
         ("get", {"paths": ["x", "STATE/.agent"]}),
         ("put", {"paths": ["OUT/secret", "data"]}),
         ("put", {"paths": ["STATE"]}),
@@ -923,14 +927,29 @@ def test_500_calls_are_all_written(calls: Calls, place: Place) -> None:
 
 def test_long_answers_are_read_in_parts() -> None:
     answers = Answers()
-    text = "".join(f"{number}," for number in range(PART))
-    part = answers.first(text)
+    body = {"ok": True, "rows": [*range(PART)]}
+    part = answers.answer(body)
     found = ""
     while "\n[cut: " in part:
         head, _, tail = part.rpartition("\n[cut: ")
         found += head
-        cursor = tail.split("'")[1]
-        part = answers.more(cursor)
-    assert found + part == text
+        part = answers.more(tail.split("'")[1])
+    assert found + part == compact(body)
     with refused("agent-cursor"):
         answers.more("x")
+
+
+def test_long_logs_are_read_from_their_end() -> None:
+    answers = Answers()
+    whole = "".join(f"step {number}\n" for number in range(3 * PART))
+    logs = [{"stream": "stdout", "text": whole}, {"stream": "stderr", "text": "killed"}]
+    shown = json.loads(answers.answer({"ok": True, "logs": logs}))["logs"]
+    assert shown[1] == logs[1]
+    found = shown[0]["text"]
+    assert found.endswith(f"step {3 * PART - 1}\n")
+    said = shown[0]["cut"]
+    while said:
+        part = answers.more(said.split("'")[1])
+        said, _, text = part.rpartition("]\n") if part.startswith("[cut: ") else ("", "", part)
+        found = text + found
+    assert found == whole
