@@ -26,6 +26,7 @@ class Asked:
     bound: the most that it can use.
     accounts: the Slurm accounts that its jobs name; "" for a job that names none.
     commands: the commands that ran on the cluster's login node in the last hour.
+    own_hosts: whether the call would connect to hosts that no spec of the user's names.
     """
 
     verb: str
@@ -36,6 +37,7 @@ class Asked:
     bound: Bound = FREE
     accounts: Collection[str] = ()
     commands: int = 0
+    own_hosts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,14 @@ def _check_place(limits: AgentLimits, file: Path, asked: Asked) -> None:
             why=f"the limit `agent.commands_per_hour` of the user is {most}",
             fix=f"wait some minutes, and poll less: `wait` is one call; {_who(file, 'commands_per_hour')}",
             limit={"name": "commands_per_hour", "value": most, "used": asked.commands},
+        )
+    if asked.own_hosts:
+        raise LimitError(
+            f"agents may not choose the hosts, or the provider's settings, of {asked.cluster}",
+            code="agent-hosts",
+            why="the user has not applied `provider` as the spec has it now",
+            fix="ask the user, who may run `clusterctl up` once",
+            limit={"name": "clusters", "value": limits.clusters, "asked": asked.cluster},
         )
     if not asked.changes:
         return

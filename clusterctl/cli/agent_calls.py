@@ -44,7 +44,7 @@ from clusterctl.spec.sbatch import directive_lines
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of
-from clusterctl.state.inventory import inventory_if_known
+from clusterctl.state.inventory import applied_if_known, inventory_if_known
 from clusterctl.state.workspace import Workspace, clusters_up, config_file, state_home
 from clusterctl.transport.login import calls_of_last_hour
 from clusterctl.util.disk import read_text
@@ -53,6 +53,8 @@ from clusterctl.util.progress import SILENT
 # The longest and the usual time of a `wait`.
 MOST_WAIT_S: Final = 1800
 _WAIT: Final = "10m"
+# Commands that connect to the hosts, or the provider, that a spec file names.
+_BY_SPEC: Final = frozenset({"plan", "up", "doctor"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Place:
 
     id: its name, and what tells it from another cluster of this name. here: whether it is on this
     machine. commands: those on its login node in the last hour. account: of jobs that name none, if
-    the spec has one.
+    the spec has one. own_hosts: whether the call would connect to hosts, or to a project at a
+    provider, that only a spec of the agent's names, and no spec that the user has applied.
     """
 
     name: str = ""
@@ -69,6 +72,7 @@ class Place:
     here: bool = True
     commands: int = 0
     account: str = ""
+    own_hosts: bool = False
 
 
 NOWHERE: Final = Place()
@@ -96,7 +100,15 @@ def place_of(verb: str, arguments: Mapping[str, Any], project: Path) -> Place:
         here=traits.shares_kernel,
         commands=_commands(workspace),
         account=inventory.account if inventory is not None else "",
+        own_hosts=verb in _BY_SPEC and _has_own_hosts(chosen, workspace),
     )
+
+
+def _has_own_hosts(chosen: ChosenCluster, workspace: Workspace) -> bool:
+    provider = spec_of(chosen).provider
+    applied = applied_if_known(workspace)
+    is_applied = applied is not None and applied.provider == provider
+    return not provider.shares_kernel and not is_applied
 
 
 def _commands(workspace: Workspace) -> int:
@@ -234,6 +246,7 @@ class _Call:
             changes=not effect.only_shows and effect is not Effect.FETCHES,
             submits=effect is Effect.SUBMITS,
             commands=self.place.commands,
+            own_hosts=self.place.own_hosts,
         )
         if not effect.needs_plan:
             return self._simple(asked)
