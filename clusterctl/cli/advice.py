@@ -45,13 +45,13 @@ def with_cluster(text: str, option: str) -> str:
     return _COMMAND.sub(completed, text) if option else text
 
 
-def first_job(nodes: int, *, needs_time: bool = False) -> str:
+def first_job(nodes: int, *, minutes: str = "") -> str:
     """Return the advice to submit a job, with a command that the cluster runs as it is.
 
-    nodes: how many the default partition can give to a job. needs_time: Slurm accepts no job
-        without a time limit.
+    nodes: how many the default partition can give to a job. minutes: the time limit without which
+        Slurm accepts no job. "": it needs none.
     """
     # The bundled job `train` ends by itself long before.
-    limit = " --time 10m" if needs_time else ""
+    limit = f" --time {minutes}m" if minutes else ""
     count = max(1, min(nodes, 2))
     return f"submit a job with `clusterctl submit train --nodes {count}{limit} --follow`"

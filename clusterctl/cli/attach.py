@@ -45,6 +45,18 @@ def attach(
     module: Annotated[
         Words, option("Environment module that jobs load. Repeatable. Default: what MPI needs.")
     ] = None,
+    time: Annotated[
+        str | None,
+        option("Time limit of the job that tests MPI. Default: 5m, or what the site accepts."),
+    ] = None,
+    slurm: Annotated[
+        Words,
+        option(
+            "Option of sbatch that the site demands, for all jobs that do not set it. Repeatable. "
+            "Such as --slurm=--constraint=cpu.",
+            metavar="OPTION",
+        ),
+    ] = None,
     python: Annotated[
         str | None,
         option("A Python there, 3.11 or newer. Default: the first on PATH.", metavar="PATH"),
@@ -73,6 +85,8 @@ def attach(
         qos=qos,
         partition=partition,
         modules=None if module is None else tuple(filter(None, module)),
+        time=time,
+        slurm=None if slurm is None else tuple(filter(None, slurm)),
         python=python,
         spec=spec,
         wait_s=0 if no_wait else WAIT_S,
@@ -119,7 +133,8 @@ def summary(attached: Attached, failure: Failure | None) -> list[str]:
         lines += ["", "not proven yet: the job that proves it still waits in the queue"]
         then = f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"
         lines.append(with_cluster(then, f"--cluster {name}"))
-    advice = first_job(attached.proof_nodes, needs_time=attached.needs_time)
+    minutes = attached.minutes if attached.needs_time else ""
+    advice = first_job(attached.proof_nodes, minutes=minutes)
     lines += [f"cluster {name!r} is attached", with_cluster(advice, f"--cluster {name}")]
     return lines
 

@@ -341,7 +341,9 @@ def requested_nodes(session: Session, ssh: OpenSSH, request: Request) -> Iterato
     controller = session.transport.host
     options = [*map(str, request.options)]
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), "--job-name=shell", *options]
-    line, script = wrap_command(hold, path=session.inventory.slurm_path)
+    line, script = wrap_command(
+        hold, session.inventory.variables, path=session.inventory.slurm_path
+    )
     asked = session.site.asked(request.options)
     lease = Lease(session, ssh, ssh.alone(controller, line), script, asked)
     try:

@@ -151,7 +151,7 @@ def _write_connect(session: Session, folder: Path, job_id: str, user_key: str) -
     private_host_key = (folder / "host_key").read_bytes()
     sshd = [_SSHD, "sshd", str(len(private_host_key)), user_key]
     command = ["sh", "-c", _ENTER, "enter", job_id, *sshd]
-    line, script = wrap_command(command, path=inventory.slurm_path)
+    line, script = wrap_command(command, inventory.variables, path=inventory.slurm_path)
     # The command on the login node is the first part of its input. The host key, a secret, follows.
     input_file = folder / "input"
     write_atomic(input_file, script + private_host_key)

@@ -1,6 +1,7 @@
 # Runs on the cluster: build KEY BASE WAIT_S HELD ENVIRONMENTS PYTHON. Builds the environment ENVIRONMENTS/KEY on top
 # of the environment BASE with the Python PYTHON. With BASE "", it builds a BASE, whose wheels contain pip. Relative
-# paths start at the home folder. Reads lines `NAME FILE` up to an empty line: wheels in the store, and finally the lock
+# paths start at the home folder. SHA256SUMS in ENVIRONMENTS/KEY has the files that it was built with; it is built again
+# if one of them was removed or changed. Reads lines `NAME FILE` up to an empty line: wheels in the store, and finally the lock
 # file, without which nothing is installed. The build has a temporary folder; KEY is a link to it that is created at
 # the end. All builds share a lock, so that leftovers of killed builds can be removed, and environments that were unused for 180 days. The exit status is HELD if
 # the lock is not free within WAIT_S.
@@ -16,7 +17,7 @@ cd -- "$environments"
 if [ -L .lock ] || { [ -e .lock ] && [ ! -f .lock ]; }; then rm -rf -- .lock; fi
 exec 9<>.lock
 flock --nonblock 9 || { echo waiting; flock --timeout "$wait_s" 9 || exit "$held"; }
-[ ! -e "$key" ] || exit 0
+if [ -e "$key/SHA256SUMS" ] && (cd -- "$key" && sha256sum --check --strict --status SHA256SUMS) 2>/dev/null; then exit 0; fi
 for old in .*.??????; do
     name=${old#.}
     name=${name%.*}
@@ -52,6 +53,9 @@ export PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 HOME="$PWD/$new/wheels" "$@" install --quiet --no-index --no-deps --no-compile \
     --no-cache-dir --require-hashes --find-links "$new/wheels" --requirement "$new/requirements.lock"
 rm -rf -- "$new/wheels"
+sums=$(cd -- "$new" && find . -type f -exec sha256sum {} +)
+printf '%s\n' "$sums" >"$new/SHA256SUMS"
 sync -f -- "$new"
-ln -s -- "$new" "$key"
+ln -sfn -- "$new" ".$key.link"
+mv -fT -- ".$key.link" "$key"
 trap - EXIT

@@ -34,6 +34,8 @@ class AttachRequest:
     qos: str | None = None
     partition: str | None = None
     modules: Sequence[str] | None = None
+    time: str | None = None
+    slurm: Sequence[str] | None = None
     python: str | None = None
     spec: ClusterSpec | None = None
     patience_s: float = PATIENCE_S
@@ -62,7 +64,8 @@ class Attached:
     folder: clusterctl's folder there. account: the Slurm account of jobs. Empty: the user's
         default.
     partitions: those that the account may use. proof_nodes: the size of the job that proves MPI.
-    needs_time: Slurm accepts no job without a time limit.
+    needs_time: Slurm accepts no job without a time limit. minutes: that of the test that Slurm has
+        accepted, at most that of the default partition. "": none.
     has_launcher: it is known how to start MPI programs, from this proof or an earlier one.
     is_proven: the proof has succeeded. obstacle: (code, reason) if it has failed.
     proof, site: the proof and the description of the site, for `-o json`.
@@ -75,6 +78,7 @@ class Attached:
     partitions: tuple[str, ...]
     proof_nodes: int
     needs_time: bool
+    minutes: str
     has_launcher: bool
     is_proven: bool
     obstacle: tuple[str, str] | None

@@ -138,6 +138,8 @@ class Request:
     def partition_in(self, inventory: Inventory) -> PartitionFacts | None:
         """Return the partition of the job. None: it is unknown, or one of several."""
         by_name = {partition.name: partition for partition in inventory.partitions}
+        if inventory.is_routed and not self.partitions:
+            return None
         names = self.partitions or (inventory.partitions[0].name,)
         return by_name.get(names[0]) if len(names) == 1 else None
 

@@ -21,7 +21,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, Again
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.program import ONE_RANK_JOBS
-from clusterctl.spec.sbatch import quoted
+from clusterctl.spec.sbatch import directives_in, quoted
 from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import archives_of
@@ -390,8 +390,8 @@ def with_gpus(site: Site, job: JobSpec) -> JobSpec:
 
 
 def with_account(site: Site, request: Request) -> Request:
-    """Return the request with the cluster's account and QOS, unless the job or its script names
-    others.
+    """Return the request with the cluster's account, QOS and options of sbatch, unless the job or its
+    script sets the same.
 
     It also names the site's default partition, if there is one.
     """
@@ -401,11 +401,18 @@ def with_account(site: Site, request: Request) -> Request:
         "partition": site.default_partition,
     }
     job = request.job
-    changes = {
+    changes: dict[str, Any] = {
         name: value
         for name, value in defaults.items()
         if value and request.last(OPTIONS[name].sbatch) is None
     }
+    more = [
+        word
+        for word in site.inventory.slurm_options
+        if not any(request.last(one.own_name) for one in directives_in([(0, word)]))
+    ]
+    if more:
+        changes["slurm"] = (*more, *job.slurm)
     places = dict.fromkeys(changes, f"the default of cluster {site.inventory.cluster}")
     if not changes:
         return request

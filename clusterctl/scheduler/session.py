@@ -124,7 +124,12 @@ def connections_of(site: Site, workspace: Workspace) -> Connections:
     """Return connections to the hosts of a cluster. The one to the controller stays open."""
     inventory = site.inventory
     controller = inventory.controller.name
-    return Connections(workspace.ssh_config, stays=controller, path=inventory.path)
+    return Connections(
+        workspace.ssh_config,
+        stays=controller,
+        path=inventory.path,
+        variables=inventory.variables,
+    )
 
 
 def session_of(

@@ -118,7 +118,7 @@ class ForeignSlurm(OwnSlurm):
     @property
     def default_partition(self) -> str:
         # Slurm may have another default.
-        return self.inventory.partitions[0].name
+        return "" if self.inventory.is_routed else self.inventory.partitions[0].name
 
     def unknown_partition(self, name: str) -> UsageError:
         return UsageError(

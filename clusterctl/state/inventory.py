@@ -182,6 +182,10 @@ class Inventory:
     account, qos: of jobs that name none. "": Slurm's defaults.
     is_foreign: whether other people run the cluster.
     slurm_path: the folder of Slurm's commands, if PATH may lack it. "": PATH has it.
+    variables: the environment variables that Slurm's commands need beside those of any login.
+    slurm_options: options of sbatch for jobs that do not set the same.
+    is_routed: whether the site chooses the partition of each job itself, and refuses jobs that name
+        one.
     pmix: whether Slurm itself starts the ranks of MPI programs.
     baked: whether the hosts' image has the install part of every role.
     """
@@ -214,6 +218,9 @@ class Inventory:
     qos: str = ""
     is_foreign: bool = False
     slurm_path: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    slurm_options: tuple[str, ...] = ()
+    is_routed: bool = False
     pmix: bool = True
     baked: bool
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from clusterctl.errors import (
     CommandError,
@@ -30,6 +30,9 @@ LONGEST_LINE = 1 << 20  # bytes
 # Bytes of a pipe that carries much data. Linux lets any user have up to 1 MiB.
 PIPE = 1 << 18
 ENDED_BY_SIGNAL = -1  # exit status
+_NOT_FOUND: Final = 127  # shell's exit status
+# Code of the error if the host has no Python for clusterctl's programs.
+PYTHON_GONE: Final = "python-gone"
 SILENCE_S = 120.0
 
 # Each command on a host begins with this line, which every login shell accepts, csh included. The
@@ -248,6 +251,17 @@ def command_error(host: str, argv: Sequence[str], rc: int, stderr: str) -> Comma
     """Return the error for a command on ``host`` if the command exited non-zero or a signal ended
     it.
     """
+    if rc == _NOT_FOUND and argv[0] == _PROGRAM[0]:
+        return CommandError(
+            "the cluster has no Python for clusterctl's programs",
+            code=PYTHON_GONE,
+            rc=rc,
+            stderr=stderr,
+            where=host,
+            fix="a site may have removed it as an old file: run `clusterctl attach` again, which "
+            "sends it; on a cluster of your own, run `clusterctl up`",
+            host=host,
+        )
     outcome = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
     return CommandError(
         f"`{shown_command(argv)}` {outcome}",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clusterctl.errors import CommandError, TransferError, UsageError, printable
 from clusterctl.spec.names import first_few, obeyed_name
-from clusterctl.transport.base import Conversation, Transport, remote_argv
+from clusterctl.transport.base import PYTHON_GONE, Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, LEFT, NOT_THERE
 from clusterctl.transport.remote_incoming import (
     Entry,
@@ -95,6 +95,8 @@ def fetch(
                 folder = folder.parent
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
+        if exc.code == PYTHON_GONE:
+            raise
         if exc.rc == NOT_THERE:
             problem = f"the file or folder {printable(exc.why)} does not exist on the cluster"
             fix = (

@@ -20,7 +20,13 @@ from typing import BinaryIO, Final, cast
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.spec.names import first_few
 from clusterctl.spec.remote_folders import STORE
-from clusterctl.transport.base import ENDED_BY_SIGNAL, Conversation, Transport, remote_argv
+from clusterctl.transport.base import (
+    ENDED_BY_SIGNAL,
+    PYTHON_GONE,
+    Conversation,
+    Transport,
+    remote_argv,
+)
 from clusterctl.transport.remote_content import (
     ALIVE_LINE,
     HEADER,
@@ -149,6 +155,8 @@ class Upload:
                 talk.finish()
                 return replace(sent, grown=tuple(outgoing.grown))
         except CommandError as exc:
+            if exc.code == PYTHON_GONE:
+                raise
             raise _write_error(host, exc) from exc
         except (TruncatedError, UnexpectedError):
             raise _not_understood(b"the transfer ended without an answer", host) from None

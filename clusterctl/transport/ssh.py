@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from clusterctl.errors import KeyRefusedError, TransportError, UsageError
@@ -50,12 +51,14 @@ class CommandTransport(ABC):
     max_output: maximum number of bytes of stdout that ``run`` accepts, and of stderr that it
         returns.
     path: folders that are appended to PATH of all commands, separated by colons. "": no folder.
+    variables: the environment of all commands, beside that of a login.
     calls: the file that counts the commands. None: they are not counted.
     """
 
     host: str
     _: KW_ONLY
     path: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
     calls: Path | None = None
     max_output: int = 64 << 20
     silence_s: float = SILENCE_S
@@ -110,7 +113,7 @@ class CommandTransport(ABC):
         """Count the command, and return it as ``wrap_command`` does."""
         if self.calls is not None:
             count_call(self.calls)
-        return wrap_command(argv, env, reads=reads, path=self.path)
+        return wrap_command(argv, {**self.variables, **(env or {})}, reads=reads, path=self.path)
 
     @abstractmethod
     def _talk(
@@ -356,14 +359,17 @@ def _close(process: subprocess.Popen[bytes]) -> None:
         threading.Thread(target=process.wait, daemon=True).start()
 
 
-def _attached_path(ssh_config: Path) -> str:
-    """Return the folders that PATH on an attached cluster may lack; "" for other clusters."""
+def _attached_setting(ssh_config: Path) -> tuple[str, Mapping[str, str]]:
+    """Return the folders that PATH on an attached cluster may lack, and the variables that Slurm's
+    commands need there. Empty for other clusters.
+    """
     if login_of(ssh_config) is not None:
         # Before `attach` has finished there is no record. Commands that need it report a damaged
         # record.
         with suppress(UsageError):
-            return job_inventory(Workspace(ssh_config.parent)).path
-    return ""
+            inventory = job_inventory(Workspace(ssh_config.parent))
+            return inventory.path, inventory.variables
+    return "", {}
 
 
 class Connections(ExitStack):
@@ -378,15 +384,23 @@ class Connections(ExitStack):
         minute.
     path: folders that are appended to PATH of all commands, separated by colons. "": no folder.
         Default: the folders that PATH on an attached cluster may lack.
+    variables: the environment of all commands, beside that of a login. With ``path``.
     """
 
     def __init__(
-        self, ssh_config: Path, *, stays: str | None = None, path: str | None = None
+        self,
+        ssh_config: Path,
+        *,
+        stays: str | None = None,
+        path: str | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self._ssh_config = ssh_config
         self._stays = stays
-        self._path = _attached_path(ssh_config) if path is None else path
+        self._path, self._variables = (
+            _attached_setting(ssh_config) if path is None else (path, variables)
+        )
         self._open: dict[tuple[str, str | None], Transport] = {}
         self._lock = threading.Lock()
 
@@ -410,13 +424,14 @@ class Connections(ExitStack):
             if (host, user) not in self._open:
                 transport: LocalTransport | SSHTransport
                 if (login, host) == (HERE, LOGIN_HOST):
-                    transport = LocalTransport(host, path=self._path)
+                    transport = LocalTransport(host, path=self._path, variables=self._variables)
                 else:
                     transport = SSHTransport(
                         host,
                         self._ssh_config,
                         user=user,
                         path=self._path,
+                        variables=self._variables,
                         stays=host == self._stays,
                         jump_to=self.to,
                     )

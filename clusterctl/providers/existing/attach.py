@@ -102,6 +102,7 @@ class Attachment:
             partitions=tuple(partition.name for partition in self.probed.usable),
             proof_nodes=self.probed.proof_nodes,
             needs_time=self.probed.site.needs_time,
+            minutes=self.probed.test_minutes,
             has_launcher=settings_of(self.spec).launcher is not None,
             is_proven=self.proof is not None,
             obstacle=(failed.code, failed.why) if failed else None,
@@ -153,7 +154,7 @@ def attach(request: AttachRequest) -> Attachment:
 
 
 def _reject_wrong_flags(request: AttachRequest) -> None:
-    names = ("folder", "account", "qos", "modules", "python")
+    names = ("folder", "account", "qos", "modules", "python", "time", "slurm")
     flags = {name: value for name in names if (value := getattr(request, name))}
     try:
         ExistingSettings.model_validate({"type": "existing", "login": request.login, **flags})
@@ -367,8 +368,11 @@ def _place_and_prove(
     site = _site_before_proof(start, probed)
     options = ProofOptions(
         partition=probed.partition,
+        is_routed=probed.is_routed,
         account=probed.account,
         qos=start.chosen.get("qos", ""),
+        minutes=probed.test_minutes,
+        slurm=settings.slurm,
         modules=settings.modules,
         others="modules" not in start.chosen,
         launcher=settings.launcher,
@@ -378,7 +382,9 @@ def _place_and_prove(
         reporter=request.reporter,
     )
     reporter = request.reporter
-    with Connections(workspace.ssh_config, stays=LOGIN_HOST, path="") as connections:
+    with Connections(
+        workspace.ssh_config, stays=LOGIN_HOST, path="", variables=site.variables
+    ) as connections:
         transport = connections.to(LOGIN_HOST)
         if (recorded := inventory_if_known(workspace)) is not None:
             _reject_other_folder(transport, settings.folder, recorded.folder)
@@ -394,7 +400,9 @@ def _place_and_prove(
             )
     # The login node's `python3` may be too old for clusterctl's programs.
     folders = ":".join(dict.fromkeys(str(Path(python).parent) for python in site.pythons))
-    with Connections(workspace.ssh_config, stays=LOGIN_HOST, path=folders) as connections:
+    with Connections(
+        workspace.ssh_config, stays=LOGIN_HOST, path=folders, variables=site.variables
+    ) as connections:
         transport = connections.to(LOGIN_HOST)
         placed, outcome = place_and_prove(transport, site, settings.folder, cluster_id, options)
         is_pending = isinstance(outcome, Unproven) and outcome.code == "pending"
@@ -492,6 +500,7 @@ def _new_settings(request: AttachRequest, start: _Start, probed: Probed) -> Exis
         "type": "existing",
         "login": request.login,
         "account": probed.account or None,
+        "routed": probed.is_routed,
     }
     values.pop("partition", None)
     kept, chosen = ((*settings.get("modules", ()),) for settings in (start.kept, start.chosen))
@@ -604,6 +613,9 @@ def _inventory(
         no_accounting=site.accounting,
         is_foreign=True,
         slurm_path=site.slurm_path,
+        variables=site.variables,
+        slurm_options=settings.slurm,
+        is_routed=settings.routed,
         account=probed.account,
         qos=settings.qos or "",
         baked=True,

@@ -14,6 +14,8 @@ from clusterctl.transport.base import Transport
 _PROGRAMS: Final = Path(__file__).parent
 # Removing many small files from a network file system takes long.
 _REMOVAL_S: Final = 3600.0
+# Reading all files of some environments on a network file system, too.
+_CHECK_S: Final = 600.0
 _WHAT: Final = {folder.name: folder.what for folder in FOLDERS if folder.is_attached}
 
 
@@ -27,6 +29,7 @@ def folder_program(name: str) -> str:
 
 
 _DETACH: Final = folder_program("remote_detach.sh")
+_CHECK: Final = folder_program("remote_check.sh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,13 @@ class AttachedFolder(SiteFolder):
 
     def entries(self) -> tuple[FolderEntry, ...]:
         return self._ask("")[0]
+
+    def damaged(self) -> list[str]:
+        """Return the paths in the folder of environments and Pythons whose files were removed or
+        changed.
+        """
+        argv = ["sh", "-c", _CHECK, "check", self.folder]
+        return self.transport.run(argv, timeout_s=_CHECK_S).stdout.splitlines()
 
     def remove(self) -> tuple[FolderEntry, ...]:
         entries, left = self._ask(self.cluster_id)

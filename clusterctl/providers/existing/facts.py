@@ -45,7 +45,9 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
         saved = site.facts
         if not any(fact.fact == "MPI" for fact in saved):
             saved += tuple(facts_of_first_job(transport, probed.site, spec, inventory, workspace))
-        entries = AttachedFolder(transport, inventory.folder, inventory.cluster_id).entries()
+        place = AttachedFolder(transport, inventory.folder, inventory.cluster_id)
+        entries = place.entries()
+        damaged = place.damaged()
     count = len(calls_of_last_hour(workspace.calls))
     calls = SiteFact("remote commands", f"{count} in the last hour", "counted here")
     quotas = [SiteFact("quota", line, "quota") for line in probed.site.quotas]
@@ -57,7 +59,16 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
         if entries
         else [SiteFact("folder", f"{inventory.folder} is missing", "ls", is_problem=True)]
     )
-    return (*site_facts(probed), *saved, calls, *quotas, *folder, *missing)
+    lost = [
+        SiteFact(
+            f"damaged {name}",
+            "files were removed or changed, as by a purge; `clusterctl attach` makes it again",
+            "sha256sum",
+            is_problem=True,
+        )
+        for name in damaged
+    ]
+    return (*site_facts(probed), *saved, calls, *quotas, *folder, *missing, *lost)
 
 
 def facts_of_first_job(

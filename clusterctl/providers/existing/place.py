@@ -190,6 +190,8 @@ def place(
     answer, cluster_id = _claim(transport, folder, cluster_id, site.cluster_name)
     at = answer["folder"][0]
     built = False
+    if damaged := answer.get("damaged"):
+        report(f"files of {', '.join(damaged)} were removed or changed: they are made again")
     if lock.key not in answer["environments"][0].split():
         _reject_little_room(transport.host, at, rooms_of(answer))
         report(f"sending {format_size(sum(wheel.stat().st_size for wheel in wheels))} of wheels")

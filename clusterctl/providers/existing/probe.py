@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,13 +25,15 @@ from clusterctl.providers.existing.site_description import (
 )
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.names import ASK_OPERATORS
-from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
 from clusterctl.transport.base import Transport
 
 _PROGRAM: Final = Path(__file__).with_name("remote_probe.sh").read_text(encoding="utf-8")
 # Each of at most 80 calls of sbatch can wait for a busy slurmctld.
 _PROBE_S: Final = 120.0
 _TEST: Final = "sbatch --test-only"
+# What the user can choose of the test.
+_OF_TEST: Final = ("account", "partition", "time", "slurm")
 # remote_probe.sh writes it in place of the line feeds in a value.
 _LINE: Final = "\x1f"
 # Field of SiteDescription -> the command on the login node that printed it.
@@ -64,21 +67,34 @@ class Choices:
     python: str = ""
     modules: tuple[str, ...] = ()
     slurm_path: str = ""
+    time: str | int = ""
+    slurm: tuple[str, ...] = ()
+
+    @property
+    def minutes(self) -> str:
+        """The time limit of the test job, which Slurm counts in minutes. Empty: not chosen."""
+        seconds = (
+            self.time
+            if isinstance(self.time, int) or not self.time
+            else parse_duration_s(self.time)
+        )
+        return str(-(-seconds // 60)) if isinstance(seconds, int) else ""
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> Choices:
         """Return the choices of ``SiteDescription.chosen``."""
         values = {field.name: chosen[field.name] for field in fields(cls) if field.name in chosen}
-        return cls(**{**values, "modules": tuple(chosen.get("modules", ()))})
+        words = {name: tuple(chosen.get(name, ())) for name in ("modules", "slurm")}
+        return cls(**{**values, **words})
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """The answer of `sbatch --test-only`, which submits no job, for an account and a partition.
 
-    account: empty for Slurm's default account. answer: the messages of Slurm and of the site. A job
-    of which Slurm says only that its nodes are out of service counts as accepted: it waits for
-    them.
+    account: empty for Slurm's default account. partition: empty: the job names none. answer: the
+    messages of Slurm and of the site. A job of which Slurm says only that its nodes are out of
+    service counts as accepted: it waits for them. minutes: the time limit. Empty: none.
     """
 
     account: str
@@ -86,6 +102,20 @@ class Attempt:
     nodes: int
     accepted: bool
     answer: str
+    minutes: str
+
+    def command(self, choices: Choices) -> str:
+        """Return the command as it was run."""
+        named = {
+            "nodes": str(self.nodes),
+            "ntasks-per-node": "1",
+            "time": self.minutes,
+            "account": self.account,
+            "partition": self.partition,
+            "qos": choices.qos,
+        }
+        words = [f"--{name}={value}" for name, value in named.items() if value]
+        return f"{_TEST} {shlex.join([*words, *choices.slurm, '--wrap=true'])}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +125,16 @@ class Probed:
     account: the chosen Slurm account. Empty: jobs name no account, so Slurm takes the user's
         default.
     partition: the chosen default partition of jobs. attempts: all calls of sbatch.
+    is_routed: the site chooses the partition of each job itself, and jobs name none.
+    minutes: the time limit of the test that was accepted. Empty: none.
     """
 
     site: SiteDescription
     account: str
     partition: str
     attempts: tuple[Attempt, ...]
+    is_routed: bool = False
+    minutes: str = ""
 
     @property
     def usable(self) -> tuple[SitePartition, ...]:
@@ -108,12 +142,28 @@ class Probed:
         first.
         """
         accepted = {attempt.partition for attempt in self.attempts if attempt.accepted}
-        usable = [partition for partition in self.site.partitions if partition.name in accepted]
+        usable = [
+            partition
+            for partition in self.site.partitions
+            if partition.name in accepted or (self.is_routed and partition.state == "up")
+        ]
         return tuple(sorted(usable, key=lambda partition: partition.name != self.partition))
+
+    @property
+    def test_minutes(self) -> str:
+        """The time limit of a job that tests MPI: that of the accepted test, at most the default
+        partition's. Empty: none.
+        """
+        limit_s = self.usable[0].max_time_s if self.usable and not self.is_routed else None
+        if not self.minutes or limit_s is None:
+            return self.minutes
+        return str(min(int(self.minutes), max(limit_s // 60, 1)))
 
     @property
     def refused(self) -> tuple[Attempt, ...]:
         """The last attempt for each partition that accepts no jobs."""
+        if self.is_routed:
+            return ()
         usable = {partition.name for partition in self.usable}
         last = {attempt.partition: attempt for attempt in self.attempts if attempt.nodes == 1}
         return tuple(attempt for name, attempt in last.items() if name not in usable)
@@ -139,6 +189,7 @@ def probe(transport: Transport, choices: Choices) -> Probed:
     """
     argv = ["sh", "-c", _PROGRAM, "probe", choices.account, choices.qos, choices.partition]
     argv += [choices.python, " ".join(choices.modules), choices.slurm_path, LISTED_MODULES]
+    argv += [choices.minutes, shlex.join(choices.slurm)]
     output = transport.run(argv, timeout_s=_PROBE_S).stdout
     return parse(output, choices, transport.host, time.time())
 
@@ -173,11 +224,10 @@ class _Answer:
         return tuple(values[0] for values in self.rows(key, 1) if values[0])
 
     @property
-    def chosen(self) -> tuple[str, str] | None:
-        """The account and the partition of the first job that sbatch accepted."""
-        return next(
-            ((account, partition) for account, partition, *_ in self.rows("chosen", 2)), None
-        )
+    def chosen(self) -> tuple[str, str, str] | None:
+        """The account, the partition and the time limit of the first job that sbatch accepted."""
+        rows = self.rows("chosen", 3)
+        return next(((account, place, minutes) for account, place, minutes, *_ in rows), None)
 
 
 class _AttemptRow(NamedTuple):
@@ -188,6 +238,7 @@ class _AttemptRow(NamedTuple):
     nodes: str
     exit_code: str
     output: str
+    minutes: str
 
     @property
     def is_accepted(self) -> bool:
@@ -213,7 +264,7 @@ def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
     if not answer.first("slurm_path"):
         raise _no_slurm(answer, choices, host)
     if refusal := answer.first("sinfo"):
-        raise _no_answer("sinfo does not list the partitions", refusal, host)
+        raise _no_partitions(answer, choices, refusal, host)
     partitions = _partitions(answer)
     attempts = _attempts(answer, partitions)
     if choices.partition and choices.partition not in {partition.name for partition in partitions}:
@@ -224,11 +275,17 @@ def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
             where=host,
             fix=f"use one of these with --partition: {names}",
         )
-    accepted = [(attempt.account, attempt.partition) for attempt in attempts if attempt.accepted]
+    accepted = [
+        (attempt.account, attempt.partition, attempt.minutes)
+        for attempt in attempts
+        if attempt.accepted
+    ]
     # Empty if no job is accepted.
-    account, partition = answer.chosen or next(iter(accepted), ("", ""))
+    account, partition, minutes = answer.chosen or next(iter(accepted), ("", "", ""))
     site = _site(answer, partitions, choices, now)
-    probed = Probed(site, account, partition, attempts)
+    is_routed = bool(accepted) and not partition
+    default = next((part.name for part in partitions if part.is_default), "")
+    probed = Probed(site, account, partition or default, attempts, is_routed, minutes)
     if not probed.usable:
         raise _nothing_accepted(attempts, choices, host)
     return replace(probed, partition=probed.usable[0].name)
@@ -271,6 +328,17 @@ def _no_answer(problem: str, refusal: str, host: str) -> SlurmError:
     )
 
 
+def _no_partitions(answer: _Answer, choices: Choices, refusal: str, host: str) -> SlurmError:
+    """Return the error for a Slurm that lists no partitions. A module may have its configuration."""
+    error = _no_answer("Slurm does not list the partitions", refusal, host)
+    modules = answer.column("slurm_module")
+    if modules and not choices.modules and not error.retryable:
+        error.fix = (
+            f"load the site's module of Slurm: attach with --module {modules[-1]}; {error.fix}"
+        )
+    return error
+
+
 def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[Attempt, ...]:
     """Return the answers of sbatch, without the lines that a site prints also if a job is accepted.
 
@@ -285,12 +353,12 @@ def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[Att
         lines = row.output.split(_LINE)
         words = " ".join(line for line in lines if row.is_accepted or line not in noise)
         nodes = int(row.nodes)
-        attempt = Attempt(row.account, row.partition, nodes, row.is_accepted, words)
+        attempt = Attempt(row.account, row.partition, nodes, row.is_accepted, words, row.minutes)
         if SlurmError.nodes_out.search(words) and _lacks_nodes(known.get(row.partition), nodes):
             # If Slurm accepts no job, the first account whose job would wait is chosen.
             account = row.account if account is None else account
             attempt = replace(attempt, accepted=row.account == account)
-        if not PATTERNS["slurm_name"].matches(row.partition):
+        if row.partition and not PATTERNS["slurm_name"].matches(row.partition):
             attempt = replace(attempt, accepted=False, answer="clusterctl can't use its name")
         attempts.append(attempt)
     return tuple(attempts)
@@ -306,19 +374,16 @@ def _lacks_nodes(partition: SitePartition | None, count: int) -> bool:
 def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) -> ClusterctlError:
     if away := [a.answer for a in attempts if SlurmAwayError.words.search(a.answer)]:
         return _no_answer("", away[-1], host)
-    asked = {
-        f"`{' '.join(filter(None, (_TEST, account, f'--partition={attempt.partition}')))}`": attempt.answer
-        for attempt in attempts
-        for account in (f"--account={attempt.account}" if attempt.account else "",)
-    }
+    # Many accounts and partitions may be refused for the same reason.
+    asked = {attempt.answer: f"`{attempt.command(choices)}`" for attempt in reversed(attempts)}
     fix = "ask the site's administrators which account and partition you may use"
-    if options := [name for name in ("account", "partition") if not getattr(choices, name)]:
-        fix = f"pass yours with {' and '.join(f'--{name}' for name in options)}; or {fix}"
+    if options := [name for name in _OF_TEST if not getattr(choices, name)]:
+        fix = f"pass yours with {' or '.join(f'--{name}' for name in options)}; or {fix}"
     return SlurmError(
         "Slurm accepts no job of yours",
         code="no-partition-accepts",
         where=host,
-        why="\n".join(f"{command}: {answer}" for command, answer in asked.items())
+        why="\n".join(f"{command}: {answer}" for answer, command in reversed(asked.items()))
         or "it lists no partition",
         fix=fix,
     )
@@ -355,6 +420,7 @@ def _site(
         arch=answer.first("arch"),
         clock_ahead_s=round(_number(answer.first("clock"), int(now)) - now, 1),
         learned=_LEARNED,
+        variables={name: value for name, value, *_ in answer.rows("variable", 2)},
     )
 
 

@@ -32,7 +32,6 @@ from clusterctl.util.progress import SILENT, Reporter
 # The launchers are tried in this order. Jobs start ranks in no other way, so no other launcher is
 # tried.
 LAUNCHERS: Final = ("pmix", "mpirun")
-_TIME_LIMIT: Final = 5  # minutes
 _SILENCE_S: Final = 120.0
 _MPI_MODULE: Final = re.compile(MPI_MODULE, re.IGNORECASE)
 _MOST_MODULES: Final = 6
@@ -141,6 +140,7 @@ class Unproven:
 class ProofOptions:
     """The options of the proof's job, and of the environment that it tests.
 
+    is_routed: the job names no partition. minutes: its time limit. slurm: more options of sbatch.
     modules: environment modules to load first. Default: no module.
     others: whether to try no module, then each MPI module of the site, after ``modules``.
         Otherwise, MPI modules are tried together with ``modules``, unless these have one.
@@ -151,8 +151,11 @@ class ProofOptions:
     """
 
     partition: str
+    is_routed: bool = False
     account: str = ""
     qos: str = ""
+    minutes: str = ""
+    slurm: Sequence[str] = ()
     modules: Sequence[str] = ()
     others: bool = True
     launcher: Launcher | None = None
@@ -175,9 +178,15 @@ def prove(
     sizes = [part.node_count for part in site.partitions if part.name == options.partition]
     script = proof_script(site, placed, options)
     probe = probe_texts()
-    words = [f"--nodes={min([2, *sizes])}", "--ntasks-per-node=1", f"--time={_TIME_LIMIT}"]
-    named = {"partition": options.partition, "account": options.account, "qos": options.qos}
+    words = [f"--nodes={min([2, *sizes])}", "--ntasks-per-node=1"]
+    named = {
+        "time": options.minutes,
+        "partition": "" if options.is_routed else options.partition,
+        "account": options.account,
+        "qos": options.qos,
+    }
     words += [f"--{name}={value}" for name, value in named.items() if value]
+    words += options.slurm
     numbers = (f"{options.patience_s:.0f}", str(len(script)), str(len(probe)))
     name = f"{PROOF_JOB}{placed.cluster_id}"
     argv = ["sh", "-c", _PROVE, "prove", placed.folder, name, site.slurm_path, *numbers, *words]

@@ -39,5 +39,17 @@ remove_created() {
     rm -f -- "$above/$mark-$1"
 }
 
+# Print the paths in the folder of the environments and Pythons that have lost or changed files since they were built,
+# as after a site's purge of old files.
+list_damaged() (
+    cd -- "$folder" 2>/dev/null || exit 0
+    for built in environments/* pythons/*; do
+        [ -e "$built" ] || [ -L "$built" ] || continue
+        (cd -- "$built" && sha256sum --check --strict --status SHA256SUMS && bin/python3 -IS -c '') 2>/dev/null ||
+            printf '%s\n' "$built"
+    done
+    [ -e env ] || [ ! -L env ] || printf 'env\n'
+)
+
 # Print the names of the files in the folder, without marks.
 list_files() { ls -A -- "$folder" 2>/dev/null | grep -v "^$mark"; }

@@ -2,7 +2,8 @@
 # Describes a Slurm site to an ordinary account, on its login node. Writes nothing there, and starts no job.
 # Each line of the output is a key and its values, separated by tabs; a line feed in a value is a \037. Arguments: the
 # account, the QOS, the partition, the Python, the modules and the folder of Slurm's commands that the user has chosen, or
-# empty texts; a pattern of the modules to list.
+# empty texts; a pattern of the modules to list; the time limit of the test job in minutes, and more options for it, both
+# as the user has chosen.
 export LC_ALL=C clusterctl_modules="$5"
 me=$(id -un)
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -36,8 +37,36 @@ list_modules() { profile '(module -t avail) 2>&1' | sed 's/(.*)$//; s/<.*//' | g
     say internet "$answer"
 } </dev/null &
 
+# The modules are loaded for all that follows, and later for all of Slurm's commands: the variables that they set, and
+# those of Slurm that a login shell has, such as SLURM_CONF.
+variables=$(profile 'trap - EXIT
+    declare -A old
+    while IFS= read -rd "" entry; do old[${entry%%=*}]=${entry#*=}; done < <(env -0)
+    [ -z "$clusterctl_modules" ] || module load $clusterctl_modules >/dev/null
+    while IFS= read -rd "" entry; do
+        name=${entry%%=*} value=${entry#*=}
+        case $name in
+        SLURM_*) ;;
+        _* | [!A-Z]* | *[!A-Z0-9_]* | PATH | PWD | OLDPWD | SHLVL | LC_ALL | LOADEDMODULES* | MODULE* | LMOD* | BASH*) continue ;;
+        *) [ "${old[$name]+set}" != set ] || [ "${old[$name]}" != "$value" ] || continue ;;
+        esac
+        [[ $value == *[[:cntrl:]]* ]] || printf "%s=%s\n" "$name" "$value"
+    done < <(env -0)
+    printf "PATH=%s\n" "$PATH"')
+with_modules=
+while IFS= read -r setting; do
+    case $setting in
+    PATH=*) with_modules=${setting#PATH=} ;;
+    ?*=*)
+        say variable "${setting%%=*}" "${setting#*=}"
+        export "${setting?}"
+        ;;
+    esac
+done <<END
+$variables
+END
+
 slurm_path=
-with_modules=$(profile '[ -z "$clusterctl_modules" ] || module load $clusterctl_modules >/dev/null; echo "$PATH"' | head -n 1)
 folders=$6:$PATH:$with_modules:/usr/local/bin:/opt/slurm/bin:/opt/slurm/current/bin
 IFS=:
 for folder in $folders:/usr/local/slurm/bin:/cm/shared/apps/slurm/current/bin; do
@@ -58,8 +87,19 @@ PATH=$PATH:$slurm_path
 # Slurm's commands may wait long for a slurmctld that is down, so the first failure is the answer.
 format='Partition:|,Time:|,DefaultTime:|,Nodes:|,NodeList:|,Gres:|,Available:|,NodeAIOT:|'
 if ! listed=$(sinfo -h -O "$format" 2>&1 </dev/null); then
-    say sinfo "$listed"
-    exit 0
+    refusal=$listed
+    # A site may show users no nodes (PrivateData), and yet its partitions.
+    listed=$(scontrol show partition --oneliner 2>/dev/null </dev/null | awk '{
+        split("", value)
+        for (i = 1; i <= NF; i++) if (split($i, pair, "=") > 1) value[pair[1]] = substr($i, length(pair[1]) + 2)
+        if (value["PartitionName"]) print value["PartitionName"] (value["Default"] == "YES" ? "*" : "") "|" value["MaxTime"] \
+            "|" value["DefaultTime"] "|" value["TotalNodes"] "|" value["Nodes"] "|(null)|" tolower(value["State"]) "||"
+    }')
+    if [ -z "$listed" ]; then
+        say sinfo "$refusal"
+        list_modules '(^|/)slurm([-/]|$)' | while read -r module; do say slurm_module "$module"; done
+        exit 0
+    fi
 fi
 printf '%s\n' "$listed" | sed 's/^/partition|/' | tr '|' '\t'
 [ -z "$3" ] || sinfo -h -a -p "$3" -O "$format" 2>/dev/null | sed 's/^/named|/' | tr '|' '\t'
@@ -109,14 +149,31 @@ sacctmgr -nP show qos format=name,maxsubmitjobsperuser 2>/dev/null | sed -n 's/^
 
 # sbatch tells whether it would accept a job, without submitting any.
 unset $(env | sed -n 's/^\(SBATCH_[A-Z0-9_]*\)=.*/\1/p') 2>/dev/null
-qos=$2 row=try limit=--time=1
-# Arguments: the account, the partition, the number of nodes.
+qos=$2 row=try options=$9
+# Arguments: the account, the partition, the number of nodes, the time limit in minutes.
 try() {
-    answer=$(cd / && sbatch --test-only --nodes="$3" --ntasks-per-node=1 $limit ${1:+"--account=$1"} \
-        ${2:+"--partition=$2"} ${qos:+"--qos=$qos"} --wrap=true 2>&1 </dev/null)
+    account=$1 partition=$2 nodes=$3 limit=$4
+    eval "set -- $options"
+    answer=$(cd / && sbatch --test-only --nodes="$nodes" --ntasks-per-node=1 ${limit:+"--time=$limit"} \
+        ${account:+"--account=$account"} ${partition:+"--partition=$partition"} ${qos:+"--qos=$qos"} "$@" --wrap=true \
+        2>&1 </dev/null)
     code=$?
-    say "$row" "$1" "$2" "$3" "$code" "$answer"
+    say "$row" "$account" "$partition" "$nodes" "$code" "$answer" "$limit"
     return $code
+}
+# Try the partitions $2 and all accounts with the time limit $1, at most $3 times.
+search() {
+    left=$3
+    for place in $2; do
+        [ "$place" != none ] || place=
+        for account in "$chosen_account" $accounts; do
+            left=$((left - 1))
+            [ "$left" -ge 0 ] || return 1
+            # The first attempt has only an account that the user has chosen, so Slurm's default account is preferred.
+            ! try "$account" "$place" 1 "$1" || return 0
+        done
+    done
+    return 1
 }
 # Partitions that are up come first, then Slurm's default.
 partitions=$(printf '%s\n' "$listed" | awk -F'|' 'NF > 7 {
@@ -124,32 +181,36 @@ partitions=$(printf '%s\n' "$listed" | awk -F'|' 'NF > 7 {
     sub(/\*$/, "", $1)
     if (!seen[$1]++) print ($7 != "up") (shown == $1), NR, $1
 }' | sort -k1,1 -k2,2n | cut -d' ' -f3 | head -n 40)
-accounts=
+chosen_account=$1 accounts=
 if [ -z "$1" ]; then
     accounts=$(printf '%s\n' "$associations" | cut -d'|' -f1 | sort -u | head -n 12)
 fi
-chosen=none
-left=40
-for partition in ${3:-$partitions}; do
-    for account in "$1" $accounts; do
-        left=$((left - 1))
-        [ "$left" -ge 0 ] || break 2
-        # The first attempt has only an account that the user has chosen, so Slurm's default account is preferred.
-        if try "$account" "$partition" 1; then
-            chosen=$account first=$partition
-            break 2
+first=$(printf '%s\n' "$partitions" | head -n 1)
+found=no
+if search "${8:-5}" "${3:-$partitions}" 40; then
+    found=yes
+elif [ -z "$3" ] && search "${8:-5}" none 12; then
+    # The site chooses the partition of each job itself.
+    found=yes
+elif [ -z "$8" ]; then
+    # The site may demand longer jobs, or shorter ones.
+    for minutes in 10 60 1 ''; do
+        if search "$minutes" "${3:-$first none}" 6; then
+            found=yes
+            break
         fi
     done
-done
-if [ "$chosen" != none ]; then
-    say chosen "$chosen" "$first"
-    for partition in $partitions; do
-        [ "$partition" = "$first" ] || try "$chosen" "$partition" 1
+fi
+if [ "$found" = yes ]; then
+    chosen=$account first=$partition minutes=$limit
+    say chosen "$chosen" "$first" "$minutes"
+    for other in $partitions; do
+        [ -z "$first" ] || [ "$other" = "$first" ] || try "$chosen" "$other" 1 "$minutes"
     done
-    try "$chosen" "$first" 2
-    row=timeless limit=
-    try "$chosen" "$first" 1
-    say partition_qos "$(scontrol show partition "$first" 2>/dev/null | sed -n 's/.* QoS=\([^ ]*\).*/\1/p')"
+    try "$chosen" "$first" 2 "$minutes"
+    row=timeless
+    try "$chosen" "$first" 1 ''
+    say partition_qos "$(scontrol show partition ${first:+"$first"} 2>/dev/null | sed -n 's/.* QoS=\([^ ]*\).*/\1/p' | head -n 1)"
 fi
 say clock "$(date +%s)"
 wait

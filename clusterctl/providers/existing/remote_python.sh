@@ -10,19 +10,29 @@ if [ -n "$name" ]; then
     exec 9<>.lock
     flock --timeout 600 9
     rm -rf -- .new.??????
-    if [ -e "$name" ]; then
+    if [ -e "$name/SHA256SUMS" ]; then
         cat >/dev/null
     else
         new=$(mktemp -d .new.XXXXXX)
         trap 'rm -rf -- "$new"' EXIT
         tar -xzf - --no-same-owner -C "$new"
         "$new/bin/python3" -IS -c ''
+        sums=$(cd -- "$new" && find . -type f -exec sha256sum {} +)
+        printf '%s\n' "$sums" >"$new/SHA256SUMS"
         sync -f -- "$new"
         mv -T -- "$new" "$name"
     fi
 fi
 [ ! -d "$folder" ] || folder=$(cd -- "$folder" && pwd)
 printf '%s\n' "$folder"
-for python in "$folder"/pythons/cpython-*-*/bin/python3; do
-    [ ! -x "$python" ] || printf '%s\n' "$python"
+damaged=$(list_damaged)
+for python in "$folder"/pythons/cpython-*-*; do
+    case "
+$damaged
+" in
+    *"
+pythons/${python##*/}
+"*) ;;
+    *) [ ! -x "$python/bin/python3" ] || printf '%s\n' "$python/bin/python3" ;;
+    esac
 done

@@ -67,6 +67,7 @@ class SiteDescription:
     internet: whether the login node reaches a package index.
     quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
     clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
+    variables: those that the chosen modules and a login shell set for Slurm's commands.
     learned: name of a field -> the command that printed it.
     chosen: the user's choices, by the name of the setting. `attach` finds the rest again. A key
         that is later removed from the spec's file stays chosen.
@@ -98,6 +99,7 @@ class SiteDescription:
     arch: str = "x86_64"
     clock_ahead_s: float = 0.0
     learned: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     chosen: Mapping[str, Any] = field(default_factory=dict)
     proven_pythons: Mapping[str, str] = field(default_factory=dict)
     proven_glibc: str = ""

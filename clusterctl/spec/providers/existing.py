@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.base import PATTERNS, SlurmName
+from clusterctl.spec.base import PATTERNS, DurationS, SlurmName
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings, Refusal
 from clusterctl.spec.names import Launcher
 
@@ -58,6 +58,17 @@ class ExistingSettings(ProviderSettings):
     )
     qos: SlurmName | None = Field(
         None, description="quality of service of jobs; default: your account's"
+    )
+    slurm: tuple[str, ...] = Field(
+        (), description="options of sbatch for jobs that do not set them, such as --constraint=cpu"
+    )
+    time: DurationS | None = Field(
+        None, description="time limit of the job by which `attach` tests MPI; default: 5m"
+    )
+    routed: bool = Field(
+        False,
+        description="whether the site chooses the partition of each job itself, and refuses jobs that "
+        "name one",
     )
     modules: tuple[Annotated[str, PATTERNS["module"]], ...] = Field(
         (), description="environment modules that jobs load, such as that of MPI"

@@ -68,8 +68,8 @@ def test_attach_summary_says_whether_the_first_job_runs_the_proof() -> None:
 def test_last_line_has_the_time_limit_that_the_site_demands() -> None:
     answer = attached(PROOF)
     assert "--time" not in summary(answer, None)[-1]
-    answer = replace(answer, needs_time=True)
-    assert "--cluster campus train --nodes 2 --time 10m --follow" in summary(answer, None)[-1]
+    answer = replace(answer, needs_time=True, minutes="5")
+    assert "--cluster campus train --nodes 2 --time 5m --follow" in summary(answer, None)[-1]
 
 
 @pytest.mark.parametrize("reason", ["mpi", "python", "not-shared", "refused", "ended"])

@@ -360,6 +360,16 @@ def test_doctor_asks_with_the_choices_and_finds_the_rest(commands: Commands, rea
     assert facts["MPI"].is_problem
 
 
+def test_doctor_names_an_environment_that_lost_files(commands: Commands, ready: Path) -> None:
+    commands("short")
+    first = attached()
+    env = Path(first.placed.folder) / "env"
+    (module,) = env.glob("lib/python3*/site-packages/first.py")
+    module.unlink()
+    problems = [fact.fact for fact in examine_site(first.workspace) if fact.is_problem]
+    assert f"damaged environments/{env.readlink().name}" in problems
+
+
 def test_error_of_a_new_login_names_no_file_that_is_removed(state: Path) -> None:
     login = "ssh://ada@127.0.0.1:1"
     with refused("unreachable", UnreachableError, f"`ssh {login}`") as caught:

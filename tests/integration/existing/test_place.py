@@ -35,7 +35,7 @@ from clusterctl.providers.existing.place import (
     with_standalone_python,
 )
 from clusterctl.providers.existing.site_description import SiteDescription
-from clusterctl.util.assets import job_lock
+from clusterctl.util.assets import file_sha256, job_lock
 from tests.integration.existing.conftest import SITE, VERSION, Build
 from tests.support.disks import small_disk
 from tests.support.local_transport import LocalTransport
@@ -148,6 +148,27 @@ def test_place_killed_before_its_end_needs_no_new_build(call: Place, home: Path)
     assert not (home / "ours/env").exists()
     assert call().built is False
     assert (home / "ours/env/bin/python").exists()
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("other")])
+def test_environment_that_lost_files_is_made_again(
+    call: Place, build: Build, home: Path, change: Callable[[Path], object]
+) -> None:
+    """A site may remove the old files of a folder, and leave the rest."""
+    build(home / "ours")
+    (module,) = (home / "ours/env/lib").glob("python3*/site-packages/first.py")
+    change(module)
+    assert attached(home).damaged() == [f"environments/{(home / 'ours/env').readlink().name}"]
+    assert call().built
+    assert module.exists()
+    assert "other" not in module.read_text()
+    assert attached(home).damaged() == []
+
+
+def test_environment_that_is_gone_is_damaged(build: Build, home: Path) -> None:
+    build(home / "ours")
+    shutil.rmtree((home / "ours/env").resolve())
+    assert attached(home).damaged()[-1] == "env"
 
 
 def test_place_rejects_a_folder_with_other_files(call: Place, home: Path) -> None:
@@ -397,6 +418,8 @@ def test_newest_python_of_the_folder_is_chosen(home: Path) -> None:
         python.parent.mkdir(parents=True)
         python.write_text("#!/bin/sh\n")
         python.chmod(0o700)
+        sums = f"{file_sha256(python)}  bin/python3\n"
+        (python.parents[1] / "SHA256SUMS").write_text(sums)
     pythons = {path: version for path, version in given().pythons.items() if "/ours/" in path}
     assert [*pythons.values()] == ["3.13.10", "3.13.9"]
     assert choose_python(given().pythons).startswith(f"{home}/ours/pythons/cpython-3.13.10-")

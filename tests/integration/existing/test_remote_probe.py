@@ -63,7 +63,7 @@ def test_sbatch_is_called_a_limited_number_of_times(commands: Commands) -> None:
     )
     with refused("no-partition-accepts", SlurmError, "--partition"):
         probe(LocalTransport(), Choices())
-    assert len(calls.read_text().splitlines()) == 40
+    assert len(calls.read_text().splitlines()) == 76
 
 
 Profile = Callable[[str], None]
@@ -198,7 +198,7 @@ def test_sacct_message_is_quoted_without_the_shells_name(
 def test_time_limit_that_the_site_demands_is_noticed(commands: Commands) -> None:
     commands("short")
     assert not probe(LocalTransport(), Choices()).site.needs_time
-    commands("short", accepted="*--time=1*")
+    commands("short", accepted="*--time=*")
     answer = probe(LocalTransport(), Choices())
     assert (answer.site.needs_time, answer.partition, answer.refused) == (True, "short", ())
 
@@ -274,8 +274,79 @@ def test_messages_that_a_site_always_prints_are_no_reason(
     assert (attempt.partition, attempt.answer) == ("closed", "Invalid account")
     of_partitions(tmp_path, *rows[1:], sbatch=wrapper)
     with refused("no-partition-accepts", SlurmError) as caught:
-        probe(LocalTransport(), Choices())
+        probe(LocalTransport(), Choices(partition="closed"))
     assert "Invalid account" in caught.value.why
+
+
+def test_partitions_are_read_by_scontrol_if_sinfo_is_refused(
+    commands: Commands, tmp_path: Path
+) -> None:
+    """PrivateData=nodes refuses sinfo."""
+    commands("std")
+    folder = tmp_path / "slurm+bin"
+    (folder / "sinfo").write_text("#!/bin/sh\necho 'Access/permission denied' >&2\nexit 1\n")
+    row = (
+        "PartitionName={} AllowGroups=ALL Default={} QoS=N/A MaxTime={} DefaultTime=NONE State=UP "
+    )
+    rows = [row.format("std", "NO", "UNLIMITED"), row.format("short", "YES", "00:30:00")]
+    shown = "\n".join(f"echo '{one}TotalNodes=2 Nodes=c[1-2]'" for one in rows)
+    (folder / "scontrol").write_text(f"#!/bin/sh\ncase $* in *oneliner*)\n{shown}\nesac\n")
+    answer = probe(LocalTransport(), Choices())
+    found = [(part.name, part.node_count, part.max_time_s) for part in answer.usable]
+    assert found == [("short", 2, 1800), ("std", 2, None)]
+    assert answer.usable[0].in_service is None
+
+
+def test_variables_of_a_named_module_reach_slurms_commands(
+    commands: Commands, tmp_path: Path, profile: Profile
+) -> None:
+    """The module has the path of slurm.conf, without which sinfo finds no cluster."""
+    commands("short")
+    sinfo = tmp_path / "slurm+bin/sinfo"
+    words = "sinfo: error: Could not establish a configuration source"
+    lacks = (
+        f'#!/bin/sh\n[ "$SLURM_CONF" = /apps/slurm.conf ] || {{ echo "{words}" >&2; exit 1; }}\n'
+    )
+    sinfo.write_text(lacks + sinfo.read_text())
+    profile(
+        "trap 'echo SLURM_A=bye' EXIT\necho hello\n"
+        "module() { case $* in *avail*) echo slurm/24 >&2;;\n"
+        "*) export SLURM_CONF=/apps/slurm.conf LOADEDMODULES=$2 NL=$'a\\nb';; esac; }\n"
+    )
+    site = probe(LocalTransport(), Choices(modules=("slurm/24",))).site
+    assert site.variables == {"SLURM_CONF": "/apps/slurm.conf"}
+    with refused("no-partitions-listed", SlurmError, "--module slurm/24"):
+        probe(LocalTransport(), Choices())
+
+
+@pytest.mark.parametrize(
+    ("accepted", "choices", "minutes", "is_routed"),
+    [
+        ("*--time=5*--partition=*", Choices(), "5", False),
+        # The shortest time limit of the site is longer, or the longest is shorter.
+        ("*--time=60*", Choices(), "60", False),
+        ("*--time=1" + " *", Choices(), "1", False),
+        ("*--time=7*", Choices(time="7m"), "7", False),
+        ("*--constraint=cpu*", Choices(slurm=("--constraint=cpu",)), "5", False),
+        # The site chooses the partition itself, and refuses jobs that name one.
+        ("[!p]*=1 --ntasks-per-node=1 --time=5 --wrap*", Choices(), "5", True),
+    ],
+)
+def test_test_job_fits_the_rules_of_the_site(
+    commands: Commands, accepted: str, choices: Choices, minutes: str, *, is_routed: bool
+) -> None:
+    commands("short", accepted=accepted.replace(" ", '" "'))
+    answer = probe(LocalTransport(), choices)
+    assert (answer.minutes, answer.is_routed) == (minutes, is_routed)
+    assert [part.name for part in answer.usable] == ["short"]
+
+
+def test_refused_test_job_is_shown_as_it_was_run(commands: Commands) -> None:
+    commands("short", accepted="nothing")
+    with refused("no-partition-accepts", SlurmError, "--time") as caught:
+        probe(LocalTransport(), Choices(slurm=("--constraint=cpu",)))
+    assert "--nodes=1 --ntasks-per-node=1" in caught.value.why
+    assert "--constraint=cpu --wrap=true" in caught.value.why
 
 
 @pytest.mark.parametrize(

@@ -92,4 +92,4 @@ def test_screen_shows_what_others_wrote_unchanged(
 @pytest.mark.parametrize(("nodes", "count"), [(0, 1), (1, 1), (2, 2), (16, 2)])
 def test_first_job_fits_the_default_partition(nodes: int, count: int) -> None:
     assert f" --nodes {count} --follow" in first_job(nodes)
-    assert f" --nodes {count} --time 10m " in first_job(nodes, needs_time=True)
+    assert f" --nodes {count} --time 5m " in first_job(nodes, minutes="5")

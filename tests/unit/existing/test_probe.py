@@ -68,8 +68,8 @@ def test_limit_of_jobs_is_that_of_the_account(
     """Without a choice, Slurm's default account is not known, so the limit is the largest."""
     name = "slurm-24.11-associations"
     lines = [f"association\t{a}\t\t{n}\t\tnormal" for a, n in limits.items()]
-    text = with_lines(name, *lines, f"chosen\t{chosen}\tmain", without="association\t")
-    text = text.replace("chosen\tproj1\tmain\n", "", 1) if chosen != "proj1" else text
+    text = with_lines(name, *lines, f"chosen\t{chosen}\tmain\t5", without="association\t")
+    text = text.replace("chosen\tproj1\tmain\t5\n", "", 1) if chosen != "proj1" else text
     assert parse(text, Choices(), "login", NOW).site.max_submit == most
 
 
@@ -100,14 +100,24 @@ def test_partition_that_refuses_the_account_is_not_usable() -> None:
 
 def test_chosen_partition_is_listed_first() -> None:
     lines = [
-        "chosen\tproj1\tgpuq",
-        "try\tproj1\tgpuq\t1\t0\tJob 1",
-        "try\tproj1\tshort\t1\t0\tJob 2",
+        "chosen\tproj1\tgpuq\t5",
+        "try\tproj1\tgpuq\t1\t0\tJob 1\t5",
+        "try\tproj1\tshort\t1\t0\tJob 2\t5",
     ]
     answer = parse(
         with_lines("slurm-22.05-no-accounting", *lines, without="chosen"), Choices(), "login", NOW
     )
     assert [partition.name for partition in answer.usable] == ["gpuq", "short"]
+
+
+@pytest.mark.parametrize(("limit_s", "minutes"), [(None, "5"), (1800, "5"), (180, "3"), (30, "1")])
+def test_time_limit_of_the_test_is_at_most_that_of_the_partition(
+    limit_s: int | None, minutes: str
+) -> None:
+    answer = probed("slurm-22.05-no-accounting")
+    partitions = tuple(replace(one, max_time_s=limit_s) for one in answer.site.partitions)
+    answer = replace(answer, site=replace(answer.site, partitions=partitions))
+    assert answer.test_minutes == minutes
 
 
 def test_refused_accounts_are_shown_with_what_was_asked() -> None:
@@ -138,7 +148,11 @@ def test_row_without_its_values_is_skipped(key: str) -> None:
 
 
 def test_partition_with_a_name_unfit_for_a_spec_is_not_usable() -> None:
-    lines = ["chosen\tproj1\ta/b", "try\tproj1\ta/b\t1\t0\tJob 1", "try\tproj1\tshort\t1\t0\tJob 2"]
+    lines = [
+        "chosen\tproj1\ta/b\t5",
+        "try\tproj1\ta/b\t1\t0\tJob 1\t5",
+        "try\tproj1\tshort\t1\t0\tJob 2\t5",
+    ]
     text = with_lines("slurm-22.05-no-accounting", *lines, without="chosen")
     answer = parse(text, Choices(), "login", NOW)
     assert answer.partition == "short"

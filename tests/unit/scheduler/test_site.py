@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.mpirun import MpirunClient
 from clusterctl.scheduler.request import Request
+from clusterctl.scheduler.script import fitted_to
 from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.site import Pace
 from clusterctl.scheduler.slurm import SlurmClient
@@ -39,6 +42,23 @@ def test_foreign_site_keeps_clusterctl_to_its_folder() -> None:
     assert (OWN.upload_folder, OWN.own_folder, OWN.as_root) == (".", "", ("sudo", "-n"))
     assert FOREIGN.upload_folder == "/scratch/ada/c/files"
     assert (FOREIGN.own_folder, FOREIGN.as_root) == ("/scratch/ada/c", ())
+
+
+def test_job_gets_the_options_that_the_site_demands_unless_it_sets_them() -> None:
+    options = ("--constraint=cpu", "--partition=x")
+    site = site_of(replace(FOREIGN.inventory, slurm_options=options))
+    plain = fitted_to(site, Request.read(JobSpec(bundled="probe", name="a")))
+    assert (plain.value("--constraint"), plain.value("--partition")) == ("cpu", "x")
+    own = JobSpec(bundled="probe", name="a", slurm=("-C gpu",), partition="train")
+    request = fitted_to(site, Request.read(own))
+    assert (request.value("--constraint"), request.value("--partition")) == ("gpu", "train")
+
+
+def test_site_that_chooses_the_partition_gets_jobs_without_one() -> None:
+    site = site_of(replace(FOREIGN.inventory, is_routed=True))
+    request = fitted_to(site, Request.read(JobSpec(bundled="probe", name="a")))
+    assert request.last("--partition") is None
+    assert request.partition_in(site.inventory) is None
 
 
 def test_slurm_operations_without_slurm_are_refused() -> None:

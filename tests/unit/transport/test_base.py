@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import unreachable_error
+from clusterctl.transport.base import command_error, unreachable_error
 
 
 @pytest.mark.parametrize("adopts", [False, True])
@@ -21,3 +21,8 @@ def test_host_that_is_off_is_started_by_up_only_if_clusterctl_made_it(
     error = unreachable_error("n1", workspace.ssh_config, "no SSH connection")
     assert ("`clusterctl up`" in error.fix) != adopts
     assert error.fix
+
+
+def test_missing_python_is_named_and_no_other_program() -> None:
+    codes = [command_error("login", [name], 127, "not found").code for name in ("python3", "srun")]
+    assert codes == ["python-gone", "command-failed"]
