@@ -88,7 +88,7 @@ KINDS = (
             "tests/support/plays.py",
         ),
         sample=(
-            "tests/integration/roles/test_users_role.py::test_users_role_keeps_other_keys_and_a_linked_ssh_folder",
+            "tests/integration/roles/test_users_role.py::test_users_role_replaces_only_its_own_keys",
             "tests/integration/roles/test_fence.py::test_fence_removes_processes_and_files_of_a_job",
             "tests/integration/roles/test_watcher.py::test_node_that_answers_again_is_fenced_then_resumed",
             "tests/integration/configure/test_configure_inventory.py::test_host_may_have_every_role",

@@ -74,13 +74,12 @@ def rights_for(path: str) -> Iterator[None]:
         yield
 
 
-def read_regular(path: str, most: int | None = None, *, follow: bool = False) -> bytes:
+def read_regular(path: str, most: int | None = None) -> bytes:
     """Return the content of a regular file, without blocking. Raise OSError for anything else.
 
-    most: size limit in bytes, above which OSError is raised. Default: no limit. follow: accept a
-        link.
+    most: size limit in bytes, above which OSError is raised. Default: no limit.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is not a regular file")

@@ -44,6 +44,7 @@ from clusterctl.spec.names import (
     MAX_ARRAY_SIZE,
     MAX_COUNT,
     PROOF_PARTITION,
+    key_mark,
 )
 from clusterctl.spec.scheduler import NEEDS, SchedulerNeeds
 from clusterctl.spec.slurm_lines import SLURM_LINE, SlurmLine, nodes_of, parse_line
@@ -489,10 +490,8 @@ class Cluster(Model):
 
     @property
     def key_mark(self) -> str:
-        """The end of each line that the Ansible role `users` manages in a person's
-        authorized_keys.
-        """
-        return f" managed by clusterctl for {self.name}"
+        """See ``names.key_mark``."""
+        return key_mark(self.name)
 
     def key_lines(self, user: User) -> tuple[str, ...]:
         """Return the lines of authorized_keys for the keys that the spec lists for a user."""

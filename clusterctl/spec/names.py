@@ -184,6 +184,13 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"did you mean {by_lower_case[near[0]]}?" if near else ""
 
 
+def key_mark(cluster: str) -> str:
+    """Return the end of each line about a cluster in a job user's authorized_keys: of the keys that
+    the spec lists, and of the comments around all lines that the Ansible role `users` writes there.
+    """
+    return f" managed by clusterctl for {cluster}"
+
+
 def is_near(option: str, typed: str) -> bool:
     """Return whether two options are similar apart from their dashes, which all have, and begin with
     the same letter.

@@ -99,7 +99,7 @@ def test_ssh_keys_of_job_users_reach_the_hosts_of_the_cluster_only(plain: Cluste
     config = "/etc/clusterctl/mpi/ssh_config"
     one, two = nodes(plain)
     assert plain.ssh(one, f"ssh -F {config} {two} hostname", user=plain.user).strip() == two
-    key = plain.ssh(one, "cat .ssh/authorized_keys", user=plain.user).splitlines()[-1]
+    key = plain.ssh(one, "cat .ssh/authorized_keys", user=plain.user).splitlines()[-2]
     options = key.partition(" ssh-ed25519")[0]
     assert options.startswith('restrict,from="')
     assert len(options.split('"')[1].split(",")) == 3

@@ -29,7 +29,7 @@ from clusterctl.errors import ProvisionError
 from clusterctl.hosts.remote_host_files import with_block
 from clusterctl.providers.local import layout, system
 from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
-from clusterctl.spec.names import ADMIN_ID
+from clusterctl.spec.names import ADMIN_ID, key_mark
 from clusterctl.state.workspace import has_content
 
 # Nodes get long to stop, because this machine may be busy.
@@ -183,12 +183,14 @@ def make_homes(request: layout.ClusterRequest, shared: Path, lower: Sequence[Pat
     if top.exists():
         system.erase(top)
     (top / f".clusterctl-{request.id}").mkdir(parents=True)
+    mark = key_mark(request.name)
     for user in request.homes:
         home = top / user.name
         for layer in reversed(lower):
             if (layer / "etc/skel").is_dir():
                 shutil.copytree(layer / "etc/skel", home, symlinks=True, dirs_exist_ok=True)
-        _place(home, ".ssh/authorized_keys", "".join(f"{key}\n" for key in user.keys), mode=0o600)
+        lines = (f"# BEGIN{mark}", *user.keys, f"# END{mark}")
+        _place(home, ".ssh/authorized_keys", "".join(f"{line}\n" for line in lines), mode=0o600)
         for folder in (home / ".ssh", home):
             folder.chmod(0o700)
         for path in (home, *home.rglob("*")):

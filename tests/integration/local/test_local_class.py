@@ -18,6 +18,7 @@ from clusterctl.providers.local import helper, image, layout, machine, provider,
 from clusterctl.providers.local.layout import Node, PlacedFile
 from clusterctl.providers.templates import NodeFile, NodeTemplates
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import key_mark
 from clusterctl.spec.providers.local import LocalSettings
 from clusterctl.state.workspace import Workspace
 from tests.unit.local.states import a_state, play_helper
@@ -226,7 +227,8 @@ def test_homes_of_a_new_cluster_are_private(tmp_path: Path) -> None:
         "home/ada/.ssh/authorized_keys": (2001, 2001, 0o600),
     }
     assert (shared / "home/ada/.bashrc").read_text() == "ours"
-    assert (shared / "home/ada/.ssh/authorized_keys").read_text() == f"{KEY}\n"
+    lines = (shared / "home/ada/.ssh/authorized_keys").read_text().splitlines()
+    assert lines == [f"# BEGIN{key_mark('one')}", KEY, f"# END{key_mark('one')}"]
 
 
 def test_node_restarted_keeps_its_template_and_files(cache: Path) -> None:

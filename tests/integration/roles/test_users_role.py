@@ -8,23 +8,19 @@ import secrets
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ansible.module_utils
-from clusterctl.util.assets import data_folder
-from tests.support.plays import load_module, run_tasks
+from tests.support.plays import run_tasks
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJm9W7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d clusterctl"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHmk0n7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5e mine"
 MARK = " managed by clusterctl for demo"
-LISTED = "restrict,pty ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAB {{ name }}" + MARK
+LISTED = "restrict,pty ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAB ada" + MARK
 FORMER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHmk0n7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5f" + MARK
-Converge = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
@@ -54,17 +50,44 @@ def etc(root: Path) -> Path:
     return folder
 
 
-def configure(tmp_path: Path, ada: pwd.struct_passwd, homes: Path) -> str:
-    """Run the role."""
-    account = {"name": ada.pw_name, "uid": ada.pw_uid, "ssh_authorized_keys": [KEY]}
+def accounts(ada: pwd.struct_passwd, keys: Sequence[str] = (KEY,)) -> list[dict[str, Any]]:
+    return [{"name": ada.pw_name, "uid": ada.pw_uid, "ssh_authorized_keys": [*keys]}]
+
+
+def play(
+    tmp_path: Path,
+    homes: Path,
+    users: list[dict[str, Any]],
+    role: str = "users",
+    **more: object,
+) -> str:
+    """Run a role on a controller. Return Ansible's output. tmp_path: a folder that all may enter."""
     variables = {
+        "ansible_become": True,
+        "ansible_python_interpreter": "/usr/bin/python3",
         "users_home_root": str(homes),
-        "users_accounts": [account],
+        "users_accounts": users,
+        "users_key_mark": MARK,
         "clusterctl_keeps": True,
     }
-    done = run_tasks(tmp_path, "users", "configure", leads=True, **variables)
+    done = run_tasks(tmp_path, role, "configure", leads=True, **variables, **more)
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+def configure(
+    tmp_path: Path,
+    ada: pwd.struct_passwd,
+    *,
+    homes: Path | None = None,
+    keys: Sequence[str] = (KEY,),
+) -> str:
+    return play(tmp_path, homes or Path(ada.pw_dir).parent, accounts(ada, keys))
+
+
+def block(*lines: str, of: str = "") -> list[str]:
+    """Return the lines of authorized_keys that the role writes for these lines."""
+    return [f"# BEGIN{of}{MARK}", *lines, f"# END{of}{MARK}"]
 
 
 @pytest.mark.parametrize(
@@ -102,55 +125,6 @@ def test_created_account_without_a_password_never_expires(
     assert shadow.stdout.split(":")[4] == longest
 
 
-@dataclass
-class Module:
-    """The part of AnsibleModule that the role's module uses."""
-
-    params: dict[str, Any]
-    tmpdir: str
-    check_mode: bool = False
-    warned: list[str] = field(default_factory=list)
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
-
-    def set_default_selinux_context(self, path: str, changed: bool) -> bool:
-        assert os.lstat(path).st_uid == os.geteuid()
-        return changed
-
-    def run_command(self, argv: list[str], *, check_rc: bool) -> None:
-        subprocess.run(argv, check=check_rc)
-
-
-@pytest.fixture
-def converge(
-    tmp_path: Path, ada: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., dict[str, Any]]:
-    """Run the module in check mode, then for real, then again without a change."""
-    paths = [*ansible.module_utils.__path__, str(data_folder("ansible") / "module_utils")]
-    monkeypatch.setattr(ansible.module_utils, "__path__", paths)
-    library = load_module("user_home")
-    options = (
-        "home authorized_keys key_options key_mark key_pair key_comment folder link target".split()
-    )
-
-    def act(**params: Any) -> dict[str, Any]:
-        parameters = {**dict.fromkeys(options, ""), **params}
-        before = sorted(Path(ada.pw_dir).rglob("*"))
-        assert library.converge(Module(parameters, str(tmp_path), check_mode=True), ada)["changed"]
-        assert sorted(Path(ada.pw_dir).rglob("*")) == before
-        answer = dict(library.converge(Module(parameters, str(tmp_path)), ada))
-        assert answer["changed"]
-        assert library.converge(Module(parameters, str(tmp_path)), ada) == {
-            **answer,
-            "changed": False,
-        }
-        assert os.geteuid() == 0
-        return answer
-
-    return act
-
-
 def owned(path: Path) -> tuple[int, int]:
     found = path.lstat()
     return stat.S_IMODE(found.st_mode), found.st_uid
@@ -169,111 +143,66 @@ def as_user(ada: pwd.struct_passwd, command: str) -> None:
     subprocess.run(["setpriv", *ids, "sh", "-ec", command], check=True, cwd=ada.pw_dir)
 
 
-def test_users_role_does_not_follow_a_link_in_place_of_the_ssh_folder(
-    tmp_path: Path, ada: pwd.struct_passwd, etc: Path
-) -> None:
-    as_user(ada, f"ln -s {etc} .ssh")
-    homes = Path(ada.pw_dir).parent
-    configure(tmp_path, ada, homes)
-    assert "changed=0" in configure(tmp_path, ada, homes)
-    assert owned(etc) == (0o755, 0)
-    assert [path.name for path in etc.iterdir()] == ["authorized_keys"]
-    assert owned(etc / "authorized_keys") == (0o644, 0)
-    assert (etc / "authorized_keys").read_text() == "# root's\n"
-    assert converged(ada) == [KEY]
-    assert Path(ada.pw_dir, ".ssh.aside-clusterctl").readlink() == etc
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
+        "ln -s {etc} .ssh",
         "touch .ssh",
         "mkfifo .ssh",
+        "ln -s nowhere .ssh",
+        "mkdir .ssh; chmod 0 .ssh",
         "mkdir .ssh; mkfifo .ssh/authorized_keys",
         "mkdir .ssh; ln -s /dev/zero .ssh/authorized_keys",
         "mkdir .ssh; ln -s /etc/shadow .ssh/authorized_keys",
         "mkdir -p .ssh/authorized_keys/full",
         "mkdir .ssh; truncate -s 1T .ssh/authorized_keys",
-        "mkdir .ssh; chmod 0 .ssh",
-        "ln -s nowhere .ssh",
     ],
 )
-def test_users_role_moves_other_files_at_the_path_of_authorized_keys_aside(
-    converge: Converge, ada: pwd.struct_passwd, spoil: str
+def test_users_role_makes_way_for_keys_and_leads_root_nowhere(
+    root: Path, ada: pwd.struct_passwd, etc: Path, spoil: str
 ) -> None:
     before = Path("/etc/shadow").stat()
-    as_user(ada, spoil)
-    converge(authorized_keys=[KEY])
-    assert converged(ada) == [KEY]
+    as_user(ada, spoil.format(etc=etc))
+    configure(root, ada)
+    assert converged(ada) == block(KEY)
+    assert "changed=0" in configure(root, ada)
+    assert (owned(etc), [path.name for path in etc.iterdir()]) == ((0o755, 0), ["authorized_keys"])
+    assert (etc / "authorized_keys").read_text() == "# root's\n"
     after = Path("/etc/shadow").stat()
     assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
 
 
-@pytest.mark.parametrize(
-    "prepare",
-    ["mkdir .ssh", "mkdir -m 755 .ssh", "mkdir .dotfiles; ln -s .dotfiles .ssh"],
-)
-def test_users_role_keeps_other_keys_and_a_linked_ssh_folder(
-    converge: Converge, ada: pwd.struct_passwd, prepare: str
+@pytest.mark.parametrize("prepare", ["mkdir -m 755 .ssh", "mkdir .dotfiles; ln -s .dotfiles .ssh"])
+def test_users_role_replaces_only_its_own_keys(
+    root: Path, ada: pwd.struct_passwd, prepare: str
 ) -> None:
-    as_user(ada, f"{prepare}; printf '# mine\\n{OTHER}\\n' >.ssh/authorized_keys")
+    """A folder of the account's that is linked stays a link."""
+    text = "\n".join(["# mine", *block(FORMER), OTHER])
+    as_user(ada, f"{prepare}; cat >.ssh/authorized_keys <<'END'\n{text}\nEND")
     linked = Path(ada.pw_dir, ".ssh").is_symlink()
-    converge(authorized_keys=[KEY])
-    assert converged(ada) == ["# mine", OTHER, KEY]
+    configure(root, ada, keys=[KEY, LISTED])
+    assert converged(ada) == ["# mine", *block(KEY, LISTED), OTHER]
     assert Path(ada.pw_dir, ".ssh").is_symlink() == linked
-    # Replaced in one step: sshd always finds a file, and no copies remain.
     assert [*Path(ada.pw_dir).rglob("*.aside-clusterctl*")] == []
-
-
-def test_users_role_replaces_only_marked_key_lines(
-    converge: Converge, ada: pwd.struct_passwd
-) -> None:
-    user_keys = [OTHER, LISTED.removesuffix(MARK)]
-    text = "\n".join([FORMER, *user_keys])
-    as_user(ada, f"mkdir .ssh; cat >.ssh/authorized_keys <<'END'\n{text}\nEND")
-    converge(authorized_keys=[KEY, LISTED], key_mark=MARK)
-    assert converged(ada) == [*user_keys, KEY, LISTED]
-    converge(authorized_keys=[KEY], key_mark=MARK)
-    assert converged(ada) == [*user_keys, KEY]
-
-
-def test_users_role_removes_a_former_key(converge: Converge, ada: pwd.struct_passwd) -> None:
-    as_user(ada, f"mkdir .ssh; echo '{FORMER}' >.ssh/authorized_keys")
-    converge(key_mark=MARK)
-    assert converged(ada) == []
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_users_role_removes_keys_of_users_who_left_the_spec(
-    tmp_path: Path, ada: pwd.struct_passwd, root: Path, is_elsewhere: bool
+    root: Path, ada: pwd.struct_passwd, is_elsewhere: bool
 ) -> None:
     """The folder of homes has a folder without an account, as kept storage may."""
     homes = root / "shared" if is_elsewhere else Path(ada.pw_dir).parent
     for name in (ada.pw_name, "nobody-has-this-name"):
         (homes / name).mkdir(parents=True, exist_ok=True)
-    as_user(ada, f"mkdir .ssh; printf '{OTHER}\n{FORMER}\n' >.ssh/authorized_keys")
-    variables = {"users_home_root": str(homes), "users_accounts": [], "clusterctl_keeps": True}
+    text = "\n".join([OTHER, *block(FORMER)])
+    as_user(ada, f"mkdir -m 700 .ssh; umask 077; echo '{text}' >.ssh/authorized_keys")
     for changed in ("changed=1", "changed=0"):
-        done = run_tasks(
-            tmp_path, "users", "configure", leads=True, users_key_mark=MARK, **variables
-        )
-        assert done.returncode == 0, done.stdout
-        assert changed in done.stdout
+        assert changed in play(root, homes, [])
     assert converged(ada) == [OTHER]
 
 
-def test_users_role_gives_root_owned_ssh_files_to_the_account(
-    converge: Converge, ada: pwd.struct_passwd
-) -> None:
-    folder = Path(ada.pw_dir, ".ssh")
-    folder.mkdir()
-    (folder / "authorized_keys").write_text(f"{OTHER}\n")
-    converge(authorized_keys=[KEY])
-    assert converged(ada) == [OTHER, KEY]
-
-
 def test_users_role_creates_the_shared_folder_of_a_home_outside_shared_storage(
-    tmp_path: Path, ada: pwd.struct_passwd, root: Path, etc: Path
+    root: Path, ada: pwd.struct_passwd, etc: Path
 ) -> None:
     shared = root / "shared"
     home = shared / ada.pw_name
@@ -281,38 +210,27 @@ def test_users_role_creates_the_shared_folder_of_a_home_outside_shared_storage(
     os.chown(home, ada.pw_uid, ada.pw_gid)
     (home / "clusterctl").symlink_to(etc)
     as_user(ada, "mkdir clusterctl; touch clusterctl/mine")
-    configure(tmp_path, ada, shared)
+    configure(root, ada, homes=shared)
     assert owned(etc) == (0o755, 0)
     assert owned(home / "clusterctl") == (0o700, ada.pw_uid)
     # Hosts that did not have the account have their home there.
-    assert (home / ".ssh/authorized_keys").read_text() == f"{KEY}\n"
+    assert (home / ".ssh/authorized_keys").read_text().splitlines() == block(KEY)
     assert Path(ada.pw_dir, "clusterctl").readlink() == home / "clusterctl"
     assert Path(ada.pw_dir, "clusterctl.aside-clusterctl/mine").exists()
 
 
-def test_users_role_writes_no_key_pair_through_a_link(
-    converge: Converge, ada: pwd.struct_passwd, etc: Path
-) -> None:
-    as_user(ada, f"mkdir .ssh; ln -s {etc}/authorized_keys .ssh/pair.pub; mkfifo .ssh/pair")
-    public = converge(key_pair="pair", key_comment="ada's")["public_key"]
-    assert owned(etc / "authorized_keys") == (0o644, 0)
-    assert (etc / "authorized_keys").read_text() == "# root's\n"
+def test_mpi_ssh_role_authorizes_a_key_of_the_account(root: Path, ada: pwd.struct_passwd) -> None:
+    """The key stays; its options follow the cluster's hosts."""
+    as_user(ada, f"mkdir -m 700 .ssh; umask 077; echo '{OTHER}' >.ssh/authorized_keys")
     folder = Path(ada.pw_dir, ".ssh")
-    assert (owned(folder / "pair"), owned(folder / "pair.pub")) == (
-        (0o600, ada.pw_uid),
-        (0o644, ada.pw_uid),
-    )
-    assert (folder / "pair.pub").read_text() == f"{public}\n"
-    assert public.endswith(" ada's")
-    converge(authorized_keys=[public], key_options="restrict")
-    converge(authorized_keys=[public], key_options='restrict,from="10.0.0.1"')
-    assert converged(ada) == [f'restrict,from="10.0.0.1" {public}']
-
-
-def test_users_role_writes_keys_in_a_home_owned_by_root(
-    converge: Converge, ada: pwd.struct_passwd
-) -> None:
-    os.chown(ada.pw_dir, 0, 0)
-    Path(ada.pw_dir).chmod(0o755)
-    converge(authorized_keys=[KEY])
-    assert converged(ada) == [KEY]
+    public = set()
+    for addresses in (["10.0.0.1"], ["10.0.0.1", "10.0.0.2"]):
+        hosts = [{"name": "a", "address": one, "port": 22, "key": KEY} for one in addresses]
+        more = {"mpi_ssh_hosts": hosts, "mpi_ssh_folder": str(root / "mpi")}
+        play(root, Path(ada.pw_dir).parent, accounts(ada), role="mpi_ssh", **more)
+        public.add((folder / "clusterctl_mpi.pub").read_text().strip())
+        line = f'restrict,from="{",".join(addresses)}" {(folder / "clusterctl_mpi.pub").read_text().strip()}'
+        assert converged(ada) == [OTHER, *block(line, of=" mpirun,")]
+    assert len(public) == 1
+    pair = (folder / "clusterctl_mpi", folder / "clusterctl_mpi.pub")
+    assert [owned(path) for path in pair] == [(0o600, ada.pw_uid), (0o644, ada.pw_uid)]
