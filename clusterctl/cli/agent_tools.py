@@ -32,7 +32,7 @@ class Tool:
     of_file: whether the call may name a spec file.
     of_cluster: whether it is about a cluster.
     destroys: whether it can remove or replace what exists. repeatable: whether a second call with
-    the same arguments changes nothing more.
+    the same arguments changes nothing more. of_jobs: whether its answers have texts from jobs.
     """
 
     takes: tuple[str, ...] = ()
@@ -42,6 +42,7 @@ class Tool:
     of_cluster: bool = True
     destroys: bool = False
     repeatable: bool = True
+    of_jobs: bool = False
 
 
 _SUBMIT: Final = tuple(
@@ -65,17 +66,18 @@ TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
         "plan": Tool(of_file=True),
         "doctor": Tool(("hosts",)),
         "where": Tool(_WHERE),
-        "jobs": Tool(("ids", "all")),
-        "logs": Tool(("job_id", "rank", "stacks")),
-        "top": Tool(("ids",), fixed=("--once",)),
-        "wait": Tool(("ids", "timeout")),
+        "jobs": Tool(("ids", "all"), of_jobs=True),
+        "logs": Tool(("job_id", "rank", "stacks"), of_jobs=True),
+        "top": Tool(("ids",), fixed=("--once",), of_jobs=True),
+        "wait": Tool(("ids", "timeout"), of_jobs=True),
         "usage": Tool(("by", "since", "runs")),
         "runs list": Tool(
             ("where", "columns", "sort", "reverse", "since", "tag", "sweep", "goal", "tasks", "limit"),
+            of_jobs=True,
         ),
-        "runs show": Tool(("run",)),
-        "runs diff": Tool(("first", "second")),
-        "report": Tool(("run",)),
+        "runs show": Tool(("run",), of_jobs=True),
+        "runs diff": Tool(("first", "second"), of_jobs=True),
+        "report": Tool(("run",), of_jobs=True),
         "init": Tool(("provider", "name"), of_cluster=False),
         "collect": Tool(
             ("ids", "out", "checkpoints", "all"),
@@ -102,7 +104,14 @@ TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
     }
 )  # fmt: skip
 # Arguments that more than one tool has, in the fewest words: they are in every client's context.
-_HELP: Final = MappingProxyType({"cluster": "Name; default: cluster.yaml's.", "file": "Spec file."})
+_HELP: Final = MappingProxyType(
+    {
+        "cluster": "Name; default: cluster.yaml's.",
+        "file": "Spec file.",
+        # See ``MOST_WAIT_S``.
+        "timeout": "At most 30m. Default: 10m.",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

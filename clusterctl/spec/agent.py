@@ -72,7 +72,8 @@ class AgentLimits(Model):
     failures_in_a_row: Count = Field(
         5,
         description="failed jobs without a completed job in between, after which agents submit "
-        "nothing until you run `clusterctl agent resume`",
+        "nothing until you run `clusterctl agent resume`; an array or a sweep is one, and failed if "
+        "no task completed",
     )
     commands_per_hour: Count = Field(
         300,
