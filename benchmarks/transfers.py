@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,15 +65,33 @@ class Bench:
         self.ssh(f"mkdir -p {new}")
         return new
 
-    def ssh(self, line: str, *, stdin: bytes = b"") -> str:
+    def ssh(self, line: str) -> str:
         argv = [*self.shell, self.cluster.controller, line]
-        return subprocess.run(argv, check=True, input=stdin, capture_output=True).stdout.decode()
+        return subprocess.run(
+            argv, check=True, stdin=subprocess.DEVNULL, capture_output=True
+        ).stdout.decode()
 
     def rsync(self, *words: str | Path) -> None:
         """Words that begin with a colon are paths on the controller."""
         ends = [f"{self.cluster.controller}{word}" if str(word)[:1] == ":" else word
                 for word in words]  # fmt: skip
         subprocess.run(["rsync", "-e", shlex.join(self.shell), *ends], check=True)
+
+    def push_tar(self, path: Path, folder: str) -> None:
+        """Send a file or folder to a folder on the controller, by tar."""
+        pack = ["tar", "-c", "-C", path.parent, path.name]
+        unpack = [*self.shell, self.cluster.controller, f"tar -x -C {folder}"]
+        self._pipe(pack, unpack)
+
+    def pull_tar(self, words: str, folder: Path) -> None:
+        """Fetch what `tar -c` packs with these words on the controller."""
+        pack = [*self.shell, self.cluster.controller, f"tar -c {words}"]
+        self._pipe(pack, ["tar", "-x", "-C", folder])
+
+    def _pipe(self, first: Sequence[str | Path], second: Sequence[str | Path]) -> None:
+        with subprocess.Popen(first, stdout=subprocess.PIPE) as packed:
+            subprocess.run(second, stdin=packed.stdout, check=True)
+        assert packed.returncode == 0
 
     def make_large(self) -> Path:
         path = self.here() / "large"
@@ -140,6 +158,12 @@ def _copies(bench: Bench, what: str, path: Path) -> None:
     def pull(folder: Path) -> float:
         return timed(lambda: bench.rsync("-a", f":{origin}/{path.name}", f"{folder}/"))
 
+    def push_tar(folder: str) -> float:
+        return timed(lambda: bench.push_tar(path, folder))
+
+    def pull_tar(folder: Path) -> float:
+        return timed(lambda: bench.pull_tar(f"-C {origin} {path.name}", folder))
+
     def pull_listed() -> float:
         words = ("-rt", "--from0", f"--files-from={listed}", f":{origin}/", f"{bench.here()}/")
         return timed(lambda: bench.rsync(*words))
@@ -150,6 +174,7 @@ def _copies(bench: Bench, what: str, path: Path) -> None:
         times=NOT_SLOWER,
         put=lambda: put(bench.there()),
         rsync=lambda: push(bench.there()),
+        tar=lambda: push_tar(bench.there()),
     ).show()
     measure(
         f"get of {what}",
@@ -158,6 +183,7 @@ def _copies(bench: Bench, what: str, path: Path) -> None:
         get=lambda: get(bench.here()),
         rsync=lambda: pull(bench.here()),
         rsync_files_from=pull_listed,
+        tar=lambda: pull_tar(bench.here()),
     ).show()
     sent, pushed = bench.there(), bench.there()
     fetched, pulled = bench.here(), bench.here()
@@ -173,19 +199,21 @@ def _copies(bench: Bench, what: str, path: Path) -> None:
         bench.rounds,
         put=lambda: put(sent),
         rsync=lambda: push(pushed),
+        tar=lambda: push_tar(pushed),
     ).show()
     measure(
         f"get of {what}, nothing changed",
         bench.rounds,
         get=lambda: get(fetched),
         rsync=lambda: pull(pulled),
+        tar=lambda: pull_tar(pulled),
     ).show()
 
 
 def changed(bench: Bench) -> None:
     """Put the large file again after a byte in its middle has changed."""
     path = bench.make_large()
-    ours, theirs = bench.there(), bench.there()
+    ours, theirs, unpacked = bench.there(), bench.there(), bench.there()
 
     def change() -> None:
         with path.open("r+b") as file:
@@ -202,9 +230,14 @@ def changed(bench: Bench) -> None:
         change()
         return timed(lambda: bench.rsync("-a", path, f":{theirs}/"))
 
-    for prepare in (put, rsync):
+    def tar() -> float:
+        change()
+        return timed(lambda: bench.push_tar(path, unpacked))
+
+    for prepare in (put, rsync, tar):
         prepare()
-    measure(f"put of {bench.mb} MB, a byte changed", bench.rounds, put=put, rsync=rsync).show()
+    title = f"put of {bench.mb} MB, a byte changed"
+    measure(title, bench.rounds, put=put, rsync=rsync, tar=tar).show()
 
 
 def cut(bench: Bench) -> None:
@@ -239,8 +272,13 @@ def cut(bench: Bench) -> None:
         folder = bench.there()
         return continued([*words, f"{bench.cluster.controller}:{folder}/"], folder)
 
-    measure(f"put of {bench.mb} MB, killed in the middle: the rest", bench.rounds, put=put,
-            rsync=rsync).show()  # fmt: skip
+    def tar() -> float:
+        """tar has no rest, and sends all again."""
+        folder = bench.there()
+        return timed(lambda: bench.push_tar(path, folder))
+
+    title = f"put of {bench.mb} MB, killed in the middle: the rest"
+    measure(title, bench.rounds, put=put, rsync=rsync, tar=tar).show()
 
 
 def folders(bench: Bench) -> None:
@@ -275,13 +313,7 @@ def folders(bench: Bench) -> None:
             write(path)
             target = bench.there()
 
-            def send() -> None:
-                packed = subprocess.run(
-                    ["tar", "-c", "-C", path, "."], check=True, capture_output=True
-                ).stdout
-                bench.ssh(f"tar -x -C {target}", stdin=packed)
-
-            return timed(send)
+            return timed(lambda: bench.push_tar(path, target))
 
         measure(f"a job's folder of {count:,} new files", bench.rounds * 2, folder=ours,
                 rsync=by_rsync, tar=by_tar).show()  # fmt: skip
@@ -320,9 +352,15 @@ def runs(bench: Bench) -> None:
         assert len(list(out.glob("*/files/out/10"))) == RUNS
         return seconds
 
-    measure(
-        f"{RUNS} runs of 11 files", bench.rounds, times=NOT_SLOWER, collect=collect, rsync=rsync
-    ).show()
+    def tar() -> float:
+        out = bench.here()
+        seconds = timed(lambda: bench.pull_tar(f"-C {top} .", out))
+        assert len(list(out.glob("*/files/out/10"))) == RUNS
+        return seconds
+
+    title = f"{RUNS} runs of 11 files"
+    sides = {"collect": collect, "rsync": rsync, "tar_of_all": tar}
+    measure(title, bench.rounds, times=NOT_SLOWER, **sides).show()
 
 
 @contextmanager
