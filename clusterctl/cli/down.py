@@ -118,7 +118,7 @@ def down(
         return
     cluster_down.reject_unknown_unless_locked(workspace)
     consequence = (
-        "and restore its machines" if workspace.adopts_hosts else "with all data on its nodes"
+        "and give its machines back" if workspace.adopts_hosts else "with all data on its nodes"
     )
     # An unfinished `down` has asked already.
     is_begun = workspace.removing.exists()

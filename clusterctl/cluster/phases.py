@@ -125,9 +125,9 @@ def _restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     # Few commands restore hosts, and importing Ansible takes time.
-    from clusterctl.configure.ansible import restore  # noqa: PLC0415
+    from clusterctl.configure.ansible import remove_from  # noqa: PLC0415
 
-    return restore(inventory, hosts, workspace, reporter)
+    return remove_from(inventory, hosts, workspace, reporter)
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def prompt_about(plan: Plan) -> str:
     if detached:
         return f"detach {', '.join(detached)}?"
     leaving = fold_nodes([host.name for host in hosts if host.released])
-    return f"release {leaving} and restore its previous state?" if leaving else ""
+    return f"release {leaving} and give it back?" if leaving else ""
 
 
 def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> PhaseResult[Plan]:

@@ -1,4 +1,4 @@
-"""Runs of Ansible's playbooks: install, configure, preview and restore hosts.
+"""Runs of Ansible's playbooks: install, configure and preview hosts, and remove clusters.
 
 Each run has its own environment and processes, and stops all its processes at its end.
 """
@@ -230,8 +230,8 @@ def _dead_child(parent: int) -> int | None:
     return None
 
 
-Verb = Literal["configure", "install_first", "introduce", "restore", "seal"]
-_SEALED: Final = ("configure", "install_first")
+Verb = Literal["configure", "install_first", "introduce", "remove", "ended"]
+_ENDED: Final = ("configure", "install_first")
 
 
 def run(
@@ -246,11 +246,11 @@ def run(
       installed image.
     - introduce: update the list of the cluster's hosts: names, addresses, the firewall. Restart
       nothing.
-    - restore: give hosts back the state that they had before the first `up`. The returned summary
-      has notes on everything that could not be restored. Restored or never configured hosts stay as
+    - remove: remove the cluster's files, lines and accounts from hosts, and move their owner's files
+      back. The returned summary has notes on everything that stays. Hosts without the cluster stay as
       they are.
-    - seal: after a failure, record clusterctl's changes so far, to tell them from later changes by
-      the user.
+    - ended: after a failure, note clusterctl's changes so far, to tell them from later changes by the
+      user.
 
     Raise ConfigureError, with a failure for each host, if tasks fail. The output is in
     ``workspace.logs``.
@@ -259,17 +259,17 @@ def run(
     try:
         return (yield from _play(playbook, inventory, workspace, hosts))
     except ConfigureError:
-        if verb in _SEALED and inventory.traits.adopts_hosts:
+        if verb in _ENDED and inventory.traits.adopts_hosts:
             with suppress(ConfigureError):
-                yield from run("seal", inventory, workspace, hosts=hosts)
+                yield from run("ended", inventory, workspace, hosts=hosts)
         raise
 
 
-def restore(
+def remove_from(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
-    """Restore the state that these hosts had before `up`. Return host -> things that can't be
-    restored.
+    """Remove the cluster from these hosts, and move their owner's files back. Return host -> what
+    stays there.
     """
     variables = {
         "shared_storage_cluster_id": inventory.cluster_id,
@@ -277,7 +277,7 @@ def restore(
     }
     inventory_file.write_inventory(inventory, workspace, variables)
     record_inventory(inventory, workspace)
-    return report_steps(run("restore", inventory, workspace, hosts=hosts), reporter).notes
+    return report_steps(run("remove", inventory, workspace, hosts=hosts), reporter).notes
 
 
 def record_inventory(inventory: Inventory, workspace: Workspace) -> None:

@@ -446,7 +446,7 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
     if not spec.provider.adopts_hosts:
         return guarded
     return {
-        # Changes are recorded on the machines, because `down` restores their previous state.
+        # The owner's files are kept on the machines, because `down` moves them back.
         "clusterctl_keeps": True,
         "job_env_looks_at_fabric": spec.provider.may_have_fabric,
         "time_controller": inventory.controller.address,

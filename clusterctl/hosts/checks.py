@@ -470,7 +470,7 @@ def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) ->
             host, "error", "slurm-in-use", "Slurm is already running on the host", cause, fix
         )
     elif "munge" in facts.units:
-        cause = "`up` replaces munge's key with the cluster's key; `down` restores the old key"
+        cause = "`up` replaces munge's key with the cluster's key; `down` moves the old key back"
         fix = "check that no other program on the host needs munge's present key"
         yield Finding(
             host, "warning", "munge-in-use", "munge is already running on the host", cause, fix

@@ -1,7 +1,7 @@
 """The packages, files and units of each Ansible role, and the requirements of a spec for each host.
 
-The source is meta/touches.yml of each role. The Ansible module host_snapshot records the previous
-state of the items in these files, so that `down` can restore it. Keys that only clusterctl reads:
+The source is meta/touches.yml of each role. The Ansible module host_changes keeps the items in these
+files that a host's owner had, so that `down` can move them back. Keys that only clusterctl reads:
 
     hosts: [controller]           the groups of hosts that the role runs on; `login`: hosts of no other group
     when: {scheduler: slurm}      conditions on the cluster and host, all of which must hold (``_spec_facts``,
@@ -82,13 +82,12 @@ def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
     """Return patterns of files in /etc, except clusterctl's own, that Ansible roles may change on a
     host.
 
-    roles: the host's groups. Roles that mount folders are left out, as they may not write
-        /etc/fstab.
+    roles: the host's groups.
     """
     return frozenset(
         path
         for touches in _applied(spec, roles).values()
-        for path in (() if "mounts" in touches else _plain_items(touches, "files"))
+        for path in (*_plain_items(touches, "files"), *_plain_items(touches, "blocks"))
         if path.startswith("/etc/") and "clusterctl" not in path
     )
 

@@ -1,9 +1,9 @@
-"""Clusters of on-prem machines: tests create them, and `down` must restore the machines."""
+"""Clusters of on-prem machines: tests create them, and `down` must give the machines back."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ def raised(
     password: bool = False,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Cluster]:
-    """A cluster of these machines, which `down` must restore. more: further arguments of `up`."""
+    """A cluster of these machines, which `down` must give back. more: further arguments of `up`."""
     before = {host.name: state(lab, host.name) for host in lab.hosts}
     spec = cwd / "cluster.yaml"
     spec.write_text(text)
@@ -81,18 +81,19 @@ def raised(
 
 
 def as_before(lab: Lab, before: Mapping[str, list[str]]) -> None:
-    """Assert that machines have the state that they had before."""
+    """Assert that machines have the state that they had before, except for packages, which stay."""
     for host, was in before.items():
         now = state(lab, host)
+        packaged = packages_of(lab.host(host).inside)
         removed = sorted(set(was) - set(now))
-        new = sorted(set(now) - set(was))
+        new = [line for line in sorted(set(now) - set(was)) if not is_of_package(line, packaged)]
         assert not removed, f"{host} lacks\n" + "\n".join(removed)
         assert not new, f"{host} has\n" + "\n".join(new)
 
 
 # Everything that a cluster could change; the backups that useradd makes, and logs of packages, left
-# out. Of a unit that is not there systemd knows for a moment that somebody asked for it: the ledger
-# does, to be sure.
+# out. Of a unit that is not there systemd knows for a moment that somebody asked for it: host_changes
+# does.
 _LOOK = r"""
 find /etc /usr/local /opt /srv /home /shared -xdev ! -name '*-' \
     -printf '%y %m %U:%G %p %l\n' | sort
@@ -107,9 +108,62 @@ ls /var/lib /var/spool /opt /; cut -d' ' -f5 /proc/self/mountinfo | sort
 """
 
 
+# What packages bring, which stay: their files and folders, what their scripts write, their accounts and
+# units.
+_OF_PACKAGES = r"""
+if command -v dpkg-query >/dev/null; then
+    cat /var/lib/dpkg/info/*.list; dpkg-query -W -f '${binary:Package}\n' | sed 's/:.*//'
+else
+    rpm -qal; rpm -qa
+fi | sort -u
+"""
+_BY_SCRIPTS = re.compile(
+    r"/etc/(alternatives|rc[0-6S]\.d|systemd/system/[^/]+\.(wants|requires)|ssl|pki|mysql|ld\.so|X11|selinux|udev)\b"
+    r"|/etc/(default|logrotate\.d|modules-load\.d|init\.d|pam\.d|subuid|subgid|group|gshadow|passwd|shadow)\b"
+    r"|/usr/local/(lib|share)/(python|fonts|man)|/etc/\.updated|/etc/machine-id"
+)
+# Lines of accounts, and of folders in /var/lib.
+_ACCOUNTS = re.compile(
+    r"(slurm|munge|mysql|_?chrony|messagebus|statd|_?rpc\w*|polkitd|rdma|systemd-\w+)(:|$)"
+)
+
+
 def picture(host: Host) -> list[str]:
     """Return a description of the machine, line by line. It must have a folder /shared."""
     return host.sh(_LOOK).splitlines()
+
+
+def packages_of(host: Host) -> frozenset[str]:
+    """Return the names of a machine's packages and their units, and the paths of their files."""
+    lines = host.sh(_OF_PACKAGES).splitlines()
+    units = (path.rpartition("/")[2] for path in lines if "/systemd/system/" in path)
+    return frozenset([*lines, *units])
+
+
+def is_of_package(line: str, packaged: frozenset[str]) -> bool:
+    """Return whether a line of a machine's state is of a package, or what its scripts write."""
+    is_by_script = _BY_SCRIPTS.search(line) or _ACCOUNTS.match(line)
+    return bool(is_by_script) or not packaged.isdisjoint(line.replace(":", " ").split())
+
+
+def differences(host: Host, before: Sequence[str], *, allowed: str = "$^") -> list[str]:
+    """Return what `down` has left on a machine or taken from it, except packages and what they brought.
+
+    allowed: a pattern of further lines.
+    """
+    now = picture(host)
+    packaged = packages_of(host)
+    new = [
+        line
+        for line in sorted(set(now) - set(before))
+        if not re.search(allowed, line) and not is_of_package(line, packaged)
+    ]
+    gone = [
+        line
+        for line in sorted(set(before) - set(now))
+        if not re.search(allowed, line) and not _BY_SCRIPTS.search(line)
+    ]
+    return [*(f"- {line}" for line in gone), *(f"+ {line}" for line in new)]
 
 
 @dataclass(frozen=True)

@@ -93,15 +93,15 @@ table ip lab {
   chain out { type filter hook output priority 0; ip daddr %s tcp dport 80 drop; }
   chain in { type filter hook input priority 0; tcp dport { 6817, 6819 } drop; }
 }"""
-# What a cluster brings along, by its traces: accounts, programs, units, folders, firewall policies.
+# What a cluster brings along, except packages, which stay: accounts, files, running units, firewall
+# policies.
 TRACES = """\
 set +e
-getent passwd clusterctl slurm munge
-rpm -qa | grep -E '^(slurm|munge|openmpi|mariadb|epel-release|python3.11)' | sort
-rpm -qa | grep -E 'nvidia|^(cuda|dkms|datacenter|libnccl)' | sort
-ls -d /etc/slurm /etc/munge /opt/clusterctl /var/lib/mysql /etc/sudoers.d/clusterctl 2>/dev/null
-ls /etc/yum.repos.d /etc/dnf/modules.d
-systemctl list-units --all --plain --no-legend 'slurm*' 'munge*' 'mariadb*' 'nvidia*'
+getent passwd clusterctl
+ls /etc/slurm/slurm.conf /etc/munge/munge.key /var/lib/mysql/slurm_acct_db /etc/dnf/modules.d 2>/dev/null
+find /etc /opt /usr/local /var/lib -xdev -name '*clusterctl*'
+systemctl list-units --state=active --plain --no-legend 'slurm*' 'munge*' 'mariadb*' 'nvidia*'
+systemctl list-unit-files --state=enabled --no-legend 'slurm*' 'munge*' 'mariadb*' 'nvidia*'
 firewall-cmd --get-policies; firewall-cmd --get-ipsets; firewall-cmd --get-zones
 cat /etc/hosts
 """

@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.util.assets import data_folder
-from tests.e2e.own import picture
+from tests.e2e.own import differences, picture
 from tests.support.install import build_wheel
 from tests.support.lab import PASSWORD, Box, lab
 from tests.support.nested import PLACE, PLATFORM, Host, tree
@@ -41,7 +41,7 @@ printf '{SPEC}' > ~{USER}/cluster.yaml
 # Ends clusterctl, and nothing else, once it has begun to change the machine.
 KILLED = f"""\
 echo '{PASSWORD}' | {" ".join(CLUSTERCTL)} up -K & up=$!
-until [ -e /var/lib/clusterctl-ledger ]; do kill -0 $up; sleep 0.1; done
+until [ -e /var/lib/clusterctl-host.json ]; do kill -0 $up; sleep 0.1; done
 kill -KILL $up
 """
 
@@ -71,21 +71,14 @@ def clusterctl(desk: Host, *argv: str, rc: int = 0) -> Any:
     return desk(*CLUSTERCTL, "-o", "json", *argv, user=USER, rc=rc, timeout_s=600).json
 
 
-def look(desk: Host) -> list[str]:
-    """Return the state of the machine, without the user's home folder and jobs."""
-    files = [
-        line for line in picture(desk) if f"/home/{USER}" not in line and "/shared/home" not in line
-    ]
-    return files + listening(desk)
-
-
 def listening(desk: Host) -> list[str]:
     """Return the addresses and ports on which the machine listens."""
     return sorted(line.split()[4] for line in desk("ss", "-ltunH").stdout.splitlines())
 
 
 def test_localhost_becomes_a_cluster_and_down_restores_it(desk: Host) -> None:
-    before = look(desk)
+    before = picture(desk)
+    listened = listening(desk)
     desk("bash", "-c", KILLED, user=USER, rc=None)
     up = clusterctl(desk, "up")  # without a password: our account is there
     assert (up["ready"], up["probed"]) == (True, ["desk"])
@@ -98,5 +91,7 @@ def test_localhost_becomes_a_cluster_and_down_restores_it(desk: Host) -> None:
     assert [one for one in listening(desk) if one.endswith(":22")] == []
     assert desk("sudo", "-n", "true", user=USER, rc=1)  # the user may do no more than before
     clusterctl(desk, "down", "--yes")
-    assert look(desk) == before
+    kept = rf"/home/{USER}|/shared/home"
+    assert differences(desk, before, allowed=kept) == []
+    assert listening(desk) == listened
     assert desk.sh(f"ls ~{USER}/.local/state/clusterctl") == "runs.jsonl\n", "where runs are"

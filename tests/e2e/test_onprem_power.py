@@ -195,8 +195,8 @@ def test_up_and_down_with_a_silent_file_server_name_the_folder_and_end(
 def test_down_with_the_file_server_off_releases_the_machines_and_names_the_files(
     cluster: Cluster, machines: Lab
 ) -> None:
-    """The controller has added the cluster's key to those of a user on the folder, and restores
-    them; the nodes restore nothing there.
+    """The controller has added the cluster's key to those of a user on the folder, and removes it; the
+    nodes remove nothing there.
     """
     machines.cut_power(*MACHINES)
     others = [name for name in MACHINES if name != "files"]
@@ -205,8 +205,8 @@ def test_down_with_the_file_server_off_releases_the_machines_and_names_the_files
         eventually(lambda name=name: machines.ssh(name, "true", rc=None).rc == 0, PATIENCE_S)
     try:
         down = cluster("down", "--yes", "--discard", rc=0)
-        unrestored = [line for line in down.stderr.splitlines() if "not restored on" in line]
-        (line,) = [line for line in unrestored if SHARED.path in line]
+        left = [line for line in down.stderr.splitlines() if "left on" in line]
+        (line,) = [line for line in left if SHARED.path in line]
         assert "node1" in line
         assert f"{SHARED.home}/.ssh/authorized_keys" in line
         for name in others:

@@ -652,6 +652,6 @@ def _preview_of(spec: ClusterSpec, host: Host, facts: HostFacts) -> Iterator[str
         file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)
     ]:
         yield (
-            "files that may change (originals are kept, and `down` restores them): "
+            "files that may change (kept as NAME.before-clusterctl, which `down` moves back): "
             f"{', '.join(theirs)}"
         )

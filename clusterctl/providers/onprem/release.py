@@ -1,4 +1,4 @@
-"""Releasing machines: restore their configuration, remove the admin account, check that no file
+"""Releasing machines: remove the cluster, remove the admin account, check that no file
 remains.
 """
 
@@ -234,7 +234,7 @@ def _restore(
             raise
         return failed
     for host, line in ((host, line) for host, lines in notes.items() for line in lines):
-        login.prompts.reporter.note(f"not restored on {host}: {line}")
+        login.prompts.reporter.note(f"left on {host}: {line}")
     return {}
 
 

@@ -202,14 +202,14 @@ def test_host_may_have_every_role(
     }
 
 
-def test_controller_with_exported_folder_is_restored_last(
+def test_controller_with_exported_folder_is_released_last(
     inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
     argv = [
         "-i",
         workspace.ansible_inventory,
         "--list-hosts",
-        data_folder("ansible") / "restore.yml",
+        data_folder("ansible") / "remove.yml",
     ]
     for kind, counts in (("existing", ["3", "0"]), ("nfs", ["2", "1"])):
         folder = SharedFolder(kind=kind, server="demo-ctl", path="/shared")
@@ -294,7 +294,7 @@ def test_packages_added_to_spec_are_installed_on_ready_hosts(
 
 
 @pytest.mark.parametrize(("kind", "homes_are"), [("nfs", "exported"), ("filestore", "mounted")])
-def test_gcp_host_has_firewall_and_no_host_snapshot(
+def test_gcp_host_has_firewall_and_no_kept_files(
     inventory: Inventory, kind: str, homes_are: str
 ) -> None:
     spec = ClusterSpec.model_validate(AT_GOOGLE)
@@ -307,7 +307,7 @@ def test_gcp_host_has_firewall_and_no_host_snapshot(
     assert not [name for name in values if name.startswith("time_")]
 
 
-def test_local_node_has_neither_firewall_nor_host_snapshot(
+def test_local_node_has_neither_firewall_nor_kept_files(
     spec: ClusterSpec, inventory: Inventory
 ) -> None:
     assert own_machine_variables(spec, inventory) == {}

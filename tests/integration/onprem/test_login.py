@@ -107,7 +107,7 @@ def test_installation_of_clusterctl_is_no_leftover(monkeypatch: pytest.MonkeyPat
     assert [path for path in own if not is_installation(path)] == []
     left = [
         "/opt/clusterctl",
-        "/var/lib/clusterctl-ledger",
+        "/var/lib/clusterctl-host.json",
         "/etc/hosts: lines from clusterctl",
         "the account clusterctl",
     ]

@@ -547,7 +547,8 @@ def test_epilogs_of_two_jobs_that_end_together_remove_the_files_of_both(scratch:
 
 def test_epilog_on_the_users_own_machine_keeps_files_in_tmp(scratch: Scratch) -> None:
     """People may work on their own machine beside the jobs."""
-    (scratch.root / "var/lib/clusterctl-ledger").mkdir(parents=True)
+    (scratch.root / "var/lib").mkdir(parents=True, exist_ok=True)
+    (scratch.root / "var/lib/clusterctl-host.json").touch()
     scratch.write(f"{SHM}/cache.bin", f"{TMP}/notes")
     assert scratch.left() == {f"{TMP}/notes"}
 

@@ -19,7 +19,8 @@ from clusterctl.util.assets import data_folder
 ANSIBLE = data_folder("ansible")
 ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())
 KEYS = {
-    *("files", "folders", "trees", "spared", "mounts", "units", "reloads", "accounts"),
+    *("files", "blocks", "folders", "trees", "spared", "mounts", "units", "reloads"),
+    *("links", "databases", "keys", "key_mark", "homes"),
     *("hosts", "when", "variables", "packages", "ports", "drift", "needs", "hint"),
 }
 # Module -> the argument that names what it writes.
@@ -192,6 +193,7 @@ def test_touches_drift_paths_belong_to_the_role(role: str) -> None:
     given = named.get("drift", [])
     known = [
         *named.get("files", []),
+        *named.get("blocks", []),
         *named.get("folders", []),
         *named.get("trees", []),
         "/etc/passwd",
@@ -277,7 +279,12 @@ def test_files_of_a_role_are_roots_with_the_mode_of_their_kind(role: str) -> Non
 def test_touches_names_every_written_path(role: str) -> None:
     folder = ANSIBLE / "roles" / role
     named = touches(role)
-    single = [*named.get("files", []), *named.get("folders", []), *named.get("mounts", [])]
+    single = [
+        *named.get("files", []),
+        *named.get("blocks", []),
+        *named.get("folders", []),
+        *named.get("mounts", []),
+    ]
     trees = named.get("trees", [])
     missing = set()
     for variables in variables_of(folder):

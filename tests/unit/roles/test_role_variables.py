@@ -26,8 +26,8 @@ OF_ANSIBLE = {
 }
 # The inventory's, for every role.
 OF_INVENTORY = {"clusterctl_image", "clusterctl_keeps", "clusterctl_release"}
-# Registered by snapshot.yml, which runs before the roles.
-OF_PLAYBOOKS = {"clusterctl_recorded"}
+# Registered by playbooks.
+OF_PLAYBOOKS: set[str] = set()
 
 
 class AnyName(dict[str, Any]):

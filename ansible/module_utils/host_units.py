@@ -11,24 +11,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 # AnsibleModule.run_command
 Run = Callable[..., Any]
 
 _PROC = Path("/proc")
 _PATIENCE_S = 10.0
-# Lower uids and gids belong to system accounts.
-_SYSTEM = 1000
 _ACCOUNT_UNIT = re.compile(r"user(?:-runtime-dir)?@(\d+)\.service")
-
-
-class HostPaths(NamedTuple):
-    """The folders of a host's settings and of MariaDB's databases, and the list of mounts."""
-
-    etc: str = "/etc"
-    databases: str = "/var/lib/mysql"
-    mounts: str = "/proc/self/mountinfo"
 
 
 class Units:
@@ -51,6 +41,12 @@ class Units:
             "file": properties.get("UnitFileState", ""),
             "active": "active" if running else "inactive",
         }
+
+    def enabled(self) -> list[str]:
+        """Return the units that start at boot, or whose sockets and timers do."""
+        listed = ["list-unit-files", "--state=enabled", "--plain", "--no-legend", "--no-pager"]
+        _, out, _ = self._run(["systemctl", *listed])
+        return [line.split()[0] for line in out.splitlines() if line.strip()]
 
     def stop(self, unit: str, before: dict[str, str]) -> list[str]:
         """Stop a unit unless it ran ``before``; disable it unless it was enabled. Return texts of
@@ -120,27 +116,6 @@ def _lacks_account(unit: str) -> bool:
     return False
 
 
-def users(etc: str) -> list[str]:
-    """Return the names in ``etc``/passwd, without accounts of a directory service such as LDAP."""
-    return _local_names(Path(etc, "passwd"))
-
-
-def groups(etc: str) -> list[str]:
-    return _local_names(Path(etc, "group"))
-
-
-def is_system_user(name: str) -> bool:
-    """Return whether an account's uid is below 1000, as the uids of accounts that packages
-    create.
-    """
-    return pwd.getpwnam(name).pw_uid < _SYSTEM
-
-
-def is_system_group(name: str) -> bool:
-    """Return whether a group's gid is below 1000, as the gids of groups that packages create."""
-    return grp.getgrnam(name).gr_gid < _SYSTEM
-
-
 def remove_user(run: Run, name: str) -> str:
     """Kill an account's processes and remove the account, but not its home. Return the path of the
     home.
@@ -163,11 +138,6 @@ def remove_group(run: Run, name: str) -> bool:
         return False
     run(["groupdel", name], check_rc=True)
     return True
-
-
-def _local_names(table: Path) -> list[str]:
-    lines = table.read_text(errors="surrogateescape").splitlines()
-    return [line.partition(":")[0] for line in lines if line and line[0] not in "+-#"]
 
 
 def _end_processes(uid: int) -> None:

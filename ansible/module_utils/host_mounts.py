@@ -56,7 +56,7 @@ def answers(path: str, within_s: float = ANSWER_S) -> bool:
 class Mounts:
     """Reads the kernel's list of mounts, which no file server can delay."""
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str = "/proc/self/mountinfo") -> None:
         self._table = Path(table)
 
     def is_mount_point(self, path: str) -> bool:

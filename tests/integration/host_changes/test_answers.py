@@ -26,5 +26,5 @@ def test_answers_is_false_if_the_look_at_a_path_does_not_end(
     (tmp_path / "bin").mkdir()
     program(tmp_path, "stat", script)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    mounts = util("snapshot_mounts")
+    mounts = util("host_mounts")
     assert mounts.answers(str(tmp_path), 60.0 if answered else 0.5) is answered

@@ -1,0 +1,282 @@
+"""The record of what a host had before a cluster: a JSON document that only root can read."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.host_mounts import Mounts
+from ansible.module_utils.host_units import Units
+from ansible.module_utils.user_rights import read_regular, rights_for
+
+Touches = Mapping[str, Mapping[str, Any]]
+# AnsibleModule.run_command
+Run = Callable[..., Any]
+
+BEFORE = ".before-clusterctl"
+DATABASES = "/var/lib/mysql"
+# In the paths of all files that belong to clusterctl alone.
+_OWN = "clusterctl"
+_EMPTY: dict[str, Any] = {
+    "cluster": "",
+    # Whether the roles have run to their end since `begin`.
+    "ended": False,
+    # Patterns of clusterctl's own files -> role
+    "own": {},
+    # Path of a link in an account's home -> its target
+    "links": {},
+    # Path of a file that the roles replace -> role, whether a copy was kept, the fingerprints of what the
+    # roles left there (`written`), and of the last version that someone else made of that (`theirs`)
+    "files": {},
+    # Path of an owner's file with lines of clusterctl between markers -> role
+    "blocks": {},
+    # Account -> lines in authorized_keys; path of authorized_keys -> whether it existed
+    "keys": {},
+    "key_files": {},
+    # The end of the comments around these lines
+    "key_mark": "",
+    # Folders whose files another host removes
+    "spared": [],
+    # Path -> whether it existed, or was a mount point
+    "folders": {},
+    "trees": {},
+    "mounts": {},
+    # Those of the mount points that were mounted after the roles had run.
+    "mounted": [],
+    # Database -> whether it existed, and the user that the roles add
+    "databases": {},
+    # Unit -> role, load, file, active
+    "units": {},
+    "reloads": [],
+    # Those of the last `begin`, and those that came between a `begin` and its `end`.
+    "packages": {"before": [], "ours": []},
+    "enabled": {"before": [], "ours": []},
+    # Roles whose files were moved back or removed, so that the owner's units must read them again.
+    "changed": [],
+}
+
+
+class RecordError(Exception):
+    """The record is damaged, of another cluster, or something on the host prevents the removal."""
+
+
+class Record:
+    """The record of one host. ``content`` has the keys of ``_EMPTY``."""
+
+    def __init__(self, path: str, content: dict[str, Any]) -> None:
+        self._path = Path(path)
+        self.content = content
+
+    @classmethod
+    def read(cls, path: str, cluster: str) -> Record:
+        """Return the host's record; an empty record if there is none yet.
+
+        Raises:
+            RecordError: it is damaged, or of another cluster.
+        """
+        content: dict[str, Any] = json.loads(json.dumps(_EMPTY))
+        content["cluster"] = cluster
+        try:
+            found = json.loads(Path(path).read_bytes())
+            if any(not isinstance(found[key], type(value)) for key, value in _EMPTY.items()):
+                raise ValueError("fields have other types")
+        except FileNotFoundError:
+            return cls(path, content)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise RecordError(
+                f"{path} is damaged ({exc}), nothing was changed\n"
+                f"fix: move the files NAME{BEFORE} back by hand, and delete {path}"
+            ) from exc
+        if found["cluster"] != cluster:
+            raise RecordError(
+                f"this host belongs to another cluster (its id is {found['cluster']})\n"
+                "fix: take that cluster down first"
+            )
+        return cls(path, found)
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run has begun to change the host."""
+        return self._path.exists()
+
+    def begin(self, touches: Touches, run: Run) -> None:
+        """Keep the owner's files, and note what exists, before the roles run. What is noted already is
+        not noted again.
+        """
+        content = self.content
+        if content["ended"] or not self.exists:
+            content["packages"]["before"] = installed(run)
+            content["enabled"]["before"] = Units(run).enabled()
+        units = Units(run)
+        mounts = Mounts()
+        for role, names in touches.items():
+            for pattern in _spared(names, "files"):
+                if _OWN in pattern:
+                    content["own"][pattern] = role
+                else:
+                    self._keep(role, pattern)
+            for path, target in names.get("links", {}).items():
+                content["links"][os.path.expanduser(path)] = target
+            for path in names.get("blocks", ()):
+                content["blocks"][path] = role
+            for path in _spared(names, "folders"):
+                content["folders"].setdefault(path, os.path.lexists(path))
+            for path in names.get("trees", ()):
+                content["trees"].setdefault(path, os.path.lexists(path))
+            for path in names.get("mounts", ()):
+                content["mounts"].setdefault(path, mounts.is_mount_point(path))
+            for name, user in names.get("databases", {}).items():
+                existed = os.path.lexists(f"{DATABASES}/{name}")
+                content["databases"].setdefault(name, {"existed": existed, "user": user})
+            for unit in names.get("units", ()):
+                if unit not in content["units"]:
+                    content["units"][unit] = {**units.read(unit), "role": role}
+            content["reloads"] = sorted({*content["reloads"], *names.get("reloads", ())})
+            self._note_keys(names)
+        content["ended"] = False
+        self.write()
+
+    def end(self, run: Run) -> None:
+        """Note what the roles have written and installed."""
+        content = self.content
+        for path, entry in content["files"].items():
+            entry["written"] = fingerprint(path)
+        mounts = Mounts()
+        content["mounted"] = sorted(
+            path for path in content["mounts"] if mounts.is_mount_point(path)
+        )
+        for kind, now in (("packages", installed(run)), ("enabled", Units(run).enabled())):
+            content[kind]["ours"] = self.new(kind, now)
+        content["ended"] = True
+        self.write()
+
+    def new(self, kind: str, now: Collection[str]) -> list[str]:
+        """Return the packages, or the enabled units, that came with the roles.
+
+        kind: "packages" or "enabled". now: all that are there.
+        """
+        noted = self.content[kind]
+        came = set() if self.content["ended"] else set(now) - set(noted["before"])
+        return sorted(came.union(noted["ours"]).intersection(now))
+
+    def write(self) -> None:
+        """Replace the record. If nothing has changed, write nothing, so that this works on a full disk."""
+        text = json.dumps(self.content, indent=1, sort_keys=True) + "\n"
+        if self.exists and self._path.read_text() == text:
+            return
+        fresh = Path(f"{self._path}.new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        fresh.replace(self._path)
+
+    def remove(self) -> None:
+        """Delete the record, when nothing is left to remove."""
+        self._path.unlink()
+
+    def _keep(self, role: str, pattern: str) -> None:
+        for path in sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]:
+            entry = self.content["files"].get(path)
+            if entry is None:
+                if os.path.lexists(path):
+                    _set_aside(path + BEFORE)
+                    copy_whole(path, path + BEFORE)
+                entry = {"role": role, "written": None, "theirs": None}
+                self.content["files"][path] = entry
+            elif self.content["ended"] and (now := fingerprint(path)) != entry["written"]:
+                if entry["written"] != fingerprint(path + BEFORE):
+                    entry["theirs"] = now
+                elif now is None:
+                    Path(path + BEFORE).unlink()
+                else:
+                    # The roles had left it as it was, so this is the owner's file of before.
+                    copy_whole(path, path + BEFORE)
+            entry["kept"] = os.path.lexists(path + BEFORE)
+
+    def _note_keys(self, names: Mapping[str, Any]) -> None:
+        for account, lines in names.get("keys", {}).items():
+            noted = self.content["keys"].get(account, [])
+            self.content["keys"][account] = sorted({*noted, *lines})
+            for home in (f"~{account}", *(f"{folder}/{account}" for folder in names["homes"])):
+                if path := key_file(home, names.get("spared", ())):
+                    self.content["key_files"].setdefault(path, os.path.lexists(path))
+        self.content["key_mark"] = names.get("key_mark", self.content["key_mark"])
+        self.content["spared"] = sorted({*self.content["spared"], *names.get("spared", ())})
+
+
+def _set_aside(copy: str) -> None:
+    """Rename the copy that an earlier cluster has left, because someone had changed the file."""
+    if os.path.lexists(copy):
+        number = next(n for n in itertools.count(1) if not os.path.lexists(f"{copy}.{n}"))
+        os.replace(copy, f"{copy}.{number}")
+
+
+def installed(run: Run) -> list[str]:
+    """Return the names of the host's packages."""
+    if shutil.which("dpkg-query"):
+        argv = ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n"]
+        _, out, _ = run(argv, check_rc=True)
+        rows = (line.split(" ") for line in out.splitlines())
+        return [name for status, name in rows if status not in ("not-installed", "config-files")]
+    if shutil.which("rpm"):
+        _, out, _ = run(["rpm", "-qa", "--qf", "%{NAME}.%{ARCH}\n"], check_rc=True)
+        return sorted({*out.splitlines()})
+    return []
+
+
+def fingerprint(path: str) -> str | None:
+    """Return what tells the content of a file or link from others; None if there is none."""
+    if os.path.islink(path):
+        return f"link to {os.readlink(path)}"
+    try:
+        with rights_for(path):
+            return hashlib.sha256(read_regular(path)).hexdigest()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return "unreadable"
+
+
+def copy_whole(path: str, target: str) -> None:
+    """Copy a file or link with its owner, mode, times, access list and label. The copy is there as a
+    whole or not at all.
+    """
+    fresh = f"{target}.new"
+    Path(fresh).unlink(missing_ok=True)
+    shutil.copyfile(path, fresh, follow_symlinks=False)
+    status = os.lstat(path)
+    # Before the mode, because a change of the owner drops its set-id bits. In a home, the owner is the same.
+    if os.geteuid() == 0:
+        os.chown(fresh, status.st_uid, status.st_gid, follow_symlinks=False)
+    shutil.copystat(path, fresh, follow_symlinks=False)
+    os.replace(fresh, target)
+
+
+def _spared(names: Mapping[str, Any], key: str) -> Iterator[str]:
+    """Yield the paths of a role, without those that another host removes. `~user` is skipped if the
+    account does not exist.
+    """
+    spared = tuple(f"{folder}/" for folder in names.get("spared", ()))
+    for pattern in names.get(key, ()):
+        path = os.path.expanduser(pattern)
+        if not path.startswith(("~", *spared)):
+            yield path
+
+
+def key_file(home: str, spared: Collection[str]) -> str:
+    """Return the path of authorized_keys in a home; "" if another host removes it, or there is no such
+    account.
+
+    home: may be `~user`.
+    """
+    path = f"{os.path.expanduser(home)}/.ssh/authorized_keys"
+    return "" if path.startswith(("~", *(f"{folder}/" for folder in spared))) else path

@@ -1,0 +1,406 @@
+"""Removes clusterctl from a host, and gives the owner back what was kept."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ansible.module_utils import host_units
+from ansible.module_utils.host_mounts import Mounts, answers
+from ansible.module_utils.host_record import (
+    BEFORE,
+    Record,
+    RecordError,
+    Run,
+    copy_whole,
+    fingerprint,
+    installed,
+    key_file,
+)
+from ansible.module_utils.user_rights import is_person_uid, owner_above, read_regular, rights_for
+
+# The comment of the accounts that the role `users` creates (roles/users/vars/main.yml).
+ACCOUNT = "job user of clusterctl"
+FSTAB = "/etc/fstab"
+# The end of the keys that the role mpi_ssh creates.
+_MPI_KEY = " on the hosts of this cluster (clusterctl)"
+# A line of /etc/fstab of clusterctl has this mount option, which the kernel does not see.
+_MOUNT_OPTION = "x-clusterctl"
+# The ends of the markers around clusterctl's lines in files of the owner.
+_MARKS = ("of clusterctl", "(clusterctl)")
+_MOST_BYTES = 16 << 20
+_SHOWN = 10
+
+
+class Removal:
+    """The removal of clusterctl from this host. Every step can be repeated, such as after a crash.
+
+    done: what was removed and moved back. notes: what was not, and how to purge the packages.
+    """
+
+    def __init__(self, run: Run, record: Record) -> None:
+        self._run = run
+        self._record = record
+        self._content = record.content
+        self._units = host_units.Units(run)
+        self._mounts = Mounts()
+        self.done: list[str] = []
+        self.notes: list[str] = []
+        # Of removed accounts, which are named once.
+        self._homes: set[str] = set()
+
+    def run(self) -> None:
+        """Remove everything that the record lists, then the record.
+
+        Raises:
+            RecordError: a file server of the owner does not answer; nothing was changed.
+        """
+        self._leave_silent_servers()
+        self._drop_databases()
+        units = self._content["units"].items()
+        for unit, before in units:
+            self.done += self._units.stop(unit, before)
+        # Daemons that came with packages.
+        for unit in self._record.new("enabled", self._units.enabled()):
+            if unit not in self._content["units"]:
+                self.done += self._units.stop(unit, {"active": "inactive", "file": "disabled"})
+        self._remove_keys()
+        self._remove_accounts()
+        self._remove_own_files()
+        self._cut_blocks()
+        self._move_back()
+        self._remove_trees()
+        self._remove_folders(below_mounts=True)
+        self._unmount()
+        self._remove_folders(below_mounts=False)
+        self._units.reload()
+        self._units.forget_removed()
+        for unit, before in units:
+            changed = before["role"] in self._content["changed"]
+            reload = unit in self._content["reloads"]
+            self.done += self._units.start(unit, before, changed=changed, reload=reload)
+        self._name_packages()
+        self._record.remove()
+
+    def _leave_silent_servers(self) -> None:
+        """Unmount the folders that `up` mounted and whose file servers do not answer: systemd would
+        wait for them.
+        """
+        mounted = [m for m in sorted(self._content["mounts"]) if self._mounts.is_mount_point(m)]
+        silent = [path for path in mounted if not answers(path)]
+        if foreign := [path for path in silent if self._content["mounts"][path]]:
+            raise RecordError(
+                f"the file server of {', '.join(foreign)} does not answer, and systemd would wait for "
+                "it; nothing was changed\n"
+                f"fix: repair the server, or run `umount -l {foreign[0]}` on this host"
+            )
+        for path in silent:
+            self._run(["umount", "-f", "-l", path], check_rc=True)
+            self.done.append(f"unmounted {path}, whose file server does not answer")
+
+    def _drop_databases(self) -> None:
+        for name, entry in self._content["databases"].items():
+            if entry["existed"] or not shutil.which("mariadb"):
+                continue
+            self._run(["systemctl", "start", "mariadb.service"])
+            sql = f"DROP DATABASE IF EXISTS {name}; DROP USER IF EXISTS {entry['user']}@localhost"
+            rc, out, err = self._run(["mariadb", "--execute", sql])
+            if rc == 0:
+                self.done.append(f"removed the database {name}")
+            else:
+                self.notes.append(f"MariaDB's database {name} stays: {(out + err).strip()[-300:]}")
+
+    def _remove_keys(self) -> None:
+        """Remove clusterctl's lines from the keys of accounts."""
+        files = dict(self._content["key_files"])
+        lines = set()
+        for account, keys in self._content["keys"].items():
+            lines.update(keys)
+            if path := key_file(f"~{account}", self._content["spared"]):
+                files.setdefault(path, False)
+        for mount in self._content["mounted"]:
+            away = [path for path in files if path.startswith(f"{mount}/")]
+            if away and not self._mounts.is_mount_point(mount):
+                self.notes.append(f"{mount} is not mounted: the cluster's keys in {away[0]} stay")
+        for path, existed in files.items():
+            with self._tolerate_errors(path), rights_for(path):
+                text = _read(path)
+                mark = self._content["key_mark"]
+                rest = "".join(
+                    line
+                    for line in without_blocks(text, mark or _MARKS).splitlines(keepends=True)
+                    if line.rstrip("\n") not in lines and not line.rstrip("\n").endswith(_MPI_KEY)
+                )
+                if rest == text:
+                    continue
+                if rest or existed:
+                    _write(path, rest)
+                else:
+                    Path(path).unlink()
+                self.done.append(f"removed the cluster's keys from {path}")
+
+    def _remove_own_files(self) -> None:
+        for pattern, role in self._content["own"].items():
+            for path in sorted(glob.glob(pattern)):
+                self._note_change(role)
+                with self._tolerate_errors(path), rights_for(path):
+                    if not stat.S_ISDIR(os.lstat(path).st_mode):
+                        Path(path).unlink()
+                        self.done.append(f"removed {path}")
+
+        for path, target in self._content["links"].items():
+            with self._tolerate_errors(path), rights_for(path):
+                if os.path.islink(path) and os.readlink(path) == target:
+                    Path(path).unlink()
+                    self.done.append(f"removed {path}")
+
+    def _cut_blocks(self) -> None:
+        """Remove the lines between clusterctl's markers from files of the owner, and nothing else."""
+        for path, role in self._content["blocks"].items():
+            self._cut_block(path, role)
+
+    def _cut_block(self, path: str, role: str) -> bool:
+        """Remove clusterctl's lines from a file. Return whether it had any."""
+        text = "" if os.path.islink(path) else _read(path)
+        rest = without_blocks(text)
+        if rest == text:
+            return False
+        self._note_change(role)
+        _write(path, rest)
+        self.done.append(f"removed the cluster's lines from {path}")
+        return True
+
+    def _move_back(self) -> None:
+        """Move the kept files back. Leave and name a file that someone else has changed since."""
+        for path, entry in self._content["files"].items():
+            older = sorted(glob.glob(f"{glob.escape(path + BEFORE)}.[0-9]*"))
+            self.notes += [f"{copy} stays: of before an earlier cluster" for copy in older]
+            now = fingerprint(path)
+            kept = path + BEFORE if entry["kept"] and os.path.lexists(path + BEFORE) else ""
+            # An earlier attempt has moved it back, or an owner has taken it.
+            is_done = entry["kept"] and not kept
+            is_not_ours = not kept and self._content["ended"] and entry["written"] is None
+            if is_done or is_not_ours or (now is None and not kept):
+                continue
+            if kept and now == fingerprint(kept):
+                # The roles never changed it, so that the file itself has later times than the copy.
+                Path(kept).unlink()
+                continue
+            if self._cut_block(path, entry["role"]):
+                # The owner's file with a block of clusterctl, and perhaps later lines of the owner.
+                if kept:
+                    Path(kept).unlink()
+                continue
+            is_theirs = now is not None and now == entry["theirs"]
+            if is_theirs or (self._content["ended"] and now != entry["written"]):
+                also = f"; your file of before is {kept}" if kept else ""
+                self.notes.append(f"{path} stays: someone else has changed it since{also}")
+                continue
+            self._note_change(entry["role"])
+            if kept:
+                _move(kept, path)
+                self.done.append(f"moved {path} back")
+            elif now is not None:
+                Path(path).unlink()
+                self.done.append(f"removed {path}")
+
+    def _note_change(self, role: str) -> None:
+        """Record, before the change, that units must read a role's files again."""
+        if role not in self._content["changed"]:
+            self._content["changed"].append(role)
+            self._record.write()
+
+    def _remove_trees(self) -> None:
+        for path, existed in sorted(self._content["trees"].items(), reverse=True):
+            if existed or not os.path.lexists(path):
+                continue
+            with self._tolerate_errors(path):
+                if remaining := remove_tree(path, keep=self._is_packaged(path)):
+                    self.notes.append(f"files of users, or mounted: {_shorten(remaining)}")
+                self.done.append(f"removed {path}")
+
+    def _remove_folders(self, *, below_mounts: bool) -> None:
+        """Remove the new folders that are empty, subfolders first.
+
+        below_mounts: only those below mount points, without notes; else the others, and name those that
+            have other content.
+        """
+        mounts = tuple(f"{path}/" for path in self._content["mounts"])
+        named = [*self._homes]
+        for path, existed in sorted(self._content["folders"].items(), reverse=True):
+            if existed or path.startswith(mounts) != below_mounts or self._is_packaged(path):
+                continue
+            with self._tolerate_errors(path), rights_for(path):
+                if not os.path.isdir(path) or os.path.islink(path):
+                    continue
+                if not (content := sorted(os.listdir(path))):
+                    if not os.path.ismount(path):
+                        Path(path).rmdir()
+                        self.done.append(f"removed {path}")
+                elif not any(f"{other}/".startswith(f"{path}/") for other in named):
+                    named.append(path)
+                    self.notes.append(f"{path} stays: it contains {_shorten(content)}")
+
+    def _is_packaged(self, path: str) -> bool:
+        """Return whether a folder belongs to a package, which stays."""
+        argv = ["dpkg-query", "-S", path] if shutil.which("dpkg-query") else ["rpm", "-qf", path]
+        rc, _, _ = self._run(argv)
+        return bool(rc == 0)
+
+    def _unmount(self) -> None:
+        ours = [path for path, was_mounted in self._content["mounts"].items() if not was_mounted]
+        text = _read(FSTAB)
+        lines = text.splitlines(keepends=True)
+        rest = "".join(line for line in lines if not _is_own_mount(line))
+        if ours and rest != text:
+            _write(FSTAB, rest)
+            self.done.append(f"removed the cluster's line from {FSTAB}")
+        for path in ours:
+            if self._mounts.is_mount_point(path):
+                self._run(["umount", path], check_rc=True)
+                self.done.append(f"unmounted {path}")
+
+    def _remove_accounts(self) -> None:
+        for account in pwd.getpwall():
+            if account.pw_gecos != ACCOUNT:
+                continue
+            home = host_units.remove_user(self._run, account.pw_name)
+            host_units.remove_group(self._run, account.pw_name)
+            self.done.append(f"removed the account {account.pw_name}")
+            self._homes.add(home)
+            if home != "/" and os.path.isdir(home):
+                self.notes.append(f"{home} stays: the home of {account.pw_name}")
+
+    def _name_packages(self) -> None:
+        ours = self._record.new("packages", installed(self._run))
+        if chosen := sorted({*ours}.intersection(_chosen_packages(self._run))):
+            purge = "apt-get purge" if shutil.which("apt-get") else "dnf remove"
+            self.notes.append(f"packages stay; to purge them: {purge} {' '.join(chosen)}")
+
+    @contextmanager
+    def _tolerate_errors(self, path: str) -> Iterator[None]:
+        """Name a path that can't be removed because of a file server, or in a person's home, and
+        continue: an NFS server with root_squash lets root remove nothing.
+        """
+        try:
+            yield
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            # The owner of the path itself counts, too.
+            if not self._mounts.is_servers_error(path, exc) and not owner_above(f"{path}/-"):
+                raise
+            self.notes.append(f"{path} stays: {exc.strerror or exc}")
+
+
+def without_blocks(text: str, marks: str | tuple[str, ...] = _MARKS) -> str:
+    """Return a text without the lines between clusterctl's markers, and without the markers. A marker
+    without its other one is removed alone.
+
+    marks: how the markers end.
+    """
+    lines = text.splitlines(keepends=True)
+    rest: list[str] = []
+    start: int | None = None
+    for line in lines:
+        is_marker = line.rstrip("\n").endswith(marks)
+        if is_marker and line.startswith("# BEGIN "):
+            start = len(rest)
+        elif is_marker and line.startswith("# END "):
+            if start is not None:
+                del rest[start:]
+            start = None
+        else:
+            rest.append(line)
+    return "".join(rest)
+
+
+def remove_tree(path: str, *, keep: bool) -> list[str]:
+    """Remove a folder with its content. Keep files of people and mount points in it, and return their
+    paths.
+
+    keep: keep the folder itself, and folders in it.
+    """
+    if os.path.islink(path) or not os.path.isdir(path):
+        Path(path).unlink()
+        return []
+    remaining = []
+    for folder, folders, files in os.walk(path, topdown=True):
+        mounted = [name for name in folders if os.path.ismount(f"{folder}/{name}")]
+        folders[:] = [name for name in folders if name not in mounted]
+        remaining += [f"{folder}/{name}" for name in mounted]
+        for name in [*files, *(one for one in folders if os.path.islink(f"{folder}/{one}"))]:
+            place = f"{folder}/{name}"
+            if _is_person(os.lstat(place).st_uid):
+                remaining.append(place)
+            else:
+                Path(place).unlink()
+    if not keep:
+        for folder, _, _ in os.walk(path, topdown=False):
+            if not os.listdir(folder):
+                Path(folder).rmdir()
+    return sorted(remaining)
+
+
+def _is_person(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return is_person_uid(uid)
+
+
+def _is_own_mount(line: str) -> bool:
+    options = line.split("#", maxsplit=1)[0].split()[3:4]
+    return bool(options) and _MOUNT_OPTION in options[0].split(",")
+
+
+def _read(path: str) -> str:
+    """Return the text of a file; "" if there is none."""
+    try:
+        return read_regular(path, _MOST_BYTES).decode(errors="surrogateescape")
+    except FileNotFoundError:
+        return ""
+
+
+def _write(path: str, text: str) -> None:
+    """Replace the text of a file, with the same owner, mode and label."""
+    fresh = f"{path}.clusterctl-new"
+    copy_whole(path, fresh)
+    Path(fresh).write_text(text, encoding="utf-8", errors="surrogateescape")
+    _move(fresh, path)
+
+
+def _move(fresh: str, path: str) -> None:
+    try:
+        os.replace(fresh, path)
+    except OSError:
+        # /etc/hosts of a container is a mount point and can't be replaced.
+        if not os.path.ismount(path):
+            raise
+        shutil.copyfile(fresh, path)
+        Path(fresh).unlink()
+
+
+def _chosen_packages(run: Run) -> list[str]:
+    """Return the packages that are installed for themselves, not as dependencies, as ``installed`` names
+    them.
+    """
+    if shutil.which("apt-mark"):
+        _, out, _ = run(["apt-mark", "showmanual"])
+        return str(out).split()
+    query = "dnf --quiet --cacheonly repoquery --installed --qf".split()
+    rc, out, _ = run([*query, "%{name}.%{arch} %{reason}\n"])
+    rows = [line.split() for line in out.splitlines()] if rc == 0 else []
+    return [row[0] for row in rows if row[1:] not in (["dependency"], ["weak-dependency"])]
+
+
+def _shorten(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,94 @@
+"""The Ansible module host_changes as plain Python: its record is in a temporary folder, and its programs
+are answered by ``Machine``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import ansible.module_utils
+from clusterctl.util.assets import data_folder
+from tests.support.plays import load_module
+
+
+@dataclass
+class Machine:
+    """A host that answers commands.
+
+    answers: first words of a command -> (exit code, stdout, stderr). Other commands succeed without
+        output.
+    """
+
+    answers: dict[tuple[str, ...], tuple[int, str, str]] = field(
+        default_factory=lambda: {("dpkg-query", "-S"): (1, "", ""), ("rpm", "-qf"): (1, "", "")}
+    )
+    ran: list[list[str]] = field(default_factory=list)
+
+    def run(self, argv: list[str], check_rc: bool = False, **_: Any) -> tuple[int, str, str]:
+        self.ran.append(argv)
+        for length in range(len(argv), 0, -1):
+            if (answer := self.answers.get(tuple(argv[:length]))) is not None:
+                assert not (check_rc and answer[0]), argv
+                return answer
+        return 0, "", ""
+
+    def has_packages(self, *names: str) -> None:
+        self.answers["dpkg-query", "-W"] = (0, "".join(f"installed {n}\n" for n in names), "")
+        self.answers["rpm", "-qa"] = (0, "".join(f"{n}.x86_64\n" for n in names), "")
+
+
+@dataclass
+class Module:
+    """The part of AnsibleModule that host_changes uses."""
+
+    params: dict[str, Any]
+    machine: Machine
+    check_mode: bool = False
+
+    def run_command(self, argv: list[str], **options: Any) -> tuple[int, str, str]:
+        return self.machine.run(argv, **options)
+
+
+@pytest.fixture(autouse=True)
+def utils(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Python find ansible/module_utils, which Ansible finds beside the playbook."""
+    paths = [*ansible.module_utils.__path__, str(data_folder("ansible") / "module_utils")]
+    monkeypatch.setattr(ansible.module_utils, "__path__", paths)
+
+
+@pytest.fixture
+def util() -> Callable[[str], ModuleType]:
+    """Import a module of ansible/module_utils by its name."""
+    return lambda name: importlib.import_module(f"ansible.module_utils.{name}")
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def etc(tmp_path: Path) -> Path:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def changes(tmp_path: Path, machine: Machine) -> Callable[..., dict[str, Any]]:
+    """Run the module with a ``state``, and return its result. touches: what a role changes."""
+    library = load_module("host_changes")
+
+    def act(state: str, *, cluster: str = "abc", check: bool = False, **touches: Any) -> Any:
+        params = {"state": state, "cluster": cluster, "path": str(tmp_path / "record.json")}
+        module = Module({**params, "touches": {"role": touches} if touches else {}}, machine, check)
+        return library.act(module)
+
+    return act

@@ -1,0 +1,530 @@
+"""`down` removes clusterctl's files, lines and accounts from a machine, and moves the owner's files back."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.host_changes.conftest import Machine
+
+Changes = Callable[..., dict[str, Any]]
+Util = Callable[[str], ModuleType]
+BLOCK = "# BEGIN hosts of this cluster (clusterctl)\n10.0.0.4 n2\n# END hosts of this cluster (clusterctl)\n"
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["up", "killed up"])
+def test_replaced_file_is_kept_and_moved_back(changes: Changes, etc: Path, ended: bool) -> None:
+    conf = etc / "slurm.conf"
+    conf.write_text("theirs\n")
+    conf.chmod(0o640)
+    os.utime(conf, (1, 1))
+    files = [str(conf), str(etc / "gres.conf")]
+    changes("begun", files=files)
+    assert (etc / "slurm.conf.before-clusterctl").read_text() == "theirs\n"
+    for path in files:
+        Path(path).write_text("ours\n")
+    if ended:
+        changes("ended")
+    result = changes("removed")
+    assert tree(etc) == {"slurm.conf": "theirs\n"}
+    assert (conf.stat().st_mode & 0o777, conf.stat().st_mtime) == (0o640, 1)
+    assert result["clusterctl_notes"] == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_file_that_someone_has_changed_since_stays_and_is_named(
+    changes: Changes, etc: Path, kept: bool
+) -> None:
+    conf = etc / "slurm.conf"
+    if kept:
+        conf.write_text("theirs\n")
+    changes("begun", files=[str(conf)])
+    conf.write_text("ours\n")
+    changes("ended")
+    conf.write_text("ours, bettered\n")
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert str(conf) in note
+    assert ("slurm.conf.before-clusterctl" in note) == kept
+    before = {"slurm.conf.before-clusterctl": "theirs\n"} if kept else {}
+    assert tree(etc) == {"slurm.conf": "ours, bettered\n", **before}
+
+
+def test_next_cluster_keeps_a_file_that_someone_had_changed(changes: Changes, etc: Path) -> None:
+    conf = etc / "slurm.conf"
+    conf.write_text("theirs\n")
+    for _ in range(2):
+        changes("begun", files=[str(conf)])
+        conf.write_text("ours\n")
+        changes("ended")
+        conf.write_text("ours, bettered\n")
+        notes = changes("removed")["clusterctl_notes"]
+    older = {"slurm.conf.before-clusterctl.1": "theirs\n"}
+    assert tree(etc) == {"slurm.conf": "ours, bettered\n", **older}
+    assert sum("slurm.conf.before-clusterctl.1" in note for note in notes) == 1
+
+
+def test_file_that_the_next_up_replaced_again_is_moved_back(changes: Changes, etc: Path) -> None:
+    conf = etc / "slurm.conf"
+    conf.write_text("theirs\n")
+    for edit in ("an idea\n", ""):
+        changes("begun", files=[str(conf)])
+        conf.write_text("ours\n")
+        changes("ended")
+        if edit:
+            conf.write_text(edit)
+    changes("removed")
+    assert tree(etc) == {"slurm.conf": "theirs\n"}
+
+
+@pytest.mark.parametrize("ups", [1, 2])
+@pytest.mark.parametrize("was", [None, "old\n"])
+def test_file_that_roles_leave_alone_keeps_its_owners_changes(
+    changes: Changes, etc: Path, was: str | None, ups: int
+) -> None:
+    conf = etc / "theirs.repo"
+    if was is not None:
+        conf.write_text(was)
+    changes("begun", files=[str(conf), str(etc / "*.repo")])
+    changes("ended")
+    conf.write_text("new\n")
+    for _ in range(1, ups):
+        changes("begun", files=[str(conf), str(etc / "*.repo")])
+        changes("ended")
+    changes("removed")
+    assert tree(etc).pop("theirs.repo") == "new\n"
+
+
+def test_owners_edit_of_a_file_that_roles_changed_once_is_not_lost(
+    changes: Changes, etc: Path
+) -> None:
+    """Such as the repository that `up` enables, and then leaves as it is."""
+    conf = etc / "rocky.repo"
+    conf.write_text("enabled=0\n")
+    changes("begun", files=[str(conf)])
+    conf.write_text("enabled=1\n")
+    changes("ended")
+    conf.write_text("enabled=1\nproxy=http://theirs\n")
+    changes("begun", files=[str(conf)])
+    changes("ended")
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert str(conf) in note
+    assert "proxy" in conf.read_text()
+    assert (etc / "rocky.repo.before-clusterctl").exists()
+
+
+OWNERS = "127.0.0.1 localhost\n10.0.0.4 n2\n"
+
+
+@pytest.mark.parametrize(
+    ("now", "after"),
+    [
+        (OWNERS + BLOCK, OWNERS),
+        (OWNERS, OWNERS),
+        (OWNERS + BLOCK.replace("n2", "n2 n2.example"), OWNERS),
+        (
+            "first\n" + BLOCK + OWNERS + "192.0.2.7 later\n",
+            "first\n" + OWNERS + "192.0.2.7 later\n",
+        ),
+        (OWNERS + BLOCK.partition("# END")[0], OWNERS + "10.0.0.4 n2\n"),
+    ],
+    ids=["unchanged", "block gone", "block changed", "lines added", "end marker gone"],
+)
+def test_only_lines_between_markers_leave_an_owners_file(
+    changes: Changes, etc: Path, now: str, after: str
+) -> None:
+    hosts = etc / "hosts"
+    hosts.write_text(OWNERS)
+    changes("begun", blocks=[str(hosts)])
+    hosts.write_text(OWNERS + BLOCK)
+    changes("ended")
+    hosts.write_text(now)
+    changes("removed")
+    assert tree(etc) == {"hosts": after}
+
+
+def test_block_leaves_a_kept_file_that_its_owner_has_edited(changes: Changes, etc: Path) -> None:
+    """Chrony's settings: a whole file where clusterctl installs it, a block where it ran before."""
+    conf = etc / "chrony.conf"
+    conf.write_text("pool a\n")
+    for text in ("pool a\n", "pool b\n"):
+        changes("begun", files=[str(conf)])
+        conf.write_text(text + "# BEGIN of clusterctl\nserver ctl\n# END of clusterctl\n")
+        changes("ended")
+    assert changes("removed")["clusterctl_notes"] == []
+    assert tree(etc) == {"chrony.conf": "pool b\n"}
+
+
+def test_own_files_and_folders_are_removed_and_other_content_is_named(
+    changes: Changes, etc: Path, machine: Machine
+) -> None:
+    own = etc / "clusterctl"
+    folders = [str(own), str(etc / "exports.d"), str(etc / "shared")]
+    changes("begun", files=[str(own / "*"), str(etc / "home/clusterctl")], folders=folders)
+    for name in ("clusterctl", "exports.d", "shared/carl", "home/clusterctl/jobs"):
+        (etc / name).mkdir(parents=True)
+    (own / "fence").write_text("ours\n")
+    changes("ended")
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert f"{etc}/shared" in note
+    assert sorted(path.name for path in etc.iterdir()) == ["home", "shared"]
+    assert (etc / "home/clusterctl/jobs").is_dir()
+
+
+@pytest.mark.parametrize("packaged", [False, True])
+def test_content_of_a_new_tree_is_removed_and_the_folder_of_a_package_stays(
+    changes: Changes, etc: Path, machine: Machine, packaged: bool
+) -> None:
+    state = etc / "slurmctld"
+    (etc / "theirs").mkdir()
+    (etc / "theirs/state").write_text("theirs\n")
+    changes("begun", trees=[str(state), str(etc / "theirs")])
+    (state / "hash.1").mkdir(parents=True)
+    (state / "hash.1/job").write_text("ours\n")
+    changes("ended")
+    machine.answers["dpkg-query", "-S"] = machine.answers["rpm", "-qf"] = (1 - packaged, "", "")
+    changes("removed")
+    assert tree(etc) == {"theirs/state": "theirs\n"}
+    assert state.exists() == packaged
+
+
+def test_keys_of_the_cluster_leave_peoples_authorized_keys(changes: Changes, etc: Path) -> None:
+    names = {"keys": {"nobody-here": ["ssh-ed25519 AAAA clusterctl"]}, "homes": [str(etc)]}
+    keys = etc / "nobody-here/.ssh/authorized_keys"
+    other = etc / "ada/.ssh/authorized_keys"
+    changes("begun", **names)
+    changes("begun", keys={"ada": ["ssh-ed25519 AAAA clusterctl"]}, homes=[str(etc)])
+    for path in (keys, other):
+        path.parent.mkdir(parents=True)
+        path.write_text("ssh-ed25519 AAAA clusterctl\n")
+    mpi = 'from="10.0.0.2" ssh-ed25519 BBBB ada on the hosts of this cluster (clusterctl)\n'
+    other.write_text(f"ssh-ed25519 AAAA clusterctl\nssh-rsa CCCC ada@clusterctl\n{mpi}")
+    changes("ended")
+    changes("removed")
+    assert tree(etc) == {"ada/.ssh/authorized_keys": "ssh-rsa CCCC ada@clusterctl\n"}
+
+
+@pytest.mark.parametrize("end", ["# END managed by clusterctl for demo\n", ""])
+def test_block_of_keys_of_this_cluster_leaves_authorized_keys(
+    changes: Changes, etc: Path, end: str
+) -> None:
+    """Another cluster, of a similar name, may have the same folder of homes."""
+    keys = etc / "ada/.ssh/authorized_keys"
+    keys.parent.mkdir(parents=True)
+    others = (
+        "ssh-rsa A ada\n# BEGIN managed by clusterctl for demo2\nssh-ed25519 BBBB clusterctl\n"
+        "# END managed by clusterctl for demo2\n"
+    )
+    keys.write_text(others)
+    ours = "ssh-ed25519 AAAA clusterctl"
+    mark = " managed by clusterctl for demo"
+    changes("begun", keys={"ada": [ours]}, key_mark=mark, homes=[str(etc)])
+    keys.write_text(f"{others}# BEGIN managed by clusterctl for demo\n{ours}\n{end}")
+    changes("ended")
+    changes("removed")
+    assert keys.read_text() == others
+
+
+def test_keys_in_a_folder_that_hosts_share_are_removed_by_one_host(
+    changes: Changes, etc: Path
+) -> None:
+    keys = etc / "home/ada/.ssh/authorized_keys"
+    changes("begun", keys={"ada": ["ours"]}, homes=[str(etc / "home")], spared=[str(etc / "home")])
+    keys.parent.mkdir(parents=True)
+    keys.write_text("ours\n")
+    changes("ended")
+    changes("removed")
+    assert keys.read_text() == "ours\n"
+
+
+def test_only_links_of_the_cluster_leave_a_home(changes: Changes, etc: Path) -> None:
+    ours = etc / "ada-clusterctl"
+    theirs = etc / "bob-clusterctl"
+    program = etc / "carl-clusterctl"
+    changes(
+        "begun", links={str(path): "/shared/home/x/clusterctl" for path in (ours, theirs, program)}
+    )
+    ours.symlink_to("/shared/home/x/clusterctl")
+    theirs.symlink_to("/opt/tools/clusterctl")
+    program.write_text("theirs\n")
+    changes("ended")
+    changes("removed")
+    assert sorted(path.name for path in etc.iterdir()) == [theirs.name, program.name]
+
+
+def test_only_accounts_that_clusterctl_made_are_removed(
+    changes: Changes, util: Util, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    removal = util("host_removal")
+    accounts = [
+        SimpleNamespace(pw_name="carl", pw_gecos=removal.ACCOUNT),
+        SimpleNamespace(pw_name="bob", pw_gecos="Bob, job user"),
+    ]
+    monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
+    gone: list[str] = []
+    home = tmp_path / "carl"
+    monkeypatch.setattr(
+        removal.host_units, "remove_user", lambda _, name: gone.append(name) or str(home)
+    )
+    monkeypatch.setattr(removal.host_units, "remove_group", lambda _, name: gone.append(name))
+    changes("begun", folders=[str(home)])
+    home.mkdir()
+    (home / "thesis").write_text("theirs\n")
+    changes("ended")
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert gone == ["carl", "carl"]
+    assert str(home) in note
+
+
+def test_mount_line_of_the_cluster_leaves_fstab(
+    changes: Changes, etc: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fstab = etc / "fstab"
+    monkeypatch.setattr(util("host_removal"), "FSTAB", str(fstab))
+    fstab.write_text("UUID=1 / ext4 defaults 0 1\n")
+    changes("begun", mounts=["/shared"])
+    theirs = "UUID=1 / ext4 defaults 0 1\nnas:/x /x nfs hard 0 0 # x-clusterctl\n"
+    fstab.write_text(f"{theirs}head:/shared /shared nfs hard,x-clusterctl 0 0\n")
+    changes("ended")
+    changes("removed")
+    assert fstab.read_text() == theirs
+
+
+def test_packages_stay_and_the_command_to_purge_them_is_named(
+    changes: Changes, machine: Machine
+) -> None:
+    suffix = "" if shutil.which("apt-mark") else ".x86_64"
+    machine.has_packages("nginx")
+    changes("begun")
+    machine.has_packages("nginx", "munge", "libmunge")
+    changes("ended")
+    machine.has_packages("nginx", "munge", "libmunge", "htop")
+    changes("begun")
+    changes("ended")
+    machine.answers["apt-mark", "showmanual"] = (0, "nginx\nmunge\nhtop\n", "")
+    rows = [f"{name}.x86_64 user\n" for name in ("nginx", "munge", "htop")]
+    machine.answers[("dnf",)] = (0, "".join([*rows, "libmunge.x86_64 dependency\n"]), "")
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert note.endswith(f" munge{suffix}")
+    assert not any(name in note for name in ("nginx", "htop", "libmunge"))
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_accounting_database_of_the_cluster_is_dropped_and_others_stay(
+    changes: Changes,
+    etc: Path,
+    util: Util,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    existed: bool,
+) -> None:
+    monkeypatch.setattr(util("host_record"), "DATABASES", str(etc))
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    if existed:
+        (etc / "slurm_acct_db").mkdir()
+    changes("begun", databases={"slurm_acct_db": "slurm"})
+    changes("ended")
+    changes("removed")
+    dropped = [argv[-1] for argv in machine.ran if argv[0] == "mariadb"]
+    assert [("slurm_acct_db" in sql, "payroll" in sql) for sql in dropped] == (
+        [] if existed else [(True, False)]
+    )
+
+
+UNIT = ("systemctl", "show", "munge.service")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "commands"),
+    [
+        ("not-found", "enabled", ["stop", "disable"]),
+        ("enabled", "enabled", ["restart"]),
+        ("enabled", "disabled", ["enable", "restart"]),
+    ],
+)
+def test_units_get_their_former_state_and_read_the_owners_files(
+    changes: Changes, etc: Path, machine: Machine, *, before: str, now: str, commands: list[str]
+) -> None:
+    key = etc / "munge.key"
+    key.write_text("theirs\n")
+    states = {
+        "not-found": "LoadState=not-found\nUnitFileState=\nActiveState=inactive\n",
+        "enabled": "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n",
+        "disabled": "LoadState=loaded\nUnitFileState=disabled\nActiveState=active\n",
+    }
+    machine.answers[UNIT] = (0, states[before], "")
+    changes("begun", files=[str(key)], units=["munge.service"])
+    key.write_text("ours\n")
+    changes("ended")
+    machine.answers[UNIT] = (0, states[now], "")
+    changes("removed")
+    ran = [argv[1] for argv in machine.ran if argv[0] == "systemctl" and argv[-1] == UNIT[-1]]
+    assert [word for word in ran if word != "show"] == commands
+
+
+def test_daemons_that_came_with_packages_are_stopped(changes: Changes, machine: Machine) -> None:
+    listed = ("systemctl", "list-unit-files")
+    machine.answers["systemctl", "show"] = (0, "UnitFileState=enabled\nActiveState=active\n", "")
+    for before, after in (
+        ("cron.service", "rpcbind.socket"),
+        ("theirs.service", "rpcbind.service"),
+    ):
+        lines = machine.answers.get(listed, (0, "", ""))[1]
+        machine.answers[listed] = (0, f"{lines}{before} enabled enabled\n", "")
+        changes("begun")
+        lines = machine.answers[listed][1]
+        machine.answers[listed] = (0, f"{lines}{after} enabled enabled\n", "")
+        changes("ended")
+    changes("removed")
+    stopped = [argv[2] for argv in machine.ran if argv[:2] == ["systemctl", "stop"]]
+    disabled = [argv[2] for argv in machine.ran if argv[:2] == ["systemctl", "disable"]]
+    assert stopped == disabled == ["rpcbind.service", "rpcbind.socket"]
+
+
+def test_silent_file_server_of_the_owner_stops_the_removal_before_it_begins(
+    changes: Changes, etc: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removal = util("host_removal")
+    mounts = util("host_mounts").Mounts
+    monkeypatch.setattr(mounts, "is_mount_point", lambda _, path: path == "/shared")
+    conf = etc / "slurm.conf"
+    changes("begun", files=[str(conf)], mounts=["/shared"])
+    conf.write_text("ours\n")
+    changes("ended")
+    monkeypatch.setattr(removal, "answers", lambda _: False)
+    with pytest.raises(util("host_record").RecordError) as caught:
+        changes("removed")
+    assert "/shared" in str(caught.value)
+    assert conf.exists()
+
+
+def test_unmounted_folder_is_named_because_keys_stay_there(
+    changes: Changes, util: Util, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = util("host_mounts").Mounts
+    changes("begun", mounts=["/shared"], keys={"ada": []}, homes=["/shared/home"])
+    monkeypatch.setattr(mounts, "is_mount_point", lambda *_: True)
+    changes("ended")
+    monkeypatch.setattr(mounts, "is_mount_point", lambda *_: False)
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert "/shared" in note
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cluster": "abc"}'])
+def test_damaged_record_changes_nothing(
+    changes: Changes, util: Util, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "record.json").write_text(text)
+    for state in ("begun", "removed"):
+        with pytest.raises(util("host_record").RecordError):
+            changes(state)
+    assert (tmp_path / "record.json").read_text() == text
+
+
+def test_host_of_another_cluster_is_refused(changes: Changes, util: Util) -> None:
+    changes("begun")
+    for state in ("begun", "ended", "removed"):
+        with pytest.raises(util("host_record").RecordError) as caught:
+            changes(state, cluster="other")
+        assert "abc" in str(caught.value)
+
+
+def test_host_without_a_record_and_check_mode_change_nothing(
+    changes: Changes, etc: Path, machine: Machine, tmp_path: Path
+) -> None:
+    (etc / "slurm.conf").write_text("theirs\n")
+    assert not changes("removed")["changed"]
+    assert changes("begun", check=True, files=[str(etc / "slurm.conf")])["changed"]
+    assert tree(tmp_path) == {"etc/slurm.conf": "theirs\n"}
+
+
+class Killed(BaseException):
+    """The end of a process at any moment."""
+
+
+def test_killed_removal_continues_wherever_it_was(
+    changes: Changes,
+    etc: Path,
+    util: Util,
+    *,
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed before each change and each command, the next removal leaves the same machine."""
+    monkeypatch.setattr(util("host_removal"), "FSTAB", str(etc / "fstab"))
+    theirs = {"hosts": OWNERS, "munge.key": "theirs\n", "fstab": "UUID=1 / ext4 defaults 0 1\n"}
+    for name, text in theirs.items():
+        (etc / name).write_text(text)
+    changes(
+        "begun",
+        files=[str(etc / name) for name in ("munge.key", "slurm.conf", "clusterctl/*")],
+        blocks=[str(etc / "hosts")],
+        folders=[str(etc / "clusterctl")],
+        trees=[str(etc / "spool")],
+        mounts=["/shared"],
+        units=["munge.service"],
+        keys={"ada": ["ssh-ed25519 AAAA clusterctl"]},
+        homes=[str(etc)],
+    )
+    (etc / "hosts").write_text(OWNERS + BLOCK)
+    for name in (
+        "munge.key",
+        "slurm.conf",
+        "clusterctl/fence",
+        "spool/a/b",
+        "ada/.ssh/authorized_keys",
+    ):
+        (etc / name).parent.mkdir(parents=True, exist_ok=True)
+        (etc / name).write_text("ours\n")
+    (etc / "ada/.ssh/authorized_keys").write_text("ssh-rsa A ada\nssh-ed25519 AAAA clusterctl\n")
+    (etc / "fstab").write_text(theirs["fstab"] + "head:/shared /shared nfs x-clusterctl 0 0\n")
+    changes("ended")
+    whole = tmp_path / "whole"
+    shutil.copytree(etc, whole)
+    record = (tmp_path / "record.json").read_text()
+
+    left = [0]
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(Machine, "run", counted(Machine.run))
+    monkeypatch.setattr(os, "replace", counted(os.replace))
+    for name in ("unlink", "rmdir", "write_text", "replace"):
+        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
+    moments = 0
+    while True:
+        shutil.rmtree(etc)
+        shutil.copytree(whole, etc)
+        with (tmp_path / "record.json").open("w") as file:
+            file.write(record)
+        left[0] = moments = moments + 1
+        try:
+            changes("removed")
+            break
+        except Killed:
+            left[0] = 0
+        if (tmp_path / "record.json").exists():
+            changes("removed")
+        assert tree(etc) == {**theirs, "ada/.ssh/authorized_keys": "ssh-rsa A ada\n"}, moments
+        assert json.loads(record)["ended"]
+    assert moments > 20
