@@ -164,7 +164,7 @@ class Cluster:
     def _prompts(self) -> Prompts:
         accepted = tuple(self.accept_host_key)
         reporter = PhaseLines(self._note)
-        return Prompts(accepted=accepted, password=self.become_password, reporter=reporter)
+        return Prompts(accepted=accepted, password=lambda: self.become_password, reporter=reporter)
 
     def _session(self, patience_s: float = PATIENCE_S) -> AbstractContextManager[Session]:
         return open_session(self._chosen, patience_s=patience_s)

@@ -6,7 +6,8 @@ import functools
 import getpass
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -32,7 +33,8 @@ NoWait = Annotated[
 AskBecomePass = Annotated[
     bool,
     option(
-        "Prompt for the sudo password of on-prem hosts. Without a terminal, it is read from stdin.",
+        "Prompt for the sudo password of on-prem hosts at once, not when sudo asks for it. Without a "
+        "terminal, it is read from stdin.",
         "--ask-become-pass",
         "-K",
     ),
@@ -45,6 +47,7 @@ AcceptHostKey = Annotated[
         metavar="SHA256:...",
     ),
 ]
+_QUESTION: Final = "sudo password: "
 
 
 def for_operators(function: VerbFunction) -> VerbFunction:
@@ -61,7 +64,8 @@ def for_operators(function: VerbFunction) -> VerbFunction:
 def prompts_for(
     screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None
 ) -> Prompts:
-    """Read the sudo password if ``ask_password``. Return Prompts, which ask about host keys later.
+    """Read the sudo password if ``ask_password``. Return Prompts, which ask about host keys later,
+    and for the sudo password if a machine requires one.
 
     accepted: fingerprints of host keys to accept without a prompt.
 
@@ -79,19 +83,37 @@ def prompts_for(
     return Prompts(
         confirm=functools.partial(_confirm, screen),
         accepted=tuple(accepted or ()),
-        password=sudo_password(ask=ask_password),
+        password=_password_source(screen, ask=ask_password),
     )
 
 
-def sudo_password(*, ask: bool) -> str | None:
-    """If ``ask``, return the sudo password: prompted on a terminal, otherwise read from stdin."""
-    if not ask:
-        return None
-    text = (
-        getpass.getpass("sudo password: ")
-        if sys.stdin.isatty()
-        else sys.stdin.readline().rstrip("\n")
-    )
+def _password_source(screen: Screen, *, ask: bool) -> Callable[[], str | None]:
+    """Return a function that returns the sudo password. It asks the user at its first call, if
+    there is a terminal. ``ask``: ask now, or read the password from stdin.
+    """
+    if ask:
+        text = _read_password()
+        return lambda: text
+    if not screen.can_prompt:
+        return lambda: None
+    # Machines are asked in parallel.
+    lock = threading.Lock()
+
+    @functools.cache
+    def answer() -> str | None:
+        with screen.still():
+            return getpass.getpass(_QUESTION) or None
+
+    def answer_once() -> str | None:
+        with lock:
+            return answer()
+
+    return answer_once
+
+
+def _read_password() -> str:
+    """Return the sudo password: prompted on a terminal, otherwise read from stdin."""
+    text = getpass.getpass(_QUESTION) if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     if not text:
         raise UsageError(
             "the password is empty",

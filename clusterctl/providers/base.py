@@ -641,13 +641,14 @@ class Prompts:
 
     confirm: called with unknown host keys. Raises to reject the keys.
     accepted: fingerprints of host keys that the user has already confirmed.
-    password: the sudo password, for machines that require a password. It is never shown.
+    password: called, perhaps several times, if sudo on a machine requires a password. Returns it, or
+        None if the user can't be asked.
     restore: called to restore hosts that leave the cluster. reporter: receives progress and notes.
     """
 
     confirm: Confirm = reject_unknown_keys
     accepted: tuple[str, ...] = ()
-    password: str | None = field(default=None, repr=False)
+    password: Callable[[], str | None] = field(default=lambda: None, repr=False)
     restore: Restore = lambda _i, _h, _w, _s: {}
     reporter: Reporter = SILENT
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +57,7 @@ from clusterctl.transport.base import (
 from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util import process
+from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 GATE: Final = Path("/etc/clusterctl/sshd")
@@ -273,6 +275,10 @@ class _Sudo:
     asks: bool
 
 
+def _needs_password(error: ClusterctlError) -> bool:
+    return isinstance(error, AccessError) and error.code == "sudo-password"
+
+
 class Login:
     """The owner's SSH logins to the machines. ``__init__`` writes the ssh_config for these
     logins.
@@ -354,38 +360,55 @@ class Login:
         """
         if self._machines[host].become == "none":
             return self.run(host, argv, stdin)
-        sudo = self._sudo_of(host)
+        sudo = self._sudo_of(host, self.prompts.password)
         if sudo.asks:
-            return self.run(host, (*sudo.words, *_ASKING, "--", *argv), self._password + stdin)
+            stdin = f"{self.prompts.password()}\n".encode() + stdin
+            return self.run(host, (*sudo.words, *_ASKING, "--", *argv), stdin)
         return self.run(host, (*sudo.words, "-n", "--", *argv), stdin)
 
     def is_here(self, host: str) -> bool:
         return self._machines[host].is_here
 
-    @property
-    def _password(self) -> bytes:
-        return f"{self.prompts.password}\n".encode()
-
-    def _sudo_of(self, host: str) -> _Sudo:
+    def _sudo_of(self, host: str, password: Callable[[], str | None]) -> _Sudo:
         if host not in self._sudo:
             try:
-                self._sudo[host] = self._try_sudo(host, _SUDO)
+                self._sudo[host] = self._first_sudo(host, _SUDO, password)
             except AccessError as exc:
                 if exc.code != "sudo-terminal":
                     raise
                 on_terminal = (*_PYTHON, "-c", _TERMINAL, *_SUDO)
-                self._sudo[host] = self._try_sudo(host, on_terminal)
+                self._sudo[host] = self._first_sudo(host, on_terminal, password)
         return self._sudo[host]
 
-    def _try_sudo(self, host: str, words: Sequence[str]) -> _Sudo:
+    def _first_sudo(
+        self, host: str, words: Sequence[str], password: Callable[[], str | None]
+    ) -> _Sudo:
         try:
             self.run(host, (*words, "-n", "true"))
         except AccessError as exc:
-            if exc.code != "sudo-password" or self.prompts.password is None:
+            if not _needs_password(exc) or (text := password()) is None:
                 raise
-            self.run(host, (*words, *_ASKING, "true"), self._password)
+            self.run(host, (*words, *_ASKING, "true"), f"{text}\n".encode())
             return _Sudo(words, asks=True)
         return _Sudo(words, asks=False)
+
+    def try_sudo(
+        self, hosts: Sequence[str], limit: Limit = NO_LIMIT
+    ) -> Mapping[str, ClusterctlError]:
+        """Try sudo without a password on these hosts. Return host -> error, where that fails."""
+        using = [host for host in hosts if self._machines[host].become != "none"]
+        free = partial(self._sudo_of, password=lambda: None)
+        return call_on_hosts(using, free, limit=limit)[1]
+
+    def ask_password(self, failed: Mapping[str, ClusterctlError]) -> Mapping[str, ClusterctlError]:
+        """Ask the user for the sudo password if a host needs it. Return the hosts that failed for
+        another reason. ``failed``: from ``try_sudo``.
+        """
+        lost = {host: exc for host, exc in failed.items() if not _needs_password(exc)}
+        if len(lost) < len(failed):
+            # The answer is kept.
+            self.prompts.password()
+        return lost
 
     def check_keys(self, hosts: Sequence[str]) -> None:
         """Raise a UsageError if a key file in the spec is missing. With ssh-agent, FILE.pub is

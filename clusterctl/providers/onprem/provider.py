@@ -116,9 +116,10 @@ class OnpremProvider(Provider):
         only = [host.name for host in hosts_of_spec if not hosts or host.name in hosts]
         with self._login(workspace) as login:
             login.check_keys(only)
-            report = members.examine(
-                spec, hosts_of_spec, login, (), only=only, lost=login.trust(only)
-            )
+            lost = login.trust(only)
+            failed = login.try_sudo([name for name in only if name not in lost])
+            lost = {**lost, **login.ask_password(failed)}
+            report = members.examine(spec, hosts_of_spec, login, (), only=only, lost=lost)
         claims = members.claim_findings(report.facts, workspace.known_id() or "")
         return replace(report, findings=(*report.findings, *claims))
 
@@ -345,6 +346,11 @@ class OnpremProvider(Provider):
         if not find_all:
             # The limit does not include the time until the user confirms host keys.
             limit = Limit.within(total_s, self._clock)
+        failed = login.try_sudo([name for name in new if name not in lost], limit)
+        rest_s = limit.rest_s
+        lost = {**lost, **login.ask_password(failed)}
+        # Nor does it include the time until the user has typed a password.
+        limit = Limit.within(rest_s, self._clock)
         answering = [host.name for host in hosts if host.name not in silent]
         report = members.examine(spec, hosts, login, joined, only=answering, lost=lost, limit=limit)
         blocking = blocking_findings(report, hosts, new, workspace, silent)

@@ -41,7 +41,7 @@ def access(played: Path, password: str | None = None, **hosts: str) -> Login:
     for name, how in hosts.items():
         (played / name).write_text(how)
     machines = {name: OnpremHost(user="rocky", become="sudo") for name in hosts}
-    return Login(machines, Workspace(played), Prompts(password=password))
+    return Login(machines, Workspace(played), Prompts(password=lambda: password))
 
 
 def test_stdin_arrives_whole_with_and_without_a_sudo_password(played: Path) -> None:
@@ -73,6 +73,25 @@ def test_failed_sudo_has_a_code_and_a_fix(
     assert (failure.code, failure.host) == (code, "a")
     assert failure.fix
     assert PASSWORD not in f"{caught.value}{failure}"
+
+
+def test_password_is_asked_only_if_a_host_needs_it_and_bad_hosts_are_named(played: Path) -> None:
+    """Hosts with another password, and those that no password helps, have errors of their own."""
+    asked = []
+
+    def ask() -> str:
+        asked.append("")
+        return PASSWORD
+
+    way = access(played, a="free", b=PASSWORD, c="other", d="nobody", e="requiretty free")
+    way.prompts = Prompts(password=ask)
+    assert way.ask_password(way.try_sudo(["a", "e"])) == {}
+    assert asked == []
+    assert [*way.ask_password(way.try_sudo("abcde"))] == ["d"]
+    assert len(asked) == 1
+    done, failed = call_on_hosts("abce", lambda host: way.root(host, ("echo", host)))
+    assert done == {"a": "a\n", "b": "b\n", "e": "e\n"}
+    assert {host: exc.code for host, exc in failed.items()} == {"c": "sudo-wrong-password"}
 
 
 def test_host_that_hangs_after_login_is_unreachable(played: Path) -> None:
