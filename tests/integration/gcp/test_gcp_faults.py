@@ -158,7 +158,7 @@ MOMENTS = [
     ("google_compute_router_nat", "*"),
     ("google_storage_bucket", "*"),
     ("google_filestore_instance", "*"),
-    ("google_compute_disk", "*-x1-*"),
+    ("google_compute_disk", "*-two-*"),
     ("google_compute_network", "*"),
     ("google_compute_subnetwork", "*"),
     ("google_compute_router", "*"),

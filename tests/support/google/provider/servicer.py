@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ipaddress import IPv4Network
 from typing import Any
 
 import grpc
@@ -97,14 +98,13 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 set(_given(read_dynamic_value(request.config)))
             )
         planned = self._with_labels(schema.with_unknowns(self._block(kind), proposed, prior))
-        if prior and planned.get("desired_status") not in {None, prior.get("current_status")}:
-            planned |= {"current_status": Unknown}  # it is started, or stopped
+        planned = world.foreseen(kind, planned, prior or {})
         changed = schema.differences(prior, planned) if prior else ()
-        shrinks = kind == DISK and bool(prior) and _size(planned) < _size(prior)
+        shrinking = _shrinking(kind, prior, planned) if prior else None
         replaced = [
             schema.path(trail)
             for trail in changed
-            if world.forces_new(kind, trail) or (shrinks and trail[0] == "size")
+            if world.forces_new(kind, trail) or trail[0] == shrinking
         ]
         return pb.PlanResourceChange.Response(
             planned_state=to_dynamic_value(planned),
@@ -325,10 +325,21 @@ def _counted(settings: Mapping[str, Any]) -> str | None:
     return project if override and project else None
 
 
-def _size(disk: Mapping[str, Any]) -> int:
-    """A disk grows in place; where it shrinks, Google's provider forces a new one
-    (IsDiskShrinkage).
+def _shrinking(kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:
+    """The attribute of a disk or a subnetwork that shrinks. They grow in place; where they shrink,
+    Google's provider forces a new one (IsDiskShrinkage, IsShrinkageIpCidr).
     """
+    if kind == DISK and _size(planned) < _size(prior):
+        return "size"
+    key = "ip_cidr_range"
+    if kind == "google_compute_subnetwork" and not IPv4Network(prior[key]).subnet_of(
+        IPv4Network(planned[key])
+    ):
+        return key
+    return None
+
+
+def _size(disk: Mapping[str, Any]) -> int:
     return int(disk["size"]) if isinstance(disk.get("size"), int | float | str) else 0
 
 

@@ -193,6 +193,26 @@ def kept(kind: str, planned: dict[str, Any], prior: Mapping[str, Any]) -> dict[s
     return planned
 
 
+def foreseen(kind: str, planned: dict[str, Any], prior: Mapping[str, Any]) -> dict[str, Any]:
+    """What is planned, with what Google's provider knows before it asks Google.
+
+    Seen of the provider, version 8, on 2026-11-29: the address of a service account, and labels that
+    services of Google add to a resource, which it leaves.
+    """
+    if kind == "google_service_account" and not prior:
+        email = f"{planned['account_id']}@{planned['project']}.iam.gserviceaccount.com"
+        return planned | {"email": email, "member": f"serviceAccount:{email}"}
+    labels = planned.get("effective_labels")
+    if isinstance(labels, dict):
+        of_google = {
+            key: value
+            for key, value in (prior.get("effective_labels") or {}).items()
+            if key.startswith("goog-")
+        }
+        return planned | {"effective_labels": of_google | labels}
+    return planned
+
+
 def _same(new: Any, old: Any, words: Sequence[str]) -> Any:
     if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
         return [_same(*pair, words) for pair in zip(new, old, strict=True)]
