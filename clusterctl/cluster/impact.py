@@ -188,8 +188,12 @@ def _why_stopped(
             reasons[host.name] = (
                 f"{host.name} {'leaves the cluster' if host.released else f'is recreated{cause}'}"
             )
-        elif host.restarts and host.name != before.controller.name:
+        elif host.name == before.controller.name:
+            continue
+        elif host.restarts:
             reasons[host.name] = f"{host.name} is restarted{cause}"
+        elif disks := (*host.deleted_disks, *host.detached_disks):
+            reasons[host.name] = f"{host.name} loses {', '.join(disks)}"
     removed = [host.name for host in before.compute if host.name not in partitions]
     return {**reasons, **{name: f"{name} leaves the cluster" for name in removed}}
 
@@ -248,8 +252,9 @@ def reject(impact: Impact) -> None:
             f"this change would cancel jobs: {len(impact.affected)}",
             code="jobs-would-end",
             why="; ".join(map(str, impact.affected)),
-            fix="wait until the jobs have ended, or cancel them: `clusterctl cancel`; or run "
-            "the command again with --force, which cancels them",
+            fix="wait until the jobs have ended (`clusterctl node drain NODE` starts no new ones "
+            "there), or cancel them: `clusterctl cancel`; or run the command again with --force, "
+            "which cancels them",
         )
 
 

@@ -16,6 +16,7 @@ from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from clusterctl.providers.gcp.provider import variables
+from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp
@@ -88,6 +89,50 @@ def test_state_of_another_cluster_is_neither_changed_nor_destroyed(
     provider_of(spec, reporter).destroy(ours.cluster_id(), workspace=ours)
     assert any("another cluster" in line for line in reporter.lines)
     assert cloud.resources() == before
+
+
+KEY = f"projects/{PROJECT}/locations/us-central1/keyRings/r/cryptoKeys/c"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"zone": "us-central1-b"}, "provider.zone"),
+        ({"zone": "us-east1-c"}, "provider.zone"),
+        ({"network": {"cidr": "10.90.0.0/20"}}, "provider.network.cidr"),
+        (
+            {"network": {"network": "lab", "subnetwork": "lab-us"}},
+            "provider.network.network, provider.network.subnetwork",
+        ),
+        ({"kms_key": KEY}, "provider.kms_key"),
+        ({"filestore": {"tier": "BASIC_HDD", "capacity": "1TiB"}}, "provider.filestore"),
+        (
+            {"controller": {"image": {"project": "my-images", "family": "other"}}},
+            "provider.controller.image",
+        ),
+        (
+            {"controller": {**DEBIAN, "boot_disk": {"size": "50GiB", "type": "pd-ssd"}}},
+            "provider.controller.boot_disk.type",
+        ),
+    ],
+)
+def test_up_refuses_what_would_recreate_a_cluster_and_touches_nothing(
+    cloud: GoogleCloud, tmp_path: Path, change: dict[str, Any], where: str
+) -> None:
+    """Before `up` asks Google or Terraform anything."""
+    spec = spec_of()
+    workspace = workspace_in(tmp_path)
+    provider_of(spec).apply(spec, workspace)
+    before = cloud.resources(), (workspace.terraform / VARIABLES).read_bytes()
+    cloud.forget_log()
+    other = ClusterContext.of(spec_of(**change), workspace=workspace)
+    with refused("fixed-while-up", UsageError, where=where):
+        up(other, UpOptions(force=True, discard=True))
+    assert (cloud.resources(), (workspace.terraform / VARIABLES).read_bytes()) == before
+    assert cloud.done() == []
+    # What `down` removes is still known.
+    provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace)
+    assert not cloud.instances
 
 
 class DeclinedError(Exception):

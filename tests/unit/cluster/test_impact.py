@@ -178,6 +178,17 @@ def test_hosts_replaced_or_restarted_by_the_provider_end_jobs() -> None:
         look(spec(train(2)), before(ONE, TWO), same, *commands, hosts=hosts)
 
 
+def test_node_with_a_job_keeps_its_disks() -> None:
+    hosts = (
+        HostChange(ONE, "change", "", detached_disks=("mine",)),
+        HostChange("d-ctl", "change", "", deleted_disks=("data",)),
+    )
+    same = {ONE: Size(1, 4000), TWO: Size(1, 4000)}
+    commands = sinfo(ONE, TWO), squeue((7, "train", ONE), (8, "train", TWO))
+    found = look_ahead(spec(train(2)), before(ONE, TWO), same, *commands, hosts=hosts)
+    assert [(job.job.id, job.why) for job in found.affected] == [("7", f"{ONE} loses mine")]
+
+
 def test_replaced_machine_loses_its_jobs() -> None:
     hosts = (HostChange(TWO, "replace", "", "another machine takes its place", released=True),)
     found = look_ahead(
