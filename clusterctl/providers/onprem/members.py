@@ -40,6 +40,7 @@ from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
 from clusterctl.spec.distributions import differing, distribution_of
 from clusterctl.spec.models import ClusterSpec, software_refusals
+from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.providers.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
@@ -642,6 +643,10 @@ def preview(
 
 
 def _preview_of(spec: ClusterSpec, host: Host, facts: HostFacts) -> Iterator[str]:
+    yield (
+        f"account to create: {ADMIN_USER}, for the cluster's key, which has no passphrase, and with "
+        f"sudo without a password ({remote_account.SUDOERS})"
+    )
     packages = role_packages(spec, host.roles, distribution_of(facts.system.release))
     if missing := [name for name in packages if name not in facts.packages]:
         yield f"packages to install, with dependencies: {', '.join(missing)}"

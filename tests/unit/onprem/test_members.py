@@ -152,7 +152,7 @@ def preview_of(spec: ClusterSpec, *new: HostFacts) -> list[str]:
 
 def packages(spec: ClusterSpec, new: HostFacts) -> set[str]:
     """Return the packages that `up` would install on a host."""
-    (line,) = preview_of(spec, new)
+    _, line = preview_of(spec, new)
     before, _, names = line.partition(INSTALLED)
     assert before == f"{new.system.hostname.partition('.')[0]}: "
     return set(names.split(", "))
@@ -193,21 +193,23 @@ def test_preview_groups_identical_machines() -> None:
     spec = spec.model_copy(
         update={"partitions": (spec.partitions[0].model_copy(update={"hosts": "n1"}),)}
     )
-    (line,) = preview_of(spec, facts("n2"), facts("n3"))
+    account, line = preview_of(spec, facts("n2"), facts("n3"))
+    assert account.startswith("n2, n3: account to create: clusterctl")
     assert line.startswith(f"n2, n3: {INSTALLED}")
 
 
 def test_preview_leaves_out_installed_packages() -> None:
     spec = spec_of()
     has = frozenset(packages(spec, facts("n2")))
-    assert preview_of(spec, differing("n2", packages=has)) == []
+    (line,) = preview_of(spec, differing("n2", packages=has))
+    assert INSTALLED not in line
 
 
 def test_preview_names_accounts_and_files() -> None:
     users = [{"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}]
     spec = ClusterSpec.model_validate({**spec_of().model_dump(exclude_unset=True), "users": users})
     new = differing("n2", accounts={"ada": 1000}, files=("/etc/hosts", "/etc/slurm/slurmdbd.conf"))
-    assert preview_of(spec, new)[1:] == [
+    assert preview_of(spec, new)[2:] == [
         "n2: users to create: bob",
         "n2: files that may change (kept as NAME.before-clusterctl, which `down` moves back): /etc/hosts",
     ]
