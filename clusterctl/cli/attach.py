@@ -66,8 +66,9 @@ def attach(
     """Use an existing Slurm cluster with your own account.
 
     Finds your account and partitions, creates a folder with Python and MPI in your home on the
-    cluster, and tests with a job on two nodes that MPI works. Run it again to check the cluster
-    again. It keeps your options; an empty value, such as --partition '', withdraws an option.
+    cluster, and tests with a job on two nodes that MPI works. What it finds is written to the
+    cluster's spec, from which it starts when you run it again. Options replace what is there; an
+    empty value, such as --partition '', lets it search again.
     """
     spec: ClusterSpec | None = None
     if login is None:
@@ -84,9 +85,9 @@ def attach(
         account=account,
         qos=qos,
         partition=partition,
-        modules=None if module is None else tuple(filter(None, module)),
+        modules=tuple(filter(None, module)) if module else None,
         time=time,
-        slurm=None if slurm is None else tuple(filter(None, slurm)),
+        slurm=tuple(filter(None, slurm)) if slurm else None,
         python=python,
         spec=spec,
         wait_s=0 if no_wait else WAIT_S,

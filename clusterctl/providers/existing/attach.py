@@ -21,7 +21,7 @@ from clusterctl.providers.attached import Attached, AttachRequest, SiteFact
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.facts import placed_facts, proof_facts, site_facts
 from clusterctl.providers.existing.place import Placed, expanded, with_standalone_python
-from clusterctl.providers.existing.probe import Choices, Probed, probe
+from clusterctl.providers.existing.probe import Choices, Probed, chosen_settings, probe
 from clusterctl.providers.existing.prove import (
     Proof,
     ProofOptions,
@@ -61,7 +61,6 @@ _NEW: Final = ".attach-"
 # The type and the number in Slurm's `gpu:a100:4(S:0-1)`. A site may leave out the type.
 _GRES: Final = re.compile(r"gpu(?::([^:,()\s]+?))?:([0-9]+)(?:\(.*\))?")
 _CHOSEN: Final = (*(field.name for field in fields(Choices)), "folder", "launcher")
-_KEPT: Final = ("folder", "modules", "launcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ def attach(request: AttachRequest) -> Attachment:
         attachment = Attachment(workspace, spec, probed, placed, outcome)
         _site_record(start, recorded_spec, attachment).save(workspace)
         write_atomic(workspace.spec, dump_spec(spec))
-        inventory = _inventory(spec, probed, placed, outcome)
+        inventory = _inventory(spec, probed, placed, outcome, inventory_if_known(workspace))
         write_atomic(workspace.inventory, inventory.text)
         return attachment
 
@@ -168,16 +167,13 @@ class _Start:
 
     spec: the given spec, or else that of an earlier `attach`. site: that of the earlier `attach`,
         if it has written the site.
-    chosen: the user's choices, see ``SiteDescription``. kept: settings that the earlier `attach` found. They
-        are tried first, unless the user has withdrawn a choice.
-    pythons: the same, see ``SiteDescription.proven_pythons``.
+    chosen: the settings of the earlier `attach`, replaced by those of the given spec and then by the
+        options. An empty option withdraws a setting, so that `attach` finds it again.
     """
 
     spec: ClusterSpec | None
     site: SiteDescription | None
     chosen: Mapping[str, Any]
-    kept: Mapping[str, Any]
-    pythons: Mapping[str, str]
 
 
 def _start(request: AttachRequest, workspace: Workspace | None) -> _Start:
@@ -185,29 +181,18 @@ def _start(request: AttachRequest, workspace: Workspace | None) -> _Start:
     site = None
     with suppress(UsageError):
         site = load_site(workspace) if workspace and recorded else None
-    # Without LOGIN and a file, the command line passes the recorded spec.
-    given = _values(request.spec) if request.spec != recorded else {}
     flags = {name: value for name in _CHOSEN if (value := getattr(request, name, None)) is not None}
-    choices = {**(site.chosen if site else {}), **given, **flags}
+    if not flags.get("folder"):
+        flags.pop("folder", None)
+    earlier = chosen_settings(recorded)
+    if "modules" in flags:
+        # Another MPI may need another launcher.
+        earlier.pop("launcher", None)
+    # Without LOGIN and a file, the command line passes the recorded spec.
+    given = chosen_settings(request.spec) if request.spec != recorded else {}
+    choices = {**earlier, **given, **flags}
     chosen = {name: value for name, value in choices.items() if value}
-    withdrawn = choices.keys() - chosen - {"folder"}
-    kept = {
-        name: value for name, value in _values(recorded).items() if name in {*_KEPT} - withdrawn
-    }
-    pythons = site.proven_pythons if site and "python" not in withdrawn else {}
-    return _Start(request.spec or recorded, site, chosen, kept, pythons)
-
-
-def _values(spec: ClusterSpec | None) -> dict[str, Any]:
-    """Return the settings in a spec that users can choose, by name."""
-    settings = _settings(spec)
-    if spec is None or settings is None:
-        return {}
-    values = settings.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return {
-        **{key: values[key] for key in _CHOSEN if key in values},
-        "partition": spec.partitions[0].name,
-    }
+    return _Start(request.spec or recorded, site, chosen)
 
 
 def _known_workspace(request: AttachRequest) -> Workspace | None:
@@ -352,12 +337,6 @@ def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
     )
 
 
-def _site_before_proof(start: _Start, probed: Probed) -> SiteDescription:
-    """Return the site with what an earlier proof has found."""
-    earlier = start.site or probed.site
-    return replace(probed.site, proven_pythons=start.pythons, proven_glibc=earlier.proven_glibc)
-
-
 def _place_and_prove(
     request: AttachRequest, workspace: Workspace, start: _Start, probed: Probed, spec: ClusterSpec
 ) -> tuple[Placed, Proof | Unproven]:
@@ -365,7 +344,7 @@ def _place_and_prove(
     test to the user's first job.
     """
     settings = settings_of(spec)
-    site = _site_before_proof(start, probed)
+    site = probed.site
     options = ProofOptions(
         partition=probed.partition,
         is_routed=probed.is_routed,
@@ -419,6 +398,8 @@ def _proven_settings(
     # The modules of the proof begin with those that the user has chosen.
     chosen = {*start.chosen} - {"modules"}
     proven = {key: value for key, value in found.items() if key not in chosen}
+    if isinstance(outcome, Proof) and not placed.has_own_python:
+        proven["python"] = placed.python
     return {**settings.model_dump(), "folder": placed.folder, **proven}
 
 
@@ -426,14 +407,8 @@ def _site_record(
     start: _Start, earlier: ClusterSpec | None, attached: Attachment
 ) -> SiteDescription:
     """Return the site as it is recorded. ``earlier``: the spec of an earlier `attach`."""
-    placed = attached.placed
-    site = _site_before_proof(start, attached.probed)
-    if attached.proof is not None:
-        glibc = f"2.{attached.proof.nodes.oldest_glibc(placed.node.glibc_minor)}"
-        site = replace(site, proven_pythons={placed.python: placed.version}, proven_glibc=glibc)
-    folder = {"folder": placed.folder} if "folder" in start.chosen else {}
     facts = (*attached.placed_facts, *_facts_of_earlier_proof(start, earlier, attached))
-    return replace(site, chosen={**start.chosen, **folder}, facts=facts)
+    return replace(attached.probed.site, facts=facts)
 
 
 def _facts_of_earlier_proof(
@@ -493,9 +468,8 @@ def _remove_earlier_folder(
 
 
 def _new_settings(request: AttachRequest, start: _Start, probed: Probed) -> ExistingSettings:
-    """Return the settings: as the user has chosen, or else as before, or else as the site says."""
+    """Return the settings: as chosen, or else as the site says."""
     values = {
-        **start.kept,
         **start.chosen,
         "type": "existing",
         "login": request.login,
@@ -503,10 +477,6 @@ def _new_settings(request: AttachRequest, start: _Start, probed: Probed) -> Exis
         "routed": probed.is_routed,
     }
     values.pop("partition", None)
-    kept, chosen = ((*settings.get("modules", ()),) for settings in (start.kept, start.chosen))
-    if kept[: len(chosen)] == chosen:
-        # A proof has found more modules.
-        values["modules"] = kept
     return _fitting(values, request)
 
 
@@ -568,12 +538,21 @@ def _node_names(nodes: str) -> tuple[str, ...]:
 
 
 def _inventory(
-    spec: ClusterSpec, probed: Probed, placed: Placed, outcome: Proof | Unproven
+    spec: ClusterSpec,
+    probed: Probed,
+    placed: Placed,
+    outcome: Proof | Unproven,
+    earlier: Inventory | None = None,
 ) -> Inventory:
+    """Return the record of the cluster. earlier: that of the last `attach`, whose job may have found
+    nodes with an older C library.
+    """
     site = probed.site
     settings = settings_of(spec)
     has_pmix = any(name.startswith("pmix") for name in site.mpi_types)
     requirements = spec.software.python.requirements
+    is_known = earlier is not None and isinstance(outcome, Unproven)
+    glibc = min(placed.node.glibc_minor, earlier.glibc_minor if earlier and is_known else 99)
     return Inventory(
         cluster=spec.name,
         cluster_id=placed.cluster_id,
@@ -608,7 +587,7 @@ def _inventory(
         root=placed.folder,
         folder=placed.folder,
         python=placed.node.python,
-        glibc_minor=outcome.nodes.oldest_glibc(placed.node.glibc_minor),
+        glibc_minor=outcome.nodes.oldest_glibc(glibc),
         pmix=settings.launcher is Launcher.SRUN if settings.launcher else has_pmix,
         no_accounting=site.accounting,
         is_foreign=True,

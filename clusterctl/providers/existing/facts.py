@@ -11,7 +11,7 @@ from typing import Final
 from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, write_profile
-from clusterctl.providers.existing.probe import Choices, Probed, probe
+from clusterctl.providers.existing.probe import Choices, Probed, chosen_settings, probe
 from clusterctl.providers.existing.prove import Proof, Unproven, read_first_proof
 from clusterctl.providers.existing.site_description import SiteDescription, load_site
 from clusterctl.spec.load import dump_spec
@@ -41,7 +41,7 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
     spec = applied_spec(workspace)
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         transport = connections.to(LOGIN_HOST)
-        probed = probe(transport, Choices.of(site.chosen))
+        probed = probe(transport, Choices.of(chosen_settings(spec)))
         saved = site.facts
         if not any(fact.fact == "MPI" for fact in saved):
             saved += tuple(facts_of_first_job(transport, probed.site, spec, inventory, workspace))
@@ -103,9 +103,7 @@ def facts_of_first_job(
         write_atomic(workspace.inventory, record.text)
         write_atomic(workspace.spec, dump_spec(spec.model_copy(update={"provider": settings})))
         earlier = load_site(workspace)
-        replace(earlier, facts=(*earlier.facts, *facts), proven_glibc=f"2.{glibc_minor}").save(
-            workspace
-        )
+        replace(earlier, facts=(*earlier.facts, *facts)).save(workspace)
     yield from facts
 
 

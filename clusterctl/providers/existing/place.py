@@ -169,8 +169,7 @@ def place(
     folder, both share it, and its id.
 
     folder: an absolute path, or a path that begins with ~/ or a variable such as $SCRATCH/.
-    python: path of a Python on the cluster. Default: the Python that a job has proven, or else the
-        first of the site's that jobs can use.
+    python: path of a Python on the cluster. Default: the first of the site's that jobs can use.
     modules: environment modules that are loaded before each job.
 
     Raises:
@@ -182,11 +181,13 @@ def place(
     """
     _reject_unfit(folder)
     started = time.monotonic()
-    pythons = {**site.proven_pythons, **site.pythons}
+    pythons = site.pythons
     path = choose_python(pythons, python)
-    node = platform_of(pythons[path], site.proven_glibc or site.glibc, site.arch)
-    wheels = [*sorted(wheelhouse(job_lock(), node).glob("*.whl")), pip_wheel()]
-    lock = lock_of(wheels, node, path)
+    node = platform_of(pythons[path], site.glibc, site.arch)
+    # The nodes may have an older C library than the login node.
+    oldest = NodePlatform(node.python, _OLDEST_GLIBC)
+    wheels = [*sorted(wheelhouse(job_lock(), oldest).glob("*.whl")), pip_wheel()]
+    lock = lock_of(wheels, oldest, path)
     answer, cluster_id = _claim(transport, folder, cluster_id, site.cluster_name)
     at = answer["folder"][0]
     built = False
@@ -226,18 +227,12 @@ def with_standalone_python(
     if usable_pythons(site.pythons):
         return site
     _reject_unfit(folder)
-    at, *own = transport.run(["sh", "-c", _PYTHON, "python", folder]).stdout.splitlines()
-    # The folder may have been removed since a job has proven its Python.
-    proven = {
-        path: version
-        for path, version in site.proven_pythons.items()
-        if not path.startswith(f"{at}/{PYTHONS}/")
-    }
-    if not usable_pythons(proven) and not own:
+    _, *own = transport.run(["sh", "-c", _PYTHON, "python", folder]).stdout.splitlines()
+    if not own:
         own = _send_python(transport, site, folder, cluster_id, report)
     pythons = {path: version_of(Path(path).parents[1].name) for path in own}
     newest_first = sorted(pythons.items(), key=lambda one: order_of(one[1]), reverse=True)
-    return replace(site, proven_pythons=proven, pythons={**site.pythons, **dict(newest_first)})
+    return replace(site, pythons={**site.pythons, **dict(newest_first)})
 
 
 def _send_python(
@@ -248,7 +243,7 @@ def _send_python(
     report: LineReporter,
 ) -> list[str]:
     """Send a standalone Python. Return the paths of all in the folder."""
-    platform_of(RELEASE, site.proven_glibc or site.glibc, site.arch)
+    platform_of(RELEASE, site.glibc, site.arch)
     python = fetch_standalone_python(report)
     answer, _ = _claim(transport, folder, cluster_id, site.cluster_name)
     at = answer["folder"][0]

@@ -24,7 +24,9 @@ from clusterctl.providers.existing.site_description import (
     SitePartition,
 )
 from clusterctl.spec.base import PATTERNS
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ASK_OPERATORS
+from clusterctl.spec.providers.existing import ExistingSettings
 from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
 from clusterctl.transport.base import Transport
 
@@ -82,10 +84,22 @@ class Choices:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> Choices:
-        """Return the choices of ``SiteDescription.chosen``."""
+        """Return the choices in settings by name, see ``chosen_settings``."""
         values = {field.name: chosen[field.name] for field in fields(cls) if field.name in chosen}
         words = {name: tuple(chosen.get(name, ())) for name in ("modules", "slurm")}
         return cls(**{**values, **words})
+
+
+def chosen_settings(spec: ClusterSpec | None) -> dict[str, Any]:
+    """Return the settings of a spec that decide what `attach` asks the site and writes there, by
+    name, with the default partition.
+    """
+    if spec is None or not isinstance(spec.provider, ExistingSettings):
+        return {}
+    names = {*(each.name for each in fields(Choices)), "folder", "launcher"}
+    values = spec.provider.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    chosen = {name: value for name, value in values.items() if name in names}
+    return chosen if spec.provider.routed else {**chosen, "partition": spec.partitions[0].name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +393,9 @@ def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) 
     fix = "ask the site's administrators which account and partition you may use"
     if options := [name for name in _OF_TEST if not getattr(choices, name)]:
         fix = f"pass yours with {' or '.join(f'--{name}' for name in options)}; or {fix}"
+    if given := [name for name in _OF_TEST[:2] if getattr(choices, name)]:
+        empty = " ".join(f"--{name} ''" for name in given)
+        fix = f"`clusterctl attach {empty}` lets `attach` search again; or {fix}"
     return SlurmError(
         "Slurm accepts no job of yours",
         code="no-partition-accepts",

@@ -384,8 +384,6 @@ def place_and_prove(
             pythons=nodes.pythons,
             glibc=nodes.glibc or site.glibc,
             arch=nodes.arch,
-            proven_pythons={},
-            proven_glibc="",
         )
         if options.python is None:
             site = with_standalone_python(transport, site, folder, cluster_id, report=report)

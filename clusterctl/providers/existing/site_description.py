@@ -69,11 +69,6 @@ class SiteDescription:
     clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
     variables: those that the chosen modules and a login shell set for Slurm's commands.
     learned: name of a field -> the command that printed it.
-    chosen: the user's choices, by the name of the setting. `attach` finds the rest again. A key
-        that is later removed from the spec's file stays chosen.
-    proven_pythons: path -> version of the Python that ran on the nodes, in the last job that proved
-        MPI.
-    proven_glibc: the nodes' glibc in that job. Empty: no job has proven MPI yet.
     facts: those that `doctor` does not ask for again.
     """
 
@@ -100,9 +95,6 @@ class SiteDescription:
     clock_ahead_s: float = 0.0
     learned: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    chosen: Mapping[str, Any] = field(default_factory=dict)
-    proven_pythons: Mapping[str, str] = field(default_factory=dict)
-    proven_glibc: str = ""
     facts: tuple[SiteFact, ...] = ()
 
     def save(self, workspace: Workspace) -> None:
@@ -133,9 +125,7 @@ def site_of_record(record: Mapping[str, Any]) -> SiteDescription:
         SitePartition(**_known(SitePartition, row)) for row in record["partitions"]
     )
     lists["facts"] = tuple(SiteFact(**row) for row in record["facts"])
-    return SiteDescription(
-        **_known(SiteDescription, {**record, **lists, "chosen": dict(record["chosen"])})
-    )
+    return SiteDescription(**_known(SiteDescription, {**record, **lists}))
 
 
 def _known(

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.attach import proof_failure, summary
+from clusterctl.cli.attach import attach, proof_failure, summary
+from clusterctl.cli.output import Screen
 from clusterctl.packages.node_platform import NodePlatform
-from clusterctl.providers.attached import Attached
+from clusterctl.providers.attached import Attached, AttachRequest
 from clusterctl.providers.existing.attach import Attachment
 from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.probe import Choices, parse
 from clusterctl.providers.existing.prove import Nodes, Proof, Unproven
+from clusterctl.providers.existing.provider import ExistingProvider
 from clusterctl.spec.load import parse_spec
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import codes
@@ -102,3 +104,25 @@ def test_commands_of_operators_are_refused(
     for path in (cli.cwd / "cluster.yaml", cli.home / "campus/spec.yaml"):
         path.write_text(SPEC)
     assert codes(cli(*words, *choice, "-o", "json", rc=2)) == ["cluster-of-others"]
+
+
+class _AskedError(Exception):
+    """Ends the command once the provider has its request."""
+
+
+def test_words_that_are_not_given_are_kept_and_empty_ones_withdrawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command line passes an empty list for an option that the user has not given."""
+    requests: list[AttachRequest] = []
+
+    def ask(_: object, request: AttachRequest) -> Attached:
+        requests.append(request)
+        raise _AskedError
+
+    monkeypatch.setattr(ExistingProvider, "attach", ask)
+    for words in ([], [""], ["a", "b"]):
+        with pytest.raises(_AskedError):
+            attach(Screen(json=True, color=False), "campus", module=words, slurm=words)
+    assert [request.modules for request in requests] == [None, (), ("a", "b")]
+    assert [request.slurm for request in requests] == [None, (), ("a", "b")]

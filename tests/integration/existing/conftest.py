@@ -110,7 +110,7 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(root / "home"))
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        node = NodePlatform(f"{sys.version_info[0]}.{sys.version_info[1]}", 36)
+        node = NodePlatform(f"{sys.version_info[0]}.{sys.version_info[1]}", 28)
         with new_wheelhouse(job_lock(), node) as folder:
             a_wheel(folder, "first", "1.0")
         place(LocalTransport(), SITE, "~/ours", "a1b2c3")

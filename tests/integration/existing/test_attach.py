@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import TransferError, UnreachableError, UsageError
+from clusterctl.errors import SlurmError, TransferError, UnreachableError, UsageError
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.standalone_python import RELEASE as STANDALONE
 from clusterctl.packages.wheelhouse import new_wheelhouse
@@ -27,7 +27,6 @@ from clusterctl.providers.existing.attach import (
 from clusterctl.providers.existing.facts import examine_site
 from clusterctl.providers.existing.probe import Probed
 from clusterctl.providers.existing.prove import Unproven
-from clusterctl.providers.existing.site_description import load_site
 from clusterctl.spec.common import Gpus, Partition
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
@@ -132,15 +131,8 @@ def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, ready: Pat
     assert first.proof is not None
     proven = job_inventory(first.workspace)
     assert (proven.python, proven.glibc_minor, proven.pmix) == (RELEASE, 36, True)
-    site = load_site(first.workspace)
-    assert (dict(site.proven_pythons), site.chosen) == (
-        {sys.executable: first.placed.version},
-        {"python": sys.executable},
-    )
-    # The queue is closed now, and the user has chosen no Python.
+    # The queue is closed now.
     commands("short", "gpuq")
-    record = json.loads((first.workspace.root / "site.json").read_text())
-    (first.workspace.root / "site.json").write_text(json.dumps(record | {"chosen": {}}))
     again = attach(AttachRequest(HERE))
     assert (again.proof, again.placed.python, again.placed.built) == (None, sys.executable, False)
     assert job_inventory(again.workspace) == proven
@@ -167,7 +159,7 @@ def test_earlier_proof_is_shown_while_the_queue_is_full(
     # Another module has not been proven.
     other = attached(modules=["openmpi/5.0"])
     assert [fact.learned for fact in examine_site(other.workspace) if fact.fact == "MPI"] == [
-        "the spec, or an earlier proof"
+        "no job has run the proof"
     ]
 
 
@@ -182,22 +174,24 @@ def test_attach_again_keeps_the_module_added_by_the_proof(
     first = attached(modules=["python/3.13"])
     # The queue is closed now.
     commands("short")
-    for result in (first, attached(), attached(modules=["python/3.13"])):
+    for result in (first, attached()):
         settings = settings_of(result.spec)
         assert settings.modules == ("python/3.13", "openmpi/4.1.4")
-        assert load_site(result.workspace).chosen["modules"] == ["python/3.13"]
         assert "openmpi/4.1.4" in (Path(result.placed.folder) / "job-profile.sh").read_text()
     assert settings_of(attached(modules=["python/3.12"]).spec).modules == ("python/3.12",)
 
 
-def test_attach_again_keeps_only_the_users_choices(commands: Commands, ready: Path) -> None:
-    commands("short", "gpuq", accounts=2, accepted="*--account=proj0*")
-    attached(account="proj0")
-    commands("short", "gpuq", accounts=2, accepted="*--partition=gpuq*")
-    # The partition was found, so another one may be found.
-    again = attached()
+def test_attach_again_keeps_what_it_has_found_until_it_is_withdrawn(
+    commands: Commands, ready: Path
+) -> None:
+    commands("short", "gpuq", accounts=2, accepted="*--account=proj1*")
+    attached()
+    commands("short", "gpuq", accounts=2, accepted="*--account=proj0*--partition=gpuq*")
+    with refused("no-partition-accepts", SlurmError, "--account '' --partition ''"):
+        attached()
+    again = attached(account="", partition="")
     assert (again.probed.account, again.probed.partition) == ("proj0", "gpuq")
-    assert load_site(again.workspace).chosen == {"account": "proj0", "python": sys.executable}
+    assert settings_of(again.spec).account == "proj0"
 
 
 def test_empty_option_takes_a_choice_back(commands: Commands, ready: Path) -> None:
@@ -206,15 +200,10 @@ def test_empty_option_takes_a_choice_back(commands: Commands, ready: Path) -> No
     chosen = {"account": "proj0", "qos": "long", "partition": "gpuq", "modules": ["mine"]}
     first = attached(folder="~/mine", **chosen)
     assert settings_of(first.spec).modules == ("mine",)
-    path = first.workspace.root / "site.json"
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {"proven_pythons": {"/nowhere/python3": "3.14.1"}}))
     again = attach(
         AttachRequest(HERE, folder="", account="", qos="", partition="", modules=(), python="")
     )
     settings = settings_of(again.spec)
-    site = load_site(again.workspace)
-    assert (site.chosen, dict(site.proven_pythons)) == ({}, {})
     assert (again.probed.account, again.probed.partition) == ("", "short")
     assert (settings.modules, settings.qos, settings.folder) == ((), None, first.placed.folder)
 
@@ -235,26 +224,8 @@ def test_attach_again_keeps_choices_of_the_spec(commands: Commands, ready: Path)
         settings = settings_of(again.spec)
         assert (settings.launcher, settings.qos) == (Launcher.MPIRUN, "long")
         assert (settings.folder, again.probed.partition) == (first.placed.folder, "gpuq")
-        chosen = {
-            "folder": first.placed.folder,
-            "launcher": "mpirun",
-            "qos": "long",
-            "partition": "gpuq",
-        }
-        assert load_site(again.workspace).chosen == {**chosen, "python": sys.executable}
+        assert settings.python == sys.executable
     assert "--qos=long" in calls.read_text()
-
-
-def test_choices_are_lost_with_a_damaged_site(commands: Commands, ready: Path) -> None:
-    commands("short", proof=PROVEN)
-    first = attached(folder="~/mine", qos="long")
-    (first.workspace.root / "site.json").write_text("{")
-    commands("short")
-    again = attach(AttachRequest(HERE))
-    assert load_site(again.workspace).chosen == {}
-    settings = settings_of(again.spec)
-    assert (settings.launcher, settings.modules) == (Launcher.SRUN, ("openmpi/4.1.4",))
-    assert (settings.folder, settings.qos) == (first.placed.folder, None)
 
 
 @pytest.mark.parametrize(
@@ -348,16 +319,20 @@ def test_login_of_two_clusters_needs_a_name(
     assert attached(name="other").workspace.root.name == "other"
 
 
-def test_doctor_asks_with_the_choices_and_finds_the_rest(commands: Commands, ready: Path) -> None:
+def test_doctor_asks_with_the_settings_of_jobs(commands: Commands, ready: Path) -> None:
     commands("short", accounts=2, accepted="*--account=proj0*")
     first = attached(qos="long")
-    calls = commands("short", accounts=2, accepted="*--account=proj1*")
+    calls = commands("short", accounts=2, accepted="*--account=proj0*")
     calls.unlink()
     facts = {fact.fact: fact for fact in examine_site(first.workspace)}
-    assert facts["account"].value == "proj1"
+    assert facts["account"].value == "proj0"
     assert all("--qos=long" in call for call in calls.read_text().splitlines())
     # The queue was closed.
     assert facts["MPI"].is_problem
+    # Jobs would be refused.
+    commands("short", accounts=2, accepted="*--account=proj1*")
+    with refused("no-partition-accepts", SlurmError):
+        examine_site(first.workspace)
 
 
 def test_doctor_names_an_environment_that_lost_files(commands: Commands, ready: Path) -> None:
@@ -449,7 +424,7 @@ def test_nodes_without_a_python_for_jobs_get_one(
     downloads = standalone_list(state.parent, small_python())
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", downloads)
     monkeypatch.setenv("UV_CACHE_DIR", str(state.parent / "uv"))
-    with new_wheelhouse(job_lock(), NodePlatform(STANDALONE, 36)) as folder:
+    with new_wheelhouse(job_lock(), NodePlatform(STANDALONE, 28)) as folder:
         a_wheel(folder, "first", "1.0")
     result = attach(AttachRequest(HERE))
     assert (result.placed.has_own_python, result.placed.node.python) == (True, STANDALONE)
