@@ -140,13 +140,13 @@ def _status_of_all(screen: Screen) -> None:
 
 def _cluster_row(each: Status) -> list[object]:
     nodes = len(each.nodes)
-    usable = sum(node.usable for node in each.nodes)
-    idle = sum(node.usable and node.state == "IDLE" for node in each.nodes)
+    usable: int | None = sum(node.usable for node in each.nodes)
+    idle: int | None = sum(node.usable and node.state == "IDLE" for node in each.nodes)
     if each.partitions:
         # Partitions may share nodes, so their numbers can't be added.
         largest = max(each.partitions, key=lambda partition: partition.nodes)
         nodes = largest.nodes
-        usable = largest.idle + largest.allocated
+        usable = largest.in_service
         idle = largest.idle
     states = [job.state for job in each.jobs]
     return [
@@ -154,8 +154,8 @@ def _cluster_row(each: Status) -> list[object]:
         each.provider,
         "ready" if each.ready else "NOT ready",
         nodes,
-        usable,
-        idle,
+        "unknown" if usable is None else usable,
+        "unknown" if idle is None else idle,
         states.count(JobState.RUNNING),
         states.count(JobState.PENDING),
     ]
@@ -242,7 +242,9 @@ def partition_table(screen: Screen, partitions: Sequence[PartitionInfo]) -> list
         (
             f"{p.name}{' (default)' if p.is_default else ''}",
             "up" if p.is_up else "down",
-            *(p.max_time, p.nodes, p.idle, p.allocated, p.other),
+            p.max_time,
+            p.nodes,
+            *("unknown" if count is None else count for count in (p.idle, p.allocated, p.other)),
         )
         for p in partitions
     ]

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from clusterctl.errors import ClusterctlError, Notice
+from clusterctl.errors import ClusterctlError, Notice, SlurmAwayError, SlurmError
 from clusterctl.jobs.first import Place
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.base import NodeInfo
@@ -124,11 +124,17 @@ def candidates_of(session: Session, request: Request) -> tuple[Candidate, ...]:
     """
     session.site.reject_without_slurm()
     partitions, _ = session.scheduler.partitions_and_own_jobs()
-    nodes = session.scheduler.nodes()
+    # A site may show its users no nodes (PrivateData).
+    try:
+        nodes = session.scheduler.nodes()
+    except SlurmAwayError:
+        raise
+    except SlurmError:
+        nodes = ()
     limits = session.scheduler.limits(session.inventory.job_user)
     requests = {
         place: fitted_to(session.site, place.of(request))
-        for place in _places(session, request, nodes)
+        for place in _places(session, request, nodes, partitions)
     }
     scripts = {place: _script(session, each) for place, each in requests.items()}
     memory = _Memory.read(session.workspace)
@@ -141,7 +147,7 @@ def candidates_of(session: Session, request: Request) -> tuple[Candidate, ...]:
             session,
             place,
             memory.trials.get(_key(script)),
-            capacity=capacity_of(_nodes_of(place, nodes), shape),
+            capacity=capacity_of(_nodes_of(place, nodes), shape) if nodes else Capacity(),
             obstacle=_obstacle(infos.get(place.partition or ""), requests[place], limits),
             shape=shape,
         )
@@ -169,9 +175,16 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=key)
 
 
-def _places(session: Session, request: Request, nodes: Sequence[NodeInfo]) -> Iterator[Place]:
+def _places(
+    session: Session,
+    request: Request,
+    nodes: Sequence[NodeInfo],
+    infos: Sequence[PartitionInfo],
+) -> Iterator[Place]:
     """Yield the places that the job's options leave open."""
     partitions = dict.fromkeys(name for node in nodes for name in node.partitions)
+    if not nodes:
+        partitions = dict.fromkeys(each.name for each in infos)
     job = request.job
     if job.partition is not None:
         if job.partition not in partitions:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Final, TypedDict, TypeVar, Unpack
 
 from clusterctl.errors import (
     AnswerLostError,
@@ -58,6 +58,8 @@ from clusterctl.util.progress import Clock
 if TYPE_CHECKING:
     from clusterctl.state.ledger import Ledger
 
+# Code of the error of a command that Slurm has answered with a refusal.
+REFUSED: Final = "slurm-command-failed"
 _DAY_S = 86400
 _T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
 _NOT_CANCELLED = re.compile(r"scancel: error: Kill job error on job id ([0-9_,\[\]-]+): (.*)")
@@ -213,7 +215,14 @@ class SlurmClient(Jobs):
         return self._with_queue(slurm_parse.SINFO)
 
     def partitions_and_own_jobs(self) -> tuple[tuple[PartitionInfo, ...], tuple[JobInfo, ...]]:
-        return self._with_queue(slurm_parse.PARTITIONS, "--me")
+        try:
+            return self._with_queue(slurm_parse.PARTITIONS, "--me")
+        except SlurmError as exc:
+            if exc.code != REFUSED:
+                raise
+        # A site may show its users no nodes (PrivateData), without which sinfo shows nothing.
+        shown = self._ask(["scontrol", "show", "partition", "--oneliner"])
+        return slurm_parse.parse_shown_partitions(shown), self.own_jobs()
 
     def nodes_out_of_service(self) -> tuple[NodeInfo, ...]:
         return self._query(slurm_parse.SINFO, slurm_parse.OUT_OF_SERVICE)
@@ -564,12 +573,10 @@ class SlurmClient(Jobs):
             )
         error = SlurmError(
             f"{command} failed with exit status {result.rc}",
-            code="slurm-command-failed",
+            code=REFUSED,
             why=reason,
         )
-        error.__cause__ = CommandError(
-            command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr
-        )
+        error.__cause__ = CommandError(command, code=REFUSED, rc=result.rc, stderr=result.stderr)
         return error
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str]) -> Result:

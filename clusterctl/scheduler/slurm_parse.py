@@ -106,21 +106,27 @@ class PartitionInfo:
     """A partition of a cluster that other people operate, with the numbers of its nodes by state.
 
     max_time: the time limit as Slurm writes it. other: nodes that are down or drained, for example.
+    allocated, idle, other: None: the site shows its users no nodes.
     """
 
     name: str
     is_default: bool
     is_up: bool
     max_time: str
-    allocated: int
-    idle: int
-    other: int
+    allocated: int | None
+    idle: int | None
+    other: int | None
     nodes: int
 
     @property
+    def in_service(self) -> int | None:
+        """The number of nodes on which Slurm starts jobs, now or when they are free. None: unknown."""
+        return None if self.allocated is None or self.idle is None else self.allocated + self.idle
+
+    @property
     def usable(self) -> bool:
-        """Whether Slurm starts jobs in the partition, now or when nodes are free."""
-        return self.is_up and self.allocated + self.idle > 0
+        """Whether Slurm starts jobs in the partition, as far as is known."""
+        return self.is_up and self.in_service != 0
 
 
 _T = TypeVar("_T", JobInfo, NodeInfo, PartitionInfo, StepInfo)
@@ -420,6 +426,30 @@ def _partitions(records: Iterator[_Record]) -> Iterator[PartitionInfo]:
             other=other,
             nodes=nodes,
         )
+
+
+def parse_shown_partitions(text: str) -> tuple[PartitionInfo, ...]:
+    """Return the partitions in the output of `scontrol show partition --oneliner`, which tells no
+    states of nodes.
+    """
+    rows = [
+        dict(word.split("=", 1) for word in line.split() if "=" in word)
+        for line in text.splitlines()
+        if line.startswith("PartitionName=")
+    ]
+    return tuple(
+        PartitionInfo(
+            name=row["PartitionName"],
+            is_default=row.get("Default") == "YES",
+            is_up=row.get("State") == "UP",
+            max_time=row.get("MaxTime", ""),
+            allocated=None,
+            idle=None,
+            other=None,
+            nodes=as_known_number(row.get("TotalNodes", "")) or 0,
+        )
+        for row in rows
+    )
 
 
 PARTITIONS: Final = Query(

@@ -195,6 +195,18 @@ def test_where_beyond_a_limit_of_the_qos_never_starts(asked, cluster, capsys) ->
     assert asked(time="3m", partition="train")[0]["expected_start"] is not None
 
 
+def test_where_on_a_site_that_hides_its_nodes_knows_no_room(asked, cluster, capsys) -> None:
+    """With PrivateData=nodes, sinfo is refused, and scontrol shows the partitions."""
+    with cluster.state() as state:
+        state["hides_nodes"] = True
+    found = {each["partition"]: each for each in asked()}
+    assert {*found} == {"train", "short"}
+    assert (found["train"]["accepted"], found["train"]["fitting"]) == (True, None)
+    assert found["train"]["expected_start"] is not None
+    where(TEXT, partition="train")
+    assert capsys.readouterr().out.splitlines()[1].split()[3:6] == ["unknown"] * 3
+
+
 def test_where_without_the_limits_of_the_site_knows_no_start(asked, cluster) -> None:
     with cluster.state() as state:
         state["enforced"] = "safe"

@@ -213,6 +213,9 @@ def scontrol(argv: list[str], state: dict[str, Any]) -> None:
     if argv[:2] == ["show", "config"]:
         say(f"AccountingStorageEnforce = {state.get('enforced', 'none')}\n")
     elif argv[:2] == ["show", "partition"]:
+        for fields in state.get("partitions", []) if state.get("hides_nodes") else []:
+            up = fields["Available"].upper()
+            say(f"PartitionName={fields['Partition']} MaxTime=UNLIMITED State={up} TotalNodes=2\n")
         for name, qos in state.get("qos_of_partition", {}).items():
             say(f"PartitionName={name} AllowGroups=ALL QoS={qos} DefaultTime=NONE\n")
 
@@ -283,6 +286,8 @@ def scancel(argv: list[str], state: dict[str, Any]) -> None:
 def sinfo(argv: list[str], state: dict[str, Any]) -> None:
     if "--version" in argv:
         say("slurm-wlm 22.05.8\n")
+    elif state.get("hides_nodes"):
+        fail("slurm_load_node error: Access/permission denied")
     elif "--Node" not in argv and "partitions" in state:
         for fields in state["partitions"]:
             say_record(argv, fields)

@@ -414,3 +414,13 @@ def test_worst_job_decides_the_state_of_an_array():
     job = QUEUED["11"]
     states = (JobState.COMPLETED, JobState.TIMEOUT, JobState.FAILED, JobState.RUNNING)
     assert worst_job([replace(job, state=state) for state in states]).state is JobState.FAILED
+
+
+def test_partitions_shown_without_nodes_have_unknown_counts() -> None:
+    text = (
+        "PartitionName=std AllowGroups=ALL Default=YES QoS=N/A MaxTime=01:00:00 State=UP TotalNodes=2\n"
+        "PartitionName=old Default=NO MaxTime=UNLIMITED State=DOWN TotalNodes=1 Nodes=c[1-2]\n\n"
+    )
+    std, old = slurm_parse.parse_shown_partitions(text)
+    assert (std.name, std.is_default, std.max_time, std.nodes) == ("std", True, "01:00:00", 2)
+    assert (std.idle, std.in_service, std.usable, old.usable) == (None, None, True, False)
