@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from clusterctl.cli.messages import Notify
 from clusterctl.cli.options import IfDigest, Words, job_flags, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.cli.runs import Run, shown_value
+from clusterctl.cli.runs import Run
 from clusterctl.cli.submit import (
     DryRun,
     Follow,
@@ -34,6 +34,7 @@ from clusterctl.jobs.replay import Code, Replay, replay_job
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, named_run
+from clusterctl.runs.tables import as_given
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session, open_session, site_of
 from clusterctl.scheduler.site import Site
@@ -144,7 +145,7 @@ def _note_differences(
     screen.note(
         *(f"note: {note}" for note in replay.notes),
         f"replay of {row.shown}{tasks}; " + ("differences:" if listed else "no known differences"),
-        *(f"  {entry.key}: {shown_value(entry.a)} -> {shown_value(entry.b)}" for entry in listed),
+        *(f"  {entry.key}: {as_given(entry.a)} -> {as_given(entry.b)}" for entry in listed),
     )
     answer = [{"key": entry.key, "a": entry.a, "b": entry.b} for entry in listed]
     return {"replay_of": str(row.folder), "differences": answer}

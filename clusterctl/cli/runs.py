@@ -47,6 +47,7 @@ from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
 from clusterctl.runs.resources import resources_of
 from clusterctl.runs.scaling import is_scaling, scaling_of
+from clusterctl.runs.tables import as_given
 from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import hints_in_words
@@ -221,7 +222,7 @@ def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str
     more = [name for name in _metric_columns(rows) if name != metric]
     lines = _table(screen, rows, list(dict.fromkeys(["job", *keys, metric, "state", *more])))
     if ranking.best is not None:
-        values = "".join(f" {key}={shown_value(ranking.best.value(key))}" for key in keys)
+        values = "".join(f" {key}={as_given(ranking.best.value(key))}" for key in keys)
         best = f"{metric} {shown_value(ranking.best_value)}"
         lines += ["", f"best: {ranking.best.value('job')}{values}: {best} ({ranking.goal_words})"]
     elif ranking.goal is not None:
@@ -324,6 +325,8 @@ def _table(screen: Screen, rows: Sequence[Row], keys: Sequence[str]) -> list[str
 
 def _cell(row: Row, key: str) -> str:
     value = row.value(key)
+    if row.is_option(key):
+        return as_given(value)
     return (row.nonfinite(key) if value is None else None) or shown_value(value, key)
 
 
@@ -516,10 +519,10 @@ def diff(
 
 
 def _compared(difference: Difference) -> list[str]:
-    key = difference.key if difference.section == "result" else ""
-    a = shown_value(difference.a, key)
-    b = shown_value(difference.b, key)
-    return [difference.key, *((a, b) if a != b else (repr(difference.a), repr(difference.b)))]
+    a, b, key = difference.a, difference.b, difference.key
+    if difference.section == "result" and shown_value(a, key) != shown_value(b, key):
+        return [key, shown_value(a, key), shown_value(b, key)]
+    return [key, as_given(a), as_given(b)]
 
 
 def rm(

@@ -113,6 +113,11 @@ class Row:
             return _metric_value(self.metrics, rest)
         return self.config[key] if key in self.config else _metric_value(self.metrics, key)
 
+    def is_option(self, key: str) -> bool:
+        """Return whether ``value`` returns an option that the user gave, no measurement."""
+        kind, _, _ = key.partition(".")
+        return key not in FIELDS and (kind == "config" or key in self.config)
+
     def nonfinite(self, key: str) -> str | None:
         """Return ``nan``, ``inf`` or ``-inf`` if that is the last value of a metric; otherwise
         None.

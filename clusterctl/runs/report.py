@@ -62,6 +62,7 @@ from clusterctl.runs.results import results_section, size_charts
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import history_in, restarts_in, result_lines
 from clusterctl.runs.tables import (
+    cell_of,
     configuration_section,
     difference_sections,
     shown,
@@ -358,7 +359,7 @@ def _scheduler_section(row: Row) -> Section:
     record = row.record
     keys = "job state exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
     lines = [
-        *((_heading(key), shown(row.value(key), key)) for key in keys),
+        *((_heading(key), cell_of(row, key)) for key in keys),
         ("attempts", "; ".join(map(str, record.attempts if record.attempts[1:] else ()))),
         ("account", run.account),
         ("on", first_few(record.nodes, MOST_LINES)),
@@ -489,7 +490,7 @@ def _best_task(row: Row) -> tuple[Row | None, str]:
 def _named_task(task: Row) -> str:
     """Return a text such as ``task 3, lr=0.1 width=8``."""
     keys = swept_keys(task)
-    values = " ".join(f"{key}={shown(task.value(key))}" for key in keys)
+    values = " ".join(f"{key}={cell_of(task, key)}" for key in keys)
     return f"task {task.number}{', ' if values else ''}{values}"
 
 

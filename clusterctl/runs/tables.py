@@ -33,6 +33,19 @@ def shown(value: Value, key: str = "") -> str:
     return with_unit(value, unit_of_field(key)) if isinstance(value, float) else str(value)
 
 
+def as_given(value: Value) -> str:
+    """Return an option's value as text, to the last digit."""
+    if value is None or value == "":
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def cell_of(row: Row, key: str) -> str:
+    """Return the value of a run's field, option or metric as text."""
+    value = row.value(key)
+    return as_given(value) if row.is_option(key) else shown(value, key)
+
+
 def unit_of_field(key: str) -> str:
     return _UNITS.get(key) or unit_of(key)
 
@@ -41,7 +54,7 @@ def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
     """Return a table with these values of some runs. head: the title of the column with the runs'
     titles.
     """
-    cells = [[title, *(shown(row.value(key), key) for key in keys)] for title, row in rows.items()]
+    cells = [[title, *(cell_of(row, key) for key in keys)] for title, row in rows.items()]
     return Table((head, *keys), cells)
 
 
@@ -56,7 +69,7 @@ def configuration_section(row: Row, metrics: ProgramMetrics | None = None) -> Se
         ("tags", ", ".join(run.tags)),
         ("note", run.note or ""),
     )
-    options = {key: shown(value) for key, value in row.config.items() if value is not None}
+    options = {key: as_given(value) for key, value in row.config.items() if value is not None}
     own = given_options(row, metrics)
     rows = [
         *((key, text) for key, text in options.items() if key in own),
@@ -101,9 +114,9 @@ def difference_sections(
         # The results have a table of their own.
         for difference in (each for each in differences if each.section != "result"):
             values = cells.setdefault(
-                (difference.section, difference.key), {first: shown(difference.a)}
+                (difference.section, difference.key), {first: as_given(difference.a)}
             )
-            values[title] = shown(difference.b)
+            values[title] = as_given(difference.b)
     own = {key for title, row in rows.items() for key in given_options(row, runs.get(title))}
     for section in dict.fromkeys(section for section, _ in cells):
         lines = {
