@@ -397,7 +397,8 @@ def _chosen_packages(run: Run) -> list[str]:
         return str(out).split()
     query = "dnf --quiet --cacheonly repoquery --installed --qf".split()
     rc, out, _ = run([*query, "%{name}.%{arch} %{reason}\n"])
-    rows = [line.split() for line in out.splitlines()] if rc == 0 else []
+    # dnf ends each line itself, so that every other line is blank.
+    rows = [line.split() for line in out.splitlines() if line.strip()] if rc == 0 else []
     return [row[0] for row in rows if row[1:] not in (["dependency"], ["weak-dependency"])]
 
 

@@ -528,3 +528,30 @@ def test_killed_removal_continues_wherever_it_was(
         assert tree(etc) == {**theirs, "ada/.ssh/authorized_keys": "ssh-rsa A ada\n"}, moments
         assert json.loads(record)["ended"]
     assert moments > 20
+
+
+@pytest.mark.parametrize(
+    ("tool", "command", "output"),
+    [
+        ("apt-mark", ("apt-mark",), "munge\nnginx\n"),
+        (
+            "dnf",
+            ("dnf",),
+            "munge.x86_64 user\n\nlibmunge.x86_64 dependency\n\nnginx.x86_64 group\n\n",
+        ),
+    ],
+)
+def test_packages_that_were_asked_for_are_told_from_dependencies(
+    util: Util,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    tool: str,
+    command: tuple[str, ...],
+    output: str,
+) -> None:
+    """dnf prints a blank line after each package."""
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == tool else None)
+    machine.answers[command] = (0, output, "")
+    chosen = util("host_removal")._chosen_packages(machine.run)
+    assert [name.partition(".")[0] for name in chosen] == ["munge", "nginx"]
