@@ -105,7 +105,7 @@ class Verb(Protocol):
 def on_login_node(national: Site) -> Iterator[Verb]:
     """Clusterctl of this checkout on the login node, as stud."""
     machine = national.lab.host("login1")
-    wheels = wheelhouse(job_lock(), NodePlatform("3.13", 41))
+    wheels = wheelhouse(job_lock(), NodePlatform("3.13", 28))
     pip = pip_wheel()
     folders = {
         f"{HERE}/python": (Path(sys.base_prefix), ["bin", "lib"]),
