@@ -206,6 +206,9 @@ class Removal:
             if kept:
                 _move(kept, path)
                 self.done.append(f"moved {path} back")
+            elif os.path.islink(path) and self._is_packaged(path):
+                # A package, which stays, brought the link, such as that to the library of PMIx.
+                continue
             elif now is not None:
                 Path(path).unlink()
                 self.done.append(f"removed {path}")

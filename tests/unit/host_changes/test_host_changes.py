@@ -555,3 +555,16 @@ def test_packages_that_were_asked_for_are_told_from_dependencies(
     machine.answers[command] = (0, output, "")
     chosen = util("host_removal")._chosen_packages(machine.run)
     assert [name.partition(".")[0] for name in chosen] == ["munge", "nginx"]
+
+
+@pytest.mark.parametrize("packaged", [True, False])
+def test_link_that_a_package_brought_stays(
+    changes: Changes, etc: Path, machine: Machine, *, packaged: bool
+) -> None:
+    link = etc / "libpmix.so"
+    changes("begun", files=[str(link)])
+    link.symlink_to("libpmix.so.2")
+    changes("ended")
+    machine.answers["dpkg-query", "-S"] = machine.answers["rpm", "-qf"] = (1 - packaged, "", "")
+    changes("removed")
+    assert link.is_symlink() == packaged
