@@ -571,31 +571,49 @@ def credential_findings(
     """Return the examined hosts whose munge credentials the controller can't decode, so that Slurm's
     daemons refuse each other: another key, or a clock that is minutes off.
 
-    report: what is known of the hosts. Hosts without an answer, or without munge, are not asked.
+    A host whose credential could not be tested has a warning.
+
+    report: what is known of the hosts. A node with an error there gets no further one.
     """
     controller = inventory.controller.name
-    faulty = {finding.host for finding in report.errors}
-    names = [host.name for host in inventory.hosts if host.name in report.facts.keys() - faulty]
+    names = [host.name for host in inventory.hosts if host.name in report.facts]
     if not inventory.scheduler_needs.has_daemons or controller not in names:
         return ()
-    made, _ = call_on_hosts(names, lambda host: to(host).run(("munge", "-n")).stdout.strip())
-    answers = to(controller).run(("sh", "-c", _DECODE, "sh", *made.values()), check=False).stdout
-    refused = {
-        host: said for host, said in zip(made, answers.splitlines(), strict=True) if _OK not in said
-    }
-    what = "Slurm's daemons refuse each other"
+    made, failed = call_on_hosts(names, lambda host: to(host).run(("munge", "-n")).stdout.strip())
+    untested = {host: exc.cause for host, exc in failed.items()}
+    lines: list[str] = []
+    with suppress(TransportError):
+        decode = ("sh", "-c", _DECODE, "sh", *made.values())
+        lines = to(controller).run(decode, check=False).stdout.splitlines()
+    if len(lines) != len(made):
+        untested |= dict.fromkeys(made, f"{controller} did not decode the credentials")
+        lines = []
+    refused = {host: said for host, said in zip(made, lines, strict=False) if _OK not in said}
+    if controller in refused:
+        # Then it refuses all, and says nothing about the others.
+        refused = {controller: refused[controller]}
+    faulty = {finding.host for finding in report.errors}
     return tuple(
-        Finding(
-            host,
-            "error",
-            "munge-refused",
-            what,
-            f"on {controller}, munge says of a credential of this host: {said}",
-            "correct the host's clock with `chronyc makestep`"
-            if _OTHER_TIME.search(said)
-            else "run `clusterctl up`, which restores the cluster's munge key",
-        )
+        _refused_credential(host, said, controller)
         for host, said in refused.items()
+        if host not in faulty
+    ) + tuple(
+        Finding(host, "warning", "not-looked-at", "munge was not tested", why, "run it again")
+        for host, why in untested.items()
+        if host not in faulty
+    )
+
+
+def _refused_credential(host: str, said: str, controller: str) -> Finding:
+    return Finding(
+        host,
+        "error",
+        "munge-refused",
+        "Slurm's daemons refuse each other",
+        f"on {controller}, munge says of a credential of this host: {said}",
+        "correct the host's clock with `chronyc makestep`"
+        if _OTHER_TIME.search(said)
+        else "run `clusterctl up`, which restores the cluster's munge key",
     )
 
 

@@ -417,6 +417,34 @@ def test_doctor_has_the_controller_decode_a_credential_of_each_host(
     assert all(advice in one.fix for one in found if advice)
 
 
+def test_doctor_says_of_no_credential_that_it_is_right_which_was_not_decoded() -> None:
+    tokens = {name: f"MUNGE:{name}:" for name in ("d-ctl", *NAMES)}
+    made = {name: Step(("munge", "-n"), f"{token}\n") for name, token in tokens.items()}
+    silent = Step(("munge", "-n"), stderr="munge: Error: Unable to access", rc=6)
+    decoded = Step(("sh", "-c", "*", "sh", *[tokens["d-ctl"], tokens[NAMES[0]]]), "one line\n")
+    hosts = {
+        "d-ctl": ScriptedTransport([made["d-ctl"], decoded]),
+        NAMES[0]: ScriptedTransport([made[NAMES[0]]]),
+        NAMES[1]: ScriptedTransport([silent]),
+    }
+    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
+    found = credential_findings(INVENTORY, hosts.__getitem__, report)
+    assert {(one.host, one.level, one.code) for one in found} == {
+        (name, "warning", "not-looked-at") for name in hosts
+    }
+
+
+def test_doctor_blames_no_node_if_munge_fails_on_the_controller() -> None:
+    tokens = {name: f"MUNGE:{name}:" for name in ("d-ctl", *NAMES)}
+    made = {name: Step(("munge", "-n"), f"{token}\n") for name, token in tokens.items()}
+    decoded = Step(("sh", "-c", "*", "sh", *tokens.values()), "unmunge: Error: no socket\n" * 3)
+    hosts = {name: ScriptedTransport([step]) for name, step in made.items()}
+    hosts["d-ctl"] = ScriptedTransport([made["d-ctl"], decoded])
+    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
+    (one,) = credential_findings(INVENTORY, hosts.__getitem__, report)
+    assert (one.host, one.code) == ("d-ctl", "munge-refused")
+
+
 def doctor(
     nodes: Step, jobs: Step, *, age_s: int = 9000, **found: Finding
 ) -> dict[str, tuple[str, str]]:
