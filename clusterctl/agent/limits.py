@@ -151,10 +151,10 @@ def _check_place(limits: AgentLimits, file: Path, asked: Asked) -> None:
         )
     if asked.own_hosts:
         raise LimitError(
-            f"agents may not choose the hosts, or the provider's settings, of {asked.cluster}",
+            f"agents may not choose the hosts, the project or the login of {asked.cluster}",
             code="agent-hosts",
-            why="the user has not applied `provider` as the spec has it now",
-            fix="ask the user, who may run `clusterctl up` once",
+            why="those in the spec are not those that the user has used last",
+            fix="ask the user, who may run `clusterctl up` or `attach` with them once",
             limit={"name": "clusters", "value": limits.clusters, "asked": asked.cluster},
         )
     if not asked.changes:

@@ -13,7 +13,8 @@ from clusterctl.errors import UsageError
 
 # An answer's part is at most this long: about 4,000 tokens.
 PART: Final = 16_000  # letters
-_KEPT: Final = 16
+# A job of many ranks has many long logs.
+_KEPT: Final = 64 << 20  # letters
 
 
 def compact(body: Any) -> str:
@@ -22,7 +23,7 @@ def compact(body: Any) -> str:
 
 @dataclass
 class Answers:
-    """The rests of long answers. The last few are kept while the server runs."""
+    """The rests of long answers. The last of them are kept while the server runs."""
 
     _rests: OrderedDict[str, tuple[str, bool]] = field(default_factory=OrderedDict)
 
@@ -49,7 +50,7 @@ class Answers:
             raise UsageError(
                 "the cursor is unknown",
                 code="agent-cursor",
-                why=f"the rests of the last {_KEPT} long answers of this server are kept",
+                why=f"of the rests of long answers, this server keeps the last {_KEPT >> 20} million letters",
                 fix="call the command again",
             )
         text, is_before = rest
@@ -80,6 +81,6 @@ class Answers:
     def _keep(self, rest: str, *, is_before: bool) -> str:
         cursor = secrets.token_hex(4)
         self._rests[cursor] = rest, is_before
-        while len(self._rests) > _KEPT:
+        while sum(len(text) for text, _ in self._rests.values()) > _KEPT:
             self._rests.popitem(last=False)
         return cursor

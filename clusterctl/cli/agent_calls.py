@@ -107,7 +107,10 @@ def place_of(verb: str, arguments: Mapping[str, Any], project: Path) -> Place:
 def _has_own_hosts(chosen: ChosenCluster, workspace: Workspace) -> bool:
     provider = spec_of(chosen).provider
     applied = applied_if_known(workspace)
-    is_applied = applied is not None and applied.provider == provider
+    before = None if applied is None else applied.provider
+    is_applied = type(before) is type(provider) and all(
+        getattr(before, name) == getattr(provider, name) for name in provider.reaches
+    )
     return not provider.shares_kernel and not is_applied
 
 

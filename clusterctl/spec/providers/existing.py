@@ -39,6 +39,7 @@ class ExistingSettings(ProviderSettings):
     adopts_hosts: ClassVar[bool] = False
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
+    reaches: ClassVar[tuple[str, ...]] = ("login",)
     is_cloud: ClassVar[bool] = False
     keeps_from_start: ClassVar[bool] = False
     first_verb: ClassVar[str] = "attach"

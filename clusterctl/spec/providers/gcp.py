@@ -149,6 +149,7 @@ class GcpSettings(ProviderSettings):
     adopts_hosts: ClassVar[bool] = False
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
+    reaches: ClassVar[tuple[str, ...]] = ("project", "zone", "state")
     is_cloud: ClassVar[bool] = True
     keeps_from_start: ClassVar[bool] = True
     first_verb: ClassVar[str] = "up"

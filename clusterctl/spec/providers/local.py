@@ -45,6 +45,7 @@ class LocalSettings(ProviderSettings):
     adopts_hosts: ClassVar[bool] = False
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = True
+    reaches: ClassVar[tuple[str, ...]] = ()
     is_cloud: ClassVar[bool] = False
     keeps_from_start: ClassVar[bool] = False
     first_verb: ClassVar[str] = "up"

@@ -960,6 +960,13 @@ def test_long_answers_are_read_in_parts() -> None:
         answers.more("x")
 
 
+def test_long_logs_of_many_ranks_can_all_be_read_on() -> None:
+    answers = Answers()
+    logs = [{"rank": rank, "text": "x" * PART} for rank in range(32)]
+    for log in json.loads(answers.answer({"ok": True, "logs": logs}))["logs"]:
+        assert len(answers.more(log["cut"].split("'")[1])) + len(log["text"]) == PART
+
+
 def test_long_logs_are_read_from_their_end() -> None:
     answers = Answers()
     whole = "".join(f"step {number}\n" for number in range(3 * PART))
