@@ -157,9 +157,6 @@ def prepare(cluster: ClusterContext) -> Prepared:
     """Find everything that would stop `up` before hosts change, and restore lost secrets."""
     workspace = cluster.workspace
     spec = cluster.spec
-    # From now on the hosts belong to a cluster, so `up` must not resume a `down` or `image bake`.
-    workspace.removing.unlink(missing_ok=True)
-    workspace.baking.unlink(missing_ok=True)
     distribution = planned_distribution(spec, workspace)
     environment = resolve_environment(cluster, distribution) if distribution else None
     # Machines that exist already are examined later, by the plan.
@@ -176,6 +173,9 @@ def record_spec(cluster: ClusterContext) -> None:
     if cluster.applied is None or cluster.applied.users != cluster.spec.users:
         # usermod can't change the uid of an account while it is logged in.
         end_all_connections(workspace.ssh_config)
+    # From now on the hosts belong to a cluster, so nothing must resume a `down` or `image bake`.
+    workspace.removing.unlink(missing_ok=True)
+    workspace.baking.unlink(missing_ok=True)
     write_atomic(workspace.spec, dump_spec(cluster.spec))
 
 

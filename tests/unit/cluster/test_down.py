@@ -13,6 +13,7 @@ import pytest
 from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down, losses
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.down import (
     DownOptions,
     accepting_keys_of_spec,
@@ -23,6 +24,7 @@ from clusterctl.cluster.down import (
 from clusterctl.cluster.losses import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.cluster.status import status_of
+from clusterctl.cluster.up import UpOptions, record_spec, up
 from clusterctl.errors import (
     CollectError,
     LeftoversError,
@@ -31,13 +33,13 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.base import Leftover, Orphan, OrphanSearch, Prompts, fingerprint
+from clusterctl.providers.base import HostPlan, Leftover, Orphan, OrphanSearch, Prompts, fingerprint
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, UncopiedFiles
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.ledger import JobEntry, Ledger
-from clusterctl.state.removal import BegunRemoval, record_released, record_removal
+from clusterctl.state.removal import BegunRemoval, begun_removal, record_released, record_removal
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from tests.support.inventories import host_of, inventory_of
@@ -236,6 +238,33 @@ def test_failed_down_is_marked_as_removing_only_if_hosts_are_gone(
     with pytest.raises(LeftoversError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert workspace.removing.exists() == removed
+
+
+class DeclinedError(Exception):
+    """The user declined the plan."""
+
+
+def test_declined_up_keeps_the_record_of_an_unfinished_down(tmp_path: Path) -> None:
+    """Otherwise the cluster seems to be up, although `down` has removed some of its hosts."""
+    workspace = cluster_with_runs(tmp_path)
+    record_removal(workspace, BegunRemoval(discarded=("2",)))
+
+    def decline(_: object) -> None:
+        raise DeclinedError
+
+    class Planner(BareProvider):
+        def check(self, _: object) -> None:
+            pass
+
+        def plan(self, *_: object) -> HostPlan:
+            return HostPlan(())
+
+    cluster = ClusterContext.of(spec_of(), workspace=workspace, provider=Planner())
+    with pytest.raises(DeclinedError):
+        up(cluster, UpOptions(approve=decline))
+    assert begun_removal(workspace) == BegunRemoval(discarded=("2",))
+    record_spec(cluster)
+    assert begun_removal(workspace) is None
 
 
 @pytest.mark.parametrize("json", [True, False])
