@@ -16,7 +16,8 @@ short_description: Keep what the owner of a host had before a cluster, and remov
 description:
   - C(begun), before the roles run, keeps each file of the owner that they replace once, as
     C(NAME.before-clusterctl), and notes which units ran, and which folders and databases existed.
-  - C(ended), after the roles have run, notes what they wrote and which packages they installed.
+  - C(ended), after the roles have run, notes what they wrote and which packages they installed. Without
+    C(begun) before it, it notes nothing.
   - C(removed) removes clusterctl's files, lines and accounts, moves the kept files back unless someone has
     changed them since, and gives units their former state. Packages stay. It can be repeated.
   - A host without a record is not changed.
@@ -81,12 +82,13 @@ def act(module: AnsibleModule) -> dict[str, object]:
         removal = Removal(module.run_command, record)
         removal.run()
         return {"changed": True, "done": removal.done, "clusterctl_notes": removal.notes}
+    if module.params["state"] == "ended":
+        if not module.check_mode:
+            record.end(module.run_command)
+        return {"changed": False}
     is_first = not record.exists
     if not module.check_mode:
-        if module.params["state"] == "begun":
-            record.begin(module.params["touches"], module.run_command)
-        else:
-            record.end(module.run_command)
+        record.begin(module.params["touches"], module.run_command)
     return {"changed": is_first}
 
 

@@ -144,8 +144,12 @@ class Record:
         self.write()
 
     def end(self, run: Run) -> None:
-        """Note what the roles have written and installed."""
+        """Note what the roles have written and installed since `begin`. Without a `begin` they have not
+        run, so that all changes are someone else's.
+        """
         content = self.content
+        if content["ended"] or not self.exists:
+            return
         for path, entry in content["files"].items():
             entry["written"] = fingerprint(path)
         mounts = Mounts()

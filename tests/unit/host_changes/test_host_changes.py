@@ -393,6 +393,30 @@ def test_daemons_that_came_with_packages_are_stopped(changes: Changes, machine: 
     assert stopped == disabled == ["rpcbind.service", "rpcbind.socket"]
 
 
+def test_failure_before_the_roles_ran_makes_nothing_the_clusters(
+    changes: Changes, etc: Path, machine: Machine
+) -> None:
+    """`ended` also runs after a failure of what precedes `begun`, and on hosts that did not answer then."""
+    listed = ("systemctl", "list-unit-files")
+    machine.answers["systemctl", "show"] = (0, "UnitFileState=enabled\nActiveState=active\n", "")
+    machine.answers[listed] = (0, "sshd.service enabled enabled\n", "")
+    machine.has_packages("openssh-server")
+    conf = etc / "slurm.conf"
+    changes("ended")
+    assert not changes("removed")["changed"]
+    changes("begun", files=[str(conf)])
+    conf.write_text("ours\n")
+    changes("ended")
+    machine.answers[listed] = (0, "sshd.service enabled enabled\nnginx.service enabled -\n", "")
+    conf.write_text("ours, bettered\n")
+    changes("ended")
+    machine.answers["apt-mark", "showmanual"] = (0, "openssh-server\n", "")
+    machine.answers[("dnf",)] = (0, "openssh-server.x86_64 user\n", "")
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert str(conf) in note
+    assert [argv for argv in machine.ran if argv[1] in ("stop", "disable")] == []
+
+
 def test_silent_file_server_of_the_owner_stops_the_removal_before_it_begins(
     changes: Changes, etc: Path, util: Util, monkeypatch: pytest.MonkeyPatch
 ) -> None:
