@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import secrets
@@ -69,6 +70,7 @@ def play(
         "users_accounts": users,
         "users_key_mark": MARK,
         "clusterctl_keeps": True,
+        "users_record": str(tmp_path / "record.json"),
     }
     done = run_tasks(tmp_path, role, "configure", leads=True, **variables, **more)
     assert done.returncode == 0, done.stdout
@@ -186,19 +188,59 @@ def test_users_role_replaces_only_its_own_keys(
     assert [*Path(ada.pw_dir).rglob("*.aside-clusterctl*")] == []
 
 
+def record(root: Path, *names: str) -> None:
+    """Write a host's record, by which the cluster has written keys of these accounts."""
+    text = json.dumps({"keys": {name: [FORMER] for name in names}})
+    (root / "record.json").write_text(text)
+
+
+@pytest.mark.parametrize("is_created", [False, True])
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_users_role_removes_keys_of_users_who_left_the_spec(
-    root: Path, ada: pwd.struct_passwd, is_elsewhere: bool
+    root: Path, ada: pwd.struct_passwd, is_elsewhere: bool, is_created: bool
 ) -> None:
-    """The folder of homes has a folder without an account, as kept storage may."""
+    """The record has an account that is gone."""
     homes = root / "shared" if is_elsewhere else Path(ada.pw_dir).parent
-    for name in (ada.pw_name, "nobody-has-this-name"):
-        (homes / name).mkdir(parents=True, exist_ok=True)
     text = "\n".join([OTHER, *block(FORMER)])
     as_user(ada, f"mkdir -m 700 .ssh; umask 077; echo '{text}' >.ssh/authorized_keys")
+    if is_created:
+        subprocess.run(["usermod", "-c", "job user of clusterctl", ada.pw_name], check=True)
+    else:
+        record(root, "nobody-has-this-name", ada.pw_name)
     for changed in ("changed=1", "changed=0"):
         assert changed in play(root, homes, [])
     assert converged(ada) == [OTHER]
+
+
+@pytest.mark.parametrize("spoil", ["mkfifo .ssh", "mkdir .ssh; mkfifo .ssh/authorized_keys", ""])
+def test_users_role_changes_no_home_of_a_former_user_without_its_keys(
+    root: Path, ada: pwd.struct_passwd, spoil: str
+) -> None:
+    """The last one has no home, either."""
+    if spoil:
+        as_user(ada, spoil)
+    else:
+        shutil.rmtree(ada.pw_dir)
+    before = sorted(Path(ada.pw_dir).rglob("*"))
+    record(root, ada.pw_name)
+    assert "changed=0" in play(root, Path(ada.pw_dir).parent, [])
+    # Ansible itself makes a folder.
+    now = sorted(path for path in Path(ada.pw_dir).rglob("*") if ".ansible" not in path.parts)
+    assert now == before
+
+
+def test_users_role_looks_into_no_home_of_other_accounts(
+    root: Path, ada: pwd.struct_passwd
+) -> None:
+    """The shared folder of an institute has the homes of all its accounts."""
+    folder = Path(ada.pw_dir, ".ssh")
+    folder.mkdir(mode=0o755)
+    text = "\n".join([OTHER, *block(FORMER)])
+    (folder / "authorized_keys").write_text(text)
+    before = owned(folder)
+    assert "changed=0" in play(root, Path(ada.pw_dir).parent, [])
+    assert (owned(folder), os.listdir(folder)) == (before, ["authorized_keys"])
+    assert (folder / "authorized_keys").read_text() == text
 
 
 def test_users_role_creates_the_shared_folder_of_a_home_outside_shared_storage(
