@@ -71,7 +71,7 @@ from clusterctl.state.inventory import (
     may_keep_storage,
 )
 from clusterctl.state.ledger import JobEntry, Ledger
-from clusterctl.state.removal import begun_removal
+from clusterctl.state.removal import BegunRemoval, begun_removal
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace, new_id
 from clusterctl.transport.master import end_all_connections
@@ -192,7 +192,6 @@ class Removal:
 def preview(workspace: Workspace, options: DownOptions) -> Removal:
     """Return what `down` would do. Raises the errors of ``down`` about the options."""
     reject_unknown(workspace)
-    options = as_begun(workspace, options)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     entries = set(uncollected(workspace)) - set(discarded)
     removed, brought = (tuple(sorted(map(_name_of, jobs))) for jobs in (discarded, entries))
@@ -246,7 +245,6 @@ def down_locked(
     workspace = runner.workspace
     remove_stale_folders()
     reject_unknown(workspace)
-    options = as_begun(workspace, options)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
         result = run_phases(writing_runner, options, discarded, shown)
@@ -290,7 +288,7 @@ def run_phases(
     spec = applied_if_known(workspace)
     left = new_record(settings, spec.users if spec else ())
     may_keep = may_keep_storage(workspace) or load_record(workspace.root.name) is not None
-    runner.run("destroy", destroy, provider, lost, discarded, discard=options.discard)
+    runner.run("destroy", destroy, provider, lost, discarded)
     kept = runner.run("keep_storage", keep_storage, provider, left) if may_keep else ()
     images: tuple[KeptImage, ...] = ()
     # The cluster is down, so a failure to list images is no failure of `down`.
@@ -379,12 +377,10 @@ def destroy(
     provider: Provider,
     lost: OnlyCopies,
     discarded: Collection[JobEntry] = (),
-    *,
-    discard: bool,
 ) -> PhaseResult[None]:
     """Record what may be lost, then remove the cluster. After a crash, the next `down` continues."""
     workspace = runner.workspace
-    note_removal(workspace, lost, discarded, discard=discard)
+    note_removal(workspace, lost, discarded)
     try:
         remove_cluster(provider, workspace.cluster_id(), workspace)
     except ClusterctlError:
@@ -441,27 +437,13 @@ def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptS
     )
 
 
-def as_begun(workspace: Workspace, options: DownOptions) -> DownOptions:
-    """Return the options, with those of an unfinished `down` about runs and files to delete, unless a
-    job was submitted since then.
-    """
-    begun = begun_removal(workspace)
-    if begun is None:
-        return options
-    entries = Ledger(workspace.jobs).entries()
-    if begun.discard and all(entry.token in begun.discarded for entry in uncollected(workspace)):
-        return replace(options, discard=True)
-    ids = [entry.job_id for entry in entries if entry.token in begun.discarded and entry.job_id]
-    return replace(options, discard_runs=(*options.discard_runs, *ids))
-
-
 def to_discard(
     workspace: Workspace, ids: Collection[str], *, everything: bool
 ) -> tuple[JobEntry, ...]:
     """Return the submissions with runs to delete instead of collect. UsageError: an id is unknown.
 
-    ids: job ids of these submissions. everything: ignore ``ids``, and return all that are not
-        collected.
+    ids: job ids of these submissions, in addition to those that an unfinished `down` discards.
+    everything: ignore ``ids``, and return all that are not collected.
     """
     not_collected = uncollected(workspace)
     submitted = Ledger(workspace.jobs).entries()
@@ -475,8 +457,11 @@ def to_discard(
             why="this machine has no record of a submission of that job",
             fix=f"the runs of these jobs can be discarded: {job_ids}",
         )
-    return (
-        not_collected if everything else tuple(entry for entry in submitted if entry.job_id in ids)
+    if everything:
+        return not_collected
+    begun = begun_removal(workspace) or BegunRemoval()
+    return tuple(
+        entry for entry in submitted if entry.job_id in ids or entry.token in begun.discarded
     )
 
 

@@ -204,24 +204,19 @@ def all_answer(workspace: Workspace) -> bool:
 
 
 def note_removal(
-    workspace: Workspace,
-    lost: OnlyCopies,
-    discarded: Collection[JobEntry] = (),
-    *,
-    discard: bool = False,
+    workspace: Workspace, lost: OnlyCopies, discarded: Collection[JobEntry] = ()
 ) -> None:
     """Record, before the removal, that the cluster is being removed, and what may be lost.
 
-    discarded: the submissions with runs to delete instead of collect. discard: the user agreed to
-    lose everything. The next `down` asks about neither again. If all hosts could be searched for
-    files, another `down` within an hour works even if hosts don't answer.
+    discarded: the submissions with runs to delete instead of collect. The next `down` does not ask
+        about them again. It asks about other files and jobs, because users may have made them
+        since. If all hosts could be searched for files, another `down` within an hour works even
+        if hosts don't answer.
     """
     begun = begun_removal(workspace) or BegunRemoval()
     looked_at = None if lost.unknown else begun.looked_at or time.time()
     tokens = tuple(entry.token for entry in discarded)
-    record_removal(
-        workspace, replace(begun, looked_at=looked_at, discard=discard, discarded=tokens)
-    )
+    record_removal(workspace, replace(begun, looked_at=looked_at, discarded=tokens))
     note_discarded(workspace, lost.lines)
 
 

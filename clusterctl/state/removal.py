@@ -19,13 +19,11 @@ class BegunRemoval:
 
     looked_at: the time when all hosts were searched for files that exist only there. None: not all
         answered.
-    discard: whether the user agreed to lose everything on the cluster. discarded: tokens of the
-        submissions whose runs the user chose not to collect.
+    discarded: tokens of the submissions whose runs the user chose not to collect.
     released: the machines that were given back to their owner.
     """
 
     looked_at: float | None = None
-    discard: bool = False
     discarded: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
 
@@ -39,7 +37,6 @@ def begun_removal(workspace: Workspace) -> BegunRemoval | None:
     looked_at = row.get("looked_at")
     return BegunRemoval(
         float(looked_at) if isinstance(looked_at, int | float) else None,
-        row.get("discard") is True,
         tuple(row.get("discarded") or ()),
         tuple(row.get("released") or ()),
     )

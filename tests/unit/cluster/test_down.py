@@ -219,11 +219,11 @@ def test_next_down_continues_without_asking_about_discarded_runs(
 
 def test_next_down_asks_about_a_job_that_was_submitted_since(tmp_path: Path) -> None:
     workspace = cluster_with_runs(tmp_path)
-    record_removal(workspace, BegunRemoval(discard=True, discarded=("2", "3")))
-    assert down.as_begun(workspace, DownOptions()).discard
     new = JobEntry(token=str(4), name="mine", user="ada", submitted_at=1, job_id="4")
     Ledger(workspace.jobs).add(new)
-    assert down.as_begun(workspace, DownOptions()) == DownOptions(discard_runs=("2", "3"))
+    record_removal(workspace, BegunRemoval(discarded=("2",)))
+    found = to_discard(workspace, ("3",), everything=False)
+    assert [entry.job_id for entry in found] == ["2", "3"]
 
 
 @pytest.mark.parametrize("removed", [True, False])

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.down import DownOptions, preview
+from clusterctl.cluster.down import DownOptions, down, preview
 from clusterctl.cluster.dry_run import reject_up
 from clusterctl.cluster.impact import free_leaving_hosts
 from clusterctl.cluster.losses import (
@@ -42,6 +42,7 @@ from clusterctl.util.disk import read_rows
 from clusterctl.util.progress import Clock
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
+from tests.support.providers import BareProvider, use_provider
 from tests.support.scripted import Call, ScriptedTransport, Step, queued, use_hosts
 from tests.unit.cluster.specs import spec_of
 
@@ -317,6 +318,31 @@ def test_silent_hosts_are_ignored_only_after_recent_search(
     stage.silent = ("d-ctl",)
     with pytest.raises(OnlyCopyError):
         stage.look()
+
+
+class KilledError(Exception):
+    """`down` was killed."""
+
+
+class Killed(BareProvider):
+    """A provider whose `down` is killed while it removes hosts."""
+
+    def destroy(self, *_: object, **__: object) -> NoReturn:
+        raise KilledError
+
+
+def test_down_asks_about_files_that_are_newer_than_an_unfinished_down_with_discard(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_provider(monkeypatch, lambda *_: Killed())
+    runner = PhaseRunner(workspace=stage.workspace)
+    with pytest.raises(KilledError):
+        down(runner, DownOptions(discard=True))
+    stage.silent = ("d-train-2",)
+    stage.files = (MODEL,)
+    with pytest.raises(OnlyCopyError) as caught:
+        down(runner, DownOptions())
+    assert [failure.cause for failure in caught.value.failures] == [str(MODEL)]
 
 
 def test_note_removal_records_discarded_files(stage: Stage) -> None:
