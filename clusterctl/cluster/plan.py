@@ -105,9 +105,8 @@ def prompt_about(plan: Plan) -> str:
     """Return the question before hosts or disks are removed. "" if the plan removes nothing."""
     hosts = plan.hosts.hosts
     removed = fold_nodes([host.name for host in hosts if host.destroys])
-    disks = [disk for host in hosts if not host.destroys for disk in host.deleted_disks]
     detached = [disk for host in hosts for disk in host.detached_disks]
-    if lost := ", ".join(filter(None, (removed, *disks))):
+    if lost := ", ".join(filter(None, (removed, *plan.hosts.deleted_disks))):
         return f"remove {lost} and all data on it?"
     if detached:
         return f"detach {', '.join(detached)}?"

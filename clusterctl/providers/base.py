@@ -207,6 +207,13 @@ class HostPlan:
         return tuple(host for host in self.hosts if host.action != "keep")
 
     @property
+    def deleted_disks(self) -> tuple[str, ...]:
+        """The disks that are deleted, with their data, although their hosts stay."""
+        return tuple(
+            disk for host in self.hosts if not host.destroys for disk in host.deleted_disks
+        )
+
+    @property
     def usd_per_hour(self) -> float | None:
         """The cluster's cost in USD an hour after the plan. None: a price is unknown."""
         return self.cost.then if self.cost and not self.cost.unpriced else None

@@ -422,6 +422,20 @@ def test_emptied_has_only_leaving_hosts(changes: list[HostChange], emptied: list
     assert LeavingHosts(inventory(), HostPlan(tuple(changes))).emptied == emptied
 
 
+def test_disk_that_is_deleted_while_its_host_stays_needs_discard(stage: Stage) -> None:
+    """The user may have mounted the disk anywhere, or not at all, so its files can't be listed."""
+    plan = HostPlan((change("d-ctl", "change", deleted_disks=("d-ctl-data",)),))
+    leaving = LeavingHosts(inventory("gcp"), plan)
+    with rejected("only-copy", OnlyCopyError, "d-ctl-data"):
+        check_leaving_hosts(context(stage), leaving, Slurm([]))
+    lost = check_leaving_hosts(context(stage), leaving, Slurm([]), discard=True).value
+    assert len(lost.disks) == 1
+    of_leaving = HostPlan((change("d-train-1", "remove", deleted_disks=("d-train-1-data",)),))
+    assert not check_leaving_hosts(
+        context(stage), replace(leaving, planned=of_leaving), Slurm([])
+    ).value
+
+
 @pytest.mark.parametrize("affected", [True, False])
 def test_check_leaving_hosts_searches_again_after_jobs_ended(
     stage: Stage, *, affected: bool
