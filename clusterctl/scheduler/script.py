@@ -18,10 +18,10 @@ from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec import remote_folders
 from clusterctl.spec.alarms import alarm_options
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.job_options import OPTIONS, Again
+from clusterctl.spec.job_options import OPTIONS, Again, quantities_of
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.program import ONE_RANK_JOBS
-from clusterctl.spec.sbatch import directives_in, quoted
+from clusterctl.spec.sbatch import directives_of, quoted
 from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER, SWEEP_FILE
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import archives_of
@@ -391,7 +391,7 @@ def with_gpus(site: Site, job: JobSpec) -> JobSpec:
 
 def with_account(site: Site, request: Request) -> Request:
     """Return the request with the cluster's account, QOS and options of sbatch, unless the job or its
-    script sets the same.
+    script sets the same quantities.
 
     It also names the site's default partition, if there is one.
     """
@@ -406,10 +406,13 @@ def with_account(site: Site, request: Request) -> Request:
         for name, value in defaults.items()
         if value and request.last(OPTIONS[name].sbatch) is None
     }
+    asked = {*quantities_of(job.model_fields_set)}
+    asked |= {quantity for one in request.options for quantity in one.quantities}
+    # Of two options with the same name, Slurm would take only the last.
     more = [
-        word
-        for word in site.inventory.slurm_options
-        if not any(request.last(one.own_name) for one in directives_in([(0, word)]))
+        str(remaining)
+        for one in directives_of(site.inventory.slurm_options)
+        if request.last(one.own_name) is None and (remaining := one.without(asked))
     ]
     if more:
         changes["slurm"] = (*more, *job.slurm)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.mpirun import MpirunClient
@@ -52,6 +56,28 @@ def test_job_gets_the_options_that_the_site_demands_unless_it_sets_them() -> Non
     own = JobSpec(bundled="probe", name="a", slurm=("-C gpu",), partition="train")
     request = fitted_to(site, Request.read(own))
     assert (request.value("--constraint"), request.value("--partition")) == ("gpu", "train")
+
+
+@pytest.mark.parametrize(
+    ("default", "line", "options", "sent"),
+    [
+        ("--gres=gpu:1", "--gpus-per-node=4", {}, {"--gpus-per-node": "4"}),
+        ("--gres=gpu:1", "", {"gpus": 4}, {"--gpus-per-node": "4"}),
+        ("--gres=gpu:1", "", {"gpus": 0}, {}),
+        ("--gres=gpu:1,tmpfs:9G", "--gpus=4", {}, {"--gpus": "4", "--gres": "tmpfs:9G"}),
+        ("--gres=gpu:1", "--gres=tmpfs:9G", {}, {"--gres": "tmpfs:9G"}),
+        ("--mem-per-cpu=2G", "--mem=64G", {}, {"--mem": "64G"}),
+        ("--mem-per-cpu=2G", "", {}, {"--mem-per-cpu": "2G"}),
+    ],
+)
+def test_option_that_the_site_demands_replaces_none_of_the_job(
+    default: str, line: str, options: dict[str, Any], sent: dict[str, str], tmp_path: Path
+) -> None:
+    (script := tmp_path / "a.sh").write_text(f"#!/bin/bash\n{line and '#SBATCH '}{line}\n")
+    site = site_of(replace(FOREIGN.inventory, slurm_options=(default,)))
+    request = fitted_to(site, Request.read(JobSpec(name="a", script=script, **options)))
+    names = ("--gres", "--gpus", "--gpus-per-node", "--mem", "--mem-per-cpu")
+    assert {name: request.value(name) for name in names if request.last(name)} == sent
 
 
 def test_site_that_chooses_the_partition_gets_jobs_without_one() -> None:
