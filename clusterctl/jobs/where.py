@@ -181,15 +181,20 @@ def _places(
     nodes: Sequence[NodeInfo],
     infos: Sequence[PartitionInfo],
 ) -> Iterator[Place]:
-    """Yield the places that the job's options leave open."""
-    partitions = dict.fromkeys(name for node in nodes for name in node.partitions)
+    """Yield the places that the job's options leave open. If the site chooses the partition of each
+    job, a place has none.
+    """
+    known = dict.fromkeys(name for node in nodes for name in node.partitions)
     if not nodes:
-        partitions = dict.fromkeys(each.name for each in infos)
+        known = dict.fromkeys(each.name for each in infos)
+    partitions: Sequence[str | None] = [*known]
     job = request.job
     if job.partition is not None:
-        if job.partition not in partitions:
+        if job.partition not in known:
             raise session.site.unknown_partition(job.partition)
-        partitions = {job.partition: None}
+        partitions = [job.partition]
+    elif session.inventory.is_routed:
+        partitions = [None]
     accounts: Sequence[str | None] = (job.account,)
     if request.last("--account") is None:
         with suppress(ClusterctlError):
@@ -241,12 +246,13 @@ def _candidate(
 ) -> Candidate:
     accepted = trial.accepted if trial is not None else None
     # In a partition that is down, Slurm lets jobs wait without looking at its nodes.
-    are_nodes_out = capacity.usable_nodes < capacity.nodes or obstacle.blocks
+    # A site that shows no nodes may have some out of service.
+    are_nodes_out = not capacity.nodes or capacity.usable_nodes < capacity.nodes or obstacle.blocks
     if trial is not None and trial.is_about_nodes_out and are_nodes_out:
         accepted = None
     spec = session.spec
     price = provider_of(spec.provider).node_price(spec, place.partition or "")
-    is_known = place.partition in {each.name for each in session.inventory.partitions}
+    is_known = place.partition in {None, *(each.name for each in session.inventory.partitions)}
     candidate = Candidate(
         place=place,
         accepted=accepted,
@@ -323,7 +329,8 @@ def _beyond(limit: str) -> Obstacle:
 
 
 def _nodes_of(place: Place, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:
-    return (node for node in nodes if place.partition in node.partitions)
+    """Return the nodes of a place's partition, or else of all."""
+    return (node for node in nodes if place.partition in {None, *node.partitions})
 
 
 def _finding(session: Session, each: Candidate, trial: Trial | None, shape: Shape | None) -> str:
@@ -334,6 +341,8 @@ def _finding(session: Session, each: Candidate, trial: Trial | None, shape: Shap
         return Notice("where-not-submittable", text)
     if each.accepted is None and each.asked_at is not None:
         text = "nodes of the partition are out of service; a job that needs them waits for them"
+        if not each.capacity.nodes:
+            text = "nodes, which Slurm does not show, may be out of service, so that the job waits"
         return Notice("where-nodes-out", text)
     if each.accepted and trial is not None and _waits_for_endless_jobs(trial):
         text = "the job waits for jobs without a time limit, so Slurm can't tell when it starts"

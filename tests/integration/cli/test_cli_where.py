@@ -207,6 +207,25 @@ def test_where_on_a_site_that_hides_its_nodes_knows_no_room(asked, cluster, caps
     assert capsys.readouterr().out.splitlines()[1].split()[3:6] == ["unknown"] * 3
 
 
+def test_where_on_a_site_that_chooses_the_partition_names_none(asked, cluster) -> None:
+    inventory = Workspace.of("demo").inventory
+    inventory.write_text(json.dumps({**json.loads(inventory.read_text()), "is_routed": True}))
+    (place,) = asked()
+    assert (place["partition"], place["nodes"], place["submittable"]) == (None, 3, True)
+    with cluster.state() as state:
+        assert ["partition" in tried for tried in state["tried"]] == [False]
+
+
+def test_where_refusal_of_a_site_that_hides_its_nodes_is_unknown(asked, cluster) -> None:
+    """Some may be out of service."""
+    trials(cluster, train=BUSY)
+    with cluster.state() as state:
+        state["hides_nodes"] = True
+    (train,) = asked(partition="train")
+    assert train["accepted"] is None
+    assert shows(train["finding"], "where-nodes-out")
+
+
 def test_where_without_the_limits_of_the_site_knows_no_start(asked, cluster) -> None:
     with cluster.state() as state:
         state["enforced"] = "safe"
