@@ -259,6 +259,14 @@ def directives_of(texts: Iterable[str]) -> tuple[Directive, ...]:
     return tuple(options)
 
 
+def words_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the options in texts of --slurm as words, each with its value, such as ``--nodes=2``.
+
+    Raises BadValueError like ``directives_of``.
+    """
+    return tuple(str(directive) for directive in directives_of(texts))
+
+
 def _check(directive: Directive) -> None:
     option = directive.option
     code = "not-an-sbatch-option"

@@ -27,6 +27,7 @@ from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ASK_OPERATORS
 from clusterctl.spec.providers.existing import ExistingSettings
+from clusterctl.spec.sbatch import words_of
 from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
 from clusterctl.transport.base import Transport
 
@@ -86,7 +87,10 @@ class Choices:
     def of(cls, chosen: Mapping[str, Any]) -> Choices:
         """Return the choices in settings by name, see ``chosen_settings``."""
         values = {field.name: chosen[field.name] for field in fields(cls) if field.name in chosen}
-        words = {name: tuple(chosen.get(name, ())) for name in ("modules", "slurm")}
+        words = {
+            "modules": tuple(chosen.get("modules", ())),
+            "slurm": words_of(chosen.get("slurm", ())),
+        }
         return cls(**{**values, **words})
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.base import PATTERNS, DurationS, SlurmName
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings, Refusal
 from clusterctl.spec.names import Launcher
+from clusterctl.spec.sbatch import words_of
 
 _OPERATED: Final = "the site's administrators decide this, not the spec"
 _REFUSED: Final[tuple[Refusal, ...]] = (
@@ -60,7 +61,7 @@ class ExistingSettings(ProviderSettings):
     qos: SlurmName | None = Field(
         None, description="quality of service of jobs; default: your account's"
     )
-    slurm: tuple[str, ...] = Field(
+    slurm: Annotated[tuple[str, ...], AfterValidator(words_of)] = Field(
         (), description="options of sbatch for jobs that do not set them, such as --constraint=cpu"
     )
     time: DurationS | None = Field(

@@ -75,20 +75,21 @@ def test_attach_without_a_new_proof_keeps_the_launcher(
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "code"),
     [
-        {"folder": "work"},
-        {"folder": "/scratch/a:b"},
-        {"folder": "~/clusterctl/.."},
-        {"account": "two words"},
-        {"qos": "-x"},
-        {"modules": ["openmpi", "a;b"]},
-        {"python": "python3.12"},
+        ({"folder": "work"}, "bad-format"),
+        ({"folder": "/scratch/a:b"}, "bad-format"),
+        ({"folder": "~/clusterctl/.."}, "bad-format"),
+        ({"account": "two words"}, "bad-format"),
+        ({"qos": "-x"}, "bad-format"),
+        ({"modules": ["openmpi", "a;b"]}, "bad-format"),
+        ({"python": "python3.12"}, "bad-format"),
+        ({"slurm": ("--constraint", "cpu")}, "not-an-sbatch-option"),
+        ({"slurm": ("--output=x",)}, "option-of-clusterctl"),
     ],
-    ids=" ".join,
 )
-def test_wrong_option_is_refused_before_the_login(wrong: dict[str, object]) -> None:
-    with refused("bad-format", UsageError):
+def test_wrong_option_is_refused_before_the_login(wrong: dict[str, object], code: str) -> None:
+    with refused(code, UsageError):
         attach(AttachRequest("nowhere.invalid", **wrong))  # type: ignore[arg-type]
 
 

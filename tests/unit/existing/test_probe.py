@@ -15,6 +15,7 @@ from clusterctl.providers.existing.facts import site_facts
 from clusterctl.providers.existing.probe import Choices, Probed, parse
 from clusterctl.providers.existing.site_description import SitePartition, load_site
 from clusterctl.spec.common import Gpus
+from clusterctl.spec.providers.existing import ExistingSettings
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
 
@@ -31,6 +32,15 @@ def with_lines(name: str, *lines: str, without: str = "") -> str:
     return "\n".join(
         [*(line for line in kept if not (without and line.startswith(without))), *lines]
     )
+
+
+def test_options_that_the_site_demands_are_separate_words() -> None:
+    """The probe gives them to sbatch, and jobs have each in a line."""
+    texts = ("--constraint cpu", "-L a -t5")
+    words = ("--constraint=cpu", "--licenses=a", "--time=5")
+    assert Choices.of({"slurm": texts}).slurm == words
+    settings = ExistingSettings.model_validate({"type": "existing", "login": "a", "slurm": texts})
+    assert settings.slurm == words
 
 
 def test_site_without_accounting_is_read() -> None:
