@@ -15,11 +15,13 @@ module: host_changes
 short_description: Keep what the owner of a host had before a cluster, and remove the cluster from it
 description:
   - C(begun), before the roles run, keeps each file of the owner that they replace once, as
-    C(NAME.before-clusterctl), and notes which units ran, and which folders and databases existed.
+    C(NAME.before-clusterctl), and notes which units ran, and which folders existed.
   - C(ended), after the roles have run, notes what they wrote and which packages they installed. Without
     C(begun) before it, it notes nothing.
   - C(removed) removes clusterctl's files, lines and accounts, moves the kept files back unless someone has
-    changed them since, and gives units their former state. Packages stay. It can be repeated.
+    changed them since, and gives units their former state. Packages stay. It can be repeated. After
+    roles that did not run to their end, it keeps a changed file as C(NAME.after-clusterctl), and leaves and
+    names units that someone else may have started.
   - A host without a record is not changed.
 options:
   state:
@@ -39,8 +41,9 @@ options:
         removed if they are new and empty, C(trees) with their content. Files in C(spared) folders
         are removed by another host. C(units) read their files again after a file of the role is
         moved back; for units in C(reloads) a reload is enough. C(databases) are MariaDB's, with the
-        user of each. C(keys) are lines of accounts in C(.ssh/authorized_keys), between comments
-        that end in C(key_mark), in their homes and in the folders in C(homes).
+        user of each; those that the role has created, as their comment says, are dropped. C(keys)
+        are lines of accounts in C(.ssh/authorized_keys), between comments that end in
+        C(key_mark), in their homes and in the folders in C(homes).
     type: dict
     default: {}
   path:

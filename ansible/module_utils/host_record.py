@@ -21,15 +21,18 @@ Touches = Mapping[str, Mapping[str, Any]]
 Run = Callable[..., Any]
 
 BEFORE = ".before-clusterctl"
-DATABASES = "/var/lib/mysql"
+# A file that may be the roles' or someone else's.
+AFTER = ".after-clusterctl"
 # In the paths of all files that belong to clusterctl alone.
-_OWN = "clusterctl"
+OWN = "clusterctl"
 _EMPTY: dict[str, Any] = {
     "cluster": "",
     # Whether the roles have run to their end since `begin`.
     "ended": False,
     # Patterns of clusterctl's own files -> role
     "own": {},
+    # Patterns of other files that the roles write -> role
+    "patterns": {},
     # Path of a link in an account's home -> its target
     "links": {},
     # Path of a file that the roles replace -> role, whether a copy was kept, the fingerprints of what the
@@ -50,14 +53,16 @@ _EMPTY: dict[str, Any] = {
     "mounts": {},
     # Those of the mount points that were mounted after the roles had run.
     "mounted": [],
-    # Database -> whether it existed, and the user that the roles add
+    # Database that the roles create unless it is there -> the user that they add
     "databases": {},
     # Unit -> role, load, file, active
     "units": {},
     "reloads": [],
-    # Those of the last `begin`, and those that came between a `begin` and its `end`.
+    # Packages, and the units that start at boot and that run: those of the last `begin`, and those that
+    # came between a `begin` and its `end`.
     "packages": {"before": [], "ours": []},
     "enabled": {"before": [], "ours": []},
+    "active": {"before": [], "ours": []},
     # Roles whose files were moved back or removed, so that the owner's units must read them again.
     "changed": [],
 }
@@ -112,13 +117,13 @@ class Record:
         """
         content = self.content
         if content["ended"] or not self.exists:
-            content["packages"]["before"] = installed(run)
-            content["enabled"]["before"] = Units(run).enabled()
+            for kind, now in _present(run).items():
+                content[kind]["before"] = now
         units = Units(run)
         mounts = Mounts()
         for role, names in touches.items():
             for pattern in _spared(names, "files"):
-                if _OWN in pattern:
+                if OWN in pattern:
                     content["own"][pattern] = role
                 else:
                     self._keep(role, pattern)
@@ -132,9 +137,7 @@ class Record:
                 content["trees"].setdefault(path, os.path.lexists(path))
             for path in names.get("mounts", ()):
                 content["mounts"].setdefault(path, mounts.is_mount_point(path))
-            for name, user in names.get("databases", {}).items():
-                existed = os.path.lexists(f"{DATABASES}/{name}")
-                content["databases"].setdefault(name, {"existed": existed, "user": user})
+            content["databases"].update(names.get("databases", {}))
             for unit in names.get("units", ()):
                 if unit not in content["units"]:
                     content["units"][unit] = {**units.read(unit), "role": role}
@@ -150,25 +153,30 @@ class Record:
         content = self.content
         if content["ended"] or not self.exists:
             return
+        for pattern, role in content["patterns"].items():
+            for path in glob.glob(pattern):
+                new = {"role": role, "written": None, "theirs": None, "kept": False}
+                if not path.endswith((BEFORE, AFTER)):
+                    content["files"].setdefault(path, new)
         for path, entry in content["files"].items():
             entry["written"] = fingerprint(path)
         mounts = Mounts()
         content["mounted"] = sorted(
             path for path in content["mounts"] if mounts.is_mount_point(path)
         )
-        for kind, now in (("packages", installed(run)), ("enabled", Units(run).enabled())):
-            content[kind]["ours"] = self.new(kind, now)
+        for kind, now in _present(run).items():
+            noted = content[kind]
+            noted["ours"] = sorted({*noted["ours"], *self.unsure(kind, now)}.intersection(now))
         content["ended"] = True
         self.write()
 
-    def new(self, kind: str, now: Collection[str]) -> list[str]:
-        """Return the packages, or the enabled units, that came with the roles.
+    def unsure(self, kind: str, now: Collection[str]) -> set[str]:
+        """Return what has come since a `begin` whose run did not end: with the roles, or by someone else.
 
-        kind: "packages" or "enabled". now: all that are there.
+        kind: "packages", "enabled" or "active". now: all that are there.
         """
         noted = self.content[kind]
-        came = set() if self.content["ended"] else set(now) - set(noted["before"])
-        return sorted(came.union(noted["ours"]).intersection(now))
+        return set() if self.content["ended"] else {*now} - {*noted["before"], *noted["ours"]}
 
     def write(self) -> None:
         """Replace the record. If nothing has changed, write nothing, so that this works on a full disk."""
@@ -188,11 +196,14 @@ class Record:
         self._path.unlink()
 
     def _keep(self, role: str, pattern: str) -> None:
+        # Repositories stay, as the packages that come from them do.
+        if glob.has_magic(pattern) and not pattern.endswith(".repo"):
+            self.content["patterns"][pattern] = role
         for path in sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]:
             entry = self.content["files"].get(path)
             if entry is None:
                 if os.path.lexists(path):
-                    _set_aside(path + BEFORE)
+                    set_aside(path + BEFORE)
                     copy_whole(path, path + BEFORE)
                 entry = {"role": role, "written": None, "theirs": None}
                 self.content["files"][path] = entry
@@ -217,11 +228,16 @@ class Record:
         self.content["spared"] = sorted({*self.content["spared"], *names.get("spared", ())})
 
 
-def _set_aside(copy: str) -> None:
-    """Rename the copy that an earlier cluster has left, because someone had changed the file."""
+def set_aside(copy: str) -> None:
+    """Rename a copy that an earlier cluster has left, by a number after its name."""
     if os.path.lexists(copy):
         number = next(n for n in itertools.count(1) if not os.path.lexists(f"{copy}.{n}"))
         os.replace(copy, f"{copy}.{number}")
+
+
+def _present(run: Run) -> dict[str, list[str]]:
+    units = Units(run)
+    return {"packages": installed(run), "enabled": units.enabled(), "active": units.active()}
 
 
 def installed(run: Run) -> list[str]:

@@ -7,14 +7,17 @@ import os
 import pwd
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils import host_units
 from ansible.module_utils.host_mounts import Mounts, answers
 from ansible.module_utils.host_record import (
+    AFTER,
     BEFORE,
+    OWN,
     Record,
     RecordError,
     Run,
@@ -22,18 +25,20 @@ from ansible.module_utils.host_record import (
     fingerprint,
     installed,
     key_file,
+    set_aside,
 )
 from ansible.module_utils.user_rights import is_person_uid, owner_above, read_regular, rights_for
 
 # The comment of the accounts that the role `users` creates (roles/users/vars/main.yml).
 ACCOUNT = "job user of clusterctl"
+# The comment of the database that the role `mariadb` creates (roles/mariadb/tasks/configure.yml).
+DATABASE = "created by clusterctl"
 FSTAB = "/etc/fstab"
-# The end of the keys that the role mpi_ssh creates.
-_MPI_KEY = " on the hosts of this cluster (clusterctl)"
 # A line of /etc/fstab of clusterctl has this mount option, which the kernel does not see.
 _MOUNT_OPTION = "x-clusterctl"
 # The ends of the markers around clusterctl's lines in files of the owner.
 _MARKS = ("of clusterctl", "(clusterctl)")
+_MARIADB = "mariadb.service"
 _MOST_BYTES = 16 << 20
 _SHOWN = 10
 
@@ -62,14 +67,8 @@ class Removal:
             RecordError: a file server of the owner does not answer; nothing was changed.
         """
         self._leave_silent_servers()
+        self._stop_units()
         self._drop_databases()
-        units = self._content["units"].items()
-        for unit, before in units:
-            self.done += self._units.stop(unit, before)
-        # Daemons that came with packages.
-        for unit in self._record.new("enabled", self._units.enabled()):
-            if unit not in self._content["units"]:
-                self.done += self._units.stop(unit, {"active": "inactive", "file": "disabled"})
         self._remove_keys()
         self._remove_accounts()
         self._remove_own_files()
@@ -81,7 +80,7 @@ class Removal:
         self._remove_folders(below_mounts=False)
         self._units.reload()
         self._units.forget_removed()
-        for unit, before in units:
+        for unit, before in self._content["units"].items():
             changed = before["role"] in self._content["changed"]
             reload = unit in self._content["reloads"]
             self.done += self._units.start(unit, before, changed=changed, reload=reload)
@@ -104,17 +103,56 @@ class Removal:
             self._run(["umount", "-f", "-l", path], check_rc=True)
             self.done.append(f"unmounted {path}, whose file server does not answer")
 
+    def _stop_units(self) -> None:
+        """Stop and disable the units that the roles started and enabled, and daemons that came with
+        packages. Leave units that someone else has started since, and name those that may be theirs.
+        """
+        touched = self._content["units"]
+        enabled, active = self._content["enabled"], self._content["active"]
+        unsure = self._record.unsure("enabled", self._units.enabled())
+        unsure |= self._record.unsure("active", self._units.active()).intersection(touched)
+        # Without a file before, a unit came with the packages of a role.
+        came = {unit for unit, before in touched.items() if before["load"] == "not-found"}
+        ours = {*enabled["ours"], *active["ours"], *(unsure & came)}
+        ours.update(unit for unit in touched if OWN in unit)
+        ran = {*active["before"]} - {*active["ours"]}
+        # The database last, for the daemons that write to it.
+        for unit in sorted(ours, key=lambda unit: (unit == _MARIADB, unit)):
+            if unit in touched or unit in enabled["ours"]:
+                theirs = {"active": "active" if unit in ran else "inactive", "file": "disabled"}
+                self.done += self._units.stop(unit, touched.get(unit, theirs))
+        if unsure := unsure - ours:
+            self.notes.append(
+                f"{_shorten(sorted(unsure))} stay: started since the last `up` began, which did not end, "
+                "so that they may be yours; if not: `systemctl disable --now UNIT`"
+            )
+
     def _drop_databases(self) -> None:
-        for name, entry in self._content["databases"].items():
-            if entry["existed"] or not shutil.which("mariadb"):
-                continue
-            self._run(["systemctl", "start", "mariadb.service"])
-            sql = f"DROP DATABASE IF EXISTS {name}; DROP USER IF EXISTS {entry['user']}@localhost"
+        databases = self._content["databases"]
+        if not databases or not shutil.which("mariadb"):
+            return
+        runs = self._units.read(_MARIADB)["active"] == "active"
+        self._run(["systemctl", "start", _MARIADB])
+        for name, user in databases.items():
+            self._drop_database(name, user)
+        if not runs:
+            self._run(["systemctl", "stop", _MARIADB])
+
+    def _drop_database(self, name: str, user: str) -> None:
+        """Drop a database if the comment that the role gave it says that the role created it."""
+        sql = "SELECT SCHEMA_NAME, SCHEMA_COMMENT FROM information_schema.SCHEMATA"
+        rc, out, err = self._run(["mariadb", "--skip-column-names", "--batch", "--execute", sql])
+        comments = dict(line.partition("\t")[::2] for line in out.splitlines())
+        if rc == 0 and name not in comments:
+            return
+        if rc == 0 and comments[name] == DATABASE:
+            sql = f"DROP DATABASE IF EXISTS {name}; DROP USER IF EXISTS {user}@localhost"
             rc, out, err = self._run(["mariadb", "--execute", sql])
             if rc == 0:
                 self.done.append(f"removed the database {name}")
-            else:
-                self.notes.append(f"MariaDB's database {name} stays: {(out + err).strip()[-300:]}")
+                return
+        why = "it is not known to be the cluster's" if rc == 0 else (out + err).strip()[-300:]
+        self.notes.append(f"MariaDB's database {name} stays: {why}")
 
     def _remove_keys(self) -> None:
         """Remove clusterctl's lines from the keys of accounts."""
@@ -135,7 +173,7 @@ class Removal:
                 rest = "".join(
                     line
                     for line in without_blocks(text, mark or _MARKS).splitlines(keepends=True)
-                    if line.rstrip("\n") not in lines and not line.rstrip("\n").endswith(_MPI_KEY)
+                    if line.rstrip("\n") not in lines
                 )
                 if rest == text:
                     continue
@@ -178,40 +216,63 @@ class Removal:
 
     def _move_back(self) -> None:
         """Move the kept files back. Leave and name a file that someone else has changed since."""
+        lacking: dict[str, str] = {}
         for path, entry in self._content["files"].items():
             older = sorted(glob.glob(f"{glob.escape(path + BEFORE)}.[0-9]*"))
             self.notes += [f"{copy} stays: of before an earlier cluster" for copy in older]
-            now = fingerprint(path)
-            kept = path + BEFORE if entry["kept"] and os.path.lexists(path + BEFORE) else ""
-            # An earlier attempt has moved it back, or an owner has taken it.
-            is_done = entry["kept"] and not kept
-            is_not_ours = not kept and self._content["ended"] and entry["written"] is None
-            if is_done or is_not_ours or (now is None and not kept):
-                continue
-            if kept and now == fingerprint(kept):
-                # The roles never changed it, so that the file itself has later times than the copy.
-                Path(kept).unlink()
-                continue
-            if self._cut_block(path, entry["role"]):
-                # The owner's file with a block of clusterctl, and perhaps later lines of the owner.
-                if kept:
-                    Path(kept).unlink()
-                continue
-            is_theirs = now is not None and now == entry["theirs"]
-            if is_theirs or (self._content["ended"] and now != entry["written"]):
-                also = f"; your file of before is {kept}" if kept else ""
-                self.notes.append(f"{path} stays: someone else has changed it since{also}")
-                continue
-            self._note_change(entry["role"])
+            if package := self._give_back(path, entry):
+                lacking[path] = package
+            later = sorted(glob.glob(f"{glob.escape(path + AFTER)}*"))
+            self.notes += [f"{copy} stays: the last `up` did not end" for copy in later]
+        if lacking:
+            again = (
+                "apt-get install --reinstall -o Dpkg::Options::=--force-confmiss"
+                if shutil.which("apt-get")
+                else "dnf reinstall"
+            )
+            names = " ".join(sorted({*lacking.values()}))
+            self.notes.append(
+                f"packages lack {_shorten([*lacking])}, which the cluster had replaced; unless you purge "
+                f"them: {again} {names}"
+            )
+
+    def _give_back(self, path: str, entry: Mapping[str, Any]) -> str:
+        """Give a path its owner's file. Return the package that lacks the path then; "" if none does."""
+        now = fingerprint(path)
+        kept = path + BEFORE if entry["kept"] and os.path.lexists(path + BEFORE) else ""
+        # An earlier attempt has moved it back, or an owner has taken it.
+        is_done = entry["kept"] and not kept
+        is_not_ours = not kept and self._content["ended"] and entry["written"] is None
+        if is_done or is_not_ours or (now is None and not kept):
+            return ""
+        if kept and now == fingerprint(kept):
+            # The roles never changed it, so that the file itself has later times than the copy.
+            Path(kept).unlink()
+            return ""
+        if self._cut_block(path, entry["role"]):
+            # The owner's file with a block of clusterctl, and perhaps later lines of the owner.
             if kept:
-                _move(kept, path)
-                self.done.append(f"moved {path} back")
-            elif os.path.islink(path) and self._is_packaged(path):
-                # A package, which stays, brought the link, such as that to the library of PMIx.
-                continue
-            elif now is not None:
-                Path(path).unlink()
-                self.done.append(f"removed {path}")
+                Path(kept).unlink()
+            return ""
+        is_ours = now in (None, entry["written"])
+        if (now is not None and now == entry["theirs"]) or (self._content["ended"] and not is_ours):
+            also = f"; your file of before is {kept}" if kept else ""
+            self.notes.append(f"{path} stays: someone else has changed it since{also}")
+            return ""
+        package = "" if kept else self._package(path)
+        if package and not self._differs(path, package):
+            return ""
+        self._note_change(entry["role"])
+        if not is_ours:
+            set_aside(path + AFTER)
+            copy_whole(path, path + AFTER)
+        if kept:
+            _move(kept, path)
+            self.done.append(f"moved {path} back")
+        else:
+            Path(path).unlink()
+            self.done.append(f"removed {path}")
+        return package
 
     def _note_change(self, role: str) -> None:
         """Record, before the change, that units must read a role's files again."""
@@ -224,7 +285,7 @@ class Removal:
             if existed or not os.path.lexists(path):
                 continue
             with self._tolerate_errors(path):
-                if remaining := remove_tree(path, keep=self._is_packaged(path)):
+                if remaining := remove_tree(path, keep=bool(self._package(path))):
                     self.notes.append(f"files of users, or mounted: {_shorten(remaining)}")
                 self.done.append(f"removed {path}")
 
@@ -237,7 +298,7 @@ class Removal:
         mounts = tuple(f"{path}/" for path in self._content["mounts"])
         named = [*self._homes]
         for path, existed in sorted(self._content["folders"].items(), reverse=True):
-            if existed or path.startswith(mounts) != below_mounts or self._is_packaged(path):
+            if existed or path.startswith(mounts) != below_mounts or self._package(path):
                 continue
             with self._tolerate_errors(path), rights_for(path):
                 if not os.path.isdir(path) or os.path.islink(path):
@@ -250,11 +311,20 @@ class Removal:
                     named.append(path)
                     self.notes.append(f"{path} stays: it contains {_shorten(content)}")
 
-    def _is_packaged(self, path: str) -> bool:
-        """Return whether a folder belongs to a package, which stays."""
-        argv = ["dpkg-query", "-S", path] if shutil.which("dpkg-query") else ["rpm", "-qf", path]
-        rc, _, _ = self._run(argv)
-        return bool(rc == 0)
+    def _package(self, path: str) -> str:
+        """Return the package that a path belongs to; "" if there is none."""
+        if shutil.which("dpkg-query"):
+            rc, out, _ = self._run(["dpkg-query", "-S", path])
+            return str(out).partition(":")[0] if rc == 0 else ""
+        rc, out, _ = self._run(["rpm", "-qf", "--qf", "%{NAME}\n", path])
+        return str(out).partition("\n")[0] if rc == 0 else ""
+
+    def _differs(self, path: str, package: str) -> bool:
+        """Return whether a file has other content than its package, which stays, has brought."""
+        argv = ["dpkg", "--verify"] if shutil.which("dpkg-query") else ["rpm", "-V"]
+        _, out, _ = self._run([*argv, package])
+        rows = (line.split() for line in out.splitlines())
+        return any(row[-1:] == [path] and "5" in row[0] for row in rows)
 
     def _unmount(self) -> None:
         ours = [path for path, was_mounted in self._content["mounts"].items() if not was_mounted]
@@ -281,10 +351,13 @@ class Removal:
                 self.notes.append(f"{home} stays: the home of {account.pw_name}")
 
     def _name_packages(self) -> None:
-        ours = self._record.new("packages", installed(self._run))
-        if chosen := sorted({*ours}.intersection(_chosen_packages(self._run))):
+        now = installed(self._run)
+        unsure = self._record.unsure("packages", now)
+        ours = unsure.union(self._content["packages"]["ours"]).intersection(now)
+        if chosen := sorted(ours.intersection(_chosen_packages(self._run))):
             purge = "apt-get purge" if shutil.which("apt-get") else "dnf remove"
-            self.notes.append(f"packages stay; to purge them: {purge} {' '.join(chosen)}")
+            since = " (also what you have installed since the last `up`)" if unsure else ""
+            self.notes.append(f"packages stay; to purge them{since}: {purge} {' '.join(chosen)}")
 
     @contextmanager
     def _tolerate_errors(self, path: str) -> Iterator[None]:
@@ -333,8 +406,12 @@ def remove_tree(path: str, *, keep: bool) -> list[str]:
     if os.path.islink(path) or not os.path.isdir(path):
         Path(path).unlink()
         return []
+    if os.path.ismount(path):
+        return [path]
     remaining = []
+    walked = []
     for folder, folders, files in os.walk(path, topdown=True):
+        walked.append(folder)
         mounted = [name for name in folders if os.path.ismount(f"{folder}/{name}")]
         folders[:] = [name for name in folders if name not in mounted]
         remaining += [f"{folder}/{name}" for name in mounted]
@@ -344,10 +421,9 @@ def remove_tree(path: str, *, keep: bool) -> list[str]:
                 remaining.append(place)
             else:
                 Path(place).unlink()
-    if not keep:
-        for folder, _, _ in os.walk(path, topdown=False):
-            if not os.listdir(folder):
-                Path(folder).rmdir()
+    for folder in () if keep else reversed(walked):
+        if not os.listdir(folder):
+            Path(folder).rmdir()
     return sorted(remaining)
 
 

@@ -48,6 +48,13 @@ class Units:
         _, out, _ = self._run(["systemctl", *listed])
         return [line.split()[0] for line in out.splitlines() if line.strip()]
 
+    def active(self) -> list[str]:
+        """Return the units that run or start."""
+        states = "--state=active,activating,reloading"
+        listed = ["list-units", states, "--plain", "--no-legend", "--no-pager"]
+        _, out, _ = self._run(["systemctl", *listed])
+        return [line.split()[0] for line in out.splitlines() if line.strip()]
+
     def stop(self, unit: str, before: dict[str, str]) -> list[str]:
         """Stop a unit unless it ran ``before``; disable it unless it was enabled. Return texts of
         both.

@@ -13,7 +13,7 @@ from typing import Any, Final
 import yaml
 
 from clusterctl.hosts.probe import HostReport
-from clusterctl.hosts.roles import cluster_roles, spec_variables
+from clusterctl.hosts.roles import cluster_roles, host_roles, spec_variables
 from clusterctl.packages.os_packages import PLAIN
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.hosts import is_this_machine
@@ -448,6 +448,7 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
     return {
         # The owner's files are kept on the machines, because `down` moves them back.
         "clusterctl_keeps": True,
+        "clusterctl_roles": host_roles(spec, inventory),
         "job_env_looks_at_fabric": spec.provider.may_have_fabric,
         "time_controller": inventory.controller.address,
         "time_network": inventory.network,

@@ -118,15 +118,26 @@ def can_share_configuration(spec: ClusterSpec) -> bool:
     return not spec.scheduler_needs.starts_by_ssh
 
 
-def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
+def host_roles(spec: ClusterSpec, inventory: Inventory) -> dict[str, list[str]]:
+    """Return host -> the Ansible roles that run on it, sorted."""
     cluster_facts = _inventory_facts(spec, inventory)
-    kinds = {(host.roles, bool(host.local_ssds)): host for host in inventory.hosts}.values()
-    facts = [(host.roles, _host_facts(cluster_facts, host)) for host in kinds]
-    return frozenset(
-        role
-        for role, touches in _touches().items()
-        if any(_applies(touches, roles, spec, host_facts) for roles, host_facts in facts)
-    )
+    # Hosts of the same kind run the same roles.
+    made: dict[tuple[object, ...], list[str]] = {}
+    runs = {}
+    for host in inventory.hosts:
+        facts = _host_facts(cluster_facts, host)
+        if (kind := (tuple(host.roles), *facts.values())) not in made:
+            made[kind] = [
+                role
+                for role, touches in _touches().items()
+                if _applies(touches, host.roles, spec, facts)
+            ]
+        runs[host.name] = made[kind]
+    return runs
+
+
+def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
+    return frozenset(role for roles in host_roles(spec, inventory).values() for role in roles)
 
 
 def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:

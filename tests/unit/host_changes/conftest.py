@@ -39,6 +39,22 @@ class Machine:
                 return answer
         return 0, "", ""
 
+    def has_units(self, *names: str) -> None:
+        """Let these units run, and start at boot."""
+        self.answers["systemctl", "list-unit-files"] = (
+            0,
+            "".join(f"{n} enabled\n" for n in names),
+            "",
+        )
+        self.answers["systemctl", "list-units"] = (0, "".join(f"{n} loaded\n" for n in names), "")
+
+    def owns(self, package: str, *changed: str) -> None:
+        """Let every path belong to a package; ``changed``: with other content than the package's."""
+        self.answers["dpkg-query", "-S"] = (0, f"{package}: PATH\n", "")
+        self.answers["rpm", "-qf"] = (0, f"{package}\n", "")
+        told = "".join(f"??5?????? c {path}\n" for path in changed)
+        self.answers["dpkg", "--verify"] = self.answers["rpm", "-V"] = (1, told, "")
+
     def has_packages(self, *names: str) -> None:
         self.answers["dpkg-query", "-W"] = (0, "".join(f"installed {n}\n" for n in names), "")
         self.answers["rpm", "-qa"] = (0, "".join(f"{n}.x86_64\n" for n in names), "")

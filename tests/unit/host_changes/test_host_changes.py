@@ -24,8 +24,7 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("ended", [True, False], ids=["up", "killed up"])
-def test_replaced_file_is_kept_and_moved_back(changes: Changes, etc: Path, ended: bool) -> None:
+def test_replaced_file_is_kept_and_moved_back(changes: Changes, etc: Path) -> None:
     conf = etc / "slurm.conf"
     conf.write_text("theirs\n")
     conf.chmod(0o640)
@@ -35,12 +34,69 @@ def test_replaced_file_is_kept_and_moved_back(changes: Changes, etc: Path, ended
     assert (etc / "slurm.conf.before-clusterctl").read_text() == "theirs\n"
     for path in files:
         Path(path).write_text("ours\n")
-    if ended:
-        changes("ended")
+    changes("ended")
     result = changes("removed")
     assert tree(etc) == {"slurm.conf": "theirs\n"}
     assert (conf.stat().st_mode & 0o777, conf.stat().st_mtime) == (0o640, 1)
     assert result["clusterctl_notes"] == []
+
+
+def test_file_of_a_killed_up_is_set_aside_because_it_may_be_the_owners(
+    changes: Changes, etc: Path
+) -> None:
+    names = ("slurm.conf", "gres.conf", "topology.conf", "cgroup.conf")
+    paths = [etc / name for name in names]
+    for path in paths[:3]:
+        path.write_text("theirs\n")
+    files = [str(path) for path in paths]
+    changes("begun", files=files[:1])
+    paths[0].write_text("ours\n")
+    changes("ended")
+    changes("begun", files=files)
+    for path in (paths[1], paths[3]):
+        path.write_text("ours, or edited since\n")
+    (etc / "gres.conf.after-clusterctl").write_text("older\n")
+    notes = changes("removed")["clusterctl_notes"]
+    unsure = [f"{name}.after-clusterctl" for name in ("gres.conf", "cgroup.conf")]
+    assert tree(etc) == {
+        **dict.fromkeys(names[:3], "theirs\n"),
+        **dict.fromkeys(unsure, "ours, or edited since\n"),
+        "gres.conf.after-clusterctl.1": "older\n",
+    }
+    assert all(any(name in note for note in notes) for name in unsure)
+
+
+def test_file_that_matches_a_pattern_only_after_up_is_the_clusters(
+    changes: Changes, etc: Path
+) -> None:
+    """Such as parameters in the folder of a package that `up` installs. Repositories stay."""
+    files = [str(etc / "openmpi-*/prte.conf"), str(etc / "*.repo")]
+    made = etc / "openmpi-5/prte.conf"
+    theirs = etc / "openmpi-4/prte.conf"
+    for _ in range(2):
+        changes("begun", files=files)
+        made.parent.mkdir(exist_ok=True)
+        made.write_text("ours\n")
+        (etc / "epel.repo").write_text("ours\n")
+        changes("ended")
+    theirs.parent.mkdir()
+    theirs.write_text("theirs\n")
+    changes("removed")
+    assert tree(etc) == {"openmpi-4/prte.conf": "theirs\n", "epel.repo": "ours\n"}
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_file_of_a_package_stays_or_its_lack_is_named(
+    changes: Changes, etc: Path, machine: Machine, *, changed: bool
+) -> None:
+    conf = etc / "chrony.conf"
+    changes("begun", files=[str(conf)])
+    conf.write_text("pool\n")
+    changes("ended")
+    machine.owns("chrony", *([str(conf)] if changed else []))
+    notes = changes("removed")["clusterctl_notes"]
+    assert conf.exists() is not changed
+    assert [str(conf) in note and note.endswith(" chrony") for note in notes] == [True] * changed
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -193,7 +249,8 @@ def test_content_of_a_new_tree_is_removed_and_the_folder_of_a_package_stays(
     (state / "hash.1").mkdir(parents=True)
     (state / "hash.1/job").write_text("ours\n")
     changes("ended")
-    machine.answers["dpkg-query", "-S"] = machine.answers["rpm", "-qf"] = (1 - packaged, "", "")
+    if packaged:
+        machine.owns("slurm")
     changes("removed")
     assert tree(etc) == {"theirs/state": "theirs\n"}
     assert state.exists() == packaged
@@ -208,8 +265,7 @@ def test_keys_of_the_cluster_leave_peoples_authorized_keys(changes: Changes, etc
     for path in (keys, other):
         path.parent.mkdir(parents=True)
         path.write_text("ssh-ed25519 AAAA clusterctl\n")
-    mpi = 'from="10.0.0.2" ssh-ed25519 BBBB ada on the hosts of this cluster (clusterctl)\n'
-    other.write_text(f"ssh-ed25519 AAAA clusterctl\nssh-rsa CCCC ada@clusterctl\n{mpi}")
+    other.write_text("ssh-ed25519 AAAA clusterctl\nssh-rsa CCCC ada@clusterctl\n")
     changes("ended")
     changes("removed")
     assert tree(etc) == {"ada/.ssh/authorized_keys": "ssh-rsa CCCC ada@clusterctl\n"}
@@ -224,7 +280,9 @@ def test_block_of_keys_of_this_cluster_leaves_authorized_keys(
     keys.parent.mkdir(parents=True)
     others = (
         "ssh-rsa A ada\n# BEGIN managed by clusterctl for demo2\nssh-ed25519 BBBB clusterctl\n"
-        "# END managed by clusterctl for demo2\n"
+        "# END managed by clusterctl for demo2\n# BEGIN mpirun, managed by clusterctl for demo2\n"
+        "ssh-ed25519 CCCC ada on the hosts of this cluster (clusterctl)\n"
+        "# END mpirun, managed by clusterctl for demo2\n"
     )
     keys.write_text(others)
     ours = "ssh-ed25519 AAAA clusterctl"
@@ -320,27 +378,34 @@ def test_packages_stay_and_the_command_to_purge_them_is_named(
     assert not any(name in note for name in ("nginx", "htop", "libmunge"))
 
 
-@pytest.mark.parametrize("existed", [False, True])
-def test_accounting_database_of_the_cluster_is_dropped_and_others_stay(
-    changes: Changes,
-    etc: Path,
-    util: Util,
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    existed: bool,
+@pytest.mark.parametrize(
+    ("comment", "named"), [("created by clusterctl", False), ("", True), (None, False)]
+)
+def test_accounting_database_is_dropped_if_the_role_created_it(
+    changes: Changes, machine: Machine, monkeypatch: pytest.MonkeyPatch, comment: str, named: bool
 ) -> None:
-    monkeypatch.setattr(util("host_record"), "DATABASES", str(etc))
+    """It is dropped after the units that write to it have stopped, and MariaDB stops again."""
     monkeypatch.setattr(shutil, "which", lambda name: name)
-    if existed:
-        (etc / "slurm_acct_db").mkdir()
-    changes("begun", databases={"slurm_acct_db": "slurm"})
+    changes("begun", databases={"slurm_acct_db": "slurm"}, units=["slurmdbd.service"])
+    machine.has_units("slurmdbd.service")
     changes("ended")
-    changes("removed")
-    dropped = [argv[-1] for argv in machine.ran if argv[0] == "mariadb"]
-    assert [("slurm_acct_db" in sql, "payroll" in sql) for sql in dropped] == (
-        [] if existed else [(True, False)]
-    )
+    row = "" if comment is None else f"slurm_acct_db\t{comment}\n"
+    machine.answers["mariadb", "--skip-column-names"] = (0, f"payroll\t\n{row}", "")
+    machine.answers["systemctl", "show", "slurmdbd.service"] = (0, "ActiveState=active\n", "")
+    notes = changes("removed")["clusterctl_notes"]
+    assert any("slurm_acct_db" in note for note in notes) is named
+    drops = [argv for argv in machine.ran if "DROP DATABASE" in argv[-1]]
+    assert len(drops) == (comment == "created by clusterctl")
+    words = [
+        argv[1:]
+        for argv in machine.ran
+        if argv[:2] in (["systemctl", "stop"], ["systemctl", "start"])
+    ]
+    assert words == [
+        ["stop", "slurmdbd.service"],
+        ["start", "mariadb.service"],
+        ["stop", "mariadb.service"],
+    ]
 
 
 UNIT = ("systemctl", "show", "munge.service")
@@ -367,6 +432,7 @@ def test_units_get_their_former_state_and_read_the_owners_files(
     machine.answers[UNIT] = (0, states[before], "")
     changes("begun", files=[str(key)], units=["munge.service"])
     key.write_text("ours\n")
+    machine.has_units("munge.service")
     changes("ended")
     machine.answers[UNIT] = (0, states[now], "")
     changes("removed")
@@ -391,6 +457,53 @@ def test_daemons_that_came_with_packages_are_stopped(changes: Changes, machine: 
     stopped = [argv[2] for argv in machine.ran if argv[:2] == ["systemctl", "stop"]]
     disabled = [argv[2] for argv in machine.ran if argv[:2] == ["systemctl", "disable"]]
     assert stopped == disabled == ["rpcbind.service", "rpcbind.socket"]
+
+
+def test_unit_that_its_owner_starts_later_goes_on(changes: Changes, machine: Machine) -> None:
+    """Such as a firewall, which no role starts, but which reads a file of a role."""
+    machine.answers["systemctl", "show"] = (0, "UnitFileState=disabled\nActiveState=inactive\n", "")
+    for _ in range(2):
+        changes("begun", units=["firewalld.service", "clusterctl-watcher.service"])
+        changes("ended")
+        machine.has_units("firewalld.service")
+    machine.answers["systemctl", "show"] = (0, "UnitFileState=enabled\nActiveState=active\n", "")
+    changes("removed")
+    acted = [argv[1:] for argv in machine.ran if argv[1] in ("stop", "disable")]
+    assert acted == [[word, "clusterctl-watcher.service"] for word in ("stop", "disable")]
+
+
+def test_units_of_a_killed_up_are_named_if_they_may_be_the_owners(
+    changes: Changes, machine: Machine
+) -> None:
+    machine.answers["systemctl", "show"] = (0, "LoadState=loaded\nActiveState=inactive\n", "")
+    machine.answers["systemctl", "show", "slurmd.service"] = (0, "LoadState=not-found\n", "")
+    changes("begun", units=["slurmd.service", "mariadb.service"])
+    machine.has_units("slurmd.service", "mariadb.service", "nginx.service")
+    shown = "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n"
+    for unit in (("slurmd.service",), ()):
+        machine.answers["systemctl", "show", *unit] = (0, shown, "")
+    (note,) = changes("removed")["clusterctl_notes"]
+    acted = [argv[1:] for argv in machine.ran if argv[1] in ("stop", "disable")]
+    assert acted == [[word, "slurmd.service"] for word in ("stop", "disable")]
+    assert all(unit in note for unit in ("mariadb.service", "nginx.service"))
+
+
+def test_folder_that_is_mounted_in_a_tree_stays(
+    changes: Changes, etc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = etc / "spool/disk"
+    disk = etc / "log"
+    changes("begun", trees=[str(etc / "spool"), str(disk)])
+    for folder in (inside / "empty", disk / "empty", etc / "spool/a/b"):
+        folder.mkdir(parents=True)
+    changes("ended")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path in (str(inside), str(disk)))
+    notes = " ".join(changes("removed")["clusterctl_notes"])
+    assert (inside / "empty").is_dir()
+    assert (disk / "empty").is_dir()
+    assert not (etc / "spool/a").exists()
+    assert str(inside) in notes
+    assert str(disk) in notes
 
 
 def test_failure_before_the_roles_ran_makes_nothing_the_clusters(
@@ -589,6 +702,7 @@ def test_link_that_a_package_brought_stays(
     changes("begun", files=[str(link)])
     link.symlink_to("libpmix.so.2")
     changes("ended")
-    machine.answers["dpkg-query", "-S"] = machine.answers["rpm", "-qf"] = (1 - packaged, "", "")
+    if packaged:
+        machine.owns("slurm")
     changes("removed")
     assert link.is_symlink() == packaged

@@ -9,6 +9,7 @@ import pytest
 
 from clusterctl.hosts.roles import (
     host_facts_request,
+    host_roles,
     probe_requests,
     requirements_of_hosts,
     role_files,
@@ -26,6 +27,16 @@ partitions: [{name: train, hosts: b}]
 scheduler: SCHEDULER
 """
 HOSTS = (host_of("a", CONTROLLER, address="10.0.0.1"), host_of("b", address="10.0.0.2"))
+
+
+def test_role_is_noted_only_on_the_hosts_that_it_runs_on() -> None:
+    """`down` takes back what the roles of a host change there: no database of a node."""
+    spec = parse_spec(SPEC.replace("SCHEDULER", "slurm"), Path("cluster.yaml"))
+    roles = host_roles(spec, inventory_of(*HOSTS))
+    assert set(roles["a"]) ^ set(roles["b"]) == {
+        *("mariadb", "slurmdbd", "slurmctld"),
+        *("slurmd",),
+    }
 
 
 @pytest.mark.parametrize(
