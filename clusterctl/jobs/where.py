@@ -25,7 +25,6 @@ from clusterctl.scheduler.script import fitted_to, render_script
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.trial import Trial
-from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.disk import read_text
@@ -304,18 +303,7 @@ def _obstacle(partition: PartitionInfo | None, request: Request, limits: Limits)
     if partition is not None and not partition.is_up:
         text = "the partition is down; jobs wait until it is up"
         return Obstacle(Notice("where-partition-down", text))
-    limit_s = request.time_s
-    with suppress(ValueError):
-        if partition and limit_s is not None and limit_s > parse_slurm_time_s(partition.max_time):
-            return _beyond(f"the partition's time limit is {partition.max_time}")
-    ask = Ask(
-        request.value("--partition"),
-        request.value("--account"),
-        request.value("--qos"),
-        shape_of(request),
-        limit_s,
-    )
-    verdict = limits.judge(ask)
+    verdict = limits.judge(Ask.of(request, partition.max_time if partition else ""))
     if verdict.never:
         return _beyond(verdict.never)
     if verdict.unknown:

@@ -10,26 +10,29 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.slurm_values import gpus_by_type
 from clusterctl.spec.units import parse_slurm_memory_mib
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.base import NodeInfo
+    from clusterctl.scheduler.request import Request
 
 # A node with another flag, such as PLANNED or COMPLETING, may be kept for another job.
 _FREE_STATES: Final = frozenset({"IDLE", "MIXED"})
 _FREE_FLAGS: Final = frozenset({"CLOUD", "DYNAMIC_NORM"})
 # The quantities, as in ``Directive.quantities``, that decide a Shape, some in ways that depend on the
 # nodes.
-_QUANTITIES: Final = frozenset(
+CPU_QUANTITIES: Final = frozenset(
     (
-        "--nodes --ntasks --ntasks-per-node --cpus-per-task --mem --gpus-per-node --exclusive "
-        "--ntasks-per-socket --ntasks-per-core --ntasks-per-gpu --cores-per-socket "
-        "--sockets-per-node --threads-per-core --overcommit"
+        "--nodes --ntasks --ntasks-per-node --cpus-per-task --exclusive --ntasks-per-socket "
+        "--ntasks-per-core --ntasks-per-gpu --cores-per-socket --sockets-per-node "
+        "--threads-per-core --overcommit"
     ).split()
 )
-_TYPED_GPUS: Final = re.compile(r"(?:gpu:)?(?:(?P<type>[^:,\d][^:,]*):)?(?P<count>\d+)")
+_QUANTITIES: Final = CPU_QUANTITIES | {"--mem", "--gpus-per-node"}
+TYPED_GPUS: Final = re.compile(r"(?:gpu:)?(?:(?P<type>[^:,\d][^:,]*):)?(?P<count>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def shape_of(request: Request) -> Shape | None:
         if name not in values:
             return None
         if name in {"--gres", "--gpus-per-node"} and (
-            typed := _TYPED_GPUS.match(directive.value or "")
+            typed := TYPED_GPUS.match(directive.value or "")
         ):
             gpu_type = typed["type"] or ""
     nodes = values.get("--nodes", 1)
@@ -159,7 +162,7 @@ def shape_of(request: Request) -> Shape | None:
 
 
 def _gpus(value: str) -> int:
-    match = _TYPED_GPUS.fullmatch(value)
+    match = TYPED_GPUS.fullmatch(value)
     if match is None:
         raise ValueError(value)
     return int(match["count"])
