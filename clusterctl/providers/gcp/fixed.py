@@ -6,7 +6,7 @@ whether the rest can be created. So `up` refuses it: the user takes the cluster 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from ipaddress import IPv4Network
 from typing import Any, Final
 
@@ -24,35 +24,32 @@ _OF_CLUSTER: Final = {
 }
 # The same in the controller's variables. The rest of them is changed in place.
 _OF_CONTROLLER: Final = {
+    "machine_type": "machine_type",
     "image": "image",
     "boot_disk.type": "boot_disk.type",
     "nic_type": "gvnic",
     "tier_1": "tier_1",
     "reservation": "reservation",
 }
+# The defaults of these depend on the machine type, which is changed in place unless they change.
+_BY_MACHINE_TYPE: Final = {"image", "boot_disk.type", "nic_type"}
 
 
-def reject_changes(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def reject_changes(applied: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise a UsageError that names the changed settings.
 
-    recorded: Terraform's variables at the last `up`. Empty: nothing was created.
-    wanted: Terraform's variables for the spec.
+    applied: Terraform's variables at the last `up`. wanted: those for the spec.
     """
-    if not recorded:
-        return
-    changes = {
-        setting: (was, now)
-        for path, setting in _OF_CLUSTER.items()
-        if (was := _value(recorded, path)) != (now := _value(wanted, path))
-    }
-    if not _contains(_value(wanted, "network.cidr"), _value(recorded, "network.cidr")):
-        ranges = (_value(recorded, "network.cidr"), _value(wanted, "network.cidr"))
+    differing = _differing(_OF_CLUSTER, applied, wanted)
+    changes = {_OF_CLUSTER[path]: values for path, values in differing.items()}
+    ranges = (_value(applied, "network.cidr"), _value(wanted, "network.cidr"))
+    if not _contains(ranges[1], ranges[0]):
         changes["provider.network.cidr"] = ranges
-    before = _controller(recorded)
-    after = _controller(wanted)
-    for path, setting in _OF_CONTROLLER.items():
-        if (was := _value(before, path)) != (now := _value(after, path)):
-            changes[f"provider.controller.{setting}"] = (was, now)
+    differing = _differing(_OF_CONTROLLER, _controller(applied), _controller(wanted))
+    if not differing.keys() & _BY_MACHINE_TYPE:
+        differing.pop("machine_type", None)
+    for path, values in differing.items():
+        changes[f"provider.controller.{_OF_CONTROLLER[path]}"] = values
     if changes:
         raise error(
             changes,
@@ -76,6 +73,12 @@ def error(settings: Collection[str], why: str) -> UsageError:
 def _controller(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     hosts = variables["hosts"].values()
     return next(host for host in hosts if host["role"] == "controller")
+
+
+def _differing(paths: Iterable[str], before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
+    """Return path -> (value before, value after) of variables that differ."""
+    values = {path: (_value(before, path), _value(after, path)) for path in paths}
+    return {path: (was, now) for path, (was, now) in values.items() if was != now}
 
 
 def _value(variables: Any, path: str) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.errors import LockedError, ProvisionError, StalePlanError
+from clusterctl.errors import LockedError, ProvisionError, StalePlanError, UsageError
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.providers.base import (
     DEFAULTS,
@@ -38,7 +38,6 @@ from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import (
     BACKEND_FILE,
     LOCK_FILE,
-    STATE_FILE,
     Plan,
     Terraform,
 )
@@ -134,6 +133,7 @@ class GcpProvider(Provider):
         self._write_module(spec, workspace, kept, {name: machine})
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
+        record_applied(workspace.terraform)
         try:
             with apply.image_node(terraform, name, self._shown and self._shown[1]):
                 key = host_keys(self._api, self._settings.zone, [name])[name]
@@ -206,6 +206,7 @@ class GcpProvider(Provider):
         digest_of_shown, plan = self._shown or (variables_digest, self._new_plan(terraform))
         if digest_of_shown != variables_digest:
             plan = terraform.plan_remaining(plan)
+        record_applied(workspace.terraform)
         if not plan.is_empty:
             apply.apply_plan(terraform, plan, clock=self._api.clock)
         self._shown = None
@@ -311,7 +312,6 @@ class GcpProvider(Provider):
             name: host | boot.get(host.get("partition", ""), {}) for name, host in hosts.items()
         }
         module_variables["hosts"] = {**hosts, **more_hosts}
-        storage.reject_move(workspace.terraform, module_variables)
         write_module(workspace.terraform, module_variables, self._settings.state, cluster=spec.name)
         storage.write_imports(workspace.terraform, kept)
         return digest((workspace.terraform / VARIABLES).read_bytes())
@@ -517,6 +517,7 @@ def _disk(disk: GcpDisk, allowed_types: Sequence[str]) -> Variables:
 
 _BACKEND: Final = "clusterctl_backend.tf.json"
 _VERSIONS: Final = "versions.tf"
+APPLIED: Final = "clusterctl_applied.json"
 
 
 def has_module(folder: Path) -> bool:
@@ -544,14 +545,39 @@ def _area_of(workspace: Workspace | None) -> Area:
 
 
 def _reject_changes(spec: ClusterSpec, workspace: Workspace) -> None:
-    """Raise a UsageError if settings differ that a cluster keeps from its first `up`.
+    """Raise a UsageError if settings differ that a cluster keeps from its first `up`."""
+    applied = _applied_variables(workspace)
+    if applied is not None:
+        wanted = variables(spec, "", "")
+        storage.reject_move(applied, wanted)
+        fixed.reject_changes(applied, wanted)
 
-    This is before Terraform's variables are written: they stay those of what exists.
+
+def _applied_variables(workspace: Workspace) -> Mapping[str, Any] | None:
+    """Return Terraform's variables at the last `up`. None: Terraform has created nothing.
+
+    Raise a UsageError if the record can't be read.
     """
-    folder = workspace.terraform
-    records = (workspace.inventory, folder / STATE_FILE, folder / BACKEND_FILE)
-    if any(path.exists() for path in records):
-        fixed.reject_changes(storage.read_variables(folder), variables(spec, "", ""))
+    path = workspace.terraform / APPLIED
+    try:
+        return {**json.loads(path.read_bytes())}
+    except FileNotFoundError:
+        return None
+    except (OSError, TypeError, ValueError) as exc:
+        raise UsageError(
+            f"the record of the settings of cluster {workspace.root.name!r} can't be read",
+            code="applied-damaged",
+            where=str(path),
+            why=str(exc),
+            fix="restore the file from a backup; or take the cluster down: `clusterctl down`",
+        ) from exc
+
+
+def record_applied(folder: Path) -> None:
+    """Record Terraform's variables as those of what exists. To be called before Terraform creates
+    anything: a plan writes variables too, and the user may decline it.
+    """
+    write_atomic(folder / APPLIED, (folder / VARIABLES).read_bytes())
 
 
 def write_module(
@@ -574,8 +600,11 @@ def write_module(
         (folder / LOCK_FILE).unlink(missing_ok=True)
     for inner, content in files.items():
         _write(folder / inner, content)
-    for name, text in backend.items():
-        _write(folder / name, text.encode())
+    for name in (BACKEND_FILE, _BACKEND):
+        if name in backend:
+            _write(folder / name, backend[name].encode())
+        else:
+            (folder / name).unlink(missing_ok=True)
     _write(folder / VARIABLES, (json.dumps(variables, indent=2) + "\n").encode())
 
 
@@ -591,7 +620,7 @@ def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
     """Raise a UsageError if the state's location changed: Terraform would create all resources
     again.
     """
-    if not has_module(folder):
+    if not (folder / APPLIED).exists():
         return
     path = folder / BACKEND_FILE
     recorded_backend = path.read_text() if path.is_file() else None

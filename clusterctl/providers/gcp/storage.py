@@ -16,7 +16,6 @@ from typing import Any, Final
 from clusterctl.errors import UsageError
 from clusterctl.providers.gcp import costs, orphans
 from clusterctl.providers.gcp.api import Api, Json
-from clusterctl.providers.gcp.terraform import BACKEND_FILE, STATE_FILE
 from clusterctl.providers.storage import REMOVE, KeptStorage
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp
@@ -162,13 +161,11 @@ def write_imports(folder: Path, kept: KeptStorage | None) -> None:
     write_atomic(path, json.dumps({"import": [block]}) + "\n")
 
 
-def reject_move(folder: Path, variables: Mapping[str, Any]) -> None:
+def reject_move(applied: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
     """Raise a UsageError if `storage.keep` changed while the cluster is up. clusterctl moves no
     files.
     """
-    previous_storage = read_storage(folder)
-    if not (folder / STATE_FILE).exists() and not (folder / BACKEND_FILE).exists():
-        return
+    previous_storage = applied["storage"]
     if (previous_storage is None) != (variables["storage"] is None):
         old_value, copy_first = (
             ("true", "")

@@ -262,6 +262,7 @@ def test_state_in_a_bucket_is_not_replaced_by_another(tmp_path: Path) -> None:
     assert json.loads((place / "clusterctl_backend.tf.json").read_text()) == {
         "terraform": {"backend": {"gcs": {}}}
     }
+    provider.record_applied(place)
     provider.write_module(place, {}, state, cluster="demo")
     for other in (None, GcsState(bucket="other-state", prefix="hpc")):
         with refused("fixed-while-up", UsageError, where="provider.state"):

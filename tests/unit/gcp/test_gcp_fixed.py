@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.providers.gcp.provider import variables, write_module
+from clusterctl.providers.gcp.provider import (
+    APPLIED,
+    record_applied,
+    variables,
+    write_module,
+)
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
 from tests.unit.gcp.clusters import provider_of, workspace_in
@@ -34,8 +40,9 @@ def up_with(spec: ClusterSpec, folder: Path) -> Workspace:
     """Return a workspace as the first `up` leaves it."""
     workspace = workspace_in(folder)
     made = variables(spec, CLUSTER_ID, PUBLIC_KEY)
-    write_module(workspace.terraform, made, None, cluster="demo")
-    (workspace.terraform / "terraform.tfstate").write_text("{}")
+    assert isinstance(spec.provider, GcpSettings)
+    write_module(workspace.terraform, made, spec.provider.state, cluster="demo")
+    record_applied(workspace.terraform)
     return workspace
 
 
@@ -73,6 +80,11 @@ def up_with(spec: ClusterSpec, folder: Path) -> Workspace:
         ({}, {"controller": {"reservation": "mine"}}, "provider.controller.reservation"),
         (
             {},
+            {"controller": {"machine_type": "c4-standard-8"}},
+            "provider.controller.machine_type, provider.controller.boot_disk.type",
+        ),
+        (
+            {},
             {"zone": "us-central1-b", "kms_key": KEY},
             "provider.zone, provider.kms_key",
         ),
@@ -103,14 +115,17 @@ class PlannedError(Exception):
         ({"labels": {"team": "x"}, "secure_boot": True}, True),
         ({"partitions": {"train": {"image": IMAGE, "gvnic": False}}}, True),
         ({"zone": "us-east1-c"}, False),
+        ({"state": {"bucket": "another-bucket"}}, False),
     ],
 )
 def test_changes_in_place_and_of_what_does_not_exist_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: dict[str, Any], is_up: bool
 ) -> None:
-    workspace = up_with(spec_of(), tmp_path)
+    """A plan that the user declined has written Terraform's files, and nothing exists."""
+    state = {} if is_up else {"state": {"bucket": "team-state"}}
+    workspace = up_with(spec_of(**state), tmp_path)
     if not is_up:
-        (workspace.terraform / "terraform.tfstate").unlink()
+        (workspace.terraform / APPLIED).unlink()
     other = spec_of(**after)
 
     def planned(*_: object, **__: object) -> None:
@@ -119,3 +134,13 @@ def test_changes_in_place_and_of_what_does_not_exist_are_accepted(
     monkeypatch.setattr("clusterctl.providers.gcp.provider.Terraform", planned)
     with pytest.raises(PlannedError):
         provider_of(other).plan(other, workspace)
+
+
+@pytest.mark.parametrize("record", ["", "[]", "1"])
+def test_change_is_refused_while_the_applied_settings_are_unknown(
+    tmp_path: Path, record: str
+) -> None:
+    workspace = up_with(spec_of(), tmp_path)
+    (workspace.terraform / APPLIED).write_text(record)
+    with refused("applied-damaged", UsageError, where=str(workspace.terraform / APPLIED)):
+        provider_of(spec_of()).plan(spec_of(), workspace)

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.providers.gcp import storage
 from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.provider import variables, write_module
+from clusterctl.providers.gcp.provider import record_applied, variables, write_module
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google.api import PROJECT, Google
@@ -160,6 +160,6 @@ def test_storage_keep_can_not_change_while_up(google: Google, tmp_path: Path, ke
     spec = spec_of(keep=keep)
     other = spec_of(keep=not keep)
     write_module(workspace.terraform, variables(spec, CLUSTER_ID, PUBLIC_KEY), None, cluster="demo")
-    (workspace.terraform / "terraform.tfstate").write_text("{}")
+    record_applied(workspace.terraform)
     with refused("storage-keep-changed", UsageError, f"set `keep: {str(keep).lower()}`"):
         provider_of(other).plan(other, workspace)
