@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import bake
-from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.bake import bake_image
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure.inventory_file import install_mark
@@ -452,21 +451,3 @@ def test_image_bake_keeps_a_cluster_that_up_has_begun(
         bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
     assert workspace.spec.read_text() == "of `up`"
     assert not baked.images
-
-
-@pytest.mark.usefixtures("ahead")
-def test_up_removes_the_mark_of_image_bake_before_it_asks(tmp_path: Path) -> None:
-    """With the mark, the next `image bake` would remove what a killed `up` has created."""
-    workspace = Workspace(tmp_path / "none" / "demo")
-    workspace.create()
-    workspace.baking.touch()
-
-    def approve(_: object) -> None:
-        assert not workspace.baking.exists()
-        raise KilledError
-
-    with pytest.raises(KilledError):
-        cluster_up.up(
-            ClusterContext.of(spec_of(), workspace=workspace, verb="bake"),
-            cluster_up.UpOptions(approve=approve),
-        )

@@ -244,9 +244,13 @@ class DeclinedError(Exception):
     """The user declined the plan."""
 
 
-def test_declined_up_keeps_the_record_of_an_unfinished_down(tmp_path: Path) -> None:
-    """Otherwise the cluster seems to be up, although `down` has removed some of its hosts."""
+def test_declined_up_keeps_the_records_of_unfinished_commands(tmp_path: Path) -> None:
+    """Otherwise the cluster seems to be up, although `down` has removed some of its hosts.
+
+    An approved `up` removes them: the next `image bake` would remove what `up` creates.
+    """
     workspace = cluster_with_runs(tmp_path)
+    workspace.baking.touch()
     record_removal(workspace, BegunRemoval(discarded=("2",)))
 
     def decline(_: object) -> None:
@@ -263,8 +267,10 @@ def test_declined_up_keeps_the_record_of_an_unfinished_down(tmp_path: Path) -> N
     with pytest.raises(DeclinedError):
         up(cluster, UpOptions(approve=decline))
     assert begun_removal(workspace) == BegunRemoval(discarded=("2",))
+    assert workspace.baking.exists()
     record_spec(cluster)
     assert begun_removal(workspace) is None
+    assert not workspace.baking.exists()
 
 
 @pytest.mark.parametrize("json", [True, False])
