@@ -81,7 +81,7 @@ _DOWN_FLAGS: Final = {
     "accept_host_key": AcceptHostKey,
     "gone": flag(
         list[str],
-        "Do not restore this on-prem host, because it no longer exists. Repeatable.",
+        "Do not release this on-prem host, because it no longer exists. Repeatable.",
         "--forget",
         metavar="HOST",
     ),

@@ -111,7 +111,7 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     }
 )
 def remove(screen: Screen, names: Names, *, dry_run: bool = False, **options: Any) -> int:
-    """Remove nodes from the cluster and restore the machines. Other nodes and their jobs are not
+    """Remove nodes from the cluster and release the machines. Other nodes and their jobs are not
     affected.
     """
     if dry_run and "if_digest" in options:
@@ -139,7 +139,7 @@ def replace(screen: Screen, names: Names, **options: Any) -> int:
     """Replace the machines of nodes; the node names stay.
 
     Local nodes are recreated, and the data on their disks is lost. For your own machines you
-    confirm the new host keys; the old machines are restored, at once or when they answer again.
+    confirm the new host keys; the old machines are released, at once or when they answer again.
     """
     spec = spec_of_existing(screen.chosen())
     workspace = Workspace.of(spec.name)
@@ -159,7 +159,7 @@ def replace(screen: Screen, names: Names, **options: Any) -> int:
 
 @for_operators
 def forget(screen: Screen, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
-    """Forget removed nodes that could not be restored and no longer exist."""
+    """Forget removed nodes that could not be released and no longer exist."""
     workspace = screen.chosen().workspace()
     chosen = nodes.expand_hosts(names)
     nodes.check_pending_release(workspace, chosen)

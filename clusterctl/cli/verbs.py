@@ -293,13 +293,13 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "node remove": Verb(
         "node:remove",
-        "Remove nodes from the cluster and restore the machines.",
+        "Remove nodes from the cluster and release the machines.",
         Effect.DESTROYS,
         of_cluster=True,
     ),
     "node forget": Verb(
         "node:forget",
-        "Forget removed nodes that could not be restored and no longer exist.",
+        "Forget removed nodes that could not be released and no longer exist.",
         Effect.DESTROYS,
         of_cluster=True,
     ),

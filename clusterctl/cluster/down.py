@@ -96,7 +96,7 @@ class DownOptions:
     discard_runs: ids of jobs. Runs of these jobs are deleted instead of collected.
     out: the folder for collected runs. Default: ./runs.
     on_run: called with each run after it was collected.
-    gone: names of machines that the user owned and lost; `down` does not try to restore them.
+    gone: names of machines that the user owned and lost; `down` does not try to release them.
     prompts: how to ask the user about unknown host keys. Default: reject unknown keys without
         asking.
     if_digest: the digest that ``preview`` must return. None: any.
@@ -317,7 +317,7 @@ def _name_of(entry: JobEntry) -> str:
 
 
 def _has_begun(workspace: Workspace) -> bool:
-    """Return whether `up` may have made or changed a host, or a removed one must be restored."""
+    """Return whether `up` may have made or changed a host, or a removed one must be released."""
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
     has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.has_id

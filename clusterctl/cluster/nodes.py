@@ -197,7 +197,7 @@ def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
 
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
-    """Record that these host names belong to new machines, and the old ones are to be restored.
+    """Record that these host names belong to new machines, and the old ones are to be released.
 
     If the `with` block raises, undo these changes of the records.
     """
@@ -224,9 +224,9 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
 
 
 def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
-    """Remove lost machines from the record of machines to restore, or of the cluster's hosts.
+    """Remove lost machines from the record of machines to release, or of the cluster's hosts.
 
-    If both records have a name, remove it only from the machines to restore. Return a line per
+    If both records have a name, remove it only from the machines to release. Return a line per
     removal.
     """
     if not names:
@@ -269,7 +269,7 @@ def keys_left(workspace: Workspace, names: Collection[str]) -> Notice | None:
     return Notice(
         "keys-left",
         f"the cluster's key stays in .ssh/authorized_keys of {users} on the shared folder "
-        f"{inventory.shared}, because only {controller} could restore these files; "
+        f"{inventory.shared}, because only {controller} could remove it; "
         f"delete its line there{key}",
     )
 

@@ -114,17 +114,17 @@ class PhaseRunner:
 
 
 def provider_of(settings: AnyProvider, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """Return the provider, which creates and removes hosts, and restores hosts by Ansible.
+    """Return the provider, which creates and removes hosts, and releases hosts by Ansible.
 
     prompts: ask about unknown host keys.
     """
-    return registry.provider_of(settings, replace(prompts, restore=_restore))
+    return registry.provider_of(settings, replace(prompts, remove_cluster=_remove_cluster))
 
 
-def _restore(
+def _remove_cluster(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
-    # Few commands restore hosts, and importing Ansible takes time.
+    # Few commands release hosts, and importing Ansible takes time.
     from clusterctl.configure.ansible import remove_from  # noqa: PLC0415
 
     return remove_from(inventory, hosts, workspace, reporter)

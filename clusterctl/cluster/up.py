@@ -72,7 +72,7 @@ class UpOptions:
     discard: delete data that exists only on hosts or disks that are removed.
     limit: configure only these hosts and the controller. Default: all hosts.
     replaced: names of hosts that are replaced by different machines. The old machines are removed,
-        or restored if the user owns them.
+        or released if the user owns them.
     """
 
     approve: Callable[[Plan], None] = lambda _: None

@@ -491,8 +491,8 @@ def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) ->
             "other hosts"
         )
         fix = (
-            "use another controller, or move these databases; for slurm_acct_db, which `down` "
-            "leaves in an existing MariaDB: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
+            "use another controller, or move these databases; a slurm_acct_db that no Slurm "
+            "needs: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
         )
         yield Finding(host, "error", "database-in-use", "MariaDB is in use", cause, fix)
 

@@ -1,9 +1,9 @@
 """The interface of providers, which create and delete the hosts of a cluster, and the types that
 they share.
 
-A pending release is an on-prem machine that left the cluster but could not be restored yet.
+A pending release is an on-prem machine that left the cluster but could not be released yet.
 clusterctl keeps a small workspace folder with the machine's inventory entry, login settings and
-admin key, so that a later `up` or `down` can restore the machine even if the spec no longer
+admin key, so that a later `up` or `down` can release the machine even if the spec no longer
 contains it.
 """
 
@@ -149,7 +149,7 @@ class HostChange:
     restarts: the change stops the host and its jobs. off: the host is not running now.
     deleted_disks: further disks of the host that the change deletes, with their data.
     detached_disks: disks that somebody attached to the host, and that the change detaches.
-    released: the host is an on-prem machine that is restored instead of deleted.
+    released: the host is an on-prem machine that is released instead of deleted.
     """
 
     name: str
@@ -536,8 +536,8 @@ class Provider(ABC):
     def record_pending(
         self, host: Host, inventory: Inventory, workspace: Workspace, *, why: str
     ) -> PendingRelease:
-        """Record that a host of ``inventory`` left the cluster but is not restored yet."""
-        raise TypeError("the provider restores no hosts")
+        """Record that a host of ``inventory`` left the cluster but is not released yet."""
+        raise TypeError("the provider releases no hosts")
 
     # Clusters that other people operate
 
@@ -628,9 +628,10 @@ def fingerprint(key: str) -> str:
 
 # Called with unknown host keys. Returns if the user confirms all of them; raises otherwise.
 Confirm = Callable[[Sequence[OfferedKey]], None]
-# Restores the original configuration of these hosts. Returns host -> items not restored, with the
-# reasons.
-Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
+# Removes the cluster from these hosts. Returns host -> what stays there, with the reasons.
+RemoveCluster = Callable[
+    [Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]
+]
 
 
 def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
@@ -650,13 +651,14 @@ class Prompts:
     accepted: fingerprints of host keys that the user has already confirmed.
     password: called, perhaps several times, if sudo on a machine requires a password. Returns it, or
         None if the user can't be asked.
-    restore: called to restore hosts that leave the cluster. reporter: receives progress and notes.
+    remove_cluster: called to remove the cluster from hosts that leave it.
+    reporter: receives progress and notes.
     """
 
     confirm: Confirm = reject_unknown_keys
     accepted: tuple[str, ...] = ()
     password: Callable[[], str | None] = field(default=lambda: None, repr=False)
-    restore: Restore = lambda _i, _h, _w, _s: {}
+    remove_cluster: RemoveCluster = lambda _i, _h, _w, _s: {}
     reporter: Reporter = SILENT
 
 
@@ -665,10 +667,10 @@ NO_PROMPTS: Final = Prompts()
 
 @dataclass(frozen=True, slots=True)
 class PendingRelease:
-    """An on-prem machine that left the cluster and still has to be restored for its owner.
+    """An on-prem machine that left the cluster and still has to be released.
 
     machine: login settings from the spec. since: when it left (Unix time). why: why it was not
-        restored.
+        released.
     """
 
     workspace: Workspace
@@ -689,7 +691,7 @@ class PendingRelease:
     @property
     def fix(self) -> str:
         return (
-            "make the machine reachable: `clusterctl up` then restores it; or, if it is gone "
+            "make the machine reachable: `clusterctl up` then releases it; or, if it is gone "
             f"for good: `clusterctl node forget {self.host.name}`"
         )
 
@@ -700,7 +702,7 @@ class PendingRelease:
         return Failure("pending-release", str(self), self.host.name, "destroy", fix)
 
     def __str__(self) -> str:
-        return f"{self.title} is not restored yet: {self.why}"
+        return f"{self.title} is not released yet: {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
         return {

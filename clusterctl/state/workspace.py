@@ -202,7 +202,7 @@ class Workspace:
     jobs = _Path("jobs.jsonl")
     # Slurm's answers to `where`.
     where = _Path("where.json")
-    # Machines of the user that could not be restored yet.
+    # Machines of the user that could not be released yet.
     releases = _Path("pending-releases")
     # Exists once `down` has started to remove hosts, with the time of its search for only copies,
     # or `detach` to remove the folder.

@@ -72,7 +72,7 @@ _LIST_RUNNING: Final = (_SCRIPTS / "running.sh").read_text()
 
 
 def release_all(login: Login, cluster_id: str) -> None:
-    """Restore all machines of the cluster and remove clusterctl from them. Raise an error if any
+    """Remove clusterctl from all machines of the cluster. Raise an error if any
     failed.
     """
     inventory = load_known_inventory(login.workspace)
@@ -110,16 +110,16 @@ def _release(
     connect = admin_login(login.workspace)
     # Its claim says whether the machine had the account before.
     claimed, damaged = call_on_hosts(hosts, lambda host: _claim_seen_by(host, connect))
-    failed = _restore(list(claimed), inventory, login)
-    restored = [host for host in claimed if host not in failed]
+    failed = _remove_cluster(list(claimed), inventory, login)
+    removed = [host for host in claimed if host not in failed]
     released, account_failures = call_on_hosts(
-        restored, lambda host: remove_account(host, claim, connect)
+        removed, lambda host: remove_account(host, claim, connect)
     )
     return released, {**damaged, **failed, **account_failures}
 
 
 def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
-    """Restore machines of the last `up` that ``inventory`` lacks. Return unreachable machine ->
+    """Release machines of the last `up` that ``inventory`` lacks. Return unreachable machine ->
     reason.
     """
     workspace = login.workspace
@@ -211,13 +211,15 @@ def _is_ours(host: str, login: Login, claim: Claim) -> bool:
     return True
 
 
-def _restore(
+def _remove_cluster(
     hosts: Sequence[str], inventory: Inventory, login: Login
 ) -> Mapping[str, ClusterctlError]:
     if not hosts:
         return {}
     try:
-        notes = login.prompts.restore(inventory, hosts, login.workspace, login.prompts.reporter)
+        notes = login.prompts.remove_cluster(
+            inventory, hosts, login.workspace, login.prompts.reporter
+        )
     except ConfigureError as exc:
         failed: dict[str, ClusterctlError] = {
             str(failure.host): ConfigureError(
@@ -239,7 +241,7 @@ def _restore(
 
 
 def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> None:
-    """Restore the machines of a cluster with a lost workspace. ``login`` has a temporary
+    """Release the machines of a cluster with a lost workspace. ``login`` has a temporary
     workspace.
     """
     # `find_leftovers` names the hosts that do not answer.
@@ -326,7 +328,7 @@ _TRACES: Final = (
 def record_pending(
     host: Host, inventory: Inventory, settings: OnpremSettings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record that a host of ``inventory`` must be restored later. ``settings``: for the login to
+    """Record that a host of ``inventory`` must be released later. ``settings``: for the login to
     the host.
     """
     target = Workspace(
@@ -361,13 +363,13 @@ def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
 
 
 def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) -> tuple[Notice, ...]:
-    """Try again to restore machines that left the cluster but did not answer then. Return notes for
+    """Try again to release machines that left the cluster but did not answer then. Return notes for
     the user.
 
-    hosts: the cluster's hosts. A machine that is again among these hosts is not restored. A machine
+    hosts: the cluster's hosts. A machine that is again among these hosts is not released. A machine
         with the host key of a host, but another address, may be that host, so clusterctl skips the
         machine.
-    ending: whether clusterctl is also restoring ``hosts``. Then it skips no machine.
+    ending: whether clusterctl is also releasing ``hosts``. Then it skips no machine.
     """
     notes: list[Notice] = []
     for pending in pending_releases(login.workspace):

@@ -52,7 +52,7 @@ JOB_OF_FILE = re.compile(r"[._](\d+)\.|^job0*(\d+)$")
 # Folders of mpirun's other versions. Their owner needs them as long as one of the owner's processes
 # runs.
 MPIRUN_FOLDERS = ("tmp/ompi.*", "tmp/openmpi-sessions-*", "tmp/pmix-*", "tmp/pmix_*")
-# This folder is only on machines of the user's own, on which people may work.
+# This file is only on machines of the user's own, on which people may work.
 OWN_MACHINE = "var/lib/clusterctl-host.json"
 IN_MEMORY = re.compile(r"^\S+ /tmp tmpfs ", re.MULTILINE)
 # States of jobs in squeue that are on a node.
