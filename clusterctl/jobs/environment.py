@@ -285,7 +285,9 @@ def _unfit_environment(wanted: str, host: str, result: Result) -> UsageError:
 def _is_there(transport: Transport, environment: Environment) -> bool:
     # An environment that no job has used for long is removed by a later build.
     used = f"touch -c -- {environment.bin}/../requirements.lock 2>/dev/null || :"
-    argv = ["sh", "-c", f"[ -e {environment.bin} ] || exit 1; {used}"]
+    # `attach` takes the sums from an environment that has lost files.
+    whole = f"[ -e {environment.bin} ] && [ -e {environment.bin}/../SHA256SUMS ]"
+    argv = ["sh", "-c", f"{whole} || exit 1; {used}"]
     return transport.run(argv, check=False).rc == 0
 
 

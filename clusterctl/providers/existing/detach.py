@@ -15,7 +15,7 @@ _PROGRAMS: Final = Path(__file__).parent
 # Removing many small files from a network file system takes long.
 _REMOVAL_S: Final = 3600.0
 # Reading all files of some environments on a network file system, too.
-_CHECK_S: Final = 600.0
+CHECK_S: Final = 600.0
 _WHAT: Final = {folder.name: folder.what for folder in FOLDERS if folder.is_attached}
 
 
@@ -43,12 +43,14 @@ class AttachedFolder(SiteFolder):
     def entries(self) -> tuple[FolderEntry, ...]:
         return self._ask("")[0]
 
-    def damaged(self) -> list[str]:
+    def damaged(self, *, mend: bool = False) -> list[str]:
         """Return the paths in the folder of environments and Pythons whose files were removed or
         changed.
+
+        mend: have the next build make these environments again, and take these Pythons out of use.
         """
-        argv = ["sh", "-c", _CHECK, "check", self.folder]
-        return self.transport.run(argv, timeout_s=_CHECK_S).stdout.splitlines()
+        argv = ["sh", "-c", _CHECK, "check", self.folder, "mend" if mend else ""]
+        return self.transport.run(argv, timeout_s=CHECK_S).stdout.splitlines()
 
     def remove(self) -> tuple[FolderEntry, ...]:
         entries, left = self._ask(self.cluster_id)

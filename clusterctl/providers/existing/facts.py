@@ -62,7 +62,8 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
     lost = [
         SiteFact(
             f"damaged {name}",
-            "files were removed or changed, as by a purge; `clusterctl attach` makes it again",
+            "files were removed or changed, as by a purge; after `clusterctl attach`, it is made "
+            "again, that of your own packages with the next job that uses it",
             "sha256sum",
             is_problem=True,
         )

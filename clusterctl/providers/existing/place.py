@@ -26,7 +26,7 @@ from clusterctl.packages.standalone_python import (
     version_of,
 )
 from clusterctl.packages.wheelhouse import wheelhouse
-from clusterctl.providers.existing.detach import folder_program
+from clusterctl.providers.existing.detach import CHECK_S, AttachedFolder, folder_program
 from clusterctl.providers.existing.site_description import SiteDescription
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.remote_folders import ENVIRONMENTS, PYTHONS
@@ -191,9 +191,14 @@ def place(
     answer, cluster_id = _claim(transport, folder, cluster_id, site.cluster_name)
     at = answer["folder"][0]
     built = False
-    if damaged := answer.get("damaged"):
-        report(f"files of {', '.join(damaged)} were removed or changed: they are made again")
-    if lock.key not in answer["environments"][0].split():
+    damaged = AttachedFolder(transport, at, cluster_id).damaged(mend=True)
+    if damaged:
+        report(
+            f"files of {', '.join(damaged)} were removed or changed: they are made again, those of "
+            "your own packages with the next job that uses them"
+        )
+    is_there = lock.key in answer["environments"][0].split()
+    if not is_there or f"{ENVIRONMENTS}/{lock.key}" in damaged:
         _reject_little_room(transport.host, at, rooms_of(answer))
         report(f"sending {format_size(sum(wheel.stat().st_size for wheel in wheels))} of wheels")
         built = build_environment(
@@ -227,7 +232,7 @@ def with_standalone_python(
     if usable_pythons(site.pythons):
         return site
     _reject_unfit(folder)
-    _, *own = transport.run(["sh", "-c", _PYTHON, "python", folder]).stdout.splitlines()
+    own = _whole_pythons(transport, folder)
     if not own:
         own = _send_python(transport, site, folder, cluster_id, report)
     pythons = {path: version_of(Path(path).parents[1].name) for path in own}
@@ -268,7 +273,13 @@ def _send_python(
             fix="choose a folder with --folder on a disk that has room, and whose programs may be run",
             host=transport.host,
         ) from exc
-    return transport.run(["sh", "-c", _PYTHON, "python", at]).stdout.splitlines()[1:]
+    return _whole_pythons(transport, at)
+
+
+def _whole_pythons(transport: Transport, folder: str) -> list[str]:
+    """Return the paths of the standalone Pythons in the folder that have all their files."""
+    argv = ["sh", "-c", _PYTHON, "python", folder]
+    return transport.run(argv, timeout_s=CHECK_S).stdout.splitlines()[1:]
 
 
 def _claim(

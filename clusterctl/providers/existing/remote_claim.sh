@@ -1,8 +1,8 @@
 # Runs on the login node: claim FOLDER ID CLUSTER, after remote_folder.sh. Creates the folder and writes its mark, unless
 # it has a mark. CLUSTER: Slurm's ClusterName. Prints lines of a name, a tab and a value: the folder's path, the id and the
-# ClusterName in the mark, the free blocks, their size, all and free inodes of the disk, the user's quotas there, the
-# damaged environments and Pythons, which are no longer used, and the other environments. A folder with other files and without a mark is left as it is, and `mark` is empty. Of a
-# path that needs quotes, only `folder` is printed.
+# ClusterName in the mark, the free blocks, their size, all and free inodes of the disk, the user's quotas there, and the
+# environments. A folder with other files and without a mark is left as it is, and `mark` is empty. Of a path that needs
+# quotes, only `folder` is printed.
 case $folder in
 *[!A-Za-z0-9._/+@-]*) printf 'folder\t%s\n' "$folder" && exit 0 ;;
 esac
@@ -27,9 +27,4 @@ printf 'disk\t%s\n' "$(stat -f -c '%a %S %c %d' .)"
 printf 'device\t%s\n' "$(df -P . | tail -n 1 | cut -d ' ' -f 1)"
 quota -wp 2>/dev/null | sed 's/^/quota\t/' || true
 lfs quota -q -u "$(id -un)" "$(pwd)" 2>/dev/null | tr '\n' ' ' | sed 's/^/lustre\t/;$a\' || true
-list_damaged | while IFS= read -r built; do
-    printf 'damaged\t%s\n' "$built"
-    # Jobs that run may have it open.
-    if [ -L "$built" ]; then rm -f -- "$built"; else mv -T -- "$built" "pythons/.new.$(date +%s | tail -c 7)"; fi
-done
 printf 'environments\t%s\n' "$(cd environments 2>/dev/null && printf '%s ' *)"

@@ -39,15 +39,14 @@ remove_created() {
     rm -f -- "$above/$mark-$1"
 }
 
-# Print the paths in the folder of the environments and Pythons that have lost or changed files since they were built,
-# as after a site's purge of old files.
+# Whether the environment or Python $1 has all files as it was built with. A site may have removed old files.
+is_whole() { (cd -- "$1" && sha256sum --check --strict --status SHA256SUMS && bin/python3 -IS -c '') 2>/dev/null; }
+
+# Print the paths in the folder of the environments and Pythons of clusterctl that have lost or changed files.
 list_damaged() (
     cd -- "$folder" 2>/dev/null || exit 0
-    for built in environments/* pythons/*; do
-        [ -e "$built" ] || [ -L "$built" ] || continue
-        (cd -- "$built" && sha256sum --check --strict --status SHA256SUMS && bin/python3 -IS -c '') 2>/dev/null ||
-            printf '%s\n' "$built"
-    done
+    for built in environments/*; do [ ! -L "$built" ] || is_whole "$built" || printf '%s\n' "$built"; done
+    for built in pythons/cpython-*-*; do [ ! -d "$built" ] || is_whole "$built" || printf '%s\n' "$built"; done
     [ -e env ] || [ ! -L env ] || printf 'env\n'
 )
 

@@ -150,6 +150,48 @@ def test_place_killed_before_its_end_needs_no_new_build(call: Place, home: Path)
     assert (home / "ours/env/bin/python").exists()
 
 
+@pytest.mark.parametrize("mark", [None, "c3d4\n0\nother\n"], ids=["none", "of-another-slurm"])
+def test_refused_folder_keeps_environments_and_pythons(
+    call: Place, home: Path, mark: str | None
+) -> None:
+    """Without a mark they are the user's. Another Slurm's login node may not run their Python."""
+    (home / "ours/environments/mine").mkdir(parents=True)
+    (home / "ours/environments/link").symlink_to("mine")
+    (home / "ours/pythons/cpython-3.13.1-linux").mkdir(parents=True)
+    (home / "ours/environments/mine/SHA256SUMS").touch()
+    if mark is not None:
+        (home / "ours/.clusterctl-cluster").write_text(mark)
+    before = sorted(home.rglob("*"))
+    with refused("folder-taken", UsageError):
+        call()
+    assert sorted(home.rglob("*")) == before
+
+
+def test_damaged_environment_of_other_packages_stays_until_it_is_built(
+    call: Place, build: Build, home: Path
+) -> None:
+    """Jobs that wait use it. Without sums, the next job's environment is built."""
+    build(home / "ours")
+    other = home / "ours/environments/other"
+    shutil.copytree((home / "ours/env").resolve(), other.with_name(".other.123456"), symlinks=True)
+    other.symlink_to(".other.123456")
+    (lost,) = other.glob("lib/python3*/site-packages/first.py")
+    lost.unlink()
+    assert not call().built
+    assert attached(home).damaged() == ["environments/other"]
+    assert (other / "bin/python").exists()
+    assert not (other / "SHA256SUMS").exists()
+
+
+def test_folders_of_the_user_are_not_checked(call: Place, build: Build, home: Path) -> None:
+    build(home / "ours")
+    for name in ("environments/mine", "pythons/mine"):
+        (home / "ours" / name).mkdir(parents=True)
+    call()
+    assert attached(home).damaged() == []
+    assert (home / "ours/pythons/mine").is_dir()
+
+
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("other")])
 def test_environment_that_lost_files_is_made_again(
     call: Place, build: Build, home: Path, change: Callable[[Path], object]
@@ -434,6 +476,22 @@ def test_python_that_was_removed_is_sent_again(standalone: None, home: Path) -> 
     shutil.rmtree(home / "ours")
     assert choose_python(given().pythons) == path
     assert Path(path).exists()
+
+
+def test_damaged_python_is_sent_again(standalone: None, home: Path) -> None:
+    path = Path(choose_python(given().pythons))
+    path.chmod(0o600)
+    path.write_text("other")
+    assert choose_python(given().pythons) == str(path)
+    assert attached(home).damaged() == []
+
+
+def test_damaged_pythons_are_taken_out_of_use(call: Place, build: Build, home: Path) -> None:
+    build(home / "ours")
+    for minor in (12, 13):
+        (home / f"ours/pythons/cpython-3.{minor}.0-linux/lib").mkdir(parents=True)
+    call()
+    assert attached(home).damaged() == []
 
 
 @pytest.mark.parametrize("command", ["mktemp", "tar", "sync", "mv"])

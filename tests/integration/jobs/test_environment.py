@@ -397,6 +397,15 @@ def test_environment_with_an_interrupted_build_is_built_again(
     assert run(first, "python -c 'import first; print(first.version)'") == "2.0"
 
 
+def test_environment_without_its_sums_is_built_again(home: Path, first: Environment) -> None:
+    """`attach` removes them if files were lost."""
+    assert first.lock is not None
+    assert build(first)
+    (home / first.lock.key / "SHA256SUMS").unlink()
+    assert build(first)
+    assert not build(first)
+
+
 def test_environment_that_fails_to_build_leaves_nothing(home: Path, first: Environment) -> None:
     with refused("environment-failed", TransportError, "/missing/env/bin/python"):
         Environments(SILENT.note).build(LocalTransport(), replace(first, root="/missing"))
