@@ -33,6 +33,8 @@ from clusterctl.util.progress import SILENT, Reporter
 # tried.
 LAUNCHERS: Final = ("pmix", "mpirun")
 _SILENCE_S: Final = 120.0
+# How long a job without a time limit of its own is waited for.
+_UNLIMITED_MINUTES: Final = 5
 _MPI_MODULE: Final = re.compile(MPI_MODULE, re.IGNORECASE)
 _MOST_MODULES: Final = 6
 _PROVE: Final = Path(__file__).with_name("remote_prove.sh").read_text(encoding="utf-8")
@@ -187,7 +189,8 @@ def prove(
     }
     words += [f"--{name}={value}" for name, value in named.items() if value]
     words += options.slurm
-    numbers = (f"{options.patience_s:.0f}", str(len(script)), str(len(probe)))
+    limit_s = int(options.minutes or _UNLIMITED_MINUTES) * 60
+    numbers = (f"{options.patience_s:.0f}", str(limit_s), str(len(script)), str(len(probe)))
     name = f"{PROOF_JOB}{placed.cluster_id}"
     argv = ["sh", "-c", _PROVE, "prove", placed.folder, name, site.slurm_path, *numbers, *words]
     too_long = TransportError(

@@ -1,13 +1,14 @@
-# Runs on the login node: prove FOLDER NAME SLURM_PATH PATIENCE_S SCRIPT_BYTES PROBE_BYTES [OPTION OF SBATCH...]. Reads
-# a batch script and a file for it, submits the script as a job, and prints the job's facts. If the job has not started
+# Runs on the login node: prove FOLDER NAME SLURM_PATH PATIENCE_S LIMIT_S SCRIPT_BYTES PROBE_BYTES [OPTION OF SBATCH...].
+# Reads a batch script and a file for it, submits the script as a job, and prints the job's facts. LIMIT_S: the job's time
+# limit. If the job has not started
 # within PATIENCE_S, it is cancelled, and the last line is `pending`, why and its expected start. The job is cancelled too
 # when the input ends early, or when squeue gives no answer for as long as the job may wait and run. Only the lines
 # `waiting` are printed before.
 umask 077
-name=$2 patience=$4 bytes=$5 more=$6 id='' me=$(id -un)
+name=$2 patience=$4 limit=$5 bytes=$6 more=$7 id='' me=$(id -un)
 PATH=$PATH:$3
 cd -- "$1" || exit
-shift 6
+shift 7
 unset $(env | sed -n 's/^\(SBATCH_[A-Z_]*\)=.*/\1/p')
 # Cancel the job or, while its id is unknown, all proofs of this cluster.
 cancel() {
@@ -45,8 +46,8 @@ esac
 exec 3<&0
 { cat >/dev/null; kill -TERM $$; } <&3 2>/dev/null &
 watch=$!
-# The job runs for 5 minutes at most, see prove.py; Slurm may end it a minute later.
-begun=$(date +%s) asked=0 gone=0 last=$((patience + 360))
+# Slurm may end the job a minute after its limit.
+begun=$(date +%s) asked=0 gone=0 last=$((patience + limit + 60))
 until grep -qx end facts; do
     now=$(($(date +%s) - begun))
     if [ "$now" -ge "$asked" ]; then

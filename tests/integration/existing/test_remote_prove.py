@@ -17,6 +17,7 @@ NO_ANSWER = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&
 UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 ENDS = "printf 'hosts\\tc1\\nend\\n' >>facts; echo 'RUNNING|None|N/A'"
 PATIENCE_S = 60
+LIMIT_S = 600
 Prove = Callable[..., str]
 
 
@@ -56,6 +57,7 @@ def prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prove:
             "proof",
             "",
             f"{PATIENCE_S}",
+            f"{LIMIT_S}",
             "0",
             "0",
         ]
@@ -86,6 +88,12 @@ def test_job_unknown_to_squeue_has_ended(prove: Prove, tmp_path: Path, answer: s
 def test_pending_job_is_cancelled_after_a_failed_squeue(prove: Prove, tmp_path: Path) -> None:
     assert prove(NO_ANSWER, "echo 'PENDING|Resources|N/A'") == "pending\tResources\tN/A\n"
     assert cancelled(tmp_path) == ["7"]
+
+
+def test_job_is_waited_for_as_long_as_its_limit(prove: Prove, tmp_path: Path) -> None:
+    running = ["echo 'RUNNING|None|N/A'"] * ((PATIENCE_S + LIMIT_S) // 10)
+    assert prove(*running, ENDS) == "hosts\tc1\nend\n"
+    assert cancelled(tmp_path) == []
 
 
 def test_squeue_that_never_answers_ends_the_wait(prove: Prove, tmp_path: Path) -> None:
