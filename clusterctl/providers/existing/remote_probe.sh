@@ -38,7 +38,7 @@ list_modules() { profile '(module -t avail) 2>&1' | sed 's/(.*)$//; s/<.*//' | g
 } </dev/null &
 
 # The modules are loaded for all that follows, and later for all of Slurm's commands: the variables that they set, and
-# those of Slurm that a login shell has, such as SLURM_CONF.
+# SLURM_CONF of a login shell. Its other variables may be those of an allocation, or a token.
 variables=$(profile 'trap - EXIT
     declare -A old
     while IFS= read -rd "" entry; do old[${entry%%=*}]=${entry#*=}; done < <(env -0)
@@ -46,8 +46,8 @@ variables=$(profile 'trap - EXIT
     while IFS= read -rd "" entry; do
         name=${entry%%=*} value=${entry#*=}
         case $name in
-        SLURM_*) ;;
-        _* | [!A-Z]* | *[!A-Z0-9_]* | PATH | PWD | OLDPWD | SHLVL | LC_ALL | LOADEDMODULES* | MODULE* | LMOD* | BASH*) continue ;;
+        SLURM_CONF) ;;
+        SLURM_JWT | SLURM_JOB* | _* | [!A-Z]* | *[!A-Z0-9_]* | PATH | PWD | OLDPWD | SHLVL | LC_ALL | LOADEDMODULES* | MODULE* | LMOD* | BASH*) continue ;;
         *) [ "${old[$name]+set}" != set ] || [ "${old[$name]}" != "$value" ] || continue ;;
         esac
         [[ $value == *[[:cntrl:]]* ]] || printf "%s=%s\n" "$name" "$value"

@@ -319,6 +319,21 @@ def test_variables_of_a_named_module_reach_slurms_commands(
         probe(LocalTransport(), Choices())
 
 
+def test_variables_of_an_allocation_and_tokens_are_not_kept(
+    commands: Commands, profile: Profile
+) -> None:
+    """A login shell may be in an allocation. They would be recorded, and set for later commands."""
+    commands("short")
+    profile(
+        "export SLURM_CONF=/etc/slurm.conf SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_JWT=secret\n"
+        "module() { case $* in *load*) export SLURM_JWT=new SLURM_JOB_NAME=x SLURM_PMIX=1;; esac; }\n"
+    )
+    kept = {"SLURM_CONF": "/etc/slurm.conf"}
+    assert probe(LocalTransport(), Choices()).site.variables == kept
+    loaded = probe(LocalTransport(), Choices(modules=("slurm/24",))).site.variables
+    assert loaded == {**kept, "SLURM_PMIX": "1"}
+
+
 @pytest.mark.parametrize(
     ("accepted", "choices", "minutes", "is_routed"),
     [
