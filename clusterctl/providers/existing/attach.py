@@ -190,7 +190,12 @@ def _start(request: AttachRequest, workspace: Workspace | None) -> _Start:
         earlier.pop("launcher", None)
     # Without LOGIN and a file, the command line passes the recorded spec.
     given = chosen_settings(request.spec) if request.spec != recorded else {}
-    choices = {**earlier, **given, **flags}
+    choices: dict[str, Any] = earlier
+    for newer in (given, flags):
+        # A partition and `routed` replace each other.
+        if newer.keys() & {"partition", "routed"}:
+            choices = {**choices, "partition": "", "routed": False}
+        choices = {**choices, **newer}
     chosen = {name: value for name, value in choices.items() if value}
     return _Start(request.spec or recorded, site, chosen)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from clusterctl.errors import SlurmError, UsageError
 from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import Placed, write_profile
@@ -41,7 +42,7 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
     spec = applied_spec(workspace)
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         transport = connections.to(LOGIN_HOST)
-        probed = probe(transport, Choices.of(chosen_settings(spec)))
+        probed, closed = _probed(transport, spec)
         saved = site.facts
         if not any(fact.fact == "MPI" for fact in saved):
             saved += tuple(facts_of_first_job(transport, probed.site, spec, inventory, workspace))
@@ -69,7 +70,23 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
         )
         for name in damaged
     ]
-    return (*site_facts(probed), *saved, calls, *quotas, *folder, *missing, *lost)
+    return (*site_facts(probed), *closed, *saved, calls, *quotas, *folder, *missing, *lost)
+
+
+def _probed(transport: Transport, spec: ClusterSpec) -> tuple[Probed, list[SiteFact]]:
+    """Probe with the settings of jobs. If the default partition takes no job any more, probe the
+    others, and say so.
+    """
+    chosen = chosen_settings(spec)
+    partition = chosen.pop("partition", "")
+    try:
+        return probe(transport, Choices.of({**chosen, "partition": partition})), []
+    except (SlurmError, UsageError) as exc:
+        if not partition or exc.retryable:
+            raise
+    probed = probe(transport, Choices.of(chosen))
+    value = f"{partition} takes no job; choose another: `clusterctl attach --partition ''`"
+    return probed, [SiteFact("default partition", value, _TEST, is_problem=True)]
 
 
 def facts_of_first_job(

@@ -70,18 +70,14 @@ class Choices:
     python: str = ""
     modules: tuple[str, ...] = ()
     slurm_path: str = ""
-    time: str | int = ""
+    time: str = ""
     slurm: tuple[str, ...] = ()
+    routed: bool = False
 
     @property
     def minutes(self) -> str:
         """The time limit of the test job, which Slurm counts in minutes. Empty: not chosen."""
-        seconds = (
-            self.time
-            if isinstance(self.time, int) or not self.time
-            else parse_duration_s(self.time)
-        )
-        return str(-(-seconds // 60)) if isinstance(seconds, int) else ""
+        return str(-(-parse_duration_s(self.time) // 60)) if self.time else ""
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> Choices:
@@ -96,7 +92,7 @@ class Choices:
 
 def chosen_settings(spec: ClusterSpec | None) -> dict[str, Any]:
     """Return the settings of a spec that decide what `attach` asks the site and writes there, by
-    name, with the default partition.
+    name, with the default partition unless the site chooses it (`routed`).
     """
     if spec is None or not isinstance(spec.provider, ExistingSettings):
         return {}
@@ -207,7 +203,7 @@ def probe(transport: Transport, choices: Choices) -> Probed:
     """
     argv = ["sh", "-c", _PROGRAM, "probe", choices.account, choices.qos, choices.partition]
     argv += [choices.python, " ".join(choices.modules), choices.slurm_path, LISTED_MODULES]
-    argv += [choices.minutes, shlex.join(choices.slurm)]
+    argv += [choices.minutes, shlex.join(choices.slurm), "routed" if choices.routed else ""]
     output = transport.run(argv, timeout_s=_PROBE_S).stdout
     return parse(output, choices, transport.host, time.time())
 
@@ -397,7 +393,8 @@ def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) 
     fix = "ask the site's administrators which account and partition you may use"
     if options := [name for name in _OF_TEST if not getattr(choices, name)]:
         fix = f"pass yours with {' or '.join(f'--{name}' for name in options)}; or {fix}"
-    if given := [name for name in _OF_TEST[:2] if getattr(choices, name)]:
+    is_given = {"account": choices.account, "partition": choices.partition or choices.routed}
+    if given := [name for name, is_chosen in is_given.items() if is_chosen]:
         empty = " ".join(f"--{name} ''" for name in given)
         fix = f"`clusterctl attach {empty}` lets `attach` search again; or {fix}"
     return SlurmError(

@@ -3,7 +3,7 @@
 # Each line of the output is a key and its values, separated by tabs; a line feed in a value is a \037. Arguments: the
 # account, the QOS, the partition, the Python, the modules and the folder of Slurm's commands that the user has chosen, or
 # empty texts; a pattern of the modules to list; the time limit of the test job in minutes, and more options for it, both
-# as the user has chosen.
+# as the user has chosen; a text if jobs name no partition, or an empty text.
 export LC_ALL=C clusterctl_modules="$5"
 me=$(id -un)
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -186,16 +186,17 @@ if [ -z "$1" ]; then
     accounts=$(printf '%s\n' "$associations" | cut -d'|' -f1 | sort -u | head -n 12)
 fi
 first=$(printf '%s\n' "$partitions" | head -n 1)
-found=no
-if search "${8:-5}" "${3:-$partitions}" 40; then
+named=$3 found=no
+[ -z "${10}" ] || named=none
+if search "${8:-5}" "${named:-$partitions}" 40; then
     found=yes
-elif [ -z "$3" ] && search "${8:-5}" none 12; then
+elif [ -z "$named" ] && search "${8:-5}" none 12; then
     # The site chooses the partition of each job itself.
     found=yes
 elif [ -z "$8" ]; then
     # The site may demand longer jobs, or shorter ones.
     for minutes in 10 60 1 ''; do
-        if search "$minutes" "${3:-$first none}" 6; then
+        if search "$minutes" "${named:-$first none}" 6; then
             found=yes
             break
         fi

@@ -209,6 +209,19 @@ def test_empty_option_takes_a_choice_back(commands: Commands, ready: Path) -> No
     assert (settings.modules, settings.qos, settings.folder) == ((), None, first.placed.folder)
 
 
+def test_partition_and_routed_replace_each_other(commands: Commands, ready: Path) -> None:
+    commands("short", "gpuq")
+    attached(partition="gpuq")
+    routed = attached(spec=spec_of("short", routed=True))
+    assert (routed.probed.is_routed, settings_of(routed.spec).routed) == (True, True)
+    assert attached().probed.is_routed
+    named = attached(spec=spec_of("gpuq", "short"))
+    assert (named.probed.is_routed, named.probed.partition) == (False, "gpuq")
+    attached(spec=spec_of("short", routed=True))
+    again = attached(partition="")
+    assert (again.probed.is_routed, again.probed.partition) == (False, "short")
+
+
 def spec_of(*partitions: str, **settings: object) -> ClusterSpec:
     provider = ExistingSettings.model_validate({"type": "existing", "login": HERE, **settings})
     named = tuple(Partition(name=name, nodes=2) for name in partitions)
@@ -334,6 +347,19 @@ def test_doctor_asks_with_the_settings_of_jobs(commands: Commands, ready: Path) 
     commands("short", accounts=2, accepted="*--account=proj1*")
     with refused("no-partition-accepts", SlurmError):
         examine_site(first.workspace)
+
+
+@pytest.mark.parametrize("left", [("short", "gpuq"), ("short",)], ids=["refuses", "is-gone"])
+def test_doctor_names_a_default_partition_that_takes_no_job(
+    commands: Commands, ready: Path, left: tuple[str, ...]
+) -> None:
+    commands("gpuq", "short")
+    first = attached()
+    assert first.probed.partition == "gpuq"
+    commands(*left, accepted="*--partition=short*")
+    facts = {fact.fact: fact for fact in examine_site(first.workspace)}
+    assert facts["default partition"].is_problem
+    assert "partition short" in facts
 
 
 def test_doctor_names_an_environment_that_lost_files(commands: Commands, ready: Path) -> None:

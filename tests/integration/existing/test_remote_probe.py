@@ -334,6 +334,17 @@ def test_variables_of_an_allocation_and_tokens_are_not_kept(
     assert loaded == {**kept, "SLURM_PMIX": "1"}
 
 
+def test_job_of_a_routed_site_names_no_partition(commands: Commands) -> None:
+    """Also where a job that names one passes the test."""
+    calls = commands("short", "gpuq")
+    answer = probe(LocalTransport(), Choices(routed=True))
+    assert (answer.is_routed, len(answer.usable)) == (True, 2)
+    assert "--partition=" not in calls.read_text().splitlines()[0]
+    commands("short", accepted="*--partition=*")
+    with refused("no-partition-accepts", SlurmError, "--partition ''"):
+        probe(LocalTransport(), Choices(routed=True))
+
+
 @pytest.mark.parametrize(
     ("accepted", "choices", "minutes", "is_routed"),
     [
