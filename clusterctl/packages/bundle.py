@@ -1,11 +1,15 @@
 """A bundle: a folder with all packages that a cluster is installed from.
 
 Each distribution has a folder in it, such as `debian-12`, which is a repository for apt or dnf
-(`software.mirrors.bundle`). `wheels` has the wheels, for pip's setting `find-links`.
+(`software.mirrors.bundle`). `wheels` has the wheels of all, for pip's setting `find-links`.
+`bundle.json` says which distribution needs which of them, and that the folder is a bundle: its
+other files may be removed.
 """
 
 from __future__ import annotations
 
+import filecmp
+import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +25,14 @@ from clusterctl.packages.wheelhouse import Pip, wheel_path, wheelhouse
 from clusterctl.spec.base import dotted
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec, software_refusals
+from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import gpu_lock, job_lock
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 WHEELS = "wheels"
+_CONTENTS = "bundle.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +59,16 @@ class System:
 
 
 def create(request: BundleRequest, folder: Path) -> dict[str, System]:
-    """Download all packages that a spec needs to ``folder``. Packages that are there are kept.
+    """Download all packages that a spec needs to ``folder``: a new or empty folder, or a bundle, of
+    which needed packages and those of other releases are kept.
 
-    Return what there is for each release. The tools and the requirements file are checked before any
-    download.
+    Return what there is for each release. The folder, the tools and the requirements file are checked
+    before any download.
 
     Raises:
         MachineError: a tool is missing, a download fails, or a file can't be written.
-        UsageError: the requirements conflict, or the distribution is not supported.
+        UsageError: the folder has files and is not a bundle, the requirements conflict, or the
+            distribution is not supported.
     """
     software = request.spec.software
     folder = folder.absolute()
@@ -75,28 +83,66 @@ def create(request: BundleRequest, folder: Path) -> dict[str, System]:
         )
         for distribution in request.distributions
     ]
-    _check(request.spec, requests)
     systems = {}
-    wheels = dict[str, Path]()
+    wheels = dict[str, list[Path]]()
     with translating_write_errors(folder):
+        contents = _contents(folder)
+        _check(request.spec, requests)
         folder.mkdir(parents=True, exist_ok=True)
+        _write_contents(folder, contents)
         for each in requests:
             distribution = each.distribution
             with temporary_folder(folder) as scratch:
                 packages = pack(each, package_names(distribution, software), scratch)
-            needed = {path.name: path for path in _wheels(request, distribution)}
-            wheels |= needed
+            needed = wheels[distribution.release] = list(_wheels(request, distribution))
             systems[distribution.release] = System(
-                packages, distribution.python_version, len(needed)
+                packages, distribution.python_version, len({path.name for path in needed})
             )
-        place = folder / WHEELS
-        place.mkdir(exist_ok=True)
-        keep_only(place, wheels)
-        for name, path in wheels.items():
-            if not (place / name).exists():
-                shutil.copy(path, place / f"{name}.part")
-                (place / f"{name}.part").rename(place / name)
+        put_wheels(folder, wheels)
     return systems
+
+
+def put_wheels(folder: Path, wheels: Mapping[str, Sequence[Path]]) -> None:
+    """Copy wheels to a bundle, and remove those that no distribution in it needs.
+
+    wheels: release -> all wheels that it needs. Other releases in the bundle keep theirs.
+    """
+    place = folder / WHEELS
+    place.mkdir(exist_ok=True)
+    for path in (path for paths in wheels.values() for path in paths):
+        copy = place / path.name
+        if not (copy.is_file() and filecmp.cmp(path, copy, shallow=False)):
+            part = place / f"{path.name}.part"
+            shutil.copy(path, part)
+            part.replace(copy)
+    new = {release: sorted({path.name for path in paths}) for release, paths in wheels.items()}
+    contents = {**_contents(folder), **new}
+    _write_contents(folder, contents)
+    keep_only(place, {name for names in contents.values() for name in names})
+
+
+def _contents(folder: Path) -> dict[str, list[str]]:
+    """Return release -> names of its wheels, for the releases in a bundle. {}: it is a new folder.
+
+    Raise a UsageError if the folder has files and is not a bundle.
+    """
+    try:
+        contents: dict[str, list[str]] = json.loads((folder / _CONTENTS).read_text())
+    except FileNotFoundError as exc:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(
+                f"{folder} is not a bundle",
+                code="not-a-bundle",
+                why=f"it has other files, and no {_CONTENTS}; in a bundle, what is no longer needed "
+                "is removed",
+                fix="pass a new or an empty folder with --out",
+            ) from exc
+        return {}
+    return {release: names for release, names in contents.items() if (folder / release).is_dir()}
+
+
+def _write_contents(folder: Path, contents: Mapping[str, Sequence[str]]) -> None:
+    write_atomic(folder / _CONTENTS, f"{json.dumps(contents, indent=1)}\n", mode=0o644)
 
 
 def _check(spec: ClusterSpec, requests: Sequence[RepositoryRequest]) -> None:

@@ -12,6 +12,8 @@ from clusterctl.spec.software import Nvidia, Software
 from clusterctl.util.assets import data_folder, read_table
 
 PLAIN: Final = Software()
+# The file of a bundle's repository that apt or dnf reads first, by the family of distributions.
+INDEXES: Final[Mapping[str, str]] = {"Debian": "Packages", "RedHat": "repodata/repomd.xml"}
 _SUFFIX: Final = "_packages"
 # Suffix of variables that replace `_packages` if Slurm is OpenHPC's.
 _OPENHPC: Final = "_openhpc"

@@ -22,10 +22,17 @@ from urllib.parse import unquote
 import requests
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.packages.os_packages import PLAIN, Upstream, nvidia_preference, nvidia_stream
+from clusterctl.packages.os_packages import (
+    INDEXES,
+    PLAIN,
+    Upstream,
+    nvidia_preference,
+    nvidia_stream,
+)
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.state.workspace import write_atomic
 from clusterctl.util import process
 from clusterctl.util.assets import file_sha256, read_table
 from clusterctl.util.numbers import counted
@@ -122,8 +129,9 @@ def check(request: RepositoryRequest) -> None:
 def pack(request: RepositoryRequest, names: Sequence[str], scratch: Path) -> int:
     """Download these packages with all dependencies to the repository. Return their number.
 
-    Call ``check`` first. Packages that are there are kept if they are still needed. scratch: a folder
-    for lists and settings. Raise a MachineError if a download fails or a signature is invalid.
+    Call ``check`` first. Packages that are there are kept if they are still needed; others are removed
+    once the new index is there, so that hosts can use the old one until then. scratch: a folder for
+    lists and settings. Raise a MachineError if a download fails or a signature is invalid.
     """
     request.report(f"{request.release}: reading the repositories")
     return {"Debian": _pack_apt, "RedHat": _pack_dnf}[request.distribution.family](
@@ -162,10 +170,14 @@ def _pack_apt(request: RepositoryRequest, names: Sequence[str], scratch: Path) -
     for file, (uri, _) in packages.items():
         if uri.startswith("file:"):
             shutil.copy(unquote(uri.removeprefix("file:")), pool / file)
+    needed = scratch / "needed" / pool.name
+    needed.mkdir(parents=True)
+    for file in packages:
+        (needed / file).symlink_to(pool / file)
+    argv = ["apt-ftparchive", "packages", needed.name]
+    index = _run(argv, task="creating the repository's index", cwd=needed.parent)
+    write_atomic(request.folder / INDEXES["Debian"], index, mode=0o644)
     keep_only(pool, packages)
-    argv = ["apt-ftparchive", "packages", pool.name]
-    index = _run(argv, task="creating the repository's index", cwd=request.folder)
-    (request.folder / "Packages").write_text(index)
     return len(packages)
 
 
@@ -233,18 +245,21 @@ def _pack_dnf(request: RepositoryRequest, names: Sequence[str], scratch: Path) -
     if stream := nvidia_stream(request.distribution, request.software):
         task = f"choosing the stream of NVIDIA's driver for {release}"
         dnf("module", "enable", f"nvidia-driver:{stream}", task=task)
-    keys = request.folder / KEYS
+    keys = scratch / KEYS
     keys.write_bytes(b"\n".join(_download(url, item="a repository's key") for url in urls))
     download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
     listed = dnf(*download, "--url", *names, task=f"resolving the packages of {release}")
     files = {line.rpartition("/")[2] for line in listed.split() if line.endswith(".rpm")}
-    keep_only(packages, files)
     request.report(f"{release}: downloading {counted(len(files), 'package')}")
     task = f"downloading the packages of {release}"
     dnf(*download, f"--downloaddir={packages}", *names, task=task)
-    _check_signatures(keys, packages, scratch)
-    argv = ["createrepo_c", "--quiet", str(request.folder)]
+    _check_signatures(keys, [packages / file for file in sorted(files)], scratch)
+    write_atomic(request.folder / KEYS, keys.read_bytes(), mode=0o644)
+    indexed = scratch / "indexed"
+    indexed.write_text("".join(f"{packages.name}/{file}\n" for file in sorted(files)))
+    argv = ["createrepo_c", "--quiet", f"--pkglist={indexed}", str(request.folder)]
     _run(argv, task="creating the repository's index")
+    keep_only(packages, files)
     return len(files)
 
 
@@ -294,16 +309,15 @@ def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
     return text, tuple(sorted(keys))
 
 
-def _check_signatures(keys: Path, packages: Path, scratch: Path) -> None:
-    """Check all packages with the keys, because `dnf download` does not."""
+def _check_signatures(keys: Path, packages: Sequence[Path], scratch: Path) -> None:
+    """Check packages with the keys, because `dnf download` does not."""
     database = scratch / "rpmdb"
     database.mkdir()
     rpmkeys = ["rpmkeys", f"--dbpath={database}"]
     rpmkeys += ["--define=_pkgverify_level signature"]
     task = "reading the keys of repositories"
     _run([*rpmkeys, "--import", str(keys)], task=task, fix="correct gpgkey=")
-    paths = sorted(map(str, packages.iterdir()))
-    result = _run_process([*rpmkeys, "--checksig", *paths])
+    result = _run_process([*rpmkeys, "--checksig", *map(str, packages)])
     if result.rc != 0:
         rejected = "; ".join(line for line in result.stdout.splitlines() if line.endswith("NOT OK"))
         fix = f"check where the package comes from, delete it, {_AGAIN}"

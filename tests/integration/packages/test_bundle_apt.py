@@ -7,13 +7,10 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
 
 import pytest
 
@@ -24,6 +21,7 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import tree_files
 from tests.support.messages import refused
 from tests.support.plays import run_tasks
+from tests.support.served import served
 
 Packed = Callable[..., dict[str, bytes]]
 KEY = """
@@ -171,17 +169,22 @@ def test_damaged_or_incomplete_bundle_is_repaired(pack: Packed, archive: Archive
     assert pack("munge") == made
 
 
-@contextmanager
-def served(folder: Path, scheme: str) -> Iterator[str]:
-    """Yield the address of a folder, as a web server or as files."""
-    if scheme == "file":
-        yield folder.as_uri()
-        return
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def test_old_packages_stay_until_there_is_a_new_index(
+    pack: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pack("munge", "other")
+    program = tmp_path / "bin" / "apt-ftparchive"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        with refused("package-tool-failed"):
+            pack("munge")
+    folder = tmp_path / "bundle/debian-12"
+    assert {path: (folder / path).read_bytes() for path in made} == made
+    pack("munge")
+    assert not [*folder.glob("pool/other*")]
 
 
 def downloaded(tmp_path: Path, address: str) -> subprocess.CompletedProcess[str]:
@@ -218,7 +221,8 @@ def test_host_reads_only_the_bundle_and_checks_hashes(
     they prefer a release that the bundle does not have.
     """
     pack("munge")
-    with served(tmp_path / "bundle", scheme) as address:
+    bundle = tmp_path / "bundle"
+    with served(bundle) if scheme == "http" else nullcontext(bundle.as_uri()) as address:
         done = downloaded(tmp_path, address)
         assert done.returncode == 0, done.stderr
         assert "libc6 libmunge2 munge" in done.stdout
