@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
@@ -337,7 +338,7 @@ def _wheels(
     pip: Pip,
 ) -> Iterator[Wheel]:
     """Yield the wheels of lines that the nodes lack, and put them into the cache."""
-    missing = list[str]()
+    missing = dict[str, Wheel]()
     for line in lines:
         if is_of_sources(line):
             built = pure_wheel(line, requirements.options, pip.report)
@@ -349,12 +350,24 @@ def _wheels(
         if wheel_path(wheel).is_file():
             yield wheel
         else:
-            missing.append(line)
+            missing[line] = wheel
     if missing:
         wanted = folder / "wanted.txt"
-        wanted.write_text("\n".join((*requirements.options, *missing, "")))
+        wanted.write_text("\n".join((*requirements.options, *_wanted(missing, requirements), "")))
         target = folder / "wheels"
         result = pip.download(["--no-deps", "--requirement", str(wanted), "--dest", str(target)])
         if result.rc != 0:
             raise not_downloaded(requirements.where, result.stdout)
         yield from (move_to_cache(path) for path in sorted(target.glob("*.whl")))
+
+
+def _wanted(missing: Mapping[str, Wheel], requirements: Requirements) -> list[str]:
+    """Return the lines for pip. Without an index, those of a lock don't name the index's URLs, so that
+    pip looks for wheels with these hashes where its setting `find-links` says.
+    """
+    if not (requirements.is_locked and PipSettings.read().has_no_index):
+        return [*missing]
+    return [
+        str(wheel) if wheel.sha256 and urlsplit(line.partition(" @ ")[2]).scheme != "file" else line
+        for line, wheel in missing.items()
+    ]

@@ -70,13 +70,17 @@ class PipSettings:
         """Yield the settings as lines of a requirements file. index: whether with ``index-url``."""
         if index and (url := self.values.get("index-url")):
             yield f"--index-url {url}"
-        if self.values.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
+        if self.has_no_index:
             yield "--no-index"
         for name in _LISTED:
             for value in self.values.get(name, "").split():
                 # pip takes a path from the folder in which it runs, uv from that of the lines.
                 path = os.path.abspath(value)
                 yield f"--{name} {path if os.path.exists(path) else value}"
+
+    @property
+    def has_no_index(self) -> bool:
+        return self.values.get("no-index", "").lower() in {"1", "true", "yes", "on"}
 
     @property
     def options(self) -> list[str]:

@@ -16,6 +16,7 @@ from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.resolution import Requirements, resolve
 from clusterctl.packages.wheelhouse import Lock, Pip
+from clusterctl.util.assets import file_sha256
 from tests.support import forks
 from tests.support.messages import refused
 from tests.support.wheels import a_wheel
@@ -171,3 +172,24 @@ def test_lock_for_another_python_is_refused(project: Path) -> None:
     lock(project)
     with refused("lock-for-others", UsageError):
         PackageList.read(project / "uv.lock", NodePlatform("3.13", 36))
+
+
+def test_lock_of_an_index_takes_wheels_of_a_folder_without_an_index(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = project.parent / "index"
+    packages = "".join(
+        f'[[packages]]\nname = "{name}"\nversion = "{version}"\nwheels = [{{url = '
+        f'"https://index.invalid/{file}", hashes = {{sha256 = "{file_sha256(index / file)}"}}}}]\n'
+        for name, version in (("first", "1.1"), ("tool", "1.0"))
+        for file in (f"{name}-{version}-py3-none-any.whl",)
+    )
+    locked = project / "pylock.toml"
+    locked.write_text(f'lock-version = "1.0"\ncreated-by = "a"\n{packages}')
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    assert resolved(locked) == ["first==1.1", "tool==1.0"]
+    shutil.rmtree(project.parent / "cache")
+    a_wheel(index, "tool", files={"tool.py": "evil = True\n"})
+    with refused("wheels-not-downloaded", MachineError):
+        resolved(locked)
