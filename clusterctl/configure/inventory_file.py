@@ -380,13 +380,12 @@ def _distribution(distribution: Distribution) -> Variables:
 
 def _repositories(spec: ClusterSpec, distribution: Distribution) -> Variables:
     mirrors = spec.software.mirrors
-    bundle = f"{mirrors.bundle.rstrip('/')}/{distribution.release}" if mirrors.bundle else ""
     slurm = spec.software.slurm
     variables = {
         "repositories_openhpc": slurm.origin == "openhpc",
         "repositories_slurm": slurm.repository.model_dump() if slurm.repository else {},
         "repositories_mirrors": mirrors.model_dump(exclude_none=True, exclude={"bundle"}),
-        "packages_bundle": bundle,
+        "packages_bundle": mirrors.bundled(distribution.release),
     }
     return {name: value for name, value in variables.items() if value}
 

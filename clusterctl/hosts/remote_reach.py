@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Optional
 from urllib.parse import urlsplit
 
 from clusterctl.hosts.remote_nfs import examine_export
@@ -118,26 +119,42 @@ def unreached_by_apt(url: str) -> str:
     for mirror in apt_mirrors(url):
         if not re.match(r"(?:https?|ftp):", mirror):
             return ""
-        with tempfile.TemporaryDirectory() as folder:
-            argv = [
-                "sh",
-                "-c",
-                'exec "$@" 2>&1',
-                "sh",
-                *as_sudo(),
-                *APT_HELPER,
-                mirror,
-                f"{folder}/index",
-            ]
-            output = run(argv, REPOSITORY_S, any_exit=True)
-        if output is None:
-            output = f"E: Failed to fetch {mirror}  no answer within {REPOSITORY_S:g} s"
+        cause = unread_by_apt(mirror)
         # A server or proxy that answers with a three-digit status counts as reached.
-        failed = re.search(r"^E: Failed to fetch \S+  (?!\d{3}\b)(.*)$", output, re.MULTILINE)
-        if failed is None:
+        if not cause or re.match(r"\d{3}\b", cause):
             return ""
-        causes.append(failed.group(1))
+        causes.append(cause)
     return "; ".join(dict.fromkeys(causes)) or "its list of mirrors is empty"
+
+
+def unread(url: str) -> str:
+    """Return why apt, or curl, whose library dnf uses, can't read a file; "" if it can."""
+    if Path(APT_HELPER[0]).exists():
+        return unread_by_apt(url)
+    output = merged_output(("curl", "-fsS", "-o", os.devnull, url))
+    return no_answer() if output is None else output.strip()
+
+
+def unread_by_apt(url: str) -> str:
+    """Return the reason why apt can't read a file; "" if it can."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = merged_output((*APT_HELPER, url, f"{folder}/index"))
+    if output is None:
+        return no_answer()
+    failed = re.search(r"^E: Failed to fetch \S+  (.*)$", output, re.MULTILINE)
+    return failed.group(1) if failed else ""
+
+
+def merged_output(argv: Sequence[str]) -> Optional[str]:
+    """Return what a program of Ansible's tasks prints to stdout and stderr; None if it takes too
+    long.
+    """
+    merging = ("sh", "-c", 'exec "$@" 2>&1', "sh", *as_sudo())
+    return run([*merging, *argv], REPOSITORY_S, any_exit=True)
+
+
+def no_answer() -> str:
+    return f"no answer within {REPOSITORY_S:g} s"
 
 
 def apt_mirrors(url: str) -> list[str]:
@@ -181,6 +198,7 @@ def loses_large_packets(address: str, mtu: int) -> bool:
 
 def main() -> None:
     request = json.loads(sys.argv[1])
+    bundle = request["bundle"]
     refusal = refused(request["nfs"], request["nfs_port"]) if request["nfs"] else ""
     export = examine_export(request["export"]) if request["export"] and not refusal else {}
     with ThreadPoolExecutor(CONCURRENT) as pool:
@@ -195,6 +213,7 @@ def main() -> None:
             "nfs": refusal,
             "export": export,
             "repositories": unreached,
+            "bundle": f"{bundle}: {cause}" if (bundle and (cause := unread(bundle))) else "",
             "missing": [path for path in request["folders"] if not Path(path).is_dir()],
         }
     json.dump(answer, sys.stdout)

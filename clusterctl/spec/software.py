@@ -125,6 +125,10 @@ class Mirrors(Model):
         description="NVIDIA's for the distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64",
     )
 
+    def bundled(self, release: str) -> str:
+        """Return the URL of a bundle's repository for a release such as debian-12. "": no bundle."""
+        return f"{self.bundle.rstrip('/')}/{release}" if self.bundle else ""
+
 
 class SlurmSource(Model):
     """The source of Slurm's packages. See docs/distributions.md."""

@@ -33,7 +33,7 @@ from clusterctl.hosts.roles import (
     role_files,
     role_packages,
 )
-from clusterctl.packages.os_packages import left_out_repositories
+from clusterctl.packages.os_packages import INDEXES, left_out_repositories
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem import remote_account
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
@@ -314,8 +314,7 @@ def examine(
             spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
         )
         workspace = login.workspace
-        offline = spec.software.mirrors.bundle is not None
-        check = _NetworkCheck(spec, shared, hosts, new, offline=offline, workspace=workspace)
+        check = _NetworkCheck(spec, shared, hosts, new, workspace)
         unreached = _examine_network(check, report.facts, root, start, limit)
     login_findings = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
@@ -330,15 +329,12 @@ def examine(
 
 @dataclass(frozen=True, slots=True)
 class _NetworkCheck:
-    """Settings of network tests. ``new``: names of hosts to test. ``offline``: don't test
-    repositories.
-    """
+    """Settings of network tests. ``new``: names of hosts to test."""
 
     spec: ClusterSpec
     shared: OnpremShared
     hosts: Sequence[Host]
     new: Collection[str]
-    offline: bool
     workspace: Workspace
 
 
@@ -422,14 +418,17 @@ def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
 
 
 def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, object]:
-    packages = role_packages(check.spec, host.roles, distribution_of(facts.system.release))
+    distribution = distribution_of(facts.system.release)
+    packages = role_packages(check.spec, host.roles, distribution)
+    bundle = check.spec.software.mirrors.bundled(distribution.release)
     return {
         "nfs": check.shared.server,
         "nfs_port": NFS_PORT,
         "export": _export_request(check, host) if check.shared.server else None,
         "folders": [check.shared.path] if check.shared.kind == "existing" else [],
         "left_out": left_out_repositories(),
-        "repositories": not (check.offline or set(packages) <= facts.packages),
+        "repositories": not (bundle or set(packages) <= facts.packages),
+        "bundle": f"{bundle}/{INDEXES[distribution.family]}" if bundle else "",
     }
 
 
@@ -478,6 +477,14 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
                 "bundle`, software.mirrors.bundle"
             )
         yield Finding(name, "error", "repository", summary, str(reason), fix)
+    if answer["bundle"]:
+        summary = "the bundle can't be read"
+        fix = (
+            "put the folder of `clusterctl bundle`, made with --os for this host's distribution, "
+            "where this host finds it: copy or mount it, or open the firewall to its web server; or "
+            "correct software.mirrors.bundle"
+        )
+        yield Finding(name, "error", "repository", summary, answer["bundle"], fix)
     if answer["nfs"]:
         server = check.shared.server
         reason = f"{server}, port {NFS_PORT}: {answer['nfs']}"

@@ -12,6 +12,7 @@ import pytest
 
 from clusterctl.hosts import remote_reach
 from clusterctl.transport.base import remote_program
+from tests.support.served import served
 from tests.support.sshd import reserved_port
 
 
@@ -22,6 +23,7 @@ def test_remote_reach_runs_as_a_single_program() -> None:
         "export": {"server": "127.0.0.1"},
         "folders": ["/nowhere"],
         "repositories": False,
+        "bundle": "file:///nowhere/Packages",
         "left_out": [],
         "mtu": 0,
     }
@@ -30,6 +32,7 @@ def test_remote_reach_runs_as_a_single_program() -> None:
     done = subprocess.run(argv, input=program, capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout)
     assert answer["missing"] == ["/nowhere"]
+    assert answer["bundle"].startswith("file:///nowhere/Packages: ")
     assert "refused" in answer["nfs"]
     assert answer["export"] == {}
 
@@ -52,6 +55,21 @@ def test_unreached_by_apt_has_the_message_of_apt() -> None:
     with reserved_port() as port:
         url = f"http://127.0.0.1:{port}/debian/InRelease"
         assert "refused" in remote_reach.unreached_by_apt(url)
+
+
+@pytest.mark.parametrize("has_apt", [True, False])
+def test_missing_file_of_a_bundle_is_unread_even_if_its_server_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_apt: bool
+) -> None:
+    if not has_apt:
+        monkeypatch.setattr(remote_reach, "APT_HELPER", (str(tmp_path / "none"),))
+    elif not Path(remote_reach.APT_HELPER[0]).exists():
+        pytest.skip("this machine has no apt")
+    (tmp_path / "Packages").touch()
+    with served(tmp_path) as address:
+        for place in (tmp_path.as_uri(), address):
+            assert remote_reach.unread(f"{place}/Packages") == ""
+            assert remote_reach.unread(f"{place}/none") != ""
 
 
 def test_dnf_program_lists_unreached_repositories(

@@ -103,6 +103,7 @@ class Machines:
 
 _REACHES: Mapping[str, Any] = {
     "repositories": {},
+    "bundle": "",
     "missing": [],
     "nfs": "",
     "export": {},
@@ -486,7 +487,9 @@ def test_preflight_does_not_try_ports_that_up_opens_in_firewalld(machines: Machi
     assert sorted(tried) == ["n2", "n4", "n5"]
 
 
-def test_preflight_tries_repositories_only_if_packages_are_missing(machines: Machines) -> None:
+def test_preflight_tries_the_bundle_or_repositories_with_missing_packages(
+    machines: Machines,
+) -> None:
     n2 = next(host for host in machines.asked if host.name == "n2")
     wanted = role_packages(machines.spec, n2.roles, distribution_of("rocky-9.6"))
     machines.facts["n2"]["packages"] = [*wanted]
@@ -495,8 +498,14 @@ def test_preflight_tries_repositories_only_if_packages_are_missing(machines: Mac
     mirrors = Mirrors(bundle="file:///srv/demo.bundle")
     software = machines.spec.software.model_copy(update={"mirrors": mirrors})
     machines.spec = machines.spec.model_copy(update={"software": software})
-    machines.found()
+    cause = "File not found - /srv/demo.bundle/rocky-9/repodata/repomd.xml"
+    machines.reach["n1"]["bundle"] = cause
+    (finding,) = machines.found()
+    assert (finding.host, finding.level, finding.code) == ("n1", "error", "repository")
+    assert finding.why == cause
     assert not machines.requests["n1"]["repositories"]
+    index = "file:///srv/demo.bundle/rocky-9/repodata/repomd.xml"
+    assert [machines.requests[name]["bundle"] for name in ("n1", "n2")] == [index, index]
 
 
 @pytest.mark.parametrize(
