@@ -39,6 +39,8 @@ _MOUNT_OPTION = "x-clusterctl"
 # The ends of the markers around clusterctl's lines in files of the owner.
 _MARKS = ("of clusterctl", "(clusterctl)")
 _MARIADB = "mariadb.service"
+# The end of the names of what the role users moves aside (roles/users/tasks/make_way.yml).
+_ASIDE = ".aside-clusterctl"
 _MOST_BYTES = 16 << 20
 _SHOWN = 10
 
@@ -59,6 +61,11 @@ class Removal:
         self.notes: list[str] = []
         # Of removed accounts, which are named once.
         self._homes: set[str] = set()
+        # Path of authorized_keys -> whether it existed. Of the accounts as long as they are there.
+        self._key_files = dict(self._content["key_files"])
+        for account in self._content["keys"]:
+            if path := key_file(f"~{account}", self._content["spared"]):
+                self._key_files.setdefault(path, False)
 
     def run(self) -> None:
         """Remove everything that the record lists, then the record.
@@ -72,6 +79,7 @@ class Removal:
         self._remove_keys()
         self._remove_accounts()
         self._remove_own_files()
+        self._move_asides_back()
         self._cut_blocks()
         self._move_back()
         self._remove_trees()
@@ -156,17 +164,12 @@ class Removal:
 
     def _remove_keys(self) -> None:
         """Remove clusterctl's lines from the keys of accounts."""
-        files = dict(self._content["key_files"])
-        lines = set()
-        for account, keys in self._content["keys"].items():
-            lines.update(keys)
-            if path := key_file(f"~{account}", self._content["spared"]):
-                files.setdefault(path, False)
+        lines = {line for keys in self._content["keys"].values() for line in keys}
         for mount in self._content["mounted"]:
-            away = [path for path in files if path.startswith(f"{mount}/")]
+            away = [path for path in self._key_files if path.startswith(f"{mount}/")]
             if away and not self._mounts.is_mount_point(mount):
                 self.notes.append(f"{mount} is not mounted: the cluster's keys in {away[0]} stay")
-        for path, existed in files.items():
+        for path, existed in self._key_files.items():
             with self._tolerate_errors(path), rights_for(path):
                 text = _read(path)
                 mark = self._content["key_mark"]
@@ -177,7 +180,8 @@ class Removal:
                 )
                 if rest == text:
                     continue
-                if rest or existed:
+                is_theirs = rest.strip() not in ("", _text_of(path + _ASIDE).strip())
+                if is_theirs or (existed and not os.path.lexists(path + _ASIDE)):
                     _write(path, rest)
                 else:
                     Path(path).unlink()
@@ -197,6 +201,32 @@ class Removal:
                 if os.path.islink(path) and os.readlink(path) == target:
                     Path(path).unlink()
                     self.done.append(f"removed {path}")
+
+    def _move_asides_back(self) -> None:
+        """Move back what the role users has moved aside in homes, unless something else is there."""
+        spared = tuple(f"{folder}/" for folder in self._content["spared"])
+        folders = map(os.path.dirname, self._key_files)
+        links = self._content["links"]
+        paths = [*self._key_files, *folders, *links, *links.values()]
+        patterns = {glob.escape(path) for path in paths if not path.startswith(spared)}
+        # Files before their folders.
+        for pattern in sorted({*patterns, *self._content["own"]}, reverse=True):
+            with self._tolerate_errors(pattern), rights_for(pattern):
+                for aside in sorted(glob.glob(f"{pattern}{_ASIDE}*")):
+                    self._move_aside_back(aside)
+
+    def _move_aside_back(self, aside: str) -> None:
+        path, _, number = aside.rpartition(_ASIDE)
+        with self._tolerate_errors(path), rights_for(path):
+            if os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path):
+                Path(path).rmdir()
+            # `mv --backup=numbered` numbers the older, so that the oldest is the owner's.
+            is_oldest = number == ".~1~" or not (number or os.path.lexists(f"{aside}.~1~"))
+            if is_oldest and not os.path.lexists(path):
+                os.rename(aside, path)
+                self.done.append(f"moved {path} back")
+            else:
+                self.notes.append(f"{aside} stays: it was in the way of {path}")
 
     def _cut_blocks(self) -> None:
         """Remove the lines between clusterctl's markers from files of the owner, and nothing else."""
@@ -445,6 +475,14 @@ def _read(path: str) -> str:
     try:
         return read_regular(path, _MOST_BYTES).decode(errors="surrogateescape")
     except FileNotFoundError:
+        return ""
+
+
+def _text_of(aside: str) -> str:
+    """Return the text of a file that was moved aside, also through a link; "" if it can't be read."""
+    try:
+        return _read(os.path.realpath(aside))
+    except OSError:
         return ""
 
 

@@ -152,12 +152,15 @@ def as_user(ada: pwd.struct_passwd, command: str) -> None:
         "touch .ssh",
         "mkfifo .ssh",
         "ln -s nowhere .ssh",
+        "ln -s .ssh .ssh",
         "mkdir .ssh; chmod 0 .ssh",
         "mkdir .ssh; mkfifo .ssh/authorized_keys",
         "mkdir .ssh; ln -s /dev/zero .ssh/authorized_keys",
         "mkdir .ssh; ln -s /etc/shadow .ssh/authorized_keys",
         "mkdir -p .ssh/authorized_keys/full",
         "mkdir .ssh; truncate -s 1T .ssh/authorized_keys",
+        "mkdir .ssh; ln -s authorized_keys .ssh/authorized_keys",
+        "mkdir .ssh; echo mine >.ssh/authorized_keys; chmod 0 .ssh/authorized_keys",
     ],
 )
 def test_users_role_makes_way_for_keys_and_leads_root_nowhere(
@@ -186,6 +189,30 @@ def test_users_role_replaces_only_its_own_keys(
     assert converged(ada) == ["# mine", *block(KEY, LISTED), OTHER]
     assert Path(ada.pw_dir, ".ssh").is_symlink() == linked
     assert [*Path(ada.pw_dir).rglob("*.aside-clusterctl*")] == []
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_users_role_copies_keys_that_the_account_cannot_write(
+    root: Path, ada: pwd.struct_passwd, etc: Path, is_link: bool
+) -> None:
+    keys = Path(ada.pw_dir, ".ssh/authorized_keys")
+    as_user(ada, f"mkdir -m 700 .ssh; {f'ln -s {etc}/authorized_keys {keys}' if is_link else ':'}")
+    keys.write_text(f"{OTHER}\n")
+    configure(root, ada)
+    assert converged(ada) == [OTHER, *block(KEY)]
+    assert "changed=0" in configure(root, ada)
+    aside = keys.with_name("authorized_keys.aside-clusterctl")
+    assert (aside.read_text(), aside.stat().st_uid) == (f"{OTHER}\n", 0)
+
+
+def test_users_role_rejects_a_folder_of_root_for_keys(root: Path, ada: pwd.struct_passwd) -> None:
+    folder = Path(ada.pw_dir, ".ssh")
+    folder.mkdir(mode=0o755)
+    (folder / "authorized_keys").write_text(f"{OTHER}\n")
+    with pytest.raises(AssertionError, match=f"chown {ada.pw_name}: {folder}"):
+        configure(root, ada)
+    assert [path.name for path in folder.iterdir()] == ["authorized_keys"]
+    assert (folder / "authorized_keys").read_text() == f"{OTHER}\n"
 
 
 def record(root: Path, *names: str) -> None:
@@ -243,15 +270,19 @@ def test_users_role_looks_into_no_home_of_other_accounts(
     assert (folder / "authorized_keys").read_text() == text
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    ["mkdir clusterctl; touch clusterctl/mine", "mkdir src; touch src/mine; ln -s src clusterctl"],
+)
 def test_users_role_creates_the_shared_folder_of_a_home_outside_shared_storage(
-    root: Path, ada: pwd.struct_passwd, etc: Path
+    root: Path, ada: pwd.struct_passwd, etc: Path, spoil: str
 ) -> None:
     shared = root / "shared"
     home = shared / ada.pw_name
     home.mkdir(parents=True)
     os.chown(home, ada.pw_uid, ada.pw_gid)
     (home / "clusterctl").symlink_to(etc)
-    as_user(ada, "mkdir clusterctl; touch clusterctl/mine")
+    as_user(ada, spoil)
     configure(root, ada, homes=shared)
     assert owned(etc) == (0o755, 0)
     assert owned(home / "clusterctl") == (0o700, ada.pw_uid)
@@ -259,6 +290,7 @@ def test_users_role_creates_the_shared_folder_of_a_home_outside_shared_storage(
     assert (home / ".ssh/authorized_keys").read_text().splitlines() == block(KEY)
     assert Path(ada.pw_dir, "clusterctl").readlink() == home / "clusterctl"
     assert Path(ada.pw_dir, "clusterctl.aside-clusterctl/mine").exists()
+    assert "changed=0" in configure(root, ada, homes=shared)
 
 
 def test_mpi_ssh_role_authorizes_a_key_of_the_account(root: Path, ada: pwd.struct_passwd) -> None:

@@ -306,6 +306,61 @@ def test_keys_in_a_folder_that_hosts_share_are_removed_by_one_host(
     assert keys.read_text() == "ours\n"
 
 
+@pytest.mark.parametrize("added", ["", "ssh-rsa BBBB new\n"])
+def test_keys_that_were_moved_aside_are_moved_back_or_named(
+    changes: Changes, etc: Path, added: str
+) -> None:
+    """The role has copied them, since another owner's file can't get the cluster's keys."""
+    keys = etc / "ada/.ssh/authorized_keys"
+    aside = keys.with_name("authorized_keys.aside-clusterctl")
+    keys.parent.mkdir(parents=True)
+    keys.write_text("ssh-rsa AAAA")
+    changes("begun", keys={"ada": ["ours"]}, homes=[str(etc)])
+    keys.rename(aside)
+    keys.write_text(f"ssh-rsa AAAA\n{added}ours\n")
+    changes("ended")
+    notes = changes("removed")["clusterctl_notes"]
+    if added:
+        assert keys.read_text() == f"ssh-rsa AAAA\n{added}"
+        assert aside.read_text() == "ssh-rsa AAAA"
+    else:
+        assert tree(keys.parent) == {keys.name: "ssh-rsa AAAA"}
+    assert [str(aside) in note for note in notes] == [True] * bool(added)
+
+
+def test_what_was_in_the_way_in_a_home_is_moved_back(changes: Changes, etc: Path) -> None:
+    """Of two obstacles, the older."""
+    ada = etc / "ada"
+    shared = etc / "home/ada/clusterctl"
+    shared.mkdir(parents=True)
+    (ada / "src").mkdir(parents=True)
+    (ada / ".ssh").symlink_to("dotfiles")
+    (ada / "clusterctl").symlink_to("src")
+    changes(
+        "begun",
+        keys={"ada": ["ours"]},
+        homes=[str(etc)],
+        links={str(ada / "clusterctl"): str(shared)},
+        files=[str(ada / ".ssh/clusterctl_mpi")],
+    )
+    for name in (".ssh", "clusterctl"):
+        (ada / name).rename(ada / f"{name}.aside-clusterctl.~1~")
+        (ada / f"{name}.aside-clusterctl").write_text("of a job")
+    (ada / "clusterctl").symlink_to(shared)
+    shared.with_name("clusterctl.aside-clusterctl").write_text("before")
+    (ada / ".ssh").mkdir()
+    (ada / ".ssh/authorized_keys").write_text("ours\n")
+    (ada / ".ssh/clusterctl_mpi").write_text("ours")
+    changes("ended")
+    notes = changes("removed")["clusterctl_notes"]
+    links = [(ada / name).readlink() for name in (".ssh", "clusterctl")]
+    assert links == [Path("dotfiles"), Path("src")]
+    assert shared.read_text() == "before"
+    left = {path.name for path in ada.iterdir()} - {".ssh", "clusterctl", "src"}
+    assert left == {".ssh.aside-clusterctl", "clusterctl.aside-clusterctl"}
+    assert all(any(str(ada / name) in note for note in notes) for name in left)
+
+
 def test_only_links_of_the_cluster_leave_a_home(changes: Changes, etc: Path) -> None:
     ours = etc / "ada-clusterctl"
     theirs = etc / "bob-clusterctl"
