@@ -308,3 +308,28 @@ def test_mpi_ssh_role_authorizes_a_key_of_the_account(root: Path, ada: pwd.struc
     assert len(public) == 1
     pair = (folder / "clusterctl_mpi", folder / "clusterctl_mpi.pub")
     assert [owned(path) for path in pair] == [(0o600, ada.pw_uid), (0o644, ada.pw_uid)]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "mkfifo clusterctl_mpi",
+        "mkfifo clusterctl_mpi.pub",
+        "mkdir clusterctl_mpi",
+        "ln -s clusterctl_mpi clusterctl_mpi",
+        "ln -s /etc/shadow clusterctl_mpi",
+        "echo broken >clusterctl_mpi",
+        "ssh-keygen -q -t ed25519 -N secret -f clusterctl_mpi",
+        "ssh-keygen -q -t ed25519 -N '' -f clusterctl_mpi; chmod 0 clusterctl_mpi",
+        "ssh-keygen -q -t ed25519 -N '' -f clusterctl_mpi; chmod 644 clusterctl_mpi",
+        "touch clusterctl_mpi.pub; chmod 0 clusterctl_mpi.pub",
+    ],
+)
+def test_mpi_ssh_role_makes_way_for_a_key(root: Path, ada: pwd.struct_passwd, spoil: str) -> None:
+    as_user(ada, f"mkdir -m 700 .ssh; cd .ssh; {spoil}")
+    more = {"mpi_ssh_hosts": [], "mpi_ssh_folder": str(root / "mpi")}
+    for _ in range(2):
+        output = play(root, Path(ada.pw_dir).parent, accounts(ada), role="mpi_ssh", **more)
+    assert "changed=0" in output
+    public = Path(ada.pw_dir, ".ssh/clusterctl_mpi.pub").read_text().strip()
+    assert converged(ada) == block(f'restrict,from="" {public}', of=" mpirun,")

@@ -60,7 +60,8 @@ NOT_IN_TASKS = {
     "/etc/slurm/slurm.conf",
     "/opt/clusterctl/apptainer_*_amd64.deb",
     "/opt/clusterctl/installed-*",
-    "/shared/home/*/.ssh/clusterctl_mpi*",
+    "/shared/home/*/.ssh/clusterctl_mpi",
+    "/shared/home/*/.ssh/clusterctl_mpi.pub",
     "firewalld.service",
 }
 # What the inventory gives every role.
