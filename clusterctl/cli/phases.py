@@ -102,7 +102,7 @@ def _password_source(screen: Screen, *, ask: bool) -> Callable[[], str | None]:
     @functools.cache
     def answer() -> str | None:
         with screen.still():
-            return getpass.getpass(_QUESTION) or None
+            return _ask_password() or None
 
     def answer_once() -> str | None:
         with lock:
@@ -113,7 +113,7 @@ def _password_source(screen: Screen, *, ask: bool) -> Callable[[], str | None]:
 
 def _read_password() -> str:
     """Return the sudo password: prompted on a terminal, otherwise read from stdin."""
-    text = getpass.getpass(_QUESTION) if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+    text = _ask_password() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     if not text:
         raise UsageError(
             "the password is empty",
@@ -122,6 +122,14 @@ def _read_password() -> str:
             fix="type the password, or remove the option",
         )
     return text
+
+
+def _ask_password() -> str:
+    """Return what the user types on the terminal; "" after Ctrl-D."""
+    try:
+        return getpass.getpass(_QUESTION)
+    except EOFError:
+        return ""
 
 
 def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
