@@ -712,7 +712,9 @@ def key_marks(user: str, home: str, key: str, end: str) -> Dict[str, str]:
         texts = [read(f"{folder}/.ssh/authorized_keys") for folder in folders]
     lines = sorted(line for text in texts for line in text.splitlines())
     has_key = any(line.startswith(" ".join(key.split()[:2])) for line in lines)
-    listed = digest("\n".join(line for line in lines if line.endswith(end)).encode())
+    # Comments around the block of the cluster's lines end so, too.
+    of_spec = [line for line in lines if line.endswith(end) and not line.startswith("#")]
+    listed = digest("\n".join(of_spec).encode())
     return {"key " + user: "there" if has_key else MISSING, "keys " + user: listed}
 
 

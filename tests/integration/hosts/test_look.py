@@ -403,7 +403,8 @@ def test_key_marks_compare_only_keys_of_the_spec(tmp_path: Path) -> None:
     request = ProbeRequest(
         homes={account.pw_name: str(tmp_path)}, keys={"root": "-"}, key_end=spec.key_mark
     )
-    keys.write_text("\n".join(["ssh-rsa BBBB mine", *reversed(spec.key_lines(user))]))
+    edges = [f"# {word}{spec.key_mark}" for word in ("BEGIN", "END")]
+    keys.write_text("\n".join(["ssh-rsa BBBB mine", *edges, *reversed(spec.key_lines(user))]))
     assert looked(request)["checksums"]["keys root"] == key_marks(spec)["keys ada"]
     keys.write_text("\n".join([PUBLIC, *spec.key_lines(user)[1:]]))
     assert looked(request)["checksums"]["keys root"] != key_marks(spec)["keys ada"]
