@@ -141,6 +141,11 @@ def attach(request: AttachRequest) -> Attachment:
         recorded_spec = applied_if_known(workspace)
         request.reporter.step("place and prove")
         placed, outcome = _place_and_prove(request, workspace, start, probed, spec)
+        if isinstance(outcome, Proof) and outcome.modules != settings_of(spec).modules:
+            # Later commands load the modules that the proof has found.
+            loaded = _probed(request, workspace, {**start.chosen, "modules": outcome.modules})
+            site = replace(probed.site, variables=loaded.site.variables)
+            probed = replace(probed, site=site)
         workspace.adopt_id(placed.cluster_id)
         proven = _proven_settings(settings, start, placed, outcome)
         spec = spec.model_copy(update={"provider": _fitting(proven, request)})
