@@ -230,10 +230,6 @@ class GcpSettings(ProviderSettings):
         return self.network.host_project or self.project
 
     @property
-    def has_shared_vpc(self) -> bool:
-        return self.network_project != self.project
-
-    @property
     def subnetwork_path(self) -> str:
         """The REST path of the existing subnetwork."""
         name = self.network.subnetwork
