@@ -195,7 +195,7 @@ def require_folders(
             values = values[:-1] or values
         elif part is Local.HERE_LAST:
             values = values[1:][-1:] or ["."]
-        if name == "out" or part is Local.HERE_LAST:
+        if part in {Local.WRITTEN, Local.HERE_LAST}:
             folders.require_written(str(values[0]))
         for each in values:
             require_value(str(each), part, folders, limits)

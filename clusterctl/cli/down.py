@@ -74,7 +74,7 @@ _DOWN_FLAGS: Final = {
         "job was submitted; if that can't be written, ./runs.",
         parser=folder_path,
         metavar="PATH",
-        local=Local.PATH,
+        local=Local.WRITTEN,
     ),
     "no_wait": NoWait,
     "ask_become_pass": AskBecomePass,

@@ -222,7 +222,7 @@ OutFolder = Annotated[
         "Folder for collected runs. Default: ./runs.",
         parser=folder_path,
         metavar="PATH",
-        local=Local.PATH,
+        local=Local.WRITTEN,
     ),
 ]
 JobId = Annotated[

@@ -104,13 +104,14 @@ def obeyed_name(path: str) -> str:
 class Local(StrEnum):
     """What a value of an option or argument has of the user's machine.
 
-    PATH: a path. NAME: a path, if it is not a name such as `train` or a job ID. PACKAGES: a path,
-    before [EXTRA]. SECRET: a path after `=`, or the name of a variable. TABLE: a path, if it has no
-    `=`. IMAGE: a path, if it has no `://`. VARIABLE: without `=`, a variable. HERE_FIRST, HERE_LAST:
-    paths, all but the last or only the last of several values.
+    PATH: a path. WRITTEN: a folder to write. NAME: a path, if it is not a name such as `train` or a
+    job ID. PACKAGES: a path, before [EXTRA]. SECRET: a path after `=`, or the name of a variable.
+    TABLE: a path, if it has no `=`. IMAGE: a path, if it has no `://`. VARIABLE: without `=`, a
+    variable. HERE_FIRST, HERE_LAST: paths, all but the last or only the last of several values.
     """
 
     PATH = "path"
+    WRITTEN = "written"
     NAME = "name"
     PACKAGES = "packages"
     SECRET = "secret"  # noqa: S105 - not one
