@@ -291,7 +291,7 @@ class Obstacle:
     """
 
     notice: Notice | str = ""
-    blocks: bool = True
+    blocks: bool = False
     never: bool = False
 
 
@@ -299,21 +299,22 @@ def _obstacle(partition: PartitionInfo | None, request: Request, limits: Limits)
     """Return the obstacle of a job in a partition. partition: None: Slurm does not list it."""
     if request.last("--hold") is not None:
         text = "the job is held (--hold): it starts after `scontrol release`"
-        return Obstacle(Notice("where-held", text))
+        return Obstacle(Notice("where-held", text), blocks=True)
     if partition is not None and not partition.is_up:
         text = "the partition is down; jobs wait until it is up"
-        return Obstacle(Notice("where-partition-down", text))
+        return Obstacle(Notice("where-partition-down", text), blocks=True)
     verdict = limits.judge(Ask.of(request, partition.max_time if partition else ""))
     if verdict.never:
         return _beyond(verdict.never)
     if verdict.unknown:
         text = f"{verdict.unknown}, so it is unknown whether the job would start"
-        return Obstacle(Notice("where-limits-unknown", text), blocks=False)
-    return Obstacle(blocks=False)
+        return Obstacle(Notice("where-limits-unknown", text))
+    return Obstacle()
 
 
 def _beyond(limit: str) -> Obstacle:
-    return Obstacle(Notice("where-beyond-limit", f"{limit}; the job would never start"), never=True)
+    notice = Notice("where-beyond-limit", f"{limit}; the job would never start")
+    return Obstacle(notice, blocks=True, never=True)
 
 
 def _nodes_of(place: Place, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:
