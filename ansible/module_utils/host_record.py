@@ -112,8 +112,8 @@ class Record:
         return self._path.exists()
 
     def begin(self, touches: Touches, run: Run) -> None:
-        """Keep the owner's files, and note what exists, before the roles run. What is noted already is
-        not noted again.
+        """Keep the owner's files and note what exists. Call it before the roles run. It changes nothing
+        that is noted already.
         """
         content = self.content
         if content["ended"] or not self.exists:
@@ -171,7 +171,7 @@ class Record:
         self.write()
 
     def unsure(self, kind: str, now: Collection[str]) -> set[str]:
-        """Return what has come since a `begin` whose run did not end: with the roles, or by someone else.
+        """Return what came after a `begin` without an `end`: the roles or someone else brought it.
 
         kind: "packages", "enabled" or "active". now: all that are there.
         """
