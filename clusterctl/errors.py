@@ -37,8 +37,8 @@ class Failure:
 
 
 class Notice(str):
-    """A note or a warning for the user. ``code``: its name in docs/errors.md, which never
-    changes.
+    """A note or a warning for the user. ``code``: its name, which never changes. `clusterctl
+    explain` knows it.
     """
 
     __slots__ = ("code",)
@@ -70,7 +70,7 @@ class BadValueError(ValueError):
 class ClusterctlError(Exception):
     """The base of all expected errors.
 
-    code: stable name of the condition, such as ``subnet-in-use``; docs/errors.md lists all codes.
+    code: stable name of the condition, such as ``subnet-in-use``; `clusterctl explain` lists all.
         Default: the attribute of the class.
     what: the message: what failed.
     where: file, host or phase.

@@ -25,8 +25,8 @@ class PayloadError(Exception):
     """An error that the user can correct. It is raised on every rank, so that all exit codes are
     the same.
 
-    ``code`` is the cause as a word for programs, such as ``checkpoint-damaged``: see
-    docs/errors.md.
+    ``code`` is the cause as a word for programs, such as ``checkpoint-damaged``; `clusterctl explain`
+    lists all.
     """
 
     exit_code = 1

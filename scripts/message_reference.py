@@ -1,5 +1,5 @@
-"""Write docs/errors.md: every code with its messages. `--uncoded` lists places in the source
-without a code.
+"""Write clusterctl/cli/data/messages.json: every code with its messages, the only snapshot of
+their wording. `clusterctl explain` reads it. `--uncoded` lists places in the source without a code.
 
 The source is parsed, not run. A code is the argument ``code="…"`` of a call, the literal code of a
 ``Finding`` or a ``Notice``, or that of an error class for a single condition. The codes for faults
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import gc
 import itertools
+import json
 import re
 import sys
 import tomllib
@@ -25,7 +26,7 @@ from typing import Final
 import yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = ROOT / "docs" / "errors.md"
+FILE: Final = ROOT / "clusterctl" / "cli" / "data" / "messages.json"
 FAULTS: Final = ROOT / "clusterctl" / "hosts" / "data" / "nvidia.toml"
 REFUSALS: Final = tuple(
     ROOT / "clusterctl" / name
@@ -59,24 +60,12 @@ BROAD: Final = frozenset(
     "CollectError TransferError PayloadError RankError".split()
 )
 CODE: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-# A new line and a vertical bar in a cell of a table.
-LINE = "<br>"
-BAR = "\\|"
 # The placeholder of a value that is filled in at run time.
 GAP: Final = "…"
 # The most texts for an expression with alternatives, and the longest chain of names that refer to
 # names.
 _MOST: Final = 6
 _DEEPEST: Final = 2
-HEAD: Final = """\
-# Errors and notes
-
-<!-- Written by scripts/message_reference.py from the source: `make reference`. -->
-
-Every error and finding of clusterctl and of its training program has a code, and so do most notes. With
-`-o json`, it is the `code` of each entry of `failures` and `findings`, and the `name` of hints about failed
-jobs. Codes stay the same when the wording changes. On this page, `…` and words in braces stand for values.
-"""
 
 
 @dataclass(frozen=True)
@@ -372,30 +361,31 @@ def _from_data() -> Iterator[Message]:
             yield Message(rule["code"], "refusal", file.name, (rule["cause"],), (), fixes)
 
 
-def page(found: Iterable[Message]) -> str:
-    """Return the text of docs/errors.md with these messages."""
+def snapshot(found: Iterable[Message]) -> str:
+    """Return the text of messages.json with these messages."""
     by_code: dict[str, list[Message]] = defaultdict(list)
     for message in found:
         by_code[message.code].append(message)
-    lines = [HEAD, "| code | message | cause | what to do |", "|---|---|---|---|"]
-    for code, several in sorted(by_code.items()):
-        columns = ([getattr(one, name) for one in several] for name in ("whats", "whys", "fixes"))
-        lines.append(f"| `{code}` | {' | '.join(map(_cell, columns))} |")
-    return "\n".join(lines) + "\n"
+    texts = {
+        code: {
+            "messages": _distinct(one.whats for one in several),
+            "causes": _distinct(one.whys for one in several),
+            "fixes": _distinct(one.fixes for one in several),
+        }
+        for code, several in sorted(by_code.items())
+    }
+    return json.dumps(texts, indent=1, ensure_ascii=False) + "\n"
 
 
-def _cell(texts: Iterable[Iterable[str]]) -> str:
-    """Return different texts as the lines of a table cell."""
-    distinct = dict.fromkeys(
-        " ".join(text.split()) for text in itertools.chain.from_iterable(texts)
-    )
-    return LINE.join(distinct).replace("|", BAR)
+def _distinct(texts: Iterable[Iterable[str]]) -> list[str]:
+    every = itertools.chain.from_iterable(texts)
+    return list(dict.fromkeys(" ".join(text.split()) for text in every))
 
 
-def printed_texts() -> Mapping[str, tuple[str, ...]]:
-    """Return code -> messages, as printed in docs/errors.md."""
-    rows = re.findall(r"^\| `(\S+)` \| (.*?) \| ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    return {code: tuple(cell.replace(BAR, "|").split(LINE)) for code, cell in rows}
+def printed_texts() -> Mapping[str, list[str]]:
+    """Return code -> its messages, as in messages.json."""
+    texts = json.loads(FILE.read_text(encoding="utf-8"))
+    return {code: each["messages"] for code, each in texts.items()}
 
 
 def main() -> int:
@@ -403,7 +393,7 @@ def main() -> int:
         uncoded = messages()[1]
         print("\n".join([*uncoded, f"{len(uncoded)} places without a code"]))
         return 1 if uncoded else 0
-    PAGE.write_text(page(messages()[0]), encoding="utf-8")
+    FILE.write_text(snapshot(messages()[0]), encoding="utf-8")
     return 0
 
 

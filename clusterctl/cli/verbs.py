@@ -364,6 +364,13 @@ VERBS: Final[Mapping[str, Verb]] = {
         Panel.MORE,
         of_cluster=False,
     ),
+    "explain": Verb(
+        "explain:explain",
+        "Explain the code of an error, a finding, a hint or a note.",
+        Effect.READS,
+        Panel.MORE,
+        of_cluster=False,
+    ),
     "storage list": Verb(
         "listing:storage_list",
         "List the kept storage of all clusters.",

@@ -1,4 +1,4 @@
-"""Errors and notes by their codes: tests assert these, and docs/errors.md alone holds the wording.
+"""Errors and notes by their codes: tests assert these, and messages.json alone holds the wording.
 
 with refused("subnet-in-use", where="provider.subnet"): ...      # an error of ours, with its fields
 assert codes(result) == ["job-unknown"]                             # `-o json`
@@ -60,10 +60,10 @@ def shows(text: str, code: str) -> bool:
     in.
 
     Raises:
-        AssertionError: docs/errors.md has no message of this code (`make reference` writes it).
+        AssertionError: messages.json has no message of this code (`make reference` writes it).
     """
     patterns = _patterns().get(code)
-    assert patterns, f"docs/errors.md lacks {code}"
+    assert patterns, f"messages.json lacks {code}"
     return any(pattern.search(" ".join(text.split())) for pattern in patterns)
 
 

@@ -25,6 +25,7 @@ ANSWERS: dict[str, list[str]] = {
     "init": [],
     "validate": [],
     "schema": [],
+    "explain": ["disk-full"],
     "plan": [],
     "list": [],
     "storage list": [],

@@ -554,7 +554,7 @@ def test_page_of_doctor_lists_the_codes_of_all_checks() -> None:
     rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
     listed = {code for row in rows for code in re.findall(r"`([^`]+)`", row)}
     assert findings - listed == set()
-    # Some codes are chosen at run time, such as the keys of a dict, so errors.md lacks them.
+    # Some codes are chosen at run time, such as the keys of a dict, so the snapshot lacks them.
     source = "".join(file.read_text() for file in Path(clusterctl.__file__).parent.rglob("*.py"))
     known_codes = {*message_reference.printed_texts(), *re.findall(r'"([a-z-]+)"', source)}
     assert listed - known_codes == set()

@@ -17,7 +17,16 @@ ROOT = Path(__file__).parents[3]
 NAMED = {"runs diff": "compare", "runs list": "list_runs", "runs show": "named_run"}
 # Verbs for a person: they write a file, need a terminal, or act on machines without a job.
 FOR_PEOPLE = {
-    *("init", "schema", "completion", "mcp", "agent limits", "agent log", "agent resume"),
+    *(
+        "init",
+        "schema",
+        "explain",
+        "completion",
+        "mcp",
+        "agent limits",
+        "agent log",
+        "agent resume",
+    ),
     *("attach", "detach", "invite", "list", "doctor", "where", "shell", "code", "runs rm"),
     *("image bake", "cache list", "cache prune", "orphans list", "orphans remove"),
     *("bundle", "storage list", "storage remove"),

@@ -1,4 +1,4 @@
-"""Every error, finding and note has a code, and docs/errors.md lists them as they are now."""
+"""Every error, finding and note has a code, and messages.json has them as they are now."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from scripts import message_reference
 from tests.support.messages import shows
 
 
-def test_page_lists_every_code_and_every_place_has_one() -> None:
+def test_snapshot_has_every_code_and_every_place_has_one() -> None:
     found, uncoded = message_reference.messages()
     assert uncoded == []
-    assert message_reference.PAGE.read_text() == message_reference.page(found), (
+    assert message_reference.FILE.read_text() == message_reference.snapshot(found), (
         "run `make reference`"
     )
 
 
-def test_page_lists_the_codes_of_data_files() -> None:
+def test_snapshot_has_the_codes_of_data_files() -> None:
     files = (message_reference.ROOT / "clusterctl").rglob("data/*.*")
     texts = [file.read_text() for file in files if file.suffix in {".toml", ".yaml"}]
     code = re.compile(r"^(?:- )?code(?::| =) *['\"]?([\w-]+)", re.MULTILINE)
