@@ -166,18 +166,6 @@ def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Find
         yield Finding(
             host, "error", "ed25519-refused", "the host refuses clusterctl's SSH key", cause, fix
         )
-    if facts.fapolicyd:
-        cause = (
-            "fapolicyd refuses programs of no package: Ansible's modules, Python in "
-            "/opt/clusterctl, jobs"
-        )
-        fix = (
-            "allow these in /etc/fapolicyd/rules.d, with a rule for dir=/opt/clusterctl/; or "
-            "stop fapolicyd"
-        )
-        yield Finding(
-            host, "warning", "fapolicyd", "the host only runs programs of packages", cause, fix
-        )
 
 
 @_check_of_host
@@ -655,9 +643,6 @@ def _logins(
                 yield Finding(
                     host, "error", "home-differs", "homes have different paths", cause, fix
                 )
-            if expected[host].sets_limits and leader in entries:
-                usual = entries[leader].get("limits", "")
-                yield from _limits(name, host, entry.get("limits", ""), leader, usual)
             at_leader = entries.get(leader, {"groups": entry["groups"].split()[0]})
             more = set(entry["groups"].split()) - set(at_leader["groups"].split())
             gids = sorted(gid for gid in map(int, more) if gid >= _FIRST_GID)
@@ -670,25 +655,6 @@ def _logins(
                 yield Finding(
                     host, "warning", "groups-differ", "a user's groups differ", cause, fix
                 )
-
-
-def _limits(name: str, host: str, limits: str, leader: str, usual: str) -> Iterator[Finding]:
-    """Yield a warning if the limits or the umask of user ``name`` differ from ``usual``, those on
-    the controller. A login that did not answer is not compared.
-    """
-    if not limits or not usual or limits == usual:
-        return
-    both = zip(limits.split(", "), usual.split(", "), strict=True)
-    here, there = zip(*((one, other) for one, other in both if one != other), strict=True)
-    cause = (
-        f"a login of {name} has {', '.join(here)}, but {', '.join(there)} on {leader}; jobs get "
-        "them from it"
-    )
-    fix = (
-        "make them equal in /etc/security/limits.conf and limits.d, or the umask in "
-        "/etc/login.defs and the startup files"
-    )
-    yield Finding(host, "warning", "limits-differ", "a user's limits differ", cause, fix)
 
 
 def _refused_logins(

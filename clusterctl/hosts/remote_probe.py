@@ -80,12 +80,6 @@ OPENMPI_LIST = "/var/lib/dpkg/info/openmpi-bin.list"
 OPENMPI_RPM = ["rpm", "--query", "--list", "openmpi"]
 OPENMPI_PARAMS = "/openmpi-mca-params.conf"
 SSHD_SETTINGS = ["/usr/sbin/sshd", "-T"]
-# The limits of a login, in the order of TELL_LIMITS. A startup file may also print.
-LIMITS = ("open files", "processes", "locked KiB", "virtual KiB", "umask")
-LIMITS_MARK = "clusterctl-limits "
-TELL_LIMITS = "echo {}$(ulimit -n) $(ulimit -u) $(ulimit -l) $(ulimit -v) $(umask)".format(
-    LIMITS_MARK
-)
 LOGIN_S = 5
 # Folders in the home of a job's user in which the user makes folders of jobs.
 FOLDERS_OF_JOBS = ("clusterctl", "clusterctl/jobs")
@@ -94,7 +88,6 @@ TEST_FOLDER = '[ -w "$1" ] && [ -x "$1" ] || echo closed'
 SILENT = set()  # type: Set[str]
 # sshd's lists of accounts, in the order in which it applies them.
 LISTS = ("DenyUsers", "AllowUsers", "DenyGroups", "AllowGroups")
-FAPOLICYD = "/etc/fapolicyd"
 # Fields of /etc/passwd up to the uid.
 ROW = 3
 MISSING = "missing"
@@ -391,21 +384,10 @@ def package_marks(names: Sequence[str]) -> Dict[str, str]:
     return {name: "not installed" if name in missing else "installed" for name in names}
 
 
-def policies() -> Dict[str, bool]:
-    """Return whether sshd refuses ed25519 keys (FIPS mode), and fapolicyd clusterctl's programs."""
-    sshd = run(SSHD_SETTINGS) or ""
-    accepted = re.search(r"^pubkeyaccepted\w+ (.*)$", sshd, re.MULTILINE)
-    settings, rules = (read(f"{FAPOLICYD}/{name}") for name in ("fapolicyd.conf", "compiled.rules"))
-    allows = (
-        re.search(r"^\s*permissive\s*=\s*1", settings, re.MULTILINE)
-        or str(Path(FENCE).parent) in rules
-    )
-    return {
-        "refuses_ed25519": accepted is not None
-        and "ssh-ed25519" not in accepted.group(1).split(","),
-        "fapolicyd": not allows
-        and run(["systemctl", "is-active", "--quiet", "fapolicyd"]) is not None,
-    }
+def refuses_ed25519() -> bool:
+    """Return whether sshd refuses ed25519 keys, as in FIPS mode."""
+    accepted = re.search(r"^pubkeyaccepted\w+ (.*)$", run(SSHD_SETTINGS) or "", re.MULTILINE)
+    return accepted is not None and "ssh-ed25519" not in accepted.group(1).split(",")
 
 
 def refused_logins(names: Sequence[str]) -> Dict[str, str]:
@@ -491,8 +473,8 @@ def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dic
 
 
 def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
-    """Return name -> home, shell, groups (numbers, the primary group first), limits and closed
-    folder of the accounts that exist.
+    """Return name -> home, shell, groups (numbers, the primary group first) and closed folder of the
+    accounts that exist.
     """
     found = {}
     for name in names:
@@ -502,14 +484,11 @@ def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
             continue
         groups = [entry.pw_gid, *sorted({*os.getgrouplist(name, entry.pw_gid)} - {entry.pw_gid})]
         text = " ".join(map(str, groups))
-        # A login in a home that does not answer would not end.
-        answers = home_answers(entry.pw_dir)
         found[name] = {
             "home": entry.pw_dir,
             "shell": entry.pw_shell,
             "groups": text,
-            "limits": login_limits(name) if answers else "",
-            "closed": closed_folder(entry) if answers else "",
+            "closed": closed_folder(entry) if home_answers(entry.pw_dir) else "",
         }
     return found
 
@@ -530,23 +509,6 @@ def closed_folder(entry: pwd.struct_passwd) -> str:
         if not is_own and "closed" in (run(ask, LOGIN_S) or ""):
             return path
     return ""
-
-
-def login_limits(name: str) -> str:
-    """Return the limits and the umask of a login as the account ``name``, as in "open files 1024,
-    umask 0022". "" if the login does not answer.
-
-    A limit of processes that is the kernel's default is left out: it depends on the memory.
-    """
-    output = run(["su", "-l", name, "-s", "/bin/bash", "-c", TELL_LIMITS], LOGIN_S) or ""
-    marked = [line for line in output.splitlines() if line.startswith(LIMITS_MARK)]
-    values = marked[-1].split()[1:] if marked else []
-    if len(values) != len(LIMITS):
-        return ""
-    default = re.search(r"^Max processes +(\S+)", read("/proc/1/limits"), re.MULTILINE)
-    if default and values[LIMITS.index("processes")] == default.group(1):
-        values[LIMITS.index("processes")] = "unlimited"
-    return ", ".join(map("{} {}".format, LIMITS, values))
 
 
 def unmounted(fstab: str = "/etc/fstab", mounts: str = "/proc/self/mounts") -> List[str]:
@@ -767,7 +729,7 @@ class OwnFacts:
     time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create
         control groups. cgroup_plugin: Slurm, if installed, has the plugin for them.
     refused: account -> the list of sshd that refuses its login.
-    refuses_ed25519: sshd refuses keys of this type. fapolicyd: it refuses clusterctl's programs.
+    refuses_ed25519: sshd refuses keys of this type.
     left: processes of ended jobs ("PID COMMAND"). unmet: what a node lacks to run jobs; None: its
         health check does not answer. databases: MariaDB's, except system databases.
     fabric_ports: ports of InfiniBand and RoCE that are up. ucx_fabric: UCX, if installed, can use
@@ -788,7 +750,6 @@ class OwnFacts:
     logins: Mapping[str, Mapping[str, str]] = {}
     refused: Mapping[str, str] = {}
     refuses_ed25519: bool = False
-    fapolicyd: bool = False
     mtus: Mapping[str, int] = {}
     cgroups: bool = True
     cgroup_plugin: Optional[bool] = None
@@ -819,7 +780,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "listeners": listeners(set(request["ports"])),
         "selinux": {"1": "enforcing", "0": "permissive"}.get(read(SELINUX).strip(), "disabled"),
         "firewall": firewall(),
-        **policies(),
+        "refuses_ed25519": refuses_ed25519(),
         "units": [n for n, mark in unit_marks(units).items() if mark.startswith("running")],
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),

@@ -4,8 +4,7 @@ root.
     python3 -I -S - REQUEST <THE_PROGRAM
 
 REQUEST and the answer are JSON objects; ``clusterctl.providers.onprem.members`` describes them.
-It changes nothing, except for a folder that it creates on the NFS export and removes. Standard
-library only, Python 3.9.
+It changes nothing. Standard library only, Python 3.9.
 """
 
 import json
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Optional
 from urllib.parse import urlsplit
 
-from clusterctl.hosts.remote_nfs import examine_export
 from clusterctl.hosts.remote_run import run
 
 CONNECT_S = 3.0
@@ -199,8 +197,6 @@ def loses_large_packets(address: str, mtu: int) -> bool:
 def main() -> None:
     request = json.loads(sys.argv[1])
     bundle = request["bundle"]
-    refusal = refused(request["nfs"], request["nfs_port"]) if request["nfs"] else ""
-    export = examine_export(request["export"]) if request["export"] and not refusal else {}
     with ThreadPoolExecutor(CONCURRENT) as pool:
         loses = (
             pool.submit(loses_large_packets, request["ping"], request["mtu"])
@@ -210,8 +206,7 @@ def main() -> None:
         unreached = unreached_repositories(request["left_out"]) if request["repositories"] else {}
         answer = {
             "loses_large_packets": loses.result() if loses else False,
-            "nfs": refusal,
-            "export": export,
+            "nfs": refused(request["nfs"], request["nfs_port"]) if request["nfs"] else "",
             "repositories": unreached,
             "bundle": f"{bundle}: {cause}" if (bundle and (cause := unread(bundle))) else "",
             "missing": [path for path in request["folders"] if not Path(path).is_dir()],

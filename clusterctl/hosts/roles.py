@@ -357,8 +357,6 @@ class HostRequirements:
     here: clusterctl runs on the host.
     cgroups: Slurm will limit jobs by control groups.
     own_homes: the host has its own homes, because hosts share no folder.
-    sets_limits: jobs get their limits and umask from logins on the host: Slurm takes those of the
-        host on which a job is submitted, and mpirun starts ranks by SSH.
     """
 
     address: str
@@ -373,7 +371,6 @@ class HostRequirements:
     here: bool = False
     cgroups: bool = False
     own_homes: bool = False
-    sets_limits: bool = False
 
 
 # Disk space in MiB for Slurm, MariaDB, Open MPI and Python: to install them, and afterwards.
@@ -450,7 +447,6 @@ def requirements_of_hosts(
             here=member.name in here,
             cgroups=cgroups and member.is_compute,
             own_homes=not spec.provider.shares_folder,
-            sets_limits=not spec.scheduler_needs.has_daemons or not member.is_compute,
         )
         for member in members
     }

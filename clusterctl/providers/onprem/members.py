@@ -424,21 +424,10 @@ def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, ob
     return {
         "nfs": check.shared.server,
         "nfs_port": NFS_PORT,
-        "export": _export_request(check, host) if check.shared.server else None,
         "folders": [check.shared.path] if check.shared.kind == "existing" else [],
         "left_out": left_out_repositories(),
         "repositories": not (bundle or set(packages) <= facts.packages),
         "bundle": f"{bundle}/{INDEXES[distribution.family]}" if bundle else "",
-    }
-
-
-def _export_request(check: _NetworkCheck, host: Host) -> dict[str, object]:
-    return {
-        "server": check.shared.server,
-        "export": check.shared.export,
-        "homes": {user.name: user.uid for user in check.spec.users},
-        "mark": f".clusterctl-{check.workspace.known_id() or ''}",
-        "writes": host.is_controller,
     }
 
 
@@ -493,70 +482,10 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
             "the export"
         )
         yield Finding(name, "error", "nfs", "the NFS server can't be reached", reason, fix)
-    yield from _export_findings(check, name, answer["export"])
     for path in answer["missing"]:
         reason = f"{path} does not exist, and shared.kind is existing"
         fix = f"mount it on this host: `mount {path}`"
         yield Finding(name, "error", "shared-folder", "the shared folder is missing", reason, fix)
-
-
-# Part of mount's message -> how to export a folder, for the administrator of the NFS server.
-_EXPORT_FIXES: Final = {
-    "denied": (
-        "let this host in on {server}: `{export} {address}(rw,sync,no_subtree_check)` in "
-        "/etc/exports, then `exportfs -ra`"
-    ),
-    "No such file": "correct `shared.export`: `showmount -e {server}` lists what is exported",
-    "ot supported": "let {server} speak NFS 4 (`vers4=y` in /etc/nfs.conf), or NFS 3",
-    "": "make `mount -t nfs {server}:{export} /mnt` work on this host",
-}
-
-
-def _export_findings(
-    check: _NetworkCheck, name: str, answer: Mapping[str, Any]
-) -> Iterator[Finding]:
-    """Yield what would keep the roles from using the NFS export. Empty answer: nothing was tried."""
-    source = f"{check.shared.server}:{check.shared.export}"
-    words = {
-        "server": check.shared.server,
-        "export": check.shared.export,
-        "address": next(host.address for host in check.hosts if host.name == name),
-    }
-    if reason := answer.get("untested"):
-        summary = "the NFS export was not tested"
-        yield Finding(name, "warning", "nfs-untested", summary, f"{source}: {reason}", "")
-    elif reason := answer.get("said"):
-        fix = next(fix for part, fix in _EXPORT_FIXES.items() if part in reason)
-        summary = "the NFS export can't be mounted"
-        yield Finding(name, "error", "nfs-export", summary, reason, fix.format_map(words))
-    elif answer:
-        homes = {user.name: user.uid for user in check.spec.users}
-        is_prepared = answer["mark"] and answer["owners"] == homes
-        if (answer["refused"] or answer["owner"] != 0) and not is_prepared:
-            reason = f"root can't create a folder on {source}: {answer['refused']}"
-            if not answer["refused"]:
-                reason = f"a folder that root creates on {source} belongs to uid {answer['owner']}"
-            fix = f"on {check.shared.server}, add `no_root_squash` to the options of "
-            fix += f"{words['address']} in /etc/exports, and run `exportfs -ra`; or create the "
-            fix += f"folders there: `{'; '.join(_commands_for_homes(check))}`"
-            summary = "root of the controller may not write to the NFS export"
-            yield Finding(name, "error", "nfs-root", summary, reason, fix)
-        for uid, shown in answer["given"].items():
-            if str(shown) != uid:
-                reason = f"a folder of uid {uid} on {source} shows as a folder of uid {shown}"
-                fix = f"export it from {check.shared.server} with `sec=sys` and without "
-                fix += "`all_squash`, and with the same idmapd domain on all hosts"
-                summary = "the NFS export changes the owners of files"
-                yield Finding(name, "error", "nfs-owners", summary, reason, fix)
-
-
-def _commands_for_homes(check: _NetworkCheck) -> Iterator[str]:
-    """Yield commands for the NFS server that create what root of the controller would create."""
-    homes = f"{check.shared.export}/home"
-    yield f"mkdir -p {homes}/.clusterctl-{check.workspace.cluster_id()}"
-    for user in check.spec.users:
-        yield f"mkdir -p {homes}/{user.name}"
-        yield f"chown {user.uid}:{user.uid} {homes}/{user.name}"
 
 
 def cluster_findings(

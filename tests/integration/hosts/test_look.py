@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -115,7 +114,7 @@ def test_sshd_is_asked_whether_it_accepts_ed25519_keys(
 ) -> None:
     """A host's policy of cryptography can refuse them without FIPS mode in the kernel."""
     monkeypatch.setattr(remote_probe, "SSHD_SETTINGS", ["echo", f"port 22\n{accepted}"])
-    assert remote_probe.policies()["refuses_ed25519"] is refuses
+    assert remote_probe.refuses_ed25519() is refuses
 
 
 @pytest.mark.parametrize(
@@ -144,78 +143,6 @@ def test_lists_of_sshd_that_refuse_accounts_are_facts(
     monkeypatch.setattr(remote_probe, "SSHD_SETTINGS", argv)
     settings = remote_probe.refused_logins(["clusterctl", "daemon"])
     assert {name: setting.split()[0] for name, setting in settings.items()} == refused
-
-
-LOGIN_LIMITS = """
-mount --bind "$1" /etc/security/limits.d
-mount --bind "$2" /etc/profile
-exec "$3" -c 'from clusterctl.hosts import remote_probe
-remote_probe.LOGIN_S = 60  # a busy machine
-print(remote_probe.login_limits("daemon"))'
-"""
-
-
-@pytest.mark.parametrize(
-    ("profile", "text"),
-    [
-        (
-            "umask 027; echo Authorized uses only; echo clusterctl-limits",
-            "open files 256, processes 99, locked KiB 64, virtual KiB unlimited, umask 0027",
-        ),
-        ("exit 1", ""),
-    ],
-)
-def test_limits_and_umask_of_a_login_are_facts(tmp_path: Path, profile: str, text: str) -> None:
-    """PAM and the shell are real, with files of the test in a mount namespace."""
-    limits = tmp_path / "limits.d"
-    limits.mkdir()
-    rows = ("nofile 256", "nproc 99", "memlock 64")
-    (limits / "99.conf").write_text("".join(f"daemon - {row}\n" for row in rows))
-    (tmp_path / "profile").write_text(f"{profile}\n")
-    words = [limits, tmp_path / "profile", sys.executable]
-    argv = ["unshare", "--mount", "sh", "-ec", LOGIN_LIMITS, "sh", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{text}\n"
-
-
-# The default rules of fapolicyd on EL 9 that concern programs: only programs of the trust database,
-# which has the files of packages, may run, and only its scripts may be read.
-# https://docs.oracle.com/en/operating-systems/oracle-linux/9/fapolicyd/fapolicyd-managing_policies.html
-FAPOLICYD_RULES = """\
-allow perm=execute all : trust=1
-allow perm=open all : ftype=%languages trust=1
-deny_audit perm=any all : ftype=%languages
-deny_audit perm=execute all : all
-"""
-ALLOWED = "allow perm=any all : dir=/opt/clusterctl/\n"
-
-
-@pytest.mark.platform("stand-in", "host-policies")
-@pytest.mark.parametrize(
-    ("active", "settings", "rules", "refuses"),
-    [
-        (True, "permissive = 0\n", FAPOLICYD_RULES, True),
-        (True, "permissive = 1\n", FAPOLICYD_RULES, False),
-        (True, "permissive = 0\n", ALLOWED + FAPOLICYD_RULES, False),
-        (False, "permissive = 0\n", FAPOLICYD_RULES, False),
-    ],
-)
-def test_fapolicyd_refuses_programs_unless_rules_allow_them(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    active: bool,
-    settings: str,
-    rules: str,
-    refuses: bool,
-) -> None:
-    (tmp_path / "fapolicyd.conf").write_text(settings)
-    (tmp_path / "compiled.rules").write_text(rules)
-    monkeypatch.setattr(remote_probe, "FAPOLICYD", str(tmp_path))
-    monkeypatch.setattr(
-        remote_probe, "run", lambda argv: "" if active and "systemctl" in argv else None
-    )
-    assert remote_probe.policies()["fapolicyd"] is refuses
 
 
 def test_block_mark_ignores_lines_outside_the_block(tmp_path: Path) -> None:
@@ -506,7 +433,6 @@ def test_probe_gives_up_a_file_server_that_does_not_answer(tmp_path: Path) -> No
 def test_probe_asks_a_file_system_that_does_not_answer_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A login in a home there would not end, either."""
     hangs = tmp_path / "stat"
     hangs.write_text(f"#!/bin/sh\necho >>{tmp_path}/asked\nexec sleep 60\n")
     hangs.chmod(0o755)
@@ -517,10 +443,6 @@ def test_probe_asks_a_file_system_that_does_not_answer_once(
         assert not remote_probe.answers(path, str(hangs), timeout_s=15.0)
     assert (tmp_path / "asked").read_text() == "\n"
     assert remote_probe.answers("/etc/passwd")
-    home = SimpleNamespace(pw_gid=0, pw_dir="/shared/home/ada", pw_shell="/bin/sh")
-    monkeypatch.setattr(remote_probe.pwd, "getpwnam", lambda _: home)
-    monkeypatch.setattr(remote_probe, "login_limits", lambda _: "asked")
-    assert remote_probe.logins(["root"])["root"]["limits"] == ""
     assert remote_probe.home_mark("root", "/shared/home/ada") == "no answer"
     marks = remote_probe.key_marks("root", "/shared/home/ada", "ssh-ed25519 AAAA", "end")
     assert set(marks.values()) == {"no answer"}

@@ -20,7 +20,6 @@ def test_remote_reach_runs_as_a_single_program() -> None:
     request = {
         "nfs": "127.0.0.1",
         "nfs_port": 1,
-        "export": {"server": "127.0.0.1"},
         "folders": ["/nowhere"],
         "repositories": False,
         "bundle": "file:///nowhere/Packages",
@@ -34,7 +33,6 @@ def test_remote_reach_runs_as_a_single_program() -> None:
     assert answer["missing"] == ["/nowhere"]
     assert answer["bundle"].startswith("file:///nowhere/Packages: ")
     assert "refused" in answer["nfs"]
-    assert answer["export"] == {}
 
 
 @pytest.mark.parametrize(

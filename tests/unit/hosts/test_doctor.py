@@ -183,7 +183,6 @@ def test_fix_on_the_local_machine_leaves_the_reboot_to_the_user(
             "/var is mounted noexec",
         ),
         ({"refuses_ed25519": True}, "error", "ed25519-refused", "FIPS mode"),
-        ({"fapolicyd": True}, "warning", "fapolicyd", "/opt/clusterctl"),
         (
             {"listeners": {"6818": "nc"}},
             "error",
@@ -338,29 +337,6 @@ def test_homes_in_a_folder_that_is_not_mounted_are_a_finding() -> None:
 
 def test_other_folder_that_is_not_mounted_is_no_finding() -> None:
     assert found({"logins": login("/shared2/bob"), "unmounted": ["/media/usb", "/shared"]}) == []
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "sets_limits", "named"),
-    [
-        ("open files 1024, umask 0022", "open files 1024, umask 0022", True, None),
-        ("open files 1024, umask 0022", "open files 1024, umask 0077", True, "umask 0077, but umask 0022"),
-        # A node of Slurm: jobs have the limits of the controller.
-        ("open files 1024, umask 0022", "open files 1024, umask 0077", False, None),
-        # The login of one host does not answer.
-        ("open files 1024, umask 0022", "", True, None),
-    ],
-)  # fmt: skip
-def test_limits_that_jobs_get_from_a_host_and_that_differ_are_a_warning(
-    one: str, two: str, sets_limits: bool, named: str | None
-) -> None:
-    accounts = [{"bob": {**login()["bob"], "limits": limits}} for limits in (one, two)]
-    findings = found(
-        {"logins": accounts[1]}, of_one={"logins": accounts[0]}, sets_limits=sets_limits
-    )
-    found_codes = [(finding.host, finding.level, finding.code) for finding in findings]
-    assert found_codes == ([("two", "warning", "limits-differ")] if named else [])
-    assert not named or named in findings[0].why
 
 
 @pytest.mark.parametrize(

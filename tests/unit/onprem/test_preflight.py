@@ -106,7 +106,6 @@ _REACHES: Mapping[str, Any] = {
     "bundle": "",
     "missing": [],
     "nfs": "",
-    "export": {},
     "loses_large_packets": False,
 }
 
@@ -213,53 +212,6 @@ def test_preflight_reports_all_problems_at_once(machines: Machines) -> None:
         ]
         assert len(hits) == 1, (host, code, [*map(str, findings)])
     assert len(findings) == len(planted), [*map(str, findings)]
-
-
-# What a host finds out of an export on which root may write.
-_EXPORT: Mapping[str, Any] = {
-    "version": "4.2",
-    "owners": {},
-    "mark": False,
-    "refused": "",
-    "owner": 0,
-    "given": {"2001": 2001},
-}
-_SQUASHED: Mapping[str, Any] = {**_EXPORT, "refused": "Permission denied", "given": {}}
-_DENIED = "mount.nfs: access denied by server while mounting nas:/vol"
-
-
-@pytest.mark.parametrize(
-    ("answer", "code", "fix"),
-    [
-        (_EXPORT, "", ""),
-        ({"said": _DENIED}, "nfs-export", "`/vol 10.0.0.1(rw,"),
-        ({"said": "No such file or directory"}, "nfs-export", "`showmount -e nas`"),
-        ({"said": "Protocol not supported."}, "nfs-export", "vers4=y"),
-        ({"said": "no answer within 45 s"}, "nfs-export", "`mount -t nfs nas:/vol /mnt`"),
-        ({"untested": "unknown filesystem type 'nfs4'"}, "nfs-untested", ""),
-        (_SQUASHED, "nfs-root", "chown 2001:2001 /vol/home/ada"),
-        # As the fix asks for.
-        ({**_SQUASHED, "mark": True, "owners": {"ada": 2001, "bob": 2002}}, "", ""),
-        (
-            {**_SQUASHED, "mark": True, "owners": {"ada": 2001, "bob": 65534}},
-            "nfs-root",
-            "no_root_squash",
-        ),
-        # Everybody may write there, and nobody owns what root writes.
-        ({**_EXPORT, "owner": 65534, "given": {}}, "nfs-root", "mkdir -p /vol/home/ada"),
-        ({**_EXPORT, "given": {"2001": 65534}}, "nfs-owners", "all_squash"),
-    ],
-)
-def test_nfs_export_that_up_could_not_use_is_found_with_its_fix(
-    machines: Machines, answer: Mapping[str, Any], code: str, fix: str
-) -> None:
-    machines.workspace.create()
-    machines.reach["n1"]["export"] = answer
-    found = [(finding.host, finding.code) for finding in machines.found()]
-    assert found == ([("n1", code)] if code else [])
-    assert all(fix in finding.fix for finding in machines.found())
-    writes = {host: request["export"]["writes"] for host, request in machines.requests.items()}
-    assert writes == {"n1": True, **dict.fromkeys(("n2", "n3", "n4", "n5"), False)}
 
 
 @pytest.mark.parametrize("known", [False, True])
