@@ -72,4 +72,4 @@ def _page(explanation: Explanation) -> Iterator[str]:
             yield from (f"    {text}" for text in texts)
     if explanation.more:
         yield ""
-        yield explanation.more.strip()
+        yield from explanation.more.strip().splitlines()

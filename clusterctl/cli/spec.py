@@ -95,9 +95,13 @@ def _write_examples(screen: Screen, *, force: bool) -> None:
     screen.result(answer, f"wrote {folder}/; {folder}/README.md explains how to run each example")
 
 
+# Pictures, and the pages for contributors.
+_NOT_FOR_USERS = shutil.ignore_patterns("*.png", "architecture.md", "testing.md")
+
+
 def _write_skill(screen: Screen, *, force: bool) -> None:
-    """Write the skill to where agents look for skills. Claude Code reads only its own folder, which
-    gets a link.
+    """Write the skill, with the manual as its references, to where agents look for skills. Claude
+    Code reads only its own folder, which gets a link.
     """
     folder = Path(".agents", "skills", "clusterctl")
     link = Path(".claude", "skills", "clusterctl")
@@ -110,9 +114,10 @@ def _write_skill(screen: Screen, *, force: bool) -> None:
         )
     with _new(folder):
         if force and folder.is_dir():
-            # Pages that only an earlier skill had must not stay.
+            # Pages that only an earlier manual had must not stay.
             shutil.rmtree(folder / "references", ignore_errors=True)
         shutil.copytree(data_folder("skills") / "clusterctl", folder, dirs_exist_ok=force)
+        shutil.copytree(data_folder("docs"), folder / "references", ignore=_NOT_FOR_USERS)
     with _new(link):
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():

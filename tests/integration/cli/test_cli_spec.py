@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,9 @@ def test_skill_for_agents_is_written_where_they_look(cli: Clusterctl) -> None:
     linked = cli.cwd / ".claude" / "skills" / "clusterctl"
     assert shown["files"] == ["SKILL.md", "references"]
     assert (linked / "SKILL.md").samefile(folder / "SKILL.md")
+    pages = re.findall(r"\]\((references/[^)#]+)", (folder / "SKILL.md").read_text())
+    assert pages
+    assert [page for page in pages if not (folder / page).is_file()] == []
     assert codes(cli("init", "--agent", "-o", "json", rc=2)) == ["file-exists"]
     (folder / "references" / "of-an-earlier-version.md").touch()
     (folder / "SKILL.md").write_text("changed")

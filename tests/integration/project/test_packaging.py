@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from tests.support.verbs import SCRIPT
 
 ROOT = Path(__file__).resolve().parents[3]
-DATA = ("templates", "terraform", "ansible", "payload", "examples")
+DATA = ("templates", "terraform", "ansible", "payload", "examples", "docs", "skills")
 LOCKS = sorted(
     str(path.relative_to(ROOT))
     for path in [*ROOT.glob("requirements/*.lock"), *ROOT.glob("payload/*.lock")]

@@ -19,11 +19,12 @@ def test_explain_code_shows_its_texts_and_what_they_leave_out(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     explain(SCREEN, "plan-changed")
-    printed = capfd.readouterr().out
+    printed = capfd.readouterr().out.splitlines()
     known = explanations()["plan-changed"]
     assert known.messages
     assert known.more
-    texts = [*known.messages, *known.fixes, *known.more.split("\n")]
+    assert printed[-1] == known.more.splitlines()[-1]
+    texts = [f"    {text}" for text in (*known.messages, *known.fixes)]
     assert [text for text in texts if text not in printed] == []
 
 

@@ -1,5 +1,5 @@
-"""docs/cli.md, docs/platforms.md, job_keywords.py, llms.txt and the skill's references are written from
-the code, the tests and the manual, and are up to date.
+"""docs/cli.md, docs/platforms.md and job_keywords.py are written from the code and the tests, and are
+up to date.
 """
 
 from __future__ import annotations
@@ -11,36 +11,33 @@ import pytest
 import yaml
 
 from clusterctl.cli.main import app
-from scripts import agent_pages, cli_reference, job_keywords, platforms
+from scripts import cli_reference, job_keywords, platforms
 from scripts.cli_reference import verbs
+
+ROOT = platforms.ROOT
+SKILL = ROOT / "skills" / "clusterctl"
 
 
 def test_generated_pages_are_up_to_date() -> None:
     assert cli_reference.PAGE.read_text() == cli_reference.reference(), "run `make reference`"
     assert platforms.PAGE.read_text() == platforms.page(), "run `make reference`"
     assert job_keywords.FILE.read_text() == job_keywords.text(), "run `make reference`"
-    assert agent_pages.INDEX.read_text() == agent_pages.index(), "run `make reference`"
-    references = sorted((agent_pages.SKILL / "references").iterdir())
-    assert {page: page.read_text() for page in references} == agent_pages.references(), (
-        "run `make reference`"
-    )
 
 
 def test_skill_is_as_agents_expect_it() -> None:
     """The rules of agentskills.io/specification: the name is the folder's, and the page is short."""
-    _, head, body = (agent_pages.SKILL / "SKILL.md").read_text().split("---\n", 2)
+    _, head, body = (SKILL / "SKILL.md").read_text().split("---\n", 2)
     fields = yaml.safe_load(head)
-    assert fields["name"] == agent_pages.SKILL.name
+    assert fields["name"] == SKILL.name
     assert 0 < len(fields["description"]) <= 1024
     assert len(fields["compatibility"]) <= 500
     assert len(body) / 4 < 5000  # tokens
 
 
-def test_index_names_every_page_of_the_manual() -> None:
-    manual = agent_pages.ROOT / "docs"
-    pages = {str(page.relative_to(agent_pages.ROOT)) for page in manual.rglob("*.md")}
-    # docs/architecture.md and docs/testing.md are for contributors.
-    assert pages - set(re.findall(r"\((docs/[^)]+)\)", agent_pages.index())) == {
+def test_readme_names_every_page_of_the_manual() -> None:
+    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
+    assert pages - set(re.findall(r"\((docs/[^)#]+)", (ROOT / "README.md").read_text())) == {
+        # For contributors.
         "docs/architecture.md",
         "docs/testing.md",
     }
