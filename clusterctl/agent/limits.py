@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.agent.journal import FREE, Bound, Call, History
-from clusterctl.errors import UsageError
 from clusterctl.spec.agent import AgentLimits
+from clusterctl.util.confine import LimitError
 
 DAY_S: Final = 86400
 FAILED: Final = "failed"
@@ -48,14 +48,6 @@ class Usage:
     usd: float
     jobs: int
     failures: int
-
-
-class LimitError(UsageError, code="agent-limit"):
-    """A limit of the user forbids an agent's call."""
-
-    def __init__(self, *args: Any, limit: Mapping[str, Any], **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.answer = {"limit": dict(limit)}
 
 
 def usage(history: History, now: float | None = None) -> Usage:

@@ -13,15 +13,8 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from clusterctl.agent.journal import DONE, FREE, Bound, History, Journal
-from clusterctl.agent.limits import Asked, LimitError, check
+from clusterctl.agent.limits import Asked, check
 from clusterctl.agent.tokens import VALID_S, Planned, Tokens
-from clusterctl.cli.agent_arguments import (
-    Folders,
-    checked,
-    require_folders,
-    words_of,
-)
-from clusterctl.cli.agent_files import require_files, require_files_of_spec
 from clusterctl.cli.agent_program import (
     Answer,
     Program,
@@ -31,7 +24,7 @@ from clusterctl.cli.agent_program import (
     run_program,
     write_end,
 )
-from clusterctl.cli.agent_tools import TOOLS, limits_of_user
+from clusterctl.cli.agent_tools import TOOLS, checked, limits_of_user, words_of
 from clusterctl.cli.agent_use import Uses, accounts_of, bound_of, identity
 from clusterctl.cli.all_clusters import ALL
 from clusterctl.cli.verbs import VERBS, Effect
@@ -47,6 +40,7 @@ from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import applied_if_known, inventory_if_known
 from clusterctl.state.workspace import Workspace, clusters_up, config_file, state_home
 from clusterctl.transport.login import calls_of_last_hour
+from clusterctl.util.confine import Confinement, LimitError
 from clusterctl.util.disk import read_text
 from clusterctl.util.progress import SILENT
 
@@ -78,15 +72,18 @@ class Place:
 NOWHERE: Final = Place()
 
 
-def place_of(verb: str, arguments: Mapping[str, Any], project: Path) -> Place:
-    """Return the cluster that a call is about."""
-    if not TOOLS[verb].of_cluster:
+def place_of(
+    verb: str, arguments: Mapping[str, Any], project: Path, confined: Confinement
+) -> Place:
+    """Return the cluster that a call is about. LimitError: its spec is a file outside."""
+    if not VERBS[verb].of_cluster:
         return NOWHERE
     name = arguments.get("cluster")
     if name == ALL:
         most = max((_commands(Workspace.of(each)) for each in clusters_up()), default=0)
         return Place(ALL, ALL, here=False, commands=most)
     file = arguments.get("file")
+    confined.reject_read(file or SPEC_NAME)
     chosen = ChosenCluster(project / file if file else None, name, SILENT.note)
     # A job may name its cluster.
     if jobs := [*arguments.get("ids", ()), *filter(None, [arguments.get("job_id")])]:
@@ -186,12 +183,18 @@ class Calls:
 
     def spec_text(self) -> str:
         """Return the project's cluster.yaml."""
-        self.folders(limits_of_user()).require(SPEC_NAME)
+        self.confined(limits_of_user()).reject_read(SPEC_NAME)
         return read_spec_text(self.project / SPEC_NAME, SPEC)
 
-    def folders(self, limits: AgentLimits) -> Folders:
-        """Return the folders that agents may use."""
-        return Folders.of(self.project, limits, (state_home(), config_file().parent))
+    def confined(self, limits: AgentLimits) -> Confinement:
+        """Return what commands of agents may use."""
+        folders = [self.project, *(path.expanduser() for path in map(Path, limits.folders))]
+        kept = (state_home(), config_file().parent)
+        return Confinement(
+            tuple(str(path.resolve()) for path in folders),
+            tuple(str(path.resolve()) for path in kept),
+            limits.secrets,
+        )
 
     def report_text(self, run: str) -> str:
         """Return the report of a collected run, as Markdown."""
@@ -238,10 +241,11 @@ class _Call:
             )
         effect = VERBS[self.verb].effect
         self._limits = limits_of_user()
-        self._given = {**TOOLS[self.verb].given, **checked(self.verb, self._given)}
+        self._given = checked(self.verb, self._given)
         self._command = words_of(self.verb, self._timed())
-        self._check_arguments()
-        self.place = place_of(self.verb, self._given, self._calls.project)
+        self._confined = self._calls.confined(self._limits)
+        self._check_discard()
+        self.place = place_of(self.verb, self._given, self._calls.project, self._confined)
         asked = Asked(
             verb=self.verb,
             cluster=self.place.name,
@@ -255,15 +259,8 @@ class _Call:
             return self._simple(asked)
         return self._dry_run(asked) if self._token is None else self._carry_out(asked)
 
-    def _check_arguments(self) -> None:
+    def _check_discard(self) -> None:
         limits = self._limits
-        folders = self._calls.folders(limits)
-        folders.require(SPEC_NAME)
-        require_folders(self.verb, self._given, folders, limits)
-        require_files_of_spec(self.verb, self._given, folders, limits)
-        if self.verb in {"submit", "where"} and ("target" in self._given or "m" in self._given):
-            count = len(self.verb.split())
-            require_files(self.verb, self._command[count:], folders, limits)
         if self._given.get("discard") and not limits.discard:
             raise LimitError(
                 "agents may not discard what exists only on a cluster",
@@ -394,7 +391,7 @@ class _Call:
         program = Program(
             words,
             self._calls.project,
-            environment(self._limits.secrets),
+            environment(self._limits.secrets) | self._confined.environ,
             call=call if acts else "",
             as_markdown=self._as_markdown,
         )

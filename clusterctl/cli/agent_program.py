@@ -1,4 +1,8 @@
-"""clusterctl itself, as a program that carries out an agent's call."""
+"""clusterctl itself, as a program that carries out an agent's call.
+
+Called as `agent_program.py CALL WORD...`, it carries out a call that costs or destroys, in a process of
+its own, so that a killed server neither stops it nor leaves unknown how it ended.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -59,7 +64,7 @@ class Program:
     """A run of clusterctl in a folder.
 
     call: the id of a call in the journal that costs or destroys. It is carried out to its end, even
-    if the client or the server is gone, by agent_carry.py, which then writes how it ended. "":
+    if the client or the server is gone, by ``main``, which then writes how it ended. "":
     ``stop`` ends the program. Connections that it leaves open are used by the next.
     as_markdown: whether it prints Markdown, the answer's `text`.
     """
@@ -77,7 +82,7 @@ class Program:
         # -P: a module of the project never takes the place of clusterctl's.
         python = [sys.executable, "-P", "-m"]
         if self.call:
-            argv = [*python, "clusterctl.cli.agent_carry", self.call, *self.words]
+            argv = [*python, "clusterctl.cli.agent_program", self.call, *self.words]
         else:
             words = [*self.words]
             if self.as_markdown:
@@ -171,3 +176,30 @@ def _jobs_of(body: Mapping[str, Any]) -> list[str]:
     rows = rows if isinstance(rows, list) else [body]
     ids = [row.get("job_id") for row in rows if isinstance(row, dict)]
     return [str(job_id) for job_id in ids if job_id]
+
+
+def main(call: str, *words: str) -> int:
+    """Run clusterctl with these words, write how the call ended, and print the answer."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        # Whoever ends the server must not end a submission in its middle.
+        signal.signal(number, signal.SIG_IGN)
+    started_at = time.monotonic()
+    answer = Program(words, Path.cwd(), os.environ).run(_note)
+    with contextlib.suppress(ClusterctlError):
+        # The server tries again, and tells the agent if the disk is full.
+        write_end(Journal(), call, answer, seconds=time.monotonic() - started_at)
+    # The server may be gone.
+    with contextlib.suppress(OSError):
+        print(json.dumps(answer.body), flush=True)
+    return answer.rc
+
+
+def _note(line: str) -> None:
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    code = main(*sys.argv[1:])
+    # Not by the interpreter's end, which would report that stdout is closed.
+    os._exit(code)

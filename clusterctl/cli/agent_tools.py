@@ -1,12 +1,14 @@
-"""The commands that agents may use, and their arguments: the only list of both.
+"""The tools of agents: commands of the command line, and those of their arguments that agents may use.
 
-Names, help and types come from the commands' own declarations.
+Names, help, types and effects come from the commands' own declarations. A call's arguments are checked
+against these, and become words of the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,94 +17,50 @@ from typing import Any, Final
 import click
 
 from clusterctl.cli.main import LazyVerb
-from clusterctl.cli.options import given_flags
 from clusterctl.cli.verbs import VERBS
+from clusterctl.errors import UsageError
 from clusterctl.spec.agent import AgentLimits, read_limits
-from clusterctl.spec.names import Local, reject_unknown
+from clusterctl.spec.names import Local, did_you_mean, reject_unknown
+from clusterctl.spec.units import shown
 from clusterctl.state.ledger import RUNS
 from clusterctl.state.workspace import config_file
 
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A command that agents may use.
-
-    takes: the names of its arguments, as the command line has them, without dashes.
-    fixed: words that each call has. given: arguments of a call that does not give them itself.
-    of_file: whether the call may name a spec file.
-    of_cluster: whether it is about a cluster.
-    destroys: whether it can remove or replace what exists. repeatable: whether a second call with
-    the same arguments changes nothing more. of_jobs: whether its answers have texts from jobs.
-    """
-
-    takes: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    of_file: bool = False
-    of_cluster: bool = True
-    destroys: bool = False
-    repeatable: bool = True
-    of_jobs: bool = False
-
-
-_SUBMIT: Final = tuple(
-    "target args m variant run weights name nodes tasks_per_node cpus gpus mem time partition "
-    "account qos constraint array sweep pack scaling after from_run requeue launcher "
-    "include exclude folder env secret requirements env_path module "
-    "container mount tag note".split()
-)
-_WHERE: Final = tuple(
-    "target variant nodes tasks_per_node cpus gpus mem time partition account qos".split()
-)
-_REPLAY: Final = tuple("run set failed code mem time partition account qos tag note".split())
-# Otherwise runs of jobs that were submitted in other folders are written there.
-_OUT: Final = MappingProxyType({"out": str(RUNS)})
-
-TOOLS: Final[Mapping[str, Tool]] = MappingProxyType(
+_OF_PLACE: Final = "nodes tasks_per_node cpus gpus mem time partition account qos"
+# Command -> its arguments for agents. Those about a cluster also have `cluster`.
+TOOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "list": Tool(of_cluster=False),
-        "status": Tool(),
-        "validate": Tool(of_file=True, of_cluster=False),
-        "plan": Tool(of_file=True),
-        "doctor": Tool(("hosts",)),
-        "where": Tool(_WHERE),
-        "jobs": Tool(("ids", "all"), of_jobs=True),
-        "logs": Tool(("job_id", "rank", "stacks"), of_jobs=True),
-        "top": Tool(("ids",), fixed=("--once",), of_jobs=True),
-        "wait": Tool(("ids", "timeout"), of_jobs=True),
-        "usage": Tool(("by", "since", "runs")),
-        "runs list": Tool(
-            ("where", "columns", "sort", "reverse", "since", "tag", "sweep", "goal", "tasks", "limit"),
-            of_jobs=True,
-        ),
-        "runs show": Tool(("run",), of_jobs=True),
-        "runs diff": Tool(("first", "second"), of_jobs=True),
-        "report": Tool(("run",), of_jobs=True),
-        "init": Tool(("provider", "name"), of_cluster=False),
-        "collect": Tool(
-            ("ids", "out", "checkpoints", "all"),
-            given=_OUT,
-        ),
-        "get": Tool(
-            ("paths",),
-            fixed=("--no-settings",),
-            destroys=True,
-        ),
-        "put": Tool(("paths",), destroys=True),
-        "submit": Tool(_SUBMIT, repeatable=False),
-        "replay": Tool(_REPLAY, repeatable=False),
-        "up": Tool(of_file=True, fixed=("--yes",), destroys=True),
-        "cancel": Tool(("ids",), destroys=True),
-        "down": Tool(
-            ("discard", "out"),
-            fixed=("--yes",),
-            given=_OUT,
-            of_file=True,
-            destroys=True,
-        ),
-        "node remove": Tool(("names",), fixed=("--yes",), destroys=True),
+        verb: tuple(names.split())
+        for verb, names in {
+            "list": "",
+            "status": "",
+            "validate": "file",
+            "plan": "file",
+            "doctor": "hosts",
+            "where": f"target variant {_OF_PLACE}",
+            "jobs": "ids all",
+            "logs": "job_id rank stacks",
+            "top": "ids",
+            "wait": "ids timeout",
+            "usage": "by since runs",
+            "runs list": "where columns sort reverse since tag sweep goal tasks limit cluster",
+            "runs show": "run cluster",
+            "runs diff": "first second cluster",
+            "report": "run cluster",
+            "init": "provider name",
+            "collect": "ids out checkpoints all",
+            "get": "paths",
+            "put": "paths",
+            "submit": f"target args m variant run weights name {_OF_PLACE} constraint array sweep pack "
+            "scaling after from_run requeue launcher include exclude folder env secret requirements "
+            "env_path module container mount tag note",
+            "replay": "run set failed code mem time partition account qos tag note",
+            "up": "file",
+            "cancel": "ids",
+            "down": "discard out file",
+            "node remove": "names",
+        }.items()
     }
-)  # fmt: skip
+)
 # Arguments that more than one tool has, in the fewest words: they are in every client's context.
 _HELP: Final = MappingProxyType(
     {
@@ -112,13 +70,25 @@ _HELP: Final = MappingProxyType(
         "timeout": "At most 30m. Default: 10m.",
     }
 )
+# Words of a command that would ask.
+_YES: Final = "--yes"
+# The most that all arguments of a call take, as JSON.
+_MOST: Final = 64 << 10  # bytes
+_TYPES: Final = MappingProxyType(
+    {
+        bool: ("boolean", "true or false"),
+        int: ("integer", "a whole number"),
+        float: ("number", "a number"),
+        str: ("string", "text"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
     """An argument of a tool. option: its flag; "": it has none. off: the flag for false, or "".
 
-    kind: bool, int, float or str. choices: its only values. local: see ``JobOption``.
+    kind: bool, int, float or str. choices: its only values. default: of a call without it.
     """
 
     name: str
@@ -129,29 +99,39 @@ class Argument:
     is_list: bool = False
     required: bool = False
     choices: tuple[str, ...] = ()
-    local: Local | None = None
+    default: str | None = None
 
     def schema(self) -> dict[str, Any]:
-        names = {bool: "boolean", int: "integer", float: "number", str: "string"}
-        one: dict[str, Any] = {"type": names[self.kind]}
+        one: dict[str, Any] = {"type": _TYPES[self.kind][0]}
         if self.choices:
             one["enum"] = [*self.choices]
         whole = {"type": "array", "items": one} if self.is_list else one
         return {**whole, "description": self.help} if self.help else whole
 
+    def fault(self, value: Any) -> str:
+        """Return what is wrong with a value, or with one of a list. "": nothing."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        kinds = (int, float) if self.kind is float else (self.kind,)
+        if type(value) not in kinds and not (self.kind is str and is_number):
+            return f"it must be {_TYPES[self.kind][1]}, not {shown(value)}"
+        if self.choices and value not in self.choices:
+            return f"it must be one of {', '.join(self.choices)}"
+        if isinstance(value, str):
+            try:
+                is_text = "\0" not in value and bool(value.encode())
+            except UnicodeEncodeError:
+                is_text = False
+            if not is_text:
+                return "it has a null byte, or is not UTF-8" if value else "it is empty"
+        return ""
 
-@cache
-def locals_of(verb: str) -> Mapping[str, Local]:
-    """Return what the arguments of a command have of the user's machine, if anything, by name."""
-    return {each.name: each.local for each in _declared(verb) if each.local is not None}
-
-
-def limits_of_user() -> AgentLimits:
-    """Return the user's limits. A command that they misspell would stay on."""
-    limits = read_limits(config_file())
-    names = "`agent.verbs_off`: agents have no command"
-    reject_unknown(limits.verbs_off, TOOLS, names, where=str(config_file()))
-    return limits
+    def words(self, value: Any) -> list[str]:
+        """Return a value as words of the command line, none of which can become another option."""
+        if self.kind is bool:
+            return [self.option] if value else [self.off] if self.off else []
+        # A single letter has its value in the next word, or joined to it.
+        joint = f"{self.option}=" if self.option.startswith("--") else self.option
+        return [f"{joint}{each}" for each in (value if self.is_list else [value])]
 
 
 @cache
@@ -160,27 +140,12 @@ def command_of(verb: str) -> Any:
     return LazyVerb(verb).load()
 
 
-def read_words(verb: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Read the words after the name of a command as the command itself does.
-
-    Return (its parameters, of its flags those that are set). None: the command refuses the words.
-    """
-    function = VERBS[verb].load()
-    try:
-        with command_of(verb).make_context(verb, [*words]) as context:
-            params = dict(context.params)
-    except click.UsageError:
-        return None
-    return params, given_flags(getattr(function, "flags", ()), params)
-
-
 @cache
 def arguments_of(verb: str) -> Mapping[str, Argument]:
     """Return the arguments of a tool by name, in the order of the table."""
-    tool = TOOLS[verb]
-    common = (*(("cluster",) if tool.of_cluster else ()), *(("file",) if tool.of_file else ()))
     found = {argument.name: argument for argument in _declared(verb)}
-    return {name: found[name] for name in (*tool.takes, *common)}
+    names = (*TOOLS[verb], *(["cluster"] if VERBS[verb].of_cluster else ()))
+    return {name: found[name] for name in names}
 
 
 def _declared(verb: str) -> Iterator[Argument]:
@@ -189,26 +154,107 @@ def _declared(verb: str) -> Iterator[Argument]:
         # The longest name: --nodes, not -N.
         option = max(words, key=len, default="")
         name = option.strip("-").replace("-", "_") or param.name
-        kind, choices = _type_of(param.type)
+        is_choice = isinstance(param.type, click.Choice)
         yield Argument(
             name=name,
-            kind=kind,
+            kind=str if is_choice else _KINDS.get(param.type.name, str),
             help=_HELP.get(name, " ".join((param.help or "").replace(" Repeatable.", "").split())),
             option=option,
             off=max(param.secondary_opts, key=len, default=""),
             is_list=param.multiple or param.nargs == -1,
             required=param.required,
-            choices=choices,
-            local=getattr(param, "local", None),
+            choices=tuple(param.type.choices) if is_choice else (),
+            # Otherwise runs of jobs that were submitted in other folders are written there.
+            default=str(RUNS) if getattr(param, "local", None) is Local.WRITTEN else None,
         )
 
 
-def _type_of(kind: click.ParamType[Any]) -> tuple[type, tuple[str, ...]]:
-    """Return (type of a value, the only values)."""
-    if isinstance(kind, click.Choice):
-        return str, tuple(kind.choices)
-    kinds = {"boolean": bool, "integer": int, "integer range": int, "float range": float}
-    return kinds.get(kind.name, str), ()
+_KINDS: Final = MappingProxyType(
+    {"boolean": bool, "integer": int, "integer range": int, "float range": float}
+)
+
+
+def checked(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call, with the defaults for agents. Numbers in place of text become
+    text.
+
+    Raises UsageError: an argument is unknown, missing, too long, or of another type.
+    """
+    try:
+        size = len(json.dumps(dict(given)))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise _wrong(verb, "the arguments", str(exc)) from exc
+    if size > _MOST:
+        raise _wrong(verb, "the arguments", f"they take {size:,} bytes, and at most {_MOST:,}")
+    known = arguments_of(verb)
+    for name in given:
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise UsageError(
+                f"`{verb}` has no argument {shown(name)} for agents",
+                code="agent-argument",
+                fix=did_you_mean(name, known) or f"its arguments: {names}",
+            )
+    values: dict[str, Any] = {}
+    for name, argument in known.items():
+        value = given.get(name, argument.default)
+        if argument.required and value in (None, "", []):
+            raise _wrong(verb, name, "it is missing")
+        if value is None:
+            continue
+        if argument.is_list and not isinstance(value, list):
+            raise _wrong(verb, name, f"it must be a list, not {shown(value)}")
+        each = value if argument.is_list else [value]
+        if fault := next(filter(None, map(argument.fault, each)), ""):
+            raise _wrong(verb, name, fault)
+        each = [str(one) if argument.kind is str else one for one in each]
+        values[name] = each if argument.is_list else each[0]
+    return values
+
+
+def _wrong(verb: str, name: str, why: str) -> UsageError:
+    return UsageError(
+        f"`{verb}`: {name} can't be used",
+        code="agent-argument",
+        why=why,
+        fix="correct the argument; the tool's schema describes it",
+    )
+
+
+def words_of(verb: str, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the words of the command line for checked arguments."""
+    known = {name: each for name, each in arguments_of(verb).items() if name in arguments}
+    options = [
+        word
+        for name, each in known.items()
+        for word in (each.words(arguments[name]) if each.option else ())
+    ]
+    places = [
+        word
+        for name, each in known.items()
+        for word in (() if each.option else each.words(arguments[name]))
+    ]
+    asks = any(_YES in param.opts for param in command_of(verb).params)
+    # `submit JOB -- ARGUMENTS`: only the program's arguments may follow the dashes.
+    if verb == "submit" and "target" in arguments:
+        job, *places = places
+        if job.startswith("-"):
+            raise _wrong(verb, "target", f"{shown(job)} is an option")
+        options.append(job)
+    return [
+        *verb.split(),
+        *([_YES] if asks else []),
+        *options,
+        *(["--", *places] if places else []),
+    ]
+
+
+def limits_of_user() -> AgentLimits:
+    """Return the user's limits. A command that they misspell would stay on."""
+    limits = read_limits(config_file())
+    names = "`agent.verbs_off`: agents have no command"
+    reject_unknown(limits.verbs_off, TOOLS, names, where=str(config_file()))
+    return limits
 
 
 def schema_of(verb: str) -> dict[str, Any]:

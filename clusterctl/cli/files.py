@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-from clusterctl.cli.options import argument, option
+from clusterctl.cli.options import argument
 from clusterctl.cli.output import Screen
 from clusterctl.jobs import files
 from clusterctl.jobs.secret_files import left_out_notice
@@ -59,12 +59,6 @@ def get(
             local=Local.HERE_LAST,
         ),
     ],
-    no_settings: Annotated[
-        bool,
-        option(
-            "Refuse files that programs obey, such as .git, .envrc and .vscode.", "--no-settings"
-        ),
-    ] = False,
 ) -> None:
     """Copy files and folders from the cluster.
 
@@ -72,7 +66,7 @@ def get(
     """
     started_at = time.monotonic()
     with screen.transfers() as progress:
-        done = files.get(screen.chosen(), paths, no_settings=no_settings, progress=progress)
+        done = files.get(screen.chosen(), paths, progress=progress)
     for path in done.skipped:
         screen.note(f"note: not fetched, because it is neither a file nor a folder: {path}")
     local = paths[-1] if len(paths) > 1 else "."

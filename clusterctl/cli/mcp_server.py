@@ -35,7 +35,7 @@ from clusterctl.cli.agent_tools import (
 )
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
-from clusterctl.cli.verbs import VERBS
+from clusterctl.cli.verbs import VERBS, Effect
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.spec.names import SPEC_NAME
 from clusterctl.state.workspace import config_file, state_home
@@ -162,7 +162,8 @@ class _Requests:
         # Calls that wait must not keep others from running.
         limiter = _limiter_of_waits() if verb == "wait" else _limiter()
         answer = await self._with_progress(context, call, limiter)
-        mark = _MARK if verb in TOOLS and TOOLS[verb].of_jobs else {}
+        # What commands read may be texts of jobs, such as their names.
+        mark = _MARK if verb in TOOLS and VERBS[verb].effect is Effect.READS else {}
         text = self._answers.answer({**mark, **answer.body})
         return _result(text, is_error=not answer.body.get("ok"))
 
@@ -277,15 +278,15 @@ def _limiter_of_waits() -> anyio.CapacityLimiter:
 
 
 def _tool(name: str, verb: str) -> types.Tool:
-    tool = TOOLS[verb]
+    effect = VERBS[verb].effect
     return types.Tool(
         name=name,
         description=help_of(verb),
         input_schema=schema_of(verb),
         annotations=types.ToolAnnotations(
-            read_only_hint=VERBS[verb].effect.only_shows,
-            destructive_hint=tool.destroys,
-            idempotent_hint=tool.repeatable,
+            read_only_hint=effect.only_shows,
+            destructive_hint=not effect.only_shows and effect is not Effect.SUBMITS,
+            idempotent_hint=effect is not Effect.SUBMITS,
         ),
     )
 

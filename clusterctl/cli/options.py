@@ -34,6 +34,7 @@ from clusterctl.errors import (
 )
 from clusterctl.spec.names import Local
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
+from clusterctl.util.confine import reject_written
 from clusterctl.util.disk import REFUSALS, disk_error, permission_error, read_rows
 
 if TYPE_CHECKING:
@@ -196,9 +197,13 @@ class Output(StrEnum):
 
 
 def folder_path(text: str) -> Path:
-    """Parse the path of a folder. Reject an empty text, which would mean the current folder."""
+    """Parse the path of a folder to write. Reject an empty text, which would mean the current folder.
+
+    Raises LimitError: an agent's command may not write there.
+    """
     if not text:
         raise ValueError("the path is empty; write . for the current folder")
+    reject_written(text)
     return Path(text)
 
 

@@ -17,6 +17,7 @@ from clusterctl.cluster.verify import find_obstacles as check_ahead
 from clusterctl.errors import Failure, Notice, excluded
 from clusterctl.hosts.checks import DoctorReport, findings_as_failures
 from clusterctl.hosts.probe import GpuFacts
+from clusterctl.packages.named_files import reject_named_by_spec
 from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.base import (
     HostChange,
@@ -82,6 +83,8 @@ def show_plan(
     more: Callable[[Plan], Mapping[str, Any]] = lambda _: {},
 ) -> int:
     """Show what `up` would change. Return the exit code. more: returns more fields of the answer."""
+    if (packages := spec.software.python.requirements) is not None:
+        reject_named_by_spec(packages)
     with screen.working("comparing"):
         plan = preview(ClusterContext.of(spec, prompts=prompts))
     lines = text(screen, spec, plan)

@@ -15,6 +15,7 @@ from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.configure.imported import spec_of_inventory
 from clusterctl.errors import UsageError, excluded, unaccompanied
+from clusterctl.packages.named_files import reject_named_by_spec
 from clusterctl.packages.project_files import content_hash
 from clusterctl.spec.base import PATTERNS, either
 from clusterctl.spec.job_file import job_schema
@@ -163,6 +164,7 @@ def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.
     if rejection := spec.provider.rejection(spec):
         screen.note(f"note: `up` would reject this spec: {rejection.what}; {rejection.fix}")
     if (requirements := spec.software.python.requirements) is not None:
+        reject_named_by_spec(requirements)
         try:
             content_hash((requirements,))
         except UsageError as exc:

@@ -19,6 +19,7 @@ from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.put import Sent, Upload
 from clusterctl.transport.tree import Kind, Progress, list_items
+from clusterctl.util.confine import reject_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ def put(
     """
     _reject_empty(paths)
     local, remote = _split(paths)
+    reject_read(*local)
     items, skipped = list_items([Path(path) for path in local])
     own_folders = [path.resolve() for path in (state_home(), cache_home())]
     own = tuple(
@@ -113,14 +115,12 @@ def get(
     chosen: ChosenCluster,
     paths: Sequence[str],
     *,
-    no_settings: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Fetched:
     """Copy files and folders from the cluster to a local folder.
 
     paths: remote paths, then the local folder, or for a single file its name here (see
         ``_is_name``). A single path is copied to the current folder.
-    no_settings: refuse files and folders that programs obey, such as .git and .envrc.
 
     Raises:
         UsageError: a path is empty or begins with a variable, or a folder is refused.
@@ -137,7 +137,6 @@ def get(
             [_below_home(path) for path in remote],
             Path(local),
             is_name=is_name,
-            no_settings=no_settings,
             progress=progress,
         )
 

@@ -369,7 +369,9 @@ class Preparer:
             if file is None:
                 return job
             # Most jobs have no packages.
-            from clusterctl.packages import project_files  # noqa: PLC0415
+            from clusterctl.packages import named_files, project_files  # noqa: PLC0415
+
+            named_files.reject_named(file)
 
             members = [root.resolve() for root in project_files.member_roots(file)]
         if note := project_files.note_of_unread_lock(file):
@@ -388,7 +390,9 @@ class Preparer:
         common = inventory.requirements
         if file is None or (common and file == Path(os.path.realpath(common))):
             return None
-        from clusterctl.packages import project_files  # noqa: PLC0415 - as above
+        from clusterctl.packages import named_files, project_files  # noqa: PLC0415 - as above
+
+        named_files.reject_named(file)
 
         if error := project_files.unsupported_packages(file):
             text = f"the packages of {file.name} are not installed: {error.why}; {error.fix}"

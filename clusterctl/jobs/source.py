@@ -31,6 +31,7 @@ from clusterctl.transport.tree import (
     literal_pattern,
     unreadable_error,
 )
+from clusterctl.util.confine import reject_read
 from clusterctl.util.numbers import counted
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def source_of(request: Request) -> Source | None:
             )
         return None
     folder = job.place.folder
+    reject_read(folder)
     obstacle = project_obstacle(folder) if job.folder else "excluded by --folder none"
     if not obstacle:
         own_folders = (state_home(), cache_home(), *copied_folders())
@@ -468,6 +470,8 @@ class _Selection:
         self.add_folder(os.path.dirname(item.path))
         if item.kind is Kind.FOLDER:
             self.folders.add(item.path)
+        elif item.kind is Kind.FILE:
+            reject_read(item.origin)
         self.items.append(item)
         self.files += item.kind is Kind.FILE
         self.bytes += item.size

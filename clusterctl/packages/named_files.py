@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from clusterctl.packages.project_files import content_of, file_of, is_of_pip
 from clusterctl.packages.requirement_files import included_by, read_requirements
+from clusterctl.util.confine import confinement, may_read, reject_read, reject_variable
 
 # pip inserts only variables whose names have no small letters.
 _VARIABLE: Final = re.compile(r"\$\{([A-Z0-9_]+)\}")
@@ -19,12 +20,33 @@ _FILE_URL: Final = re.compile(r"file:(?://)?(?P<path>[^\s;#\"']+)")
 _PATHS: Final = frozenset("path directory editable virtual registry file find-links".split())
 
 
-def named_in(choice: Path) -> Iterator[Path | str]:
-    """Yield the files and folders that a list of packages names, itself first, and the names of the
-    variables that pip would insert.
+def reject_named(choice: Path) -> None:
+    """Raise LimitError if this command may not read a list of packages, or a file that the list
+    names, which pip and uv read, or if it names a variable of the user's, which pip inserts.
 
-    Each file is yielded before it is read, so that the caller may stop at it. Raises UsageError: a
-    file can't be read.
+    Raises UsageError: a file can't be read.
+    """
+    if confinement() is None:
+        # Reading the lists twice takes time.
+        return
+    for named in _named_in(choice):
+        if isinstance(named, str):
+            reject_variable(named)
+        else:
+            reject_read(named)
+
+
+def reject_named_by_spec(choice: Path) -> None:
+    """Do as ``reject_named`` for the list that a spec names. One outside of an agent's folders is the
+    choice of a user, who has applied it: ``spec_of`` refuses any other.
+    """
+    if may_read(choice):
+        reject_named(choice)
+
+
+def _named_in(choice: Path) -> Iterator[Path | str]:
+    """Yield the files and folders that a list of packages names, itself first, and the names of the
+    variables. Each file is yielded before it is read.
     """
     file = file_of(choice)
     yield file
@@ -34,7 +56,7 @@ def named_in(choice: Path) -> Iterator[Path | str]:
     yield from _in_values(content_of(file), file.parent)
     project = file.with_name("pyproject.toml")
     if file.name == "uv.lock" and project.is_file():
-        yield from named_in(project)
+        yield from _named_in(project)
 
 
 def _in_requirements(file: Path, parents: frozenset[Path]) -> Iterator[Path | str]:

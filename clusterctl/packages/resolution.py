@@ -21,6 +21,7 @@ from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.packages.accelerators import OtherBuilds, cpu_index, has_gpus, other_builds
 from clusterctl.packages.index_failures import index_error
 from clusterctl.packages.locked_packages import lines_of
+from clusterctl.packages.named_files import reject_named_by_spec
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.pure_builds import NOT_BUILT, is_of_sources, not_built, pure_wheel
@@ -73,6 +74,7 @@ class Requirements:
 
         Raises UsageError, MachineError: as ``PackageList.read``.
         """
+        reject_named_by_spec(file)
         return cls((PackageList.read(file, node),), job_lock(), node=node, gpus=has_gpus(cluster))
 
     @property

@@ -21,6 +21,7 @@ from clusterctl.state.ledger import CLIENT_FACTS, FROM_JOB, RUN_FILE, SUMS_FILE
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import open_private
 from clusterctl.util.assets import file_sha256
+from clusterctl.util.confine import reject_written
 
 ACCOUNTING = "sacct.json"
 BEING_COLLECTED = "run-being-collected"
@@ -54,6 +55,7 @@ def working_folder(final: Path) -> Iterator[Path]:
     """Create, lock and yield a hidden folder beside ``final`` for a run's files, until all are
     there.
     """
+    reject_written(final)
     work = final.parent / f".{final.name}.incomplete"
     work.mkdir(parents=True, exist_ok=True)
     being_collected = CollectError(

@@ -22,6 +22,7 @@ from clusterctl.spec.job_values import Argument, FilePattern
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.spec.units import shown
+from clusterctl.util.confine import reject_read
 
 _MAX_NAME = 64
 VariantName = Annotated[str, PATTERNS["variant"]]
@@ -131,6 +132,7 @@ def jobs_of_file(
         UsageError: the file can't be read, a variant does not exist, or flags are wrong.
         SpecError: the content of the file is wrong.
     """
+    reject_read(path)
     document = Document(read_text(path, JOB_FILE), str(path), JOB_FILE)
     if "partitions" in document.keys(()) and "job" not in document.keys(()):
         raise UsageError(

@@ -23,6 +23,7 @@ from clusterctl.spec.names import MAX_COUNT
 from clusterctl.spec.remote_reference import Reference
 from clusterctl.spec.sbatch import plain_array
 from clusterctl.spec.units import parse_duration_s, shown
+from clusterctl.util.confine import reject_read, reject_variable
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _RESERVED: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
@@ -61,6 +62,8 @@ def _as_mapping(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     for name, text in value.items():
+        if text is None:
+            reject_variable(str(name))
         if text is None and name not in os.environ:
             raise BadValueError(
                 "variable-without-value",
@@ -92,6 +95,7 @@ def _secret(name: str, source: object, info: ValidationInfo) -> SecretStr:
     if isinstance(source, SecretStr):
         return source
     if source is None or source == "":
+        reject_variable(name)
         if name not in os.environ:
             raise BadValueError(
                 "secret-without-value",
@@ -99,6 +103,7 @@ def _secret(name: str, source: object, info: ValidationInfo) -> SecretStr:
             )
         data = os.fsencode(os.environ[name])
     else:
+        reject_read(folder_of(info) / str(source))
         try:
             with open((folder_of(info) / str(source)).expanduser(), "rb") as file:
                 data = file.read(_MOST_SECRET + 1)
@@ -185,6 +190,7 @@ def _image(value: str, info: ValidationInfo) -> str:
         # No file can have this name, or the user of ~user does not exist.
         is_file = is_folder = False
     if is_file:
+        reject_read(local)
         return str(local)
     if value.startswith(("/", "~/")):
         return value

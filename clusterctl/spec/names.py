@@ -86,21 +86,6 @@ class Topic(StrEnum):
     MORE = "More"
 
 
-# Files and folders that programs of this machine obey: they run what these name, or take limits,
-# hosts and accounts from them. File systems may ignore the case of names.
-OBEYED: Final = frozenset(
-    {
-        *(".git", ".envrc", ".mcp.json", ".claude", ".cursor", ".vscode", ".idea", ".devcontainer"),
-        SPEC_NAME,
-    }
-)
-
-
-def obeyed_name(path: str) -> str:
-    """Return the part of a path that is one of ``OBEYED``. "": none is."""
-    return next((part for part in path.split("/") if part.lower() in OBEYED), "")
-
-
 class Local(StrEnum):
     """What a value of an option or argument has of the user's machine.
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from clusterctl.errors import UsageError
 from clusterctl.spec.names import PROJECT_FILES, did_you_mean
 from clusterctl.spec.units import shown
+from clusterctl.util.confine import reject_read
 
 BUNDLED_JOBS = (
     "train",
@@ -260,7 +261,10 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     if target in BUNDLED_JOBS:
         return target, None
     if target.startswith(MODULE_FLAG):
-        return None, module_file(target.removeprefix(MODULE_FLAG).strip(), folder)
+        file = module_file(target.removeprefix(MODULE_FLAG).strip(), folder)
+        reject_read(file)
+        return None, file
+    reject_read(folder / target)
     try:
         # The batch script, which is UTF-8, contains the name.
         target.encode()

@@ -10,6 +10,7 @@ from typing import Final
 
 from clusterctl.errors import BadValueError
 from clusterctl.spec.units import shown
+from clusterctl.util.confine import reject_read
 from clusterctl.util.numbers import counted
 
 _MAX_BYTES: Final = 4 << 20
@@ -49,6 +50,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def _text_of(path: Path) -> str:
+    reject_read(path)
     try:
         with path.open("rb") as file:
             raw = file.read(_MAX_BYTES + 1)

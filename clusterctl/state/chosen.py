@@ -33,6 +33,7 @@ from clusterctl.state.ledger import Ledger
 from clusterctl.state.removal import leaving_error
 from clusterctl.state.run_names import cluster_of, is_id
 from clusterctl.state.workspace import Workspace, clusters_up
+from clusterctl.util.confine import reject_read
 from clusterctl.util.progress import SILENT, LineReporter
 
 _NAME_LINE: Final = re.compile(r"""^name:\s*(["']?)([a-z][a-z0-9-]*)\1\s*(?:#.*)?$""", re.MULTILINE)
@@ -63,7 +64,10 @@ class ChosenCluster:
         """Path of the spec: ``file``, otherwise ./cluster.yaml; None if that file does not
         exist.
         """
-        return self.file or find_spec(Path.cwd())
+        path = self.file or find_spec(Path.cwd())
+        if path is not None:
+            reject_read(path)
+        return path
 
     def workspace(self, *, named: bool = False) -> Workspace:
         """Return the cluster's local folder. If it exists, only the cluster's name is read from the

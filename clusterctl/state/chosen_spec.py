@@ -10,6 +10,7 @@ from clusterctl.spec.models import ClusterSpec, faults
 from clusterctl.state.chosen import ChosenCluster, unknown_cluster
 from clusterctl.state.inventory import applied_if_known, applied_spec, inventory_if_known, no_spec
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.confine import reject_read
 from clusterctl.util.progress import SILENT
 
 
@@ -36,6 +37,8 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
     if path is None:
         chosen.note_built_in()
     spec = read_spec(path)
+    if (packages := spec.software.python.requirements) is not None:
+        reject_read(packages)
     return resolve_spec(spec, applied_if_known(Workspace.of(spec.name)))
 
 

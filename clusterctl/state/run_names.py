@@ -23,6 +23,7 @@ from clusterctl.state.ledger import (
     runs_folders,
     token_of_run,
 )
+from clusterctl.util.confine import reject_read
 
 # `cancel` also takes several tasks, 12_[1-3], and as squeue writes them, 12_[1-3%2].
 _JOB: Final = re.compile(
@@ -211,6 +212,8 @@ def _paths_of(name: str, folders: Iterable[Path]) -> list[Path]:
     """Return the folder with this path or, in the folders of runs, those with this name."""
     if not name:
         return []
+    if os.path.isdir(name):
+        reject_read(name)
     texts = (
         [name]
         if os.path.isdir(name) and "/" in name

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import CommandError, TransferError, UsageError, printable
-from clusterctl.spec.names import first_few, obeyed_name
+from clusterctl.spec.names import first_few
 from clusterctl.transport.base import PYTHON_GONE, Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, LEFT, NOT_THERE
 from clusterctl.transport.remote_incoming import (
@@ -30,6 +30,7 @@ from clusterctl.transport.remote_incoming import (
     reject_small_disk,
 )
 from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, is_pattern
+from clusterctl.util.confine import reject_written
 from clusterctl.util.disk import write_error_fix, write_error_reason
 
 _AGAIN = "run the command again; complete files are not downloaded again"
@@ -62,13 +63,11 @@ def fetch(
     folder: Path,
     *,
     is_name: bool = False,
-    no_settings: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Fetched:
     """Download files and folders of the cluster into the local ``folder``, each under its own name.
 
     is_name: if only a file arrives, ``folder`` is its path instead.
-    no_settings: refuse files and folders that programs obey, see ``OBEYED``.
     Relative ``paths`` start at the user's home on the cluster. Other files in ``folder`` stay
     unchanged. After an error, files that are already complete stay as well.
 
@@ -87,9 +86,6 @@ def fetch(
         ):
             _reject_other_names(download.entries, paths, transport.host)
             is_renamed = is_name and [entry.kind for entry in download.entries] == [Kind.FILE]
-            if no_settings:
-                arriving = [os.fsdecode(entry.path) for entry in download.entries]
-                _reject_settings([folder.name] if is_renamed else arriving, transport.host)
             if is_renamed:
                 download.entries[0].local = os.fsencode(folder.name)
                 folder = folder.parent
@@ -149,20 +145,6 @@ def _reject_other_names(entries: Sequence[Entry], paths: Sequence[str], host: st
             fix="ask the cluster's administrators which program answers there in place of python3",
             host=host,
         )
-
-
-def _reject_settings(paths: Iterable[str], host: str) -> None:
-    """Raise UsageError if a path is, or lies in, one of ``OBEYED``."""
-    for path in paths:
-        if name := obeyed_name(path):
-            raise UsageError(
-                f"{printable(path)} is refused",
-                code="settings-file",
-                where=host,
-                why=f"programs on this machine obey {name}: git, editors and agents' clients run what "
-                "such files name",
-                fix=f"leave {name} out, or give the file another name here",
-            )
 
 
 @contextmanager
@@ -267,7 +249,9 @@ class Download:
         Raises:
             OSError: a file can't be written on this machine.
             TransferError: this machine's disk is too small.
+            LimitError: an agent's command may not write one of them.
         """
+        reject_written(folder, [os.fsdecode(entry.local) for entry in entries])
         root = os.fsencode(folder)
         make_places(root, entries, follow=False, own=own)
         files = [entry for entry in entries if entry.kind == Kind.FILE]

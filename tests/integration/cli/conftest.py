@@ -18,6 +18,7 @@ from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import ssh
 from clusterctl.util.progress import Clock
+from tests.support.agent_project import Project
 from tests.support.inventories import host_of, inventory_of
 from tests.support.local_transport import LocalTransport
 from tests.support.played.cluster import SPEC, PlayedCluster
@@ -83,3 +84,14 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock], None]:
         monkeypatch.setattr(sites, "SlurmClient", Clocked)
 
     return set_clock
+
+
+@pytest.fixture
+def project(
+    cluster: PlayedCluster, tmp_path: Path, played_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> Project:
+    project = Project(cluster, tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(project.config.parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(project.custom))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2hunter2")
+    return project

@@ -283,13 +283,13 @@ def test_dry_run_script_is_filtered_for_a_terminal_only(
 
 
 def test_verbs_write_through_the_screen_only() -> None:
-    """agent_carry.py is no verb: it carries out a call although its reader may be gone."""
+    """agent_program.py is no verb: it carries out a call although its reader may be gone."""
     writes = re.compile(
         r"\bprint\(|\bstd(out|err)\.(buffer|write)|\bConsole\(|__std(out|err)__|os\.write\("
     )
     folder = Path(output.__file__).parent
     found = {path.name for path in folder.glob("*.py") if writes.search(path.read_text())}
-    assert found == {"agent_carry.py", "output.py", "pictures.py"}
+    assert found == {"agent_program.py", "output.py", "pictures.py"}
 
 
 def test_answer_in_json_has_the_end_of_logs_without_end() -> None:

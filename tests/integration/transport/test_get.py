@@ -19,6 +19,7 @@ from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.remote_incoming import Entry, link_into_place, make_places, open_unnamed
 from clusterctl.transport.remote_open import open_file
+from clusterctl.util.confine import Confinement, LimitError
 from tests.support.disks import FAULTS, small_disk
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused as rejected
@@ -119,23 +120,37 @@ def test_get_does_not_read_parent_folders(remote_data):
         os.close(open_file(b"/", os.fsencode(remote_data / "large").lstrip(b"/")))
 
 
+@pytest.fixture
+def confined(target, monkeypatch):
+    """This process gets files for an agent, which may write to the target."""
+    for name, value in Confinement((str(target),)).environ.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("confined")
 @pytest.mark.parametrize("name", [".git", "sub/.git", ".GIT", ".vscode"])
-def test_get_refuses_folders_that_programs_obey_on_request(home, target, name):
+def test_get_of_an_agent_refuses_folders_that_programs_obey(home, target, name):
     config = home / "tree" / name / "config"
     config.parent.mkdir(parents=True)
     config.write_text("[core]\n")
-    with rejected("settings-file", UsageError):
-        fetch(LocalTransport(), ("tree",), target, no_settings=True)
+    with rejected("agent-path", LimitError):
+        get(target, "tree")
     assert not (target / "tree").exists()
-    assert get(target, "tree").files == 1
 
 
+@pytest.mark.usefixtures("confined")
 @pytest.mark.parametrize("name", [".mcp.json", ".envrc", "cluster.yaml"])
-def test_get_refuses_a_name_that_programs_obey_on_request(home, target, name):
+def test_get_of_an_agent_refuses_a_name_that_programs_obey(home, target, name):
     (home / "harmless").write_text("{}")
-    with rejected("settings-file", UsageError):
-        fetch(LocalTransport(), ("harmless",), target / name, is_name=True, no_settings=True)
+    with rejected("agent-path", LimitError):
+        fetch(LocalTransport(), ("harmless",), target / name, is_name=True)
     assert not (target / name).exists()
+
+
+def test_get_takes_what_programs_obey_for_a_user(home, target):
+    (home / "tree").mkdir()
+    (home / "tree" / ".envrc").write_text("")
+    assert get(target, "tree").files == 1
 
 
 def test_get_replaces_a_file_of_the_same_size(remote_data, target):

@@ -17,9 +17,9 @@ from clusterctl.agent.journal import Journal
 from clusterctl.agent.limits import usage
 from clusterctl.cli import agent_use
 from clusterctl.cli.agent_answers import PART, Answers, compact
-from clusterctl.cli.agent_arguments import words_of
 from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls
 from clusterctl.cli.agent_program import Answer, environment
+from clusterctl.cli.agent_tools import words_of
 from clusterctl.cli.agent_use import Uses
 from clusterctl.state.workspace import Workspace
 from tests.support.agents import OK, Place, PlayedProgram, failure
@@ -562,97 +562,7 @@ def test_wait_ends_within_half_an_hour(calls: Calls, played: PlayedProgram) -> N
         assert played.ran[-1] == ["wait", f"--timeout={shown}", "--", "1"]
 
 
-# Files.
-
-
-@pytest.mark.parametrize(
-    ("verb", "arguments"),
-    [
-        ("submit", {"target": "OUT/secret"}),
-        ("submit", {"target": "../outside/secret"}),
-        ("submit", {"target": "link.py"}),
-        ("submit", {"target": "~nobody/job.py"}),
-        ("submit", {"target": "~/.ssh/id_ed25519"}),
-        ("submit", {"target": "train.py", "folder": ".."}),
-        ("submit", {"target": "train.py", "folder": "linked"}),
-        ("submit", {"target": "train.py", "requirements": "OUT/secret[dev]"}),
-        ("submit", {"target": "train.py", "secret": ["TOKEN=OUT/secret"]}),
-        ("submit", {"target": "train.py", "container": "OUT/image.sif"}),
-        ("submit", {"target": "train.py", "sweep": ["OUT/table.csv"]}),
-        ("submit", {"target": "train.py", "from_run": "OUT"}),
-        ("submit", {"target": "secret-file.yaml"}),
-        ("submit", {"target": "variant.yaml"}),
-        ("submit", {"target": "list.yaml"}),
-        ("submit", {"target": "sends.py"}),
-        ("where", {"target": "OUT/secret"}),
-        ("replay", {"run": "OUT"}),
-        ("report", {"run": ["OUT/run"]}),
-        ("collect", {"out": "OUT"}),
-        ("collect", {"out": "linked"}),
-        ("down", {"out": "OUT"}),
-        ("get", {"paths": ["x", "OUT"]}),
-        ("get", {"paths": ["x", "CONFIG"]}),
-        ("get", {"paths": ["hook", ".git/hooks"]}),
-        ("get", {"paths": ["mcp.json", ".mcp.json"]}),
-        ("get", {"paths": ["x", "sub/../.claude/settings.json"]}),
-        ("get", {"paths": ["x", "cluster.yaml"]}),
-        ("collect", {"out": ".vscode"}),
-        ("get", {"paths": ["x", "STATE/.agent"]}),
-        ("put", {"paths": ["OUT/secret", "data"]}),
-        ("put", {"paths": ["STATE"]}),
-        ("up", {"file": "OUT/cluster.yaml"}),
-        ("validate", {"file": "/etc/passwd"}),
-    ],
-)
-def test_files_outside_of_the_project_are_neither_read_nor_written(
-    calls: Calls, place: Place, played: PlayedProgram, verb: str, arguments: dict[str, Any]
-) -> None:
-    (place.project / "link.py").symlink_to(place.outside / "secret")
-    (place.project / "linked").symlink_to(place.outside)
-    for name, text in {
-        "secret-file.yaml": f"job: train\nsecret: [T={place.outside}/secret]\n",
-        "variant.yaml": "job: train\nvariants: {a: {requirements: ../outside/secret}}\n",
-        "list.yaml": "job: train\nsweep: {list: ../outside/table.csv}\n",
-    }.items():
-        (place.project / name).write_text(text)
-    sends = place.project / "sub"
-    sends.mkdir()
-    if arguments.get("target") == "sends.py":
-        arguments = {"target": "sub/sends.py"}
-        (sends / "sends.py").write_text("open('data')\n")
-        (sends / "data").symlink_to(place.outside / "secret")
-    text = json.dumps(arguments).replace("OUT", str(place.outside))
-    text = text.replace("CONFIG", str(place.config)).replace("STATE", str(place.state))
-    assert code(calls.call(verb, json.loads(text))) == "agent-path"
-    assert played.ran == []
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"target": "train.py", "env": ["HOME"]},
-        {"target": "train.py", "secret": ["AWS_SECRET_ACCESS_KEY"]},
-        {"target": "train.py", "secret": ["AWS_SECRET_ACCESS_KEY="]},
-        {"target": "env.yaml"},
-        {"target": "secret.yaml"},
-    ],
-)
-def test_values_of_the_user_are_not_passed(
-    calls: Calls, place: Place, played: PlayedProgram, arguments: dict[str, Any]
-) -> None:
-    (place.project / "env.yaml").write_text("job: train\nenv: {PIP_INDEX_URL: }\n")
-    (place.project / "secret.yaml").write_text("job: train\nsecret: [PIP_INDEX_URL]\n")
-    assert code(calls.call("submit", arguments)) == "agent-secret"
-    assert played.ran == []
-
-
-def test_values_that_the_user_allows_are_passed(
-    calls: Calls, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "mine")
-    place.limit(secrets=["WANDB_API_KEY"])
-    given = {"target": "train.py", "secret": ["WANDB_API_KEY"], "env": ["A=1", "B="]}
-    assert code(calls.call("submit", given)) == "ok"
+# Files. What commands open is tested in tests/integration/cli/test_agent_files.py.
 
 
 def test_program_gets_no_secret_of_the_user() -> None:
@@ -675,127 +585,6 @@ def test_spec_that_is_a_link_outside_is_not_read(
     assert played.ran == []
 
 
-def in_project(place: Place, **files: str) -> None:
-    for name, text in files.items():
-        (place.project / name.replace("__", ".")).write_text(text)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("-r ../outside/secret", "agent-path"),
-        ("--requirement=OUT/secret", "agent-path"),
-        ("-cOUT/secret", "agent-path"),
-        ("-r more.txt", "agent-path"),
-        ("--find-links ../outside", "agent-path"),
-        ("-e ../outside", "agent-path"),
-        ("tool @ file://OUT/tool-1-py3-none-any.whl", "agent-path"),
-        ("tool@file:OUT/%74ool.tar.gz", "agent-path"),
-        ("../outside/tool-1.tar.gz", "agent-path"),
-        ("--index-url https://example.org/${WANDB_API_KEY}/simple", "agent-secret"),
-    ],
-)
-@pytest.mark.parametrize("name", ["requirements.txt", "own.txt"])
-def test_list_of_packages_that_names_files_outside_is_refused(
-    calls: Calls, place: Place, played: PlayedProgram, name: str, case: tuple[str, str]
-) -> None:
-    """Also the list that is found beside the program."""
-    line, refusal = case
-    in_project(
-        place,
-        **{name: line.replace("OUT", str(place.outside)) + "\n"},
-        more__txt="numpy\n-r ../outside/secret\n",
-    )
-    given = {"requirements": name} if name == "own.txt" else {}
-    assert code(calls.call("submit", {"target": "train.py", **given})) == refusal
-    assert played.ran == []
-
-
-@pytest.mark.parametrize("verb", ["validate", "plan", "up", "submit"])
-@pytest.mark.parametrize("packages", ["../outside/secret", "inside.txt"])
-def test_spec_whose_list_of_packages_is_outside_is_refused(
-    calls: Calls, place: Place, played: PlayedProgram, verb: str, packages: str
-) -> None:
-    text = f"{SPEC}software: {{python: {{requirements: {packages}}}}}\n"
-    in_project(place, cluster__yaml=text, other__yaml=text, inside__txt="-r ../outside/secret\n")
-    given = JOB if verb == "submit" else {"file": "other.yaml"}
-    assert code(calls.call(verb, given)) == "agent-path"
-    assert played.ran == []
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "pyproject.toml",
-            "[project]\nname='a'\nversion='1'\ndependencies=['t @ file://OUT/t.whl']\n",
-        ),
-        (
-            "pyproject.toml",
-            "[project]\nname='a'\nversion='1'\ndependencies=['t']\n"
-            "[tool.uv.sources]\nt={path='../outside'}\n",
-        ),
-        (
-            "pyproject.toml",
-            "[project]\nname='a'\nversion='1'\ndynamic=['dependencies']\n"
-            "[tool.setuptools.dynamic]\ndependencies={file=['../outside/secret']}\n",
-        ),
-        (
-            "uv.lock",
-            "version=1\n[[package]]\nname='t'\nversion='1'\nsource={directory='../outside'}\n",
-        ),
-        ("pylock.toml", "[[packages]]\nname='t'\narchive={path='../outside/t.tar.gz'}\n"),
-        ("train.py", "# /// script\n# dependencies = ['t @ file://OUT/t.whl']\n# ///\n"),
-        (
-            "train.py",
-            f"x = '{'x' * (1 << 20)}'\n# /// script\n# dependencies = ['t @ file://OUT/t.whl']\n# ///\n",
-        ),
-    ],
-)
-def test_project_file_that_names_files_outside_is_refused(
-    calls: Calls, place: Place, played: PlayedProgram, name: str, text: str
-) -> None:
-    (place.project / name).write_text(text.replace("OUT", str(place.outside)))
-    given = {"target": "train.py", "requirements": name}
-    assert code(calls.call("submit", given)) == "agent-path"
-    assert played.ran == []
-
-
-def test_list_of_packages_inside_the_project_is_used(
-    calls: Calls, place: Place, played: PlayedProgram
-) -> None:
-    in_project(
-        place,
-        requirements__txt="numpy>=1; python_version > '3'\n-r more.txt\n--find-links wheels\n"
-        "tool[a] @ https://example.org/tool-1-py3-none-any.whl\n",
-        more__txt="-r requirements.txt\n./sub/other-1-py3-none-any.whl\n",
-    )
-    assert code(calls.call("submit", {"target": "train.py"})) == "ok"
-
-
-def test_files_are_looked_at_as_the_command_reads_the_job(
-    calls: Calls, place: Place, played: PlayedProgram
-) -> None:
-    """The options of the call belong to the job: without them this job file could not be read."""
-    in_project(
-        place,
-        job__yaml="job: train.py\nfolder: .\nscaling: {nodes: [1, 2], weak: true}\n"
-        "sweep: {grid: {global_batch_size: [8, 16]}}\n",
-    )
-    (place.project / "data").symlink_to(place.outside / "secret")
-    given = {"target": "job.yaml", "sweep": ["lr=1,2"]}
-    assert code(calls.call("submit", given)) == "agent-path"
-    assert played.ran == []
-
-
-def test_job_that_can_not_be_read_is_not_submitted(
-    calls: Calls, place: Place, played: PlayedProgram
-) -> None:
-    in_project(place, job__yaml="job: train.py\nnoodles: 2\n")
-    assert code(calls.call("submit", {"target": "job.yaml"})) == "unknown-key"
-    assert played.ran == []
-
-
 @pytest.mark.parametrize("verb", ["collect", "down"])
 def test_runs_come_into_the_project(
     calls: Calls, place: Place, played: PlayedProgram, verb: str
@@ -803,8 +592,6 @@ def test_runs_come_into_the_project(
     """Those of jobs from other folders would be written there."""
     calls.call(verb, {})
     assert "--out=runs" in played.ran[-1]
-    (place.project / "runs").symlink_to(place.outside)
-    assert code(calls.call(verb, {})) == "agent-path"
 
 
 def test_job_that_names_its_cluster_is_decided_by_the_limits_of_that_cluster(
@@ -816,34 +603,12 @@ def test_job_that_names_its_cluster_is_decided_by_the_limits_of_that_cluster(
     workspace.inventory.write_text(inventory_of("n1", cluster="national").text)
     Workspace.of("here").root.mkdir()
     Workspace.of("here").inventory.write_text(inventory_of("n1", cluster="here").text)
-    in_project(
-        place,
-        cluster__yaml="version: 1\nname: here\nprovider: {type: local}\n"
-        "partitions: [{name: train, nodes: 1}]\n",
-    )
+    (place.project / "cluster.yaml").write_text(SPEC.replace("demo", "here"))
     workspace.login.write_text("ada@login\n")
     workspace.calls.write_text(f"{time.time():.0f}\n" * 7)
     place.limit(commands_per_hour=7)
     for given in ({"ids": ["national/12"]}, {"cluster": "national"}, {"cluster": "all"}):
         assert code(calls.call("jobs", given)) == "agent-commands"
-    assert played.ran == []
-
-
-def test_folders_that_the_user_adds_may_be_used(
-    calls: Calls, place: Place, played: PlayedProgram
-) -> None:
-    place.limit(folders=[str(place.outside)])
-    assert code(calls.call("put", {"paths": [f"{place.outside}/secret", "data"]})) == "ok"
-
-
-def test_folders_that_the_user_adds_do_not_open_the_limits_and_the_journal(
-    calls: Calls, place: Place, played: PlayedProgram
-) -> None:
-    place.limit(folders=[str(place.root)])
-    own = (place.config, place.config.parent, place.state / ".agent", place.state)
-    # A folder of the cluster may have the name of one of them.
-    for path in (*own, place.root):
-        assert code(calls.call("get", {"paths": ["x", str(path)]})) == "agent-path"
     assert played.ran == []
 
 

@@ -1,0 +1,260 @@
+"""The files that a command of an agent opens: refused where they are opened, whatever names them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.state.workspace import Workspace
+from tests.support.agent_project import Project
+
+SPEC = "version: 1\nname: other\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
+
+
+@pytest.fixture
+def outside(project: Project, tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    (folder / "run").mkdir(parents=True)
+    (folder / "secret").write_text("hunter2\n")
+    (folder / "table.csv").write_text("lr\n1\n")
+    (folder / "cluster.yaml").write_text(SPEC)
+    (project.folder / "train.py").write_text("print('hello')\n")
+    return folder
+
+
+def call(project: Project, verb: str, arguments: dict[str, Any]) -> str:
+    """Return the code of a call's answer, which never has what the files outside have."""
+    answer = project.calls.call(verb, arguments)
+    assert "hunter2" not in json.dumps(answer.body)
+    assert "token" not in answer.body or answer.code == "ok"
+    return answer.code
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        ("submit", {"target": "OUT/secret"}),
+        ("submit", {"target": "../outside/secret"}),
+        ("submit", {"target": "link.py"}),
+        ("submit", {"target": "~/.ssh/id_ed25519"}),
+        ("submit", {"target": "train.py", "folder": ".."}),
+        ("submit", {"target": "linked/train.py", "folder": "linked"}),
+        ("submit", {"target": "train.py", "requirements": "OUT/secret[dev]"}),
+        ("submit", {"target": "train.py", "secret": ["TOKEN=OUT/secret"]}),
+        ("submit", {"target": "train.py", "container": "OUT/secret"}),
+        ("submit", {"target": "train.py", "sweep": ["OUT/table.csv"]}),
+        ("submit", {"target": "train.py", "from_run": "OUT/run"}),
+        ("submit", {"target": "eval", "run": "OUT/run"}),
+        ("submit", {"target": "OUT/job.yaml"}),
+        ("submit", {"target": "secret-file.yaml"}),
+        ("submit", {"target": "variant.yaml"}),
+        ("submit", {"target": "list.yaml"}),
+        ("submit", {"target": "sub/sends.py"}),
+        ("where", {"target": "OUT/secret"}),
+        ("replay", {"run": "OUT/run"}),
+        ("report", {"run": ["OUT/run"]}),
+        ("runs show", {"run": "OUT/run"}),
+        ("collect", {"out": "OUT"}),
+        ("collect", {"out": "linked"}),
+        ("down", {"out": "OUT"}),
+        ("get", {"paths": ["x", "OUT"]}),
+        ("get", {"paths": ["x", "CONFIG"]}),
+        ("get", {"paths": ["x", ".git/hooks"]}),
+        ("get", {"paths": ["x", ".mcp.json"]}),
+        ("get", {"paths": ["x", "sub/../.claude/settings.json"]}),
+        ("get", {"paths": ["x", "cluster.yaml"]}),
+        ("get", {"paths": [".envrc"]}),
+        ("get", {"paths": ["folder"]}),
+        ("collect", {"out": ".vscode"}),
+        ("get", {"paths": ["x", "STATE/.agent"]}),
+        ("put", {"paths": ["OUT/secret", "data"]}),
+        ("put", {"paths": ["STATE"]}),
+        ("up", {"file": "OUT/cluster.yaml"}),
+        ("validate", {"file": "OUT/cluster.yaml"}),
+        ("validate", {"file": "/etc/passwd"}),
+    ],
+)
+def test_file_outside_is_neither_read_nor_written(
+    project: Project, outside: Path, verb: str, arguments: dict[str, Any]
+) -> None:
+    folder = project.folder
+    (folder / "link.py").symlink_to(outside / "secret")
+    (folder / "linked").symlink_to(outside)
+    (outside / "train.py").write_text("print('hello')\n")
+    for name, text in {
+        "secret-file.yaml": f"job: train\nsecret: [T={outside}/secret]\n",
+        "variant.yaml": "job: train.py\nvariants: {a: {requirements: ../outside/secret}}\n",
+        "list.yaml": "job: train\nsweep: {list: ../outside/table.csv}\n",
+    }.items():
+        (folder / name).write_text(text)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "sends.py").write_text("open('data')\n")
+    (folder / "sub" / "data").symlink_to(outside / "secret")
+    home = project.cluster.home
+    (home / "x").write_text("new")
+    (home / ".envrc").write_text("new")
+    (home / "folder" / ".vscode").mkdir(parents=True)
+    (home / "folder" / ".vscode" / "settings.json").write_text("{}")
+    before = _names(folder, outside)
+    text = json.dumps(arguments).replace("OUT", str(outside))
+    text = text.replace("CONFIG", str(project.config)).replace("STATE", str(project.state))
+    assert call(project, verb, json.loads(text)) == "agent-path"
+    assert _names(folder, outside) == before
+
+
+def _names(*folders: Path) -> set[str]:
+    walks = [walk for root in folders for walk in os.walk(root)]
+    return {os.path.join(top, name) for top, _, names in walks for name in names}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"target": "train.py", "env": ["HOME"]},
+        {"target": "train.py", "secret": ["AWS_SECRET_ACCESS_KEY"]},
+        {"target": "train.py", "secret": ["AWS_SECRET_ACCESS_KEY="]},
+        {"target": "env.yaml"},
+        {"target": "secret.yaml"},
+    ],
+)
+def test_value_of_the_user_is_not_passed(
+    project: Project, outside: Path, arguments: dict[str, Any]
+) -> None:
+    (project.folder / "env.yaml").write_text("job: train\nenv: {PIP_INDEX_URL: }\n")
+    (project.folder / "secret.yaml").write_text("job: train\nsecret: [PIP_INDEX_URL]\n")
+    assert call(project, "submit", arguments) == "agent-secret"
+
+
+def test_value_that_the_user_allows_is_passed(
+    project: Project, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "mine-and-long")
+    project.limit(secrets=["WANDB_API_KEY"])
+    given = {"target": "train.py", "time": "5m", "secret": ["WANDB_API_KEY"], "env": ["A=1", "B="]}
+    assert call(project, "submit", given) == "ok"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("-r ../outside/secret", "agent-path"),
+        ("-cOUT/secret", "agent-path"),
+        ("-r more.txt", "agent-path"),
+        ("--find-links ../outside", "agent-path"),
+        ("-e ../outside", "agent-path"),
+        ("tool @ file://OUT/tool-1-py3-none-any.whl", "agent-path"),
+        ("tool@file:OUT/%74ool.tar.gz", "agent-path"),
+        ("../outside/tool-1.tar.gz", "agent-path"),
+        ("--index-url https://example.org/${WANDB_API_KEY}/simple", "agent-secret"),
+    ],
+)
+@pytest.mark.parametrize("name", ["requirements.txt", "own.txt"])
+def test_list_of_packages_that_names_files_outside_is_refused(
+    project: Project, outside: Path, name: str, case: tuple[str, str]
+) -> None:
+    """Also the list that is found beside the program."""
+    line, refusal = case
+    (project.folder / name).write_text(line.replace("OUT", str(outside)) + "\n")
+    (project.folder / "more.txt").write_text("numpy\n-r ../outside/secret\n")
+    given = {"requirements": name} if name == "own.txt" else {}
+    assert call(project, "submit", {"target": "train.py", **given}) == refusal
+
+
+@pytest.mark.parametrize("verb", ["validate", "plan", "up"])
+@pytest.mark.parametrize("packages", ["../outside/secret", "inside.txt"])
+def test_spec_whose_list_of_packages_is_outside_is_refused(
+    project: Project, outside: Path, verb: str, packages: str
+) -> None:
+    text = f"{SPEC}software: {{python: {{requirements: {packages}}}}}\n"
+    (project.folder / "other.yaml").write_text(text)
+    (project.folder / "inside.txt").write_text("-r ../outside/secret\n")
+    assert call(project, verb, {"file": "other.yaml"}) == "agent-path"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "pyproject.toml",
+            "[project]\nname='a'\nversion='1'\ndependencies=['t @ file://OUT/t.whl']\n",
+        ),
+        (
+            "pyproject.toml",
+            "[project]\nname='a'\nversion='1'\ndependencies=['t']\n"
+            "[tool.uv.sources]\nt={path='../outside'}\n",
+        ),
+        (
+            "pyproject.toml",
+            "[project]\nname='a'\nversion='1'\ndynamic=['dependencies']\n"
+            "[tool.setuptools.dynamic]\ndependencies={file=['../outside/secret']}\n",
+        ),
+        (
+            "uv.lock",
+            "version=1\n[[package]]\nname='t'\nversion='1'\nsource={directory='../outside'}\n",
+        ),
+        ("pylock.toml", "[[packages]]\nname='t'\narchive={path='../outside/t.tar.gz'}\n"),
+        ("train.py", "# /// script\n# dependencies = ['t @ file://OUT/t.whl']\n# ///\n"),
+    ],
+)
+def test_project_file_that_names_files_outside_is_refused(
+    project: Project, outside: Path, name: str, text: str
+) -> None:
+    (project.folder / name).write_text(text.replace("OUT", str(outside)))
+    given = {"target": "train.py", "requirements": name}
+    assert call(project, "submit", given) == "agent-path"
+
+
+def test_list_of_packages_inside_the_project_is_used(project: Project, outside: Path) -> None:
+    """What is wrong with it is pip's to say."""
+    folder = project.folder
+    (folder / "requirements.txt").write_text("-r more.txt\n--find-links wheels\n")
+    (folder / "more.txt").write_text("-r requirements.txt\n--no-index\nno-such-package-there\n")
+    assert call(project, "submit", {"target": "train.py", "time": "5m"}) not in {"ok", "agent-path"}
+
+
+def test_spec_that_is_a_link_outside_is_not_read(project: Project, outside: Path) -> None:
+    (project.folder / "cluster.yaml").unlink()
+    (project.folder / "cluster.yaml").symlink_to(outside / "cluster.yaml")
+    assert call(project, "status", {}) == "agent-path"
+
+
+def test_files_are_looked_at_as_the_command_reads_the_job(project: Project, outside: Path) -> None:
+    """The options of the call belong to the job: without them this job file could not be read."""
+    (project.folder / "job.yaml").write_text(
+        "job: train.py\nfolder: .\nscaling: {nodes: [1, 2], weak: true}\n"
+        "sweep: {grid: {global_batch_size: [8, 16]}}\n"
+    )
+    (project.folder / "data").symlink_to(outside / "secret")
+    assert call(project, "submit", {"target": "job.yaml", "sweep": ["lr=1,2"]}) == "agent-path"
+
+
+def test_folder_that_the_user_adds_may_be_used(project: Project, outside: Path) -> None:
+    project.limit(folders=[str(outside)])
+    assert call(project, "put", {"paths": [f"{outside}/secret", "data"]}) == "ok"
+    assert (project.cluster.home / "data" / "secret").read_text() == "hunter2\n"
+
+
+def test_folder_that_the_user_adds_does_not_open_the_limits_and_the_journal(
+    project: Project, outside: Path
+) -> None:
+    root = outside.parent
+    project.limit(folders=[str(root)])
+    (project.cluster.home / "x").write_text("new")
+    for path in (project.config, project.config.parent, project.state / ".agent", root):
+        assert call(project, "get", {"paths": ["x", str(path)]}) == "agent-path"
+
+
+def test_list_that_the_user_has_applied_may_lie_outside(project: Project, outside: Path) -> None:
+    """It is the user's choice, and an agent needs no right to it."""
+    (outside / "own.txt").write_text("-r more.txt\n")
+    (outside / "more.txt").write_text("")
+    workspace = Workspace.of("demo")
+    spec = workspace.spec.read_text()
+    text = f"{spec}software: {{python: {{requirements: {outside}/own.txt}}}}\n"
+    workspace.spec.write_text(text)
+    (project.folder / "cluster.yaml").unlink()
+    assert call(project, "plan", {"cluster": "demo"}) != "agent-path"
