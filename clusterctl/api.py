@@ -182,7 +182,6 @@ class Cluster:
         *,
         yes: bool = False,
         reconfigure: bool = False,
-        force: bool = False,
         discard: bool = False,
         limit: _Names = (),
         no_wait: bool = False,
@@ -191,14 +190,12 @@ class Cluster:
 
         yes: agree to changes that the command asks about; otherwise they raise UsageError.
         reconfigure: configure all hosts, even unchanged hosts. limit: only these hosts. Empty: all.
-        force: cancel jobs on nodes that the changed spec no longer has.
         discard: delete data that exists only on hosts that are removed or recreated.
         no_wait: raise LockedError, instead of waiting, if another command has locked the cluster.
         """
         options = UpOptions(
             approve=lambda plan: _confirm(prompt_about(plan), yes=yes),
             reconfigure=reconfigure,
-            force=force,
             discard=discard,
             limit=expand_hosts(_as_list(limit)) or None,
         )

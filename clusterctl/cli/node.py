@@ -31,7 +31,6 @@ Names = Annotated[
 Reason = Annotated[
     str, option("The reason, which sinfo and `status` show.", "--reason", metavar="TEXT")
 ]
-Force = Annotated[bool, option("Cancel the jobs that run on the nodes.", "--force")]
 _REASON_REBOOT = "clusterctl: is to be booted"
 # The options of commands that add machines to the cluster.
 _JOINING = {
@@ -98,7 +97,6 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
 @for_operators
 @takes(
     {
-        "force": Force,
         "discard": Discard,
         "yes": Yes,
         "no_wait": NoWait,
@@ -134,7 +132,7 @@ def remove(screen: Screen, names: Names, *, dry_run: bool = False, **options: An
 
 
 @for_operators
-@takes({"force": Force, "discard": Discard, **_JOINING})
+@takes({"discard": Discard, **_JOINING})
 def replace(screen: Screen, names: Names, **options: Any) -> int:
     """Replace the machines of nodes; the node names stay.
 

@@ -53,8 +53,8 @@ def plan(
 ) -> int:
     """Show what `up` would change, and its cost.
 
-    Also lists the jobs that would be cancelled. Compares the spec with the spec of the last `up`
-    and with the live hosts. Changes nothing.
+    Compares the spec with the spec of the last `up` and with the live hosts, and names each reason
+    why `up` would refuse, such as jobs that would end. Changes nothing.
     """
     spec = spec_of(screen.chosen())
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
@@ -111,21 +111,11 @@ def as_dict(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
         *(("drift", drift.host, "repair", drift.what, "", None) for drift in plan.drift),
     ]
     keys = ("kind", "name", "action", "what", "why", "usd_per_hour")
-    of_job = ("name", "user", "nodes")
     return {
         "cluster": spec.name,
         "provider": spec.provider.type,
         "changes": [dict(zip(keys, row, strict=True)) for row in rows],
         "kept": [host.name for host in plan.hosts.hosts if host.action == "keep"],
-        "affected_jobs": [
-            {
-                "job_id": entry.job.id,
-                **{key: getattr(entry.job, key) for key in of_job},
-                "why": entry.why,
-            }
-            for entry in plan.jobs.affected
-        ],
-        "affected_jobs_unknown": plan.jobs.unknown,
         "cost": _cost_dict(plan.hosts),
         "notes": plan.notes,
         "tasks": [{"host": task.host, "task": task.task, "diff": task.diff} for task in plan.tasks],
@@ -159,14 +149,10 @@ def _parts(screen: Screen, spec: ClusterSpec, plan: Plan) -> Iterator[list[str]]
         ("settings:", plan.settings),
         ("drift:", plan.drift),
         ("tasks that would change a host:", plan.tasks),
-        ("jobs that would be cancelled, so `up` needs --force:", plan.jobs.affected),
         ("notes:", plan.notes),
     ):
         if lines:
             yield [title, *(line for part in lines for line in _indented(str(part)))]
-    if plan.jobs.unknown:
-        unknown = "it is unknown which jobs would be cancelled, so `up` needs --force:"
-        yield [unknown, *_indented(plan.jobs.unknown)]
     if cost := cost_lines(plan.hosts):
         yield cost
 

@@ -46,7 +46,6 @@ Discard = Annotated[
 # The fields of UpOptions, and the options about prompts and locks.
 _UP_FLAGS: Final = {
     "reconfigure": flag(bool, "Reconfigure all hosts, even unchanged ones.", "--reconfigure"),
-    "force": flag(bool, "Cancel jobs on nodes that the changed spec no longer has.", "--force"),
     "discard": Discard,
     "limit": flag(
         list[str],

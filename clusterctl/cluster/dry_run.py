@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.impact import reject, reject_changed_users
+from clusterctl.cluster.impact import reject_changed_users, reject_jobs
 from clusterctl.cluster.losses import LeavingHosts, check_leaving_hosts
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.up import UpOptions
@@ -27,12 +27,11 @@ def reject_up(cluster: ClusterContext, plan: Plan, options: UpOptions) -> None:
         OnlyCopyError: data exists only on hosts that leave.
     """
     cluster.provider.check(cluster.spec)
-    if not options.force:
-        reject(plan.jobs)
     before = cluster.inventory
     if before is None:
         return
     with cluster.connections:
+        reject_jobs(cluster, plan.hosts)
         reject_changed_users(cluster)
         scheduler = cluster.scheduler(before, patience_s=SHORT_PATIENCE_S)
         leaving = LeavingHosts(before, plan.hosts, options.replaced)
@@ -53,8 +52,7 @@ def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:
             ],
             [hosts.other],
             [[setting.key, setting.what] for setting in plan.settings],
-            [sorted(entry.job.id for entry in plan.jobs.affected), bool(plan.jobs.unknown)],
-            [options.reconfigure, options.force, options.discard],
+            [options.reconfigure, options.discard],
             [sorted(options.limit or ()), sorted(options.replaced)],
         ]
     )

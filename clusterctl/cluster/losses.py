@@ -142,7 +142,7 @@ class LeavingHosts:
     @property
     def emptied(self) -> list[str]:
         """The hosts that lose files. The controller, with the shared folder, always stays."""
-        restarted = {change.name for change in self.planned.changes if change.restarts}
+        restarted = {change.name for change in self.planned.changes if change.ends_jobs}
         return [
             host.name
             for host in self.before.hosts

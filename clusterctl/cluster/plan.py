@@ -1,4 +1,4 @@
-"""The plan of `up`: its changes to hosts, to their configuration, and to jobs.
+"""The plan of `up`: its changes to hosts and to their configuration.
 
 Planning writes nothing to the workspace: providers plan in a temporary copy of it.
 """
@@ -6,13 +6,13 @@ Planning writes nothing to the workspace: providers plan in a temporary copy of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.hardware import cgroup_notes
-from clusterctl.cluster.impact import Impact, impact_of, reject_changed_users
+from clusterctl.cluster.impact import reject_changed_users, reject_jobs
 from clusterctl.cluster.phases import Drift, PhaseResult, workspace_copy
 from clusterctl.cluster.template_inputs import inputs_of_node_template
 from clusterctl.configure import ansible
@@ -46,14 +46,13 @@ _NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
 class Plan:
     """The changes that `up` would make.
 
-    hosts: hosts to create, change, recreate or remove, and their cost. jobs: the effect on jobs.
+    hosts: hosts to create, change, recreate or remove, and their cost.
     settings: settings that differ from the last `up`. drift: deviations that `up` would repair.
     notes: other information for the user.
     tasks: changes that Ansible's check mode reports. Only for machines that the user owns.
     """
 
     hosts: HostPlan
-    jobs: Impact = field(default_factory=Impact)
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
@@ -90,10 +89,10 @@ def preview(cluster: ClusterContext) -> Plan:
     with workspace_copy(cluster.workspace, without=_NOT_COPIED) as copy, cluster.connections:
         outcome = plan_changes(replace(cluster, workspace=copy))
         plan = outcome.value
-        notes = [*outcome.notes, *plan.hosts.notes, *plan.jobs.notes]
+        notes = [*outcome.notes, *plan.hosts.notes]
         if worker := cluster.workspace.lock_holder():
             notes.append(f"{worker}: this plan may change while it works")
-        notes += _reasons_to_reject(cluster)
+        notes += _reasons_to_reject(cluster, plan.hosts)
         drift = tuple(_drift(cluster, plan, notes))
         plan = replace(plan, drift=drift, notes=tuple(notes))
         if inventory is None or plan.is_empty or not cluster.spec.provider.adopts_hosts:
@@ -115,7 +114,7 @@ def prompt_about(plan: Plan) -> str:
 
 
 def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> PhaseResult[Plan]:
-    """Plan the changes of hosts, jobs and settings. Drift is not part of this plan.
+    """Plan the changes of hosts and settings. Drift is not part of this plan.
 
     recreated: hosts that the provider must remove and create again.
     Raise UsageError if the cluster is up with another provider or scheduler.
@@ -132,13 +131,8 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ph
         reject_storage_elsewhere(spec)
         plan = Plan(hosts)
         return PhaseResult(plan, plan.summary, (*notes, *notes_on_unused_storage(spec)))
-    impact = impact_of(
-        cluster, inventory, hosts, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
-    )
-    if impact.keep:
-        hosts = provider.plan(spec, workspace, replace(options, keep=impact.keep))
     unknown = (Difference("spec", "the applied spec is unknown"),)
-    plan = Plan(hosts, impact, differences(cluster.applied, spec) if cluster.applied else unknown)
+    plan = Plan(hosts, differences(cluster.applied, spec) if cluster.applied else unknown)
     return PhaseResult(plan, plan.summary, notes)
 
 
@@ -244,11 +238,12 @@ def _drift_of_services(
         yield Drift(controller, f"Python environment of the spec: {reason}")
 
 
-def _reasons_to_reject(cluster: ClusterContext) -> Iterator[str]:
-    """Yield each reason why `up` would reject the spec, its users, or this machine."""
+def _reasons_to_reject(cluster: ClusterContext, planned: HostPlan) -> Iterator[str]:
+    """Yield each reason why `up` would reject the spec, its users, the plan, or this machine."""
     for check in (
         partial(cluster.provider.check, cluster.spec),
         partial(reject_changed_users, cluster),
+        partial(reject_jobs, cluster, planned),
     ):
         try:
             check()

@@ -16,7 +16,7 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.host_files import node_files
-from clusterctl.cluster.impact import free_leaving_hosts, reject
+from clusterctl.cluster.impact import free_changed_hosts, reject_jobs
 from clusterctl.cluster.nodes import replacing
 from clusterctl.cluster.phases import Drift, Phase, PhaseResult
 from clusterctl.cluster.plan import Plan, plan_changes, preflight
@@ -40,7 +40,7 @@ from clusterctl.hosts.probe import (
 )
 from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
-from clusterctl.providers.base import HostOptions, Provisioned, Size
+from clusterctl.providers.base import HostOptions, Provisioned
 from clusterctl.providers.storage import save_record as record_storage
 from clusterctl.providers.templates import NodeFiles, NodeTemplates
 from clusterctl.scheduler.script import PLAIN, Environment
@@ -68,7 +68,6 @@ class UpOptions:
 
     approve: called with the plan before anything changes; may raise an exception to abort.
     reconfigure: also configure hosts that need no change.
-    force: cancel jobs on nodes that the changed spec no longer has.
     discard: delete data that exists only on hosts or disks that are removed.
     limit: configure only these hosts and the controller. Default: all hosts.
     replaced: names of hosts that are replaced by different machines. The old machines are removed,
@@ -77,7 +76,6 @@ class UpOptions:
 
     approve: Callable[[Plan], None] = lambda _: None
     reconfigure: bool = False
-    force: bool = False
     discard: bool = False
     limit: Collection[str] | None = None
     replaced: Collection[str] = ()
@@ -109,24 +107,18 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
             prepared = prepare(cluster)
             recreated = tuple(options.replaced) if recreates else ()
             plan = cluster.run("plan_changes", plan_changes, recreated)
-            if not options.force:
-                reject(plan.jobs)
+            reject_jobs(cluster, plan.hosts)
             options.approve(plan)
-            keep = free_leaving_hosts(
-                cluster,
-                plan.hosts,
-                force=options.force,
-                discard=options.discard,
-                replaced=options.replaced,
+            free_changed_hosts(
+                cluster, plan.hosts, discard=options.discard, replaced=options.replaced
             )
         record_spec(cluster)
         cluster.run("prepare_image", prepare_image)
         keys = share_configuration(cluster, plan.hosts, prepared.distribution)
-        host_options = HostOptions(keep, recreated)
-        provisioned = cluster.run("provision", provision, plan, host_options, keys)
+        provisioned = cluster.run("provision", provision, plan, recreated, keys)
         inventory = provisioned.inventory
         environment = resolve_environment(cluster, inventory.distribution, prepared)
-        reports = cluster.run("probe", probe, inventory, keep)
+        reports = cluster.run("probe", probe, inventory)
         reports = cluster.run(
             "converge",
             converge,
@@ -224,9 +216,12 @@ def _resolve_environment(
 
 
 def provision(
-    cluster: ClusterContext, plan: Plan, options: HostOptions, keys: Mapping[str, str]
+    cluster: ClusterContext, plan: Plan, recreated: Collection[str], keys: Mapping[str, str]
 ) -> PhaseResult[Provisioned]:
-    """Create, start and remove hosts. ``keys``: group -> cache key of its built configuration."""
+    """Create, start and remove hosts.
+
+    recreated: hosts to delete and create again. keys: group -> cache key of its built configuration.
+    """
     spec = cluster.spec
     workspace = cluster.workspace
     progress = cluster.reporter.progress
@@ -241,8 +236,9 @@ def provision(
         return node_files(spec, complete, workspace, rendered.files, {})
 
     templates = NodeTemplates(keys, files) if keys else None
-    options = replace(options, templates=templates)
-    made = cluster.provider.apply(spec, workspace, options)
+    made = cluster.provider.apply(
+        spec, workspace, HostOptions(recreated=recreated, templates=templates)
+    )
     probed = report_steps(
         with_distributions(made.inventory, workspace, cluster.connections.to), cluster.reporter
     )
@@ -270,20 +266,14 @@ def _report_started(cluster: ClusterContext, provisioned: Provisioned) -> None:
     )
 
 
-def probe(
-    cluster: ClusterContext, inventory: Inventory, keep: Mapping[str, Size]
-) -> PhaseResult[Mapping[str, HostReport]]:
-    """Probe hosts, and start powered-off hosts. Return host -> facts. ``keep``: node -> size that
-    stays.
-    """
+def probe(cluster: ClusterContext, inventory: Inventory) -> PhaseResult[Mapping[str, HostReport]]:
+    """Probe hosts, and start powered-off hosts. Return host -> facts."""
     requests = probe_requests(cluster.spec, inventory, cluster.workspace)
     answers: list[HostAnswer] = []
     with closing(ask_hosts(requests, cluster.connections.to)) as steps:
         for answer in steps:
             if answer is None:
-                provisioned = cluster.provider.apply(
-                    cluster.spec, cluster.workspace, HostOptions(keep)
-                )
+                provisioned = cluster.provider.apply(cluster.spec, cluster.workspace)
                 _report_started(cluster, provisioned)
                 silent = requests.keys() - {each.host for each in answers}
                 cluster.reporter.progress(

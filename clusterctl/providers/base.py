@@ -89,9 +89,6 @@ class Size:
         return ", ".join(self.parts)
 
 
-Sizes = Mapping[str, Size]  # by host
-
-
 @dataclass(frozen=True, slots=True)
 class FoundCluster:
     """A cluster that this machine runs, found without its workspace.
@@ -146,7 +143,7 @@ class HostChange:
     usd_per_hour: the cost after the change; for ``remove``, the present cost. None if zero or
         unknown.
     was_usd_per_hour: the present cost. None if the cost does not change.
-    restarts: the change stops the host and its jobs. off: the host is not running now.
+    ends_jobs: the change ends the jobs of the host, which otherwise stays. off: the host is not running now.
     deleted_disks: further disks of the host that the change deletes, with their data.
     detached_disks: disks that somebody attached to the host, and that the change detaches.
     released: the host is an on-prem machine that is released instead of deleted.
@@ -158,7 +155,7 @@ class HostChange:
     why: str = ""
     usd_per_hour: float | None = None
     was_usd_per_hour: float | None = None
-    restarts: bool = False
+    ends_jobs: bool = False
     off: bool = False
     released: bool = False
     deleted_disks: tuple[str, ...] = ()
@@ -290,7 +287,6 @@ class OrphanSearch:
 class HostOptions:
     """Options of ``Provider.plan`` and ``Provider.apply``.
 
-    keep: host -> size of the existing hosts that must not be resized.
     recreated: hosts that are deleted and created again.
     inputs: for ``plan``, hash of the configuration in the template of new compute nodes. "": no
         template.
@@ -298,7 +294,6 @@ class HostOptions:
         image.
     """
 
-    keep: Sizes = field(default_factory=dict)
     recreated: Collection[str] = ()
     inputs: str = ""
     templates: NodeTemplates | None = None
@@ -373,12 +368,6 @@ class Provider(ABC):
         inputs: group -> hash of the configuration that its template contains.
         bake: called to configure the temporary machine of each missing template. May raise to
             abort.
-        """
-        return {}
-
-    def sizes(self, spec: ClusterSpec) -> Sizes:
-        """Return name of compute host -> its size in the spec. Empty if this provider sets no
-        sizes.
         """
         return {}
 

@@ -127,9 +127,6 @@ class SlurmNodes(SlurmClient, Nodes):
                 host=self.transport.host,
             )
 
-    def annotate(self, job_id: str, text: str) -> None:
-        self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
-
 
 def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> Nodes:
     """Return the client for the cluster's scheduler that `up` and other administrative commands

@@ -738,7 +738,3 @@ class Nodes(Jobs, Protocol):
     def reconfigure(self) -> None:
         """Make all daemons of Slurm read their configuration files again."""
         return
-
-    def annotate(self, job_id: str, text: str) -> None:
-        """Set a job's admin comment, such as the reason for its end."""
-        return

@@ -382,9 +382,9 @@ def _host(
         was_usd_per_hour=old_cost
         if change.action in ("update", "replace") and old_cost != cost
         else None,
-        restarts=change.action == "update"
+        ends_jobs=change.action == "update"
         and not off
-        and bool(_STOPPED_FOR & set(_differing(change))),
+        and bool(_STOPPED_FOR & set(_differing(change)) or deleted or detached),
         off=off,
         deleted_disks=deleted,
         detached_disks=detached,

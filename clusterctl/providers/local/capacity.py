@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.providers.base import HostChange, Size, Sizes
+from clusterctl.providers.base import Action, HostChange, Size
 from clusterctl.providers.local import layout
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec
@@ -74,7 +74,9 @@ def _change(
     reason = "; ".join(reasons)
     if is_replaced:
         return HostChange(name, "replace", title, reason, price)
-    return HostChange(name, "change" if reason else "keep", title, reason, price, off=is_off)
+    action: Action = "change" if reason else "keep"
+    ends_jobs = bool(previous) and not is_off
+    return HostChange(name, action, title, reason, price, ends_jobs=ends_jobs, off=is_off)
 
 
 # Left for this machine itself and the controller's daemons.
@@ -104,12 +106,8 @@ class Hardware:
         return cls(tuple(sorted(os.sched_getaffinity(0))), total_kib // 1024)
 
 
-def divide(
-    spec: ClusterSpec, hardware: Hardware, keep: Mapping[str, Size] | None = None
-) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Return (each node's share of the hardware, notes). ``keep``: node -> size that it must
-    keep.
-    """
+def divide(spec: ClusterSpec, hardware: Hardware) -> tuple[tuple[Share, ...], tuple[str, ...]]:
+    """Return (each node's share of the hardware, notes)."""
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
     memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
@@ -117,21 +115,20 @@ def divide(
     cursor = 0
     for partition in spec.partitions:
         for host in spec.node_names(partition):
-            kept = (keep or {}).get(host)
-            cpus = kept.cpus if kept else partition.cpus or cpus_each
+            cpus = partition.cpus or cpus_each
             cores = {hardware.cores[(cursor + i) % len(hardware.cores)] for i in range(cpus)}
             cursor += cpus
-            memory = kept.memory_mib if kept else partition.memory or memory_each
+            memory = partition.memory or memory_each
             size = Size(cpus, memory, partition.disk)
             nodes.append(Share(host, partition.name, tuple(sorted(cores)), size))
     return tuple(nodes), _notes(tuple(nodes), hardware)
 
 
-def shares_here(spec: ClusterSpec, keep: Sizes) -> tuple[tuple[Share, ...], tuple[str, ...]]:
+def shares_here(spec: ClusterSpec) -> tuple[tuple[Share, ...], tuple[str, ...]]:
     """Return (shares, notes) as ``divide`` does, for this machine. Add the notes of
     ``same_uids``.
     """
-    shares, notes = divide(spec, Hardware.here(), keep)
+    shares, notes = divide(spec, Hardware.here())
     return shares, notes + tuple(same_uids(spec.users))
 
 

@@ -29,15 +29,12 @@ from clusterctl.providers.base import (
     Prompts,
     Provider,
     Provisioned,
-    Sizes,
     load_known_hosts,
 )
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.capacity import (
-    Hardware,
     Share,
     compare,
-    divide,
     is_oversubscribed,
     shares_here,
 )
@@ -179,14 +176,11 @@ class LocalProvider(Provider):
                 exchange.send("done")
             return exchange.result()
 
-    def sizes(self, spec: ClusterSpec) -> Sizes:
-        return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
-
     def plan(
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> HostPlan:
         refuse_other_machines(sys.platform)
-        shares, notes = shares_here(spec, options.keep)
+        shares, notes = shares_here(spec)
         hosts = load_known_hosts(workspace)
         existing = layout.Existing()
         kept = tuple[KeptStorage, ...]()
@@ -254,7 +248,7 @@ class LocalProvider(Provider):
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> Provisioned:
         node_class = options.templates
-        shares, notes = shares_here(spec, options.keep)
+        shares, notes = shares_here(spec)
         kept = (
             choose_storage_to_reuse(spec, self.kept_storage(spec.name, ()))
             if spec.storage.keep

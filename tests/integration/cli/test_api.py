@@ -250,11 +250,14 @@ def test_api_up_and_down_need_yes_if_they_destroy(
     lines: list[str] = []
     demo = clusterctl.Cluster("cluster.yaml", report=lines.append)
     with refused("needs-confirmation", UsageError, "demo-train-2"):
-        demo.up(force=True)
+        demo.up(reconfigure=True)
     assert any("provision" in line for line in lines)
     with refused("approved", MachineError):
         demo.up(yes=True, limit=["gpu[1-2]"])
-    assert [(one.force, one.limit) for one in given] == [(True, None), (False, ("gpu1", "gpu2"))]
+    assert [(one.reconfigure, one.limit) for one in given] == [
+        (True, None),
+        (False, ("gpu1", "gpu2")),
+    ]
     assert demo.down(yes=True, discard_run=["1"]) == DownResult()
     assert given[2] == (Workspace.of("demo"), ["1"])
 

@@ -127,7 +127,7 @@ def test_up_refuses_what_would_recreate_a_cluster_and_touches_nothing(
     cloud.forget_log()
     other = ClusterContext.of(spec_of(**change), workspace=workspace)
     with refused("fixed-while-up", UsageError, where=where):
-        up(other, UpOptions(force=True, discard=True))
+        up(other, UpOptions(discard=True))
     assert (cloud.resources(), (workspace.terraform / VARIABLES).read_bytes()) == before
     assert cloud.done() == []
     # What `down` removes is still known.

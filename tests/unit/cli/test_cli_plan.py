@@ -13,14 +13,12 @@ from clusterctl.cli import up as cli_up
 from clusterctl.cli.output import Screen
 from clusterctl.cli.plan import as_dict, text
 from clusterctl.cli.up import approve
-from clusterctl.cluster.impact import AffectedJob, Impact
 from clusterctl.cluster.phases import Drift
 from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.cluster.up import UpResult
 from clusterctl.cluster.verify import Verification
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan
-from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import Difference, dump_spec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
@@ -61,22 +59,16 @@ def test_plan_shows_equal_hosts_in_a_row_and_the_cost_below() -> None:
 def test_plan_shows_texts_of_several_lines_in_lines() -> None:
     """As the output of a host or of ssh; an escaped line end would be read as text."""
     drift = (Drift("d-ctl", "does not answer: ssh: no route\nthe last line"),)
-    unknown = Impact(unknown="no answer\nwithin 5 s")
-    lines = show(Plan(HostPlan((STAY,)), unknown, drift=drift))
+    lines = show(Plan(HostPlan((STAY,)), drift=drift))
     assert lines[lines.index("drift:") + 1 :][:2] == [
         "  d-ctl: does not answer: ssh: no route",
         "    the last line",
     ]
-    assert lines[lines.index("  no answer") + 1] == "    within 5 s"
 
 
-def test_plan_shows_settings_drift_jobs_and_notes() -> None:
-    job = JobInfo(
-        number=7, name="long", user="ada", state=JobState.RUNNING, reason="", nodes=("d-old-1",)
-    )
+def test_plan_shows_settings_drift_and_notes() -> None:
     plan = Plan(
         HostPlan((HostChange("d-ctl", "keep", "the controller"),)),
-        Impact(affected=(AffectedJob(job, "d-old-1 leaves the cluster"),)),
         (Difference("users", "bob is added"),),
         (Drift("d-ctl", "munge was stopped"),),
         ("it is late",),
@@ -85,7 +77,6 @@ def test_plan_shows_settings_drift_jobs_and_notes() -> None:
     for line in (
         "settings:\n  users: bob is added",
         "drift:\n  d-ctl: munge was stopped",
-        "so `up` needs --force:\n  job 7 (long) of ada on d-old-1: d-old-1 leaves the cluster",
         "notes:\n  it is late",
     ):
         assert line in shown
@@ -96,9 +87,6 @@ def test_plan_shows_settings_drift_jobs_and_notes() -> None:
     ] == [
         ("setting", "users", "change", "bob is added"),
         ("drift", "d-ctl", "repair", "munge was stopped"),
-    ]
-    assert [(one["job_id"], one["nodes"]) for one in answer["affected_jobs"]] == [
-        ("7", ("d-old-1",))
     ]
     assert answer["kept"] == ["d-ctl"]
     assert answer["cost"] is None
@@ -259,13 +247,13 @@ def test_up_does_the_plan_of_its_dry_run_or_nothing(
         raise UsageError("it goes on", code="goes-on")
 
     monkeypatch.setattr(cli_up.cluster_up, "up", up)
-    options: dict[str, Any] = {"limit": ("d-old-1",), "force": True}
+    options: dict[str, Any] = {"limit": ("d-old-1",), "reconfigure": True}
     screen = Screen(json=True, color=False)
     assert cli_up.show_changes(screen, SPEC, **options) == 0
     answer = loads(capfd.readouterr().out)
     assert answer["dry_run"] is True
     digest = answer["digest"]
-    for other in ({"limit": ("d-old-2",)}, {"force": False}, {"discard": True}):
+    for other in ({"limit": ("d-old-2",)}, {"reconfigure": False}, {"discard": True}):
         with refused("plan-changed", UsageError):
             cli_up.bring_up(screen, SPEC, yes=True, if_digest=digest, **{**options, **other})
     assert not approved
@@ -274,33 +262,29 @@ def test_up_does_the_plan_of_its_dry_run_or_nothing(
     assert approved == [plan]
 
 
-def test_dry_run_of_an_up_that_would_cancel_jobs_has_no_digest(
+def test_dry_run_of_an_up_that_would_be_refused_has_no_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without a digest, an agent gets no token for a call that would only fail."""
 
     class Checked(BareProvider):
         def check(self, _: object) -> None:
-            pass
+            raise UsageError("no", code="fixed-while-up")
 
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
     use_provider(monkeypatch, lambda *_: Checked())
-    job = JobInfo(number=7, name="long", user="ada", state=JobState.RUNNING, reason="")
-    plan = Plan(HostPlan((REMOVE,)), Impact(affected=(AffectedJob(job, "its node leaves"),)))
+    plan = Plan(HostPlan((REMOVE,)))
     monkeypatch.setattr(cli_plan, "preview", lambda _: plan)
     screen = Screen(json=True, color=False)
-    with refused("jobs-would-end", UsageError) as caught:
+    with refused("fixed-while-up", UsageError) as caught:
         cli_up.show_changes(screen, SPEC)
     screen.error(caught.value)
     answer = loads(capfd.readouterr().out)
     assert "digest" not in answer
     assert [change["name"] for change in answer["changes"]] == ["d-old-1"]
-    assert [entry["job_id"] for entry in answer["affected_jobs"]] == ["7"]
-    with refused("jobs-would-end", UsageError):
+    with refused("fixed-while-up", UsageError):
         cli_up.show_changes(Screen(json=False, color=False), SPEC)
     assert "d-old-1" in capfd.readouterr().err
-    assert cli_up.show_changes(Screen(json=True, color=False), SPEC, force=True) == 0
-    assert loads(capfd.readouterr().out)["digest"]
 
 
 @pytest.mark.parametrize(

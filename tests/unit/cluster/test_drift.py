@@ -142,13 +142,13 @@ def test_removed_package_is_reinstalled_or_its_node_recreated(
     session = ClusterContext.of(spec_of(), workspace=workspace, provider=BareProvider())
     inventory = inventory_of(*nodes, baked=baked)
     if not baked:
-        up.probe(session, inventory, {})
+        up.probe(session, inventory)
         assert [
             (name, host.calls[1].argv[-1]) for name, host in hosts.items() if not host.left
         ] == [("d-2", "rm -f /opt/clusterctl/installed-*")]
         return
     with refused("packages-missing", ConfigureError, "d-2") as raised:
-        up.probe(session, inventory, {})
+        up.probe(session, inventory)
     (failure,) = raised.value.failures
     assert failure.host == "d-2"
     assert failure.cause.endswith(": munge, slurmd")

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster.dry_run import digest_of_plan, most_of_up
-from clusterctl.cluster.impact import AffectedJob, Impact
 from clusterctl.cluster.phases import Drift
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.up import UpOptions
 from clusterctl.providers.base import HostChange, HostPlan
-from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import Difference
 from tests.unit.cluster.specs import spec_of
 
@@ -29,11 +27,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
 
 
-def affected(number: int) -> AffectedJob:
-    job = JobInfo(number=number, name="x", user="ada", state=JobState.RUNNING, reason="")
-    return AffectedJob(job, "its node leaves")
-
-
 @pytest.mark.parametrize(
     ("plan", "options"),
     [
@@ -41,18 +34,12 @@ def affected(number: int) -> AffectedJob:
         (Plan(HostPlan((replace(MAKE, usd_per_hour=0.8),))), PLAIN),
         (Plan(HostPlan((MAKE,), ("a disk is made",))), PLAIN),
         (replace(PLAN, settings=(Difference("name", "x"),)), PLAIN),
-        (replace(PLAN, jobs=Impact(affected=(affected(7),))), PLAIN),
         (PLAN, UpOptions(discard=True)),
-        (PLAN, UpOptions(force=True)),
         (PLAN, UpOptions(reconfigure=True)),
         (PLAN, UpOptions(limit=("d-train-1",))),
         (PLAN, UpOptions(replaced=("d-train-1",))),
     ],
-    ids=(
-        "host removed,price,disk,setting,job ends,discard,force,reconfigure,limit,replaced".split(
-            ","
-        )
-    ),
+    ids=("host removed,price,disk,setting,discard,reconfigure,limit,replaced".split(",")),
 )
 def test_digest_counts_what_would_be_done(plan: Plan, options: UpOptions) -> None:
     first = digest_of_plan(SPEC, PLAN, PLAIN)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import pytest
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.down import DownOptions, down, preview
 from clusterctl.cluster.dry_run import reject_up
-from clusterctl.cluster.impact import free_leaving_hosts
+from clusterctl.cluster.impact import free_changed_hosts
 from clusterctl.cluster.losses import (
     DISCARDED,
     LOOK_VALID_S,
@@ -29,8 +28,8 @@ from clusterctl.cluster.losses import (
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.up import UpOptions
-from clusterctl.errors import OnlyCopyError, SchedulerError, TransportError, UnreachableError
-from clusterctl.providers.base import HostChange, HostPlan, Provider
+from clusterctl.errors import OnlyCopyError, TransportError, UnreachableError
+from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import OnlyCopies, UncopiedFiles
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Nodes
 from clusterctl.spec.load import dump_spec
@@ -67,19 +66,13 @@ def job(number: int, state: JobState, *nodes: str) -> JobInfo:
 
 
 class Slurm(Nodes):
-    """A Slurm with these jobs and two idle nodes.
-
-    resumed: the nodes of each resume. on_cancel: called after jobs were cancelled.
-    """
+    """A Slurm with these jobs and two idle nodes. resumed: the nodes of each resume."""
 
     drains_nodes = True
     clock = Clock(sleep=lambda _: None)
 
-    def __init__(
-        self, jobs: Sequence[JobInfo], on_cancel: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, jobs: Sequence[JobInfo]) -> None:
         self.found = jobs
-        self.on_cancel = on_cancel
         self.resumed: list[Sequence[str]] = []
 
     def nodes(self) -> Sequence[NodeInfo]:
@@ -97,14 +90,6 @@ class Slurm(Nodes):
 
     def jobs(self, ids: Sequence[str]) -> Sequence[JobInfo]:
         return [job for job in self.all_jobs() if job.whole_id in ids]
-
-    def annotate(self, job_id: str, comment: str) -> None:
-        pass
-
-    def cancel(self, ids: Sequence[str]) -> dict[str, SchedulerError]:
-        self.found = [job for job in self.found if job.id not in ids]
-        self.on_cancel()
-        return {}
 
 
 class Stage:
@@ -194,6 +179,14 @@ class StageHost(ScriptedTransport):
 
 def context(stage: Stage) -> ClusterContext:
     return ClusterContext.of(spec_of(), workspace=stage.workspace)
+
+
+def with_nodes(stage: Stage, slurm: Slurm) -> ClusterContext:
+    """Return a cluster of two nodes, which stay."""
+    two = spec_of({"name": "train", "nodes": 2})
+    cluster: Any = ClusterContext.of(two, workspace=stage.workspace)
+    cluster.scheduler = lambda *_, **__: slurm
+    return cluster
 
 
 @pytest.fixture
@@ -415,7 +408,7 @@ def change(name: str, action: Any, **more: Any) -> HostChange:
     [
         ([change("d-train-2", "remove")], ["d-train-2"]),
         ([change("d-train-1", "replace")], ["d-train-1"]),
-        ([change("d-train-3", "make"), change("d-train-1", "change", restarts=True)], []),
+        ([change("d-train-3", "make"), change("d-train-1", "change", ends_jobs=True)], []),
     ],
 )
 def test_emptied_has_only_leaving_hosts(changes: list[HostChange], emptied: list[str]) -> None:
@@ -436,32 +429,16 @@ def test_disk_that_is_deleted_while_its_host_stays_needs_discard(stage: Stage) -
     ).value
 
 
-@pytest.mark.parametrize("affected", [True, False])
-def test_check_leaving_hosts_searches_again_after_jobs_ended(
-    stage: Stage, *, affected: bool
-) -> None:
-    """The job writes files until it is cancelled. Drained nodes are resumed if the change is
-    refused.
-    """
-
-    def write_files() -> None:
-        stage.files = (SCRATCH,)
-
-    slurm = Slurm([job(7, JobState.RUNNING, "d-train-1")] * affected, write_files)
-    two_nodes = spec_of({"name": "train", "nodes": 2})
-    provider = cast(Provider, SimpleNamespace(sizes=lambda _: {}))
-    session: Any = ClusterContext.of(two_nodes, workspace=stage.workspace, provider=provider)
-    session.scheduler = lambda *_, **__: slurm
-    session.inventory = inventory()
+def test_node_with_only_copies_is_resumed_unless_they_are_discarded(stage: Stage) -> None:
+    slurm = Slurm([])
+    session = with_nodes(stage, slurm)
     plan = HostPlan((change("d-train-1", "replace"),))
-    if affected:
-        with rejected("only-copy", OnlyCopyError):
-            free_leaving_hosts(session, plan, force=True)
-    else:
-        assert free_leaving_hosts(session, plan, force=True) == {}
-    assert slurm.resumed == [("d-train-1",)] * affected
+    free_changed_hosts(session, plan)
     stage.files = (SCRATCH,)
-    free_leaving_hosts(session, plan, force=True, discard=True)
+    with rejected("only-copy", OnlyCopyError):
+        free_changed_hosts(session, plan)
+    assert slurm.resumed == [("d-train-1",)]
+    free_changed_hosts(session, plan, discard=True)
     entry = list(read_rows(stage.workspace.journal))[-1]
     assert (entry["verb"], entry["phase"]) == ("up", "check_leaving_nodes")
     assert entry["note"].startswith("discarded: 5 B")
@@ -470,12 +447,13 @@ def test_check_leaving_hosts_searches_again_after_jobs_ended(
 
 def test_dry_run_of_up_stops_for_what_up_would_lose(stage: Stage) -> None:
     stage.files = (SCRATCH,)
+    session = with_nodes(stage, Slurm([]))
     plan = Plan(HostPlan((change("d-train-1", "replace"),)))
     with rejected("only-copy", OnlyCopyError) as caught:
-        reject_up(context(stage), plan, UpOptions())
+        reject_up(session, plan, UpOptions())
     assert "/scratch/shards on d-train-1" in caught.value.why
-    reject_up(context(stage), plan, UpOptions(discard=True))
-    reject_up(context(stage), Plan(HostPlan((change("d-train-1", "keep"),))), UpOptions())
+    reject_up(session, plan, UpOptions(discard=True))
+    reject_up(session, Plan(HostPlan((change("d-train-1", "keep"),))), UpOptions())
     assert not stage.workspace.journal.exists()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.plan import Plan, preview
 from clusterctl.errors import Notice, SlurmError, UsageError
 from clusterctl.hosts.probe import HostReport
-from clusterctl.providers.base import DEFAULTS, HostChange, HostOptions, HostPlan, Size
+from clusterctl.providers.base import DEFAULTS, HostChange, HostOptions, HostPlan
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
@@ -60,10 +60,6 @@ class Stub:
         return HostPlan(
             self.hosts, notes=("worth knowing",), distribution=distribution_of(self.distribution)
         )
-
-    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
-        del spec
-        return {}
 
     def alive(self, cluster_id: str) -> bool:
         del cluster_id

@@ -73,6 +73,7 @@ def test_unchanged_nodes_are_kept() -> None:
 def test_stopped_nodes_will_be_started() -> None:
     (change,) = look(spec(), there(ONE, TWO, off={ONE}), node(ONE), node(TWO))
     assert (change.name, change.action, change.off) == (ONE, "change", True)
+    assert not change.ends_jobs
 
 
 def test_changed_cpus_or_memory_change_a_node_in_place() -> None:
@@ -81,7 +82,7 @@ def test_changed_cpus_or_memory_change_a_node_in_place() -> None:
         (ONE, "change", "was 2 CPUs, 4GiB of memory"),
         (TWO, "change", "was 1 CPU, 4GiB of memory"),
     ]
-    assert not any(change.destroys for change in changes)
+    assert [(change.destroys, change.ends_jobs) for change in changes] == [(False, True)] * 2
 
 
 @pytest.mark.parametrize(

@@ -282,4 +282,3 @@ def test_operations_on_nodes_do_nothing_without_slurm() -> None:
     mpirun.set_down(("d-1",), "lost")
     mpirun.resume(("d-1",))
     mpirun.reconfigure()
-    mpirun.annotate("m1", "cancelled")
