@@ -61,11 +61,15 @@ def test_first_pages_for_newcomers_work_as_printed(reader: Person, page: Path) -
 
 
 def first_screen() -> list[Block]:
-    """Return the program at the beginning of README.md, and the command that runs it."""
+    """Return the commands at the beginning of README.md, and the program that they run, which the
+    tutorial shows.
+    """
+    program = [
+        block for block in blocks(TUTORIAL) if block.file in {"train_ddp.py", "requirements.txt"}
+    ]
     return [
-        block
-        for block in blocks(README)
-        if block.file or block.elsewhere == "tests/e2e/test_manual.py"
+        *program,
+        *(block for block in blocks(README) if block.elsewhere == "tests/e2e/test_manual.py"),
     ]
 
 

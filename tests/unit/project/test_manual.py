@@ -119,16 +119,6 @@ def test_block_run_by_another_test_names_an_existing_file() -> None:
             assert (ROOT / block.elsewhere).is_file(), block.where
 
 
-def test_file_shown_on_two_pages_is_the_same() -> None:
-    shown: dict[str, set[str]] = {}
-    for page in (ROOT / "README.md", ROOT / "docs" / "tutorial.md"):
-        for block in blocks(page):
-            if block.file:
-                shown.setdefault(block.file, set()).add(block.text)
-    assert "train_ddp.py" in shown
-    assert [name for name, texts in shown.items() if len(texts) > 1] == []
-
-
 @pytest.mark.parametrize("page", [*pages(), SKILL], ids=lambda page: page.name)
 def test_clusterctl_commands_on_a_page_parse(page: Path) -> None:
     """Also those in running text, and in blocks that are not run."""

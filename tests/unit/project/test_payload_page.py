@@ -33,6 +33,7 @@ def test_page_names_every_flag_and_no_unknown_flag() -> None:
     page_flags = set(re.findall(r"--[a-z][a-z0-9-]*", PAGE))
     # Of srun, sbatch and submit.
     other_flags = {
+        "--follow",
         "--help",
         "--local",
         "--mpi",
