@@ -37,7 +37,7 @@ from clusterctl.util.process import parallel_map, temporary_folder
 # each boot.
 _SAME_MEMORY: Final = 0.01
 # Codes of findings about GPUs that are visible but not usable.
-NOT_LINKED: Final = frozenset({"fabric-manager", "fabric-not-ready"})
+NOT_LINKED: Final = "fabric-manager"
 # Succeeds if a host has the wheels already, by their mark file, or reaches the package index.
 _CAN_FETCH: Final = """\
 [ -e "$1" ] && exit
@@ -323,7 +323,7 @@ def reject_missing_gpus(
             continue
         driver = reports[host.name].driver
         missing = driver.cards < gpus.count
-        matching = (f for f in needs if f.host == host.name and (f.code in NOT_LINKED) != missing)
+        matching = (f for f in needs if f.host == host.name and (f.code == NOT_LINKED) != missing)
         need = next(matching, None)
         if not (missing or need):
             continue

@@ -89,7 +89,7 @@ _ADVICE_BLOCK: Final = re.compile(r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.
 _MAX_NAMED = 8
 _TIMEOUT_S = 60.0
 _OF_DRIVER = frozenset(
-    {"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED}
+    {"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", NOT_LINKED}
 )
 
 

@@ -19,7 +19,7 @@ from clusterctl.errors import (
     ProvisionError,
     TransportError,
 )
-from clusterctl.hosts.gpus import fault_of, flags
+from clusterctl.hosts.gpus import fault_of
 from clusterctl.hosts.probe import (
     PROGRAM,
     GpuFacts,
@@ -50,10 +50,6 @@ _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 # systemd itself listens for clusterctl-fence.
 _DAEMONS: Final = _SLURM | {"munge", "mariadb"}
 _OUR_LISTENERS: Final = _SLURM | {"systemd"}
-# Beginnings of normal fabric states of a card.
-_READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")
-_MIG_NOW = "mig.mode.current"
-_MIG_THEN = "mig.mode.pending"
 # Lowest PCI device number that NVIDIA's open kernel modules support.
 _TURING: Final = 0x1E00
 NO_CGROUPS: Final = "no-cgroups"
@@ -120,7 +116,6 @@ def check_hosts(
     for host, examined in answers.items():
         for check in _CHECKS_OF_HOST:
             findings += check(host, examined.facts, expected[host])
-    findings += _unmet_needs(answers, findings)
     order = {host: i for i, host in enumerate(expected)}
     return tuple(sorted(findings, key=lambda f: (order[f.host], f.level)))
 
@@ -170,7 +165,8 @@ def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Find
 
 @_check_of_host
 def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    for disk in facts.space:
+    """Check disks before the host joins. Afterwards its health check does."""
+    for disk in facts.space if expected.free_mib else ():
         path = disk.paths[0]
         is_memory = disk.paths == (SHARED_MEMORY,)
         level: Level = "warning" if is_memory else "error"
@@ -237,45 +233,21 @@ def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[F
 
 @_check_of_host
 def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield a finding if the fabric manager has not linked the GPUs, so that CUDA fails with error
-    802.
-    """
+    """Yield a finding if no fabric manager links the GPUs, so that CUDA fails with error 802."""
     gpus = facts.gpus
-    if not gpus.driver:
+    if not gpus.driver or not gpus.switches or FABRIC_MANAGER in facts.units:
         return
-    states = [
-        f"{gpu['fabric.state']}, {gpu['fabric.status']}"
-        for gpu in gpus.states
-        if "fabric.state" in gpu
-    ]
-    waiting = [state for state in states if not state.startswith(_READY)]
-    stopped = gpus.switches > 0 and FABRIC_MANAGER not in facts.units
-    level: Level = "error" if stopped and expected.gpus and not expected.driver else "warning"
-    if stopped or (waiting and gpus.manager not in ("", gpus.driver)):
-        has = f"version {gpus.manager}" if gpus.manager else "not installed"
-        state = (
-            "is not running" if stopped else f"has not linked {len(waiting)} of {len(states)} GPUs"
-        )
-        cause = (
-            f"{FABRIC_MANAGER} {state} ({has}; driver {gpus.driver}): programs fail with CUDA "
-            "error 802"
-        )
-        fix = (
-            f"install version {gpus.driver} on the host, then run `systemctl enable --now "
-            f"{FABRIC_MANAGER}`"
-        )
-        fix += "; if the spec sets software.nvidia, `clusterctl up` does both"
-        yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", cause, fix)
-    elif waiting:
-        cause = (
-            f"{len(waiting)} of {len(states)} GPUs report {waiting[0]}; programs fail with CUDA "
-            "error 802"
-        )
-        fix = (
-            f"wait a minute after a reboot; then see `systemctl status {FABRIC_MANAGER}` on the "
-            "host"
-        )
-        yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", cause, fix)
+    level: Level = "error" if expected.gpus and not expected.driver else "warning"
+    has = f"version {gpus.manager}" if gpus.manager else "not installed"
+    cause = (
+        f"{FABRIC_MANAGER} is not running ({has}; driver {gpus.driver}): programs fail with CUDA "
+        "error 802"
+    )
+    fix = (
+        f"install version {gpus.driver} on the host, then run `systemctl enable --now "
+        f"{FABRIC_MANAGER}`; if the spec sets software.nvidia, `clusterctl up` does both"
+    )
+    yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", cause, fix)
 
 
 @_check_of_host
@@ -299,37 +271,6 @@ def _fast_network(host: str, facts: HostFacts, expected: HostRequirements) -> It
         )
         summary = "GPUs and the fast network are not connected directly"
         yield Finding(host, "warning", "gpudirect", summary, cause, fix)
-
-
-@_check_of_host
-def _cards(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield findings about memory faults of GPUs, and about MIG settings that change at the next
-    reboot.
-    """
-    cards = dict(enumerate(facts.gpus.states)) if facts.gpus.driver else {}
-    for flag in flags():
-        if numbers := [number for number, card in cards.items() if flag.is_set(card)]:
-            cause = f"{_gpu_list(numbers)}: {flag.means}"
-            fix = flag.fix or _how_to_reboot(host, expected)
-            yield Finding(host, "warning", "gpu-memory", "a GPU's memory has faults", cause, fix)
-    modes = {
-        number: (card.get(_MIG_NOW, ""), card.get(_MIG_THEN, "")) for number, card in cards.items()
-    }
-    for now, then in dict.fromkeys(
-        mode for mode in modes.values() if {*mode} == {"Enabled", "Disabled"}
-    ):
-        numbers = [number for number, mode in modes.items() if mode == (now, then)]
-        cause = (
-            f"{_gpu_list(numbers)}: MIG is {now} now, but {then} after a reboot or reset of the GPU"
-        )
-        fix = f"{_how_to_reboot(host, expected)}, then run `clusterctl up`"
-        yield Finding(
-            host, "warning", "mig-pending", "the MIG mode changes at the next reboot", cause, fix
-        )
-
-
-def _gpu_list(cards: Sequence[int]) -> str:
-    return f"GPU{'s' if len(cards) > 1 else ''} {', '.join(map(str, cards))}"
 
 
 def _unsuitable_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> list[Finding]:
@@ -494,23 +435,19 @@ def _daemons(host: str, facts: HostFacts, expected: HostRequirements) -> Iterato
         yield Finding(host, "warning", "daemon-stopped", f"{unit} is not running", cause, fix)
 
 
-def _unmet_needs(answers: Mapping[str, Examined], found: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield what nodes lack to run jobs, as their health check reports it (`needs` of
+@_check_of_host
+def _unmet_needs(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
+    """Yield what a node lacks to run jobs, as its health check reports it (`needs` of
     touches.yml).
-
-    found: findings of the other checks. They have the figures if they have the same code.
     """
-    known = {(finding.host, finding.code) for finding in found}
-    for host, examined in answers.items():
-        if examined.facts.unmet is None:
-            cause = f"{HEALTH_PROGRAM} did not answer in time, or failed"
-            fix = f"run it by hand: `clusterctl ssh {host} --admin -- sudo {HEALTH_PROGRAM} report`"
-            yield Finding(
-                host, "error", "health-silent", "the health check does not answer", cause, fix
-            )
-        for need in examined.facts.unmet or ():
-            if (host, need["code"]) not in known:
-                yield Finding(host, "error", need["code"], need["what"], need["why"], need["fix"])
+    if facts.unmet is None:
+        cause = f"{HEALTH_PROGRAM} did not answer in time, or failed"
+        fix = f"run it by hand: `clusterctl ssh {host} --admin -- sudo {HEALTH_PROGRAM} report`"
+        yield Finding(
+            host, "error", "health-silent", "the health check does not answer", cause, fix
+        )
+    for need in facts.unmet or ():
+        yield Finding(host, "error", need["code"], need["what"], need["why"], need["fix"])
 
 
 @_check_of_host

@@ -114,9 +114,6 @@ class Flag:
     means: str
     fix: str = ""
 
-    def is_set(self, card: Mapping[str, str]) -> bool:
-        return card.get(self.field) in {"Yes", "1"}
-
 
 @dataclass(frozen=True, slots=True)
 class _Tables:

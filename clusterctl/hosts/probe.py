@@ -148,8 +148,7 @@ class GpuFacts(_Answer):
         driver.
     driver, installed, manager: versions of the running driver, the kernel module on disk, the
         fabric manager.
-    fault: the error of nvidia-smi. states: for each GPU, fields about NVLinks, memory faults and
-        MIG.
+    fault: the error of nvidia-smi.
     oldest: the lowest PCI device ID among the GPUs. Older models have lower IDs.
     """
 
@@ -162,7 +161,6 @@ class GpuFacts(_Answer):
     installed: str = ""
     fault: str = ""
     manager: str = ""
-    states: tuple[Mapping[str, str], ...] = ()
     oldest: int | None = None
 
 

@@ -24,7 +24,6 @@ import sys
 import time
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -36,9 +35,6 @@ PCI_DEVICES = "/sys/bus/pci/devices"
 PCI_DISPLAY = 0x03
 PCI_BRIDGE = 0x06
 PCI_NVIDIA = "0x10de"
-# Fields of `--query-gpu` from driver 535 on. Remapped rows have another option of nvidia-smi.
-STATES = "fabric.state,fabric.status,mig.mode.current,mig.mode.pending,retired_pages.pending"
-ROWS = "remapped_rows.pending,remapped_rows.failure"
 MANAGER = re.compile(r"Fabric Manager version is\s*:\s*(\S+)")
 # A card's name and its driver's version.
 SHOWN = re.compile(r", \d{3}\.\d+[\d.]*$")
@@ -236,7 +232,7 @@ def nvidia_devices() -> List[Tuple[int, int]]:
 def gpus() -> Dict[str, Any]:
     devices = nvidia_devices()
     kinds = [kind for kind, _ in devices]
-    lines = (nvidia_smi("name,driver_version") or "").splitlines()
+    lines = nvidia_smi().splitlines()
     shown = [line.rsplit(", ", 1) for line in lines if SHOWN.search(line)]
     manager = MANAGER.search(
         run(["sh", "-c", "exec nv-fabricmanager --version 2>&1"], any_exit=True) or ""
@@ -248,7 +244,6 @@ def gpus() -> Dict[str, Any]:
         "shown": [name for name, _ in shown],
         "driver": shown[0][1] if shown else None,
         "fault": next((line for line in lines if line.strip() and not SHOWN.search(line)), ""),
-        "states": states() if shown else [],
         "manager": manager.group(1) if manager else "",
         "oldest": min(
             (number for kind, number in devices if kind == PCI_DISPLAY and number), default=None
@@ -280,25 +275,12 @@ def gpudirect() -> str:
     return "dma-buf" if "Open Kernel Module" in read(NVIDIA_VERSION) else ""
 
 
-def states() -> List[Dict[str, str]]:
-    """Return, for each GPU, field of nvidia-smi -> value, about NVLinks, memory faults and MIG."""
-    empty = {}  # type: Dict[str, str]
-    cards = zip_longest(cells(STATES), cells(ROWS, "remapped-rows"), fillvalue=empty)
-    return [dict(states_of_card, **rows) for states_of_card, rows in cards]
-
-
-def cells(fields: str, switch: str = "gpu") -> List[Dict[str, str]]:
-    names = fields.split(",")
-    rows = [line.split(", ") for line in (nvidia_smi(fields, switch) or "").splitlines()]
-    return [dict(zip(names, row)) for row in rows if len(row) == len(names)]
-
-
-def nvidia_smi(fields: str, switch: str = "gpu") -> Optional[str]:
-    """Return the output of `nvidia-smi --query-SWITCH=FIELDS` or its error; "" if it is not
-    installed.
+def nvidia_smi() -> str:
+    """Return name and driver version of each card as nvidia-smi shows them, or its error; "" if it
+    is not installed.
     """
-    command = "exec nvidia-smi --query-{}={} --format=csv,noheader 2>&1".format(switch, fields)
-    return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + command], any_exit=True)
+    query = "exec nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>&1"
+    return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + query], any_exit=True) or ""
 
 
 def driver_on_disk() -> str:

@@ -349,7 +349,7 @@ class HostRequirements:
 
     ports: port -> daemon that will listen.
     accounts: account -> uid and gid.
-    free_mib: path -> disk space.
+    free_mib: path -> disk space, of a host that has not joined yet.
     gpus: number of GPUs, if the spec gives it.
     brings: units that `up` will start or reconfigure on a host that has not joined yet.
     runs: units that run on a host that has joined.
@@ -373,7 +373,7 @@ class HostRequirements:
     own_homes: bool = False
 
 
-# Disk space in MiB for Slurm, MariaDB, Open MPI and Python: to install them, and afterwards.
+# Disk space in MiB to install Slurm, MariaDB, Open MPI and Python.
 _BEFORE: Final = {
     "/": 512,
     "/usr": 3072,
@@ -382,7 +382,6 @@ _BEFORE: Final = {
     "/tmp": 256,  # noqa: S108
     SHARED_MEMORY: 32,
 }
-_AFTER: Final = {"/": 128, "/var": 256, "/tmp": 64, SHARED_MEMORY: 32}  # noqa: S108
 # CuPy with CUDA's libraries, and their wheels until they are unpacked.
 _CUPY: Final = {"/opt": 7168}
 
@@ -418,17 +417,16 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
 def requirements_of_hosts(
     spec: ClusterSpec, members: Sequence[Host], *, installed: Collection[str]
 ) -> Mapping[str, HostRequirements]:
-    """Return host -> requirements. Hosts in ``installed`` have the cluster's software and need less
-    space.
+    """Return host -> requirements. Hosts in ``installed`` have the cluster's software, and their
+    health check looks at their disks.
     """
-    needed_mib = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
     gpus = {
         host: partition.gpus.count
         for partition in spec.partitions
         if partition.gpus
         for host in spec.node_names(partition)
     }
-    cupy = set(gpus) - set(installed) if spec.software.cupy else ()
+    cupy = gpus if spec.software.cupy else ()
     nvidia = spec.software.nvidia
     cgroups = spec.scheduler_needs.has_daemons and not spec.provider.shares_kernel
     here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
@@ -438,7 +436,9 @@ def requirements_of_hosts(
             address=member.address,
             ports=role_ports(spec, member.roles),
             accounts=required_accounts(spec),
-            free_mib=needed_mib[member.name in installed] | (_CUPY if member.name in cupy else {}),
+            free_mib={}
+            if member.name in installed
+            else _BEFORE | (_CUPY if member.name in cupy else {}),
             gpus=gpus.get(member.name),
             brings=none if member.name in installed else role_units(spec, member.roles),
             runs=role_units(spec, member.roles) if member.name in installed else none,

@@ -453,12 +453,14 @@ def test_disks_checks_each_file_system_once(host: Host) -> None:
 
 def test_disks_checks_shared_memory(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that is smaller than the limit is healthy while half of it is free."""
-    room = SimpleNamespace(f_frsize=1 << 20, f_blocks=64, f_bavail=40, f_files=0)
+    room = SimpleNamespace(f_frsize=1 << 20, f_blocks=64, f_bavail=40, f_files=0, f_flag=0)
     monkeypatch.setattr(os, "statvfs", lambda _: room)
     host.set(disk_free_mib=1 << 10, disks=["/dev/shm"])
     assert host.look() == []
     room.f_bavail = 20
     assert host.look() == ["/dev/shm has 20 MiB free, but needs 32"]
+    room.f_flag = os.ST_RDONLY
+    assert host.look() == ["/dev/shm is mounted read-only"]
 
 
 def test_health_check_counts_gpus_and_mig_devices(tmp_path: Path) -> None:
@@ -796,7 +798,14 @@ def _network(devices: str, path: str, state: str) -> Callable[[Host], None]:
 
 
 def _room(**values: int) -> Callable[[Host], None]:
-    room = {"f_frsize": 1 << 20, "f_blocks": 500, "f_bavail": 51, "f_files": 0, "f_favail": 0}
+    room = {
+        "f_frsize": 1 << 20,
+        "f_blocks": 500,
+        "f_bavail": 51,
+        "f_files": 0,
+        "f_favail": 0,
+        "f_flag": 0,
+    }
 
     def arrange(host: Host) -> None:
         host.needs("disks")

@@ -554,9 +554,3 @@ def test_doctor_shows_what_the_health_check_of_a_node_reports() -> None:
     assert (one.level, one.code, one.why, one.fix) == ("error", "clock", "by 61.5 s", "set it")
     (silent,) = found({"unmet": None})
     assert (silent.level, silent.code) == ("error", "health-silent")
-
-
-def test_doctor_names_a_full_disk_once() -> None:
-    full = [room(10), SHARED]
-    (one,) = found({"space": full, "unmet": [{**NEED, "code": "disk-full"}]})
-    assert one.why != NEED["why"]

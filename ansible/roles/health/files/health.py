@@ -629,7 +629,9 @@ def disks(config: Settings, _: State) -> Iterator[Problem]:
         if path == SHARED_MEMORY:
             # In containers, it may be smaller than the least free space on disks.
             needed_mib = min(needed_mib, (room.f_blocks * room.f_frsize >> 20) // 2)
-        if free_mib < needed_mib:
+        if room.f_flag & os.ST_RDONLY:
+            yield Problem(f"{path} is mounted read-only")
+        elif free_mib < needed_mib:
             yield Problem(f"{path} has {free_mib} MiB free, but needs {needed_mib}")
         elif room.f_files and not room.f_favail:
             yield Problem(f"{path} has no free inodes")
