@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Container, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from clusterctl.cli.options import COMMON
 from clusterctl.cli.verbs import VERBS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+SUBMIT = ("submit",)
 HEAD = """\
 # Command line
 
@@ -64,9 +66,20 @@ def _section(path: tuple[str, ...], command: Any) -> str:
         parts.append(
             _table("argument", [(_placeholder(a), _with_local(a, a.help or "")) for a in arguments])
         )
-    if options := _options(command, skip=COMMON):
-        parts.append(_table("option", options))
+    options = _options(command, skip=COMMON)
+    shared = [] if path == SUBMIT else [one for one in options if one in _options_of_submit()]
+    if own := [one for one in options if one not in shared]:
+        parts.append(_table("option", own))
+    if shared:
+        names = ", ".join(f"`{_cell(name)}`" for name, _ in shared)
+        parts.append(f"And these, as for [submit](#submit): {names}.\n")
     return "\n".join(parts)
+
+
+@cache
+def _options_of_submit() -> list[tuple[str, str]]:
+    """Return the options that other commands share with `submit`, and so need not repeat."""
+    return _options(dict(verbs(app))[SUBMIT], skip=COMMON)
 
 
 def _placeholder(argument: Any) -> str:
