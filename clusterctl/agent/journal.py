@@ -40,19 +40,6 @@ class Bound:
 FREE: Final = Bound()
 
 
-@dataclass(frozen=True, slots=True)
-class JobUse:
-    """What a job used. outcome: completed, failed or cancelled; "": it has not ended.
-
-    active: how many of its tasks are pending or running.
-    """
-
-    outcome: str = ""
-    active: int = 1
-    node_hours: float | None = None
-    usd: float | None = None
-
-
 @dataclass(slots=True)
 class Call:
     """A call of an agent.
@@ -60,7 +47,7 @@ class Call:
     cluster: its name, and what tells it from another cluster of this name.
     code: how it ended: DONE or the code of its error; "": it runs, or its server was killed.
     refused: whether it was not carried out.
-    jobs: the IDs of the jobs that it submitted. uses: job ID -> what the job used, as far as known.
+    jobs: the IDs of the jobs that it submitted.
     """
 
     id: str
@@ -73,24 +60,19 @@ class Call:
     code: str = ""
     refused: bool = False
     jobs: Sequence[str] = ()
-    uses: dict[str, JobUse] = field(default_factory=dict)
     seconds: float | None = None
-
-    def open_jobs(self) -> list[str]:
-        """Return the jobs that have not ended, as far as known."""
-        return [job for job in self.jobs if not self.uses.get(job, JobUse()).outcome]
 
 
 @dataclass(slots=True)
 class History:
     """What the journal tells.
 
-    outcomes: of each job whose end is known, in the order in which the ends were learned, since the
-        user last ran `clusterctl agent resume`.
+    failures: (time, failed jobs in a row at that time): none when the user ran `clusterctl agent
+        resume`; those before a `down`, which removes what the cluster's ledger tells of its jobs.
     """
 
     calls: dict[str, Call] = field(default_factory=dict)
-    outcomes: list[str] = field(default_factory=list)
+    failures: list[tuple[float, int]] = field(default_factory=list)
 
     def jobs_of(self, cluster: str) -> set[str]:
         return {job for call in self.calls.values() if call.cluster == cluster for job in call.jobs}
@@ -137,9 +119,19 @@ class Journal:
         return self._history
 
     def begin(
-        self, verb: str, arguments: Mapping[str, Any], *, project: str, cluster: str, bound: Bound
+        self,
+        verb: str,
+        arguments: Mapping[str, Any],
+        *,
+        project: str,
+        cluster: str,
+        bound: Bound,
+        failures: int | None = None,
     ) -> str:
-        """Write that a call is carried out from now on. Return its id."""
+        """Write that a call is carried out from now on. Return its id.
+
+        failures: failed jobs in a row, if the call may remove a cluster's ledger.
+        """
         call = secrets.token_hex(6)
         self._write(
             "begin",
@@ -149,6 +141,7 @@ class Journal:
             project=project,
             cluster=cluster,
             bound=asdict(bound),
+            failures=failures,
         )
         return call
 
@@ -172,10 +165,6 @@ class Journal:
         """Write how a call ended. free: it can have used nothing."""
         self._write("end", call, code=code, jobs=list(jobs), seconds=round(seconds, 3), free=free)
 
-    def use(self, call: str, job: str, use: JobUse) -> None:
-        """Write what a job of a call used."""
-        self._write("use", call, job=job, **asdict(use))
-
     def resume(self) -> None:
         """Write that the user lets agents submit again after failed jobs."""
         self._write("resume", "")
@@ -190,7 +179,7 @@ def _apply(history: History, row: Mapping[str, Any]) -> None:
     event = row["event"]
     seconds = float(row["time"])
     if event == "resume":
-        history.outcomes.clear()
+        history.failures.append((seconds, 0))
         return
     call_id = str(row["call"])
     if event in {"begin", "refuse"}:
@@ -205,6 +194,8 @@ def _apply(history: History, row: Mapping[str, Any]) -> None:
             code=str(row.get("code", "")),
             refused=event == "refuse",
         )
+        if row.get("failures") is not None:
+            history.failures.append((seconds, int(row["failures"])))
         return
     call = history.calls[call_id]
     if event == "end":
@@ -213,9 +204,3 @@ def _apply(history: History, row: Mapping[str, Any]) -> None:
         call.seconds = float(row["seconds"])
         if row["free"]:
             call.bound = FREE
-    elif event == "use":
-        job = str(row["job"])
-        use = JobUse(row["outcome"], row["active"], row["node_hours"], row["usd"])
-        if use.outcome and not call.uses.get(job, JobUse()).outcome:
-            history.outcomes.append(use.outcome)
-        call.uses[job] = use

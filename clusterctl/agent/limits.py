@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from clusterctl.agent.journal import FREE, Bound, Call, History
 from clusterctl.spec.agent import AgentLimits
+from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.confine import LimitError
 
 DAY_S: Final = 86400
-FAILED: Final = "failed"
-COMPLETED: Final = "completed"
+FAILED: Final = "FAILED"
+COMPLETED: Final = "COMPLETED"
+_ENDED_BY_OTHERS: Final = frozenset({"CANCELLED", "PREEMPTED", "REVOKED", "PURGED"})
+# Times of the journal are rounded.
+_CLOCK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,66 @@ class Usage:
     failures: int
 
 
+def identity(workspace: Workspace) -> str:
+    """Return the name of a cluster, and what tells it from another cluster of this name."""
+    return f"{workspace.root.name} {workspace.known_id() or 'new'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What the jobs of a call use, by the ledger of their cluster.
+
+    active: jobs that are pending or running; of an array that has not ended, all tasks. node_hours,
+    usd: what they used, or, if ``is_bound``, can use at most. None: unknown.
+    ends: (when the end was learned, FAILED, COMPLETED or "") of each job that has ended.
+    open: IDs of those that have not ended, as far as known.
+    """
+
+    active: int
+    node_hours: float | None
+    usd: float | None
+    is_bound: bool = True
+    ends: Sequence[tuple[float, str]] = ()
+    open: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, call: Call) -> Use:
+        bound = call.bound
+        if not call.jobs:
+            return cls(bound.jobs or 0, bound.node_hours, bound.usd)
+        workspace = Workspace.of(call.cluster.partition(" ")[0])
+        if identity(workspace) != call.cluster:
+            # The jobs have ended with their cluster. What they used is unknown.
+            return cls(0, bound.node_hours, bound.usd)
+        # Slurm may have begun its numbers again.
+        entries = {
+            entry.job_id: entry
+            for entry in reversed(Ledger(workspace.jobs).entries())
+            if entry.submitted_at >= call.time - _CLOCK_S
+        }
+        known = [entries[job] for job in call.jobs if job in entries]
+        ended = [entry for entry in known if entry.state_at is not None or entry.refused]
+        ends = [(entry.state_at or call.time, _end_of(entry)) for entry in ended]
+        still = {*call.jobs} - {entry.job_id for entry in ended}
+        hours = [0.0 if entry.refused else entry.node_hours for entry in ended]
+        if still or None in hours:
+            active = (bound.jobs or 0) if still else 0
+            return cls(active, bound.node_hours, bound.usd, ends=ends, open=sorted(still))
+        # A requeued job may use more than its time limit.
+        node_hours = sum(filter(None, hours))
+        # The price of a node hour is that of the dry run.
+        price = bound.usd / bound.node_hours if bound.usd and bound.node_hours else bound.usd
+        usd = None if price is None else price * node_hours
+        return cls(0, node_hours, usd, is_bound=False, ends=ends)
+
+
+def _end_of(entry: JobEntry) -> str:
+    """Return how a job ended. An array with a completed task has completed. "": others ended it."""
+    if entry.state == COMPLETED or f"{COMPLETED}:" in (entry.task_states or ""):
+        return COMPLETED
+    return "" if entry.refused or entry.state in _ENDED_BY_OTHERS else FAILED
+
+
 def usage(history: History, now: float | None = None) -> Usage:
     """Return what agents use of the limits now.
 
@@ -58,42 +123,25 @@ def usage(history: History, now: float | None = None) -> Usage:
     not written, for a day.
     """
     now = time.time() if now is None else now
-    recent = [call for call in history.calls.values() if now - call.time < DAY_S]
+    calls = history.calls.values()
+    uses = [(call, Use.of(call)) for call in calls if call.jobs or now - call.time < DAY_S]
+    recent = [use for call, use in uses if now - call.time < DAY_S]
     return Usage(
-        node_hours=sum(_used(call, "node_hours") for call in recent),
-        usd=sum(_used(call, "usd") for call in recent),
-        jobs=sum(
-            _active(call) for call in history.calls.values() if call.jobs or now - call.time < DAY_S
-        ),
-        failures=_failures(history),
+        node_hours=sum(use.node_hours or 0.0 for use in recent),
+        usd=sum(use.usd or 0.0 for use in recent),
+        jobs=sum(use.active for _, use in uses),
+        failures=_failures(history, [end for _, use in uses for end in use.ends]),
     )
 
 
-def _used(call: Call, name: str) -> float:
-    bound = getattr(call.bound, name) or 0.0
-    uses = [getattr(call.uses[job], name) for job in call.jobs if job in call.uses]
-    if not call.jobs or call.open_jobs() or None in uses:
-        return float(bound)
-    # A requeued job may use more than its time limit.
-    return float(sum(uses))
-
-
-def _active(call: Call) -> int:
-    """Return how many jobs of a call are pending or running, as far as known."""
-    if not call.jobs:
-        return call.bound.jobs or 0
-    if all(job in call.uses for job in call.jobs):
-        return sum(call.uses[job].active for job in call.jobs if not call.uses[job].outcome)
-    return call.bound.jobs or 0
-
-
-def _failures(history: History) -> int:
+def _failures(history: History, ends: Sequence[tuple[float, str]]) -> int:
     """Return the number of failed jobs since the last completed job. Cancelled jobs don't count."""
     count = 0
-    for outcome in reversed(history.outcomes):
-        if outcome == COMPLETED:
-            break
-        count += outcome == FAILED
+    for _, event in sorted([*ends, *history.failures], key=lambda each: each[0]):
+        if isinstance(event, int) or event == COMPLETED:
+            count = event if isinstance(event, int) else 0
+        else:
+            count += event == FAILED
     return count
 
 

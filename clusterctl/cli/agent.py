@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.agent.journal import DONE, Call, Journal
-from clusterctl.agent.limits import usage
+from clusterctl.agent.limits import Use, usage
+from clusterctl.cli.agent_calls import Uses
 from clusterctl.cli.agent_tools import limits_of_user
-from clusterctl.cli.agent_use import Uses
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice
@@ -107,7 +107,7 @@ def _shown(value: Any) -> str:
 
 def _answer(call: Call) -> dict[str, Any]:
     """Return a call as `-o json` shows it: with what it used, or can use at most."""
-    node_hours, usd = _cost(call)
+    use = Use.of(call)
     return {
         "id": call.id,
         "time": call.time,
@@ -119,26 +119,16 @@ def _answer(call: Call) -> dict[str, Any]:
         "refused": call.refused,
         "jobs": [*call.jobs],
         "seconds": call.seconds,
-        "node_hours": node_hours,
-        "usd": usd,
-        "is_bound": bool(call.open_jobs()) or not call.jobs,
+        "node_hours": use.node_hours,
+        "usd": use.usd,
+        "is_bound": use.is_bound,
     }
-
-
-def _cost(call: Call) -> tuple[float | None, float | None]:
-    if not call.jobs or call.open_jobs():
-        return call.bound.node_hours, call.bound.usd
-    node_hours = [call.uses[job].node_hours for job in call.jobs]
-    usd = [call.uses[job].usd for job in call.jobs]
-    return (
-        None if None in node_hours else sum(filter(None, node_hours)),
-        None if None in usd else sum(filter(None, usd)),
-    )
 
 
 def _row(call: Call) -> list[str]:
     words = shlex.join([call.verb, *_words(call.arguments)])
-    cost = [_NONE if value is None else f"{value:.2f}" for value in _cost(call)]
+    use = Use.of(call)
+    cost = [_NONE if value is None else f"{value:.2f}" for value in (use.node_hours, use.usd)]
     return [
         f"{datetime.fromtimestamp(call.time).astimezone():%m-%d %H:%M:%S}",
         words if len(words) <= _MOST_LETTERS else f"{words[:_MOST_LETTERS]}...",

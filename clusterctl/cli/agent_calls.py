@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from clusterctl.agent.journal import DONE, FREE, Bound, History, Journal
-from clusterctl.agent.limits import Asked, check
+from clusterctl.agent.limits import Asked, Use, check, identity, usage
 from clusterctl.agent.tokens import VALID_S, Planned, Tokens
 from clusterctl.cli.agent_program import (
     Answer,
@@ -25,7 +25,6 @@ from clusterctl.cli.agent_program import (
     write_end,
 )
 from clusterctl.cli.agent_tools import TOOLS, checked, limits_of_user, words_of
-from clusterctl.cli.agent_use import Uses, accounts_of, bound_of, identity
 from clusterctl.cli.all_clusters import ALL
 from clusterctl.cli.verbs import VERBS, Effect
 from clusterctl.errors import ClusterctlError, UsageError
@@ -33,7 +32,7 @@ from clusterctl.spec.agent import AgentLimits
 from clusterctl.spec.load import SPEC
 from clusterctl.spec.names import SPEC_NAME
 from clusterctl.spec.parse import read_text as read_spec_text
-from clusterctl.spec.sbatch import directive_lines
+from clusterctl.spec.sbatch import directive_lines, values_in
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of
@@ -47,6 +46,10 @@ from clusterctl.util.progress import SILENT
 # The longest and the usual time of a `wait`.
 MOST_WAIT_S: Final = 1800
 _WAIT: Final = "10m"
+# Clusters are asked of the agents' jobs at most this often, because a decision needs it.
+_PACE_S: Final = 20.0
+# Likewise those that the decision is not about.
+_SELDOM_S: Final = 300.0
 # Commands that connect to the hosts, or the provider, that a spec file names.
 _BY_SPEC: Final = frozenset({"plan", "up", "doctor"})
 
@@ -118,6 +121,48 @@ def _commands(workspace: Workspace) -> int:
         return 0
     same = (each for each in state_home().glob("[!.]*/login") if read_text(each) == login)
     return sum(len(calls_of_last_hour(Workspace(each.parent).calls)) for each in same)
+
+
+@dataclass
+class Uses:
+    """Asks what became of the agents' jobs, which the ledgers of their clusters then tell.
+
+    project: the folder in which programs run. run: runs a program of clusterctl.
+    """
+
+    project: Path
+    journal: Journal
+    run: Runner = run_program
+    _asked_at: dict[str, float] = field(default_factory=dict)
+
+    def ask(self, cluster: str = "") -> list[str]:
+        """Ask of the jobs that have not ended, unless that was asked just now. Return the names of
+        the clusters that did not answer.
+
+        cluster: the identity of the cluster that a decision is about; it is asked most often.
+        """
+        still: dict[str, list[str]] = {}
+        # Also against other calls of this server, which read the same journal.
+        with self.journal.lock() as history:
+            for call in history.calls.values():
+                if call.jobs and (jobs := Use.of(call).open):
+                    still.setdefault(call.cluster, []).extend(jobs)
+        silent = []
+        for other, jobs in still.items():
+            pace_s = _PACE_S if other == cluster else _SELDOM_S
+            last = self._asked_at.get(other, -pace_s)
+            if time.monotonic() - last >= pace_s:
+                self._asked_at[other] = time.monotonic()
+                name = other.partition(" ")[0]
+                words = ["jobs", "--all", f"--cluster={name}", "--", *jobs]
+                program = Program(words, self.project, environment(()))
+                if not self.run(program, lambda _: None).body.get("ok"):
+                    silent.append(name)
+        return silent
+
+    def forget(self, cluster: str) -> None:
+        """Let the next call ask a cluster again, because jobs there have ended."""
+        self._asked_at.pop(cluster, None)
 
 
 @dataclass
@@ -307,8 +352,8 @@ class _Call:
             project=str(self._calls.project),
             cluster=self.place.id,
             digest=digest,
-            bound=bound_of(self.verb, answer.body.get("at_most") or {}),
-            accounts=accounts_of(answer.body) if asked.submits else (),
+            bound=_bound_of(self.verb, answer.body.get("at_most") or {}),
+            accounts=_accounts_of(answer.body) if asked.submits else (),
         )
         self._ask_of_jobs()
         with self._calls.journal.lock() as history:
@@ -332,7 +377,9 @@ class _Call:
                 )
             self._check_planned(history, asked, planned)
             self._check_jobs(history)
-            call = self._begin(planned.bound)
+            # `down` removes the ledger, which tells of failed jobs.
+            failures = usage(history).failures if self.verb == "down" else None
+            call = self._begin(planned.bound, failures)
         words = self._words(f"--if-digest={planned.digest}")
         return self._run(call, words, acts=True)
 
@@ -373,13 +420,14 @@ class _Call:
                     limit={"name": "others_jobs", "value": False},
                 )
 
-    def _begin(self, bound: Bound) -> str:
+    def _begin(self, bound: Bound, failures: int | None = None) -> str:
         return self._calls.journal.begin(
             self.verb,
             self.shown,
             project=str(self._calls.project),
             cluster=self.place.id,
             bound=bound,
+            failures=failures,
         )
 
     def _run(self, call: str, words: Sequence[str], *, acts: bool, free: bool = False) -> Answer:
@@ -412,9 +460,27 @@ class _Call:
             # The call counts at its bound, and the agent must know what it did.
             return Answer({**answer.body, "journal": exc.cause}, answer.rc)
         if self.verb in {"wait", "cancel"}:
-            # Jobs have ended, and count no longer.
             self._calls.uses.forget(self.place.id)
         return answer
+
+
+def _bound_of(verb: str, at_most: Mapping[str, Any]) -> Bound:
+    """Return the most that a call can use, by its dry run."""
+    effect = VERBS[verb].effect
+    if effect is Effect.SUBMITS:
+        tasks = at_most.get("tasks")
+        jobs = at_most.get("jobs")
+        count = None if tasks is None or jobs is None else max(tasks, jobs)
+        return Bound(count, at_most.get("node_hours"), at_most.get("usd"))
+    # The node hours of a cluster are those of its jobs.
+    return Bound(0, 0.0, at_most.get("usd")) if effect is Effect.RAISES else FREE
+
+
+def _accounts_of(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the account of each job of a dry run; "" for a job that names none."""
+    scripts = [str(job.get("script") or "") for job in body.get("jobs") or [body]]
+    found = (values_in(text.splitlines(), "--account") for text in scripts)
+    return tuple(values.get("--account", "") for values in found)
 
 
 def _short(value: Any, most: int = 400) -> Any:

@@ -43,6 +43,7 @@ _LONGEST_ERROR: Final = 2000
 DELAY_S: Final = 60.0
 # Shells exit so with the number of the signal that ended their command.
 _BY_SIGNAL: Final = 128
+_HOUR_S: Final = 3600
 # So long after its start in Slurm, an attempt has recorded its start.
 _LAUNCH_S: Final = 15
 _Record = Mapping[str, Any]
@@ -84,13 +85,17 @@ def remember_states(ledger: Ledger, jobs: Iterable[JobInfo]) -> None:
 
 def final_states(jobs: Sequence[JobInfo]) -> dict[str, Change]:
     """Return the fields of the ledger's entry with the states of an ended job or of an array's
-    tasks.
+    tasks, and with what they used.
     """
     tasks: dict[str, list[int]] = {}
     for job in jobs:
         if job.task is not None:
             tasks.setdefault(job.state.value, []).append(job.task)
-    states: dict[str, Change] = {"state": worst_job(jobs).state.value, "state_at": time.time()}
+    states: dict[str, Change] = {
+        "state": worst_job(jobs).state.value,
+        "state_at": time.time(),
+        "node_hours": sum((job.elapsed_s or 0) * len(job.nodes) for job in jobs) / _HOUR_S,
+    }
     if tasks:
         states["task_states"] = " ".join(
             f"{state}:{fold_tasks(tasks[state])}" for state in sorted(tasks)

@@ -67,7 +67,9 @@ class AgentLimits(Model):
         0, description="cost of the jobs and clusters of the last 24 hours, in the same way"
     )
     jobs_at_once: Count = Field(
-        20, description="pending and running jobs; each task of an array or a sweep counts"
+        20,
+        description="pending and running jobs; of an array or a sweep, all tasks count until the last "
+        "has ended",
     )
     failures_in_a_row: Count = Field(
         5,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from clusterctl.cli.agent_program import Answer, Program
+from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.workspace import Workspace
 
 OK: dict[str, Any] = {"ok": True, "failures": []}
 # A program that fails because of the learning rate that the agent chose.
@@ -45,7 +48,8 @@ class PlayedProgram:
     """Answers as clusterctl does, for commands in two steps. ran: the words of each command.
 
     at_most: of each submission. script: of its job. content: what is submitted, besides the words;
-    another content changes the digest. states: job ID -> its state; a new job runs.
+    another content changes the digest. states: job ID -> its state; a new job runs; the ledger of the
+    cluster `local` has it.
     instead: called in place of a command that acts.
     """
 
@@ -82,16 +86,28 @@ class PlayedProgram:
             return Answer(dict(OK), 0)
         ids = [str(len(self.states) + 1 + number) for number in range(self.at_most["jobs"] or 1)]
         self.states |= dict.fromkeys(ids, "RUNNING")
+        ledger = _ledger()
+        for job_id in ids:
+            entry = JobEntry(token=f"t{job_id}", name="job", user="u", submitted_at=time.time())
+            ledger.update(ledger.add(entry), job_id=job_id)
         return Answer({**OK, "jobs": [{"job_id": job_id} for job_id in ids]}, 0)
 
     def _read(self, words: list[str]) -> Answer:
         if words[0] != "jobs":
             return Answer(dict(OK), 0)
-        rows = [
-            {"job_id": job_id, "state": state, "nodes": ["n1"], "elapsed_s": self.elapsed_s}
-            for job_id, state in self.states.items()
-        ]
-        return Answer({**OK, "jobs": rows}, 0)
+        ledger = _ledger()
+        for entry in ledger.entries():
+            state = self.states[entry.job_id or ""]
+            if state != "RUNNING" and entry.state is None:
+                hours = self.elapsed_s / 3600
+                ledger.update(entry, state=state, state_at=time.time(), node_hours=hours)
+        return Answer(dict(OK), 0)
+
+
+def _ledger() -> Ledger:
+    workspace = Workspace.of("local")
+    workspace.root.mkdir(exist_ok=True)
+    return Ledger(workspace.jobs)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.journal import Bound, JobUse, Journal
+from clusterctl.agent.journal import Bound, Journal
 
 BOUND = Bound(2, 3.0, 0.0)
 
@@ -26,7 +26,7 @@ def test_journal_is_shared_by_two_servers(tmp_path: Path) -> None:
         assert history.calls[call].code == ""
     first.end(call, "ok", jobs=["7"], seconds=1.0, free=False)
     seen = second.read().calls[call]
-    assert (seen.code, [*seen.jobs], seen.open_jobs()) == ("ok", ["7"], ["7"])
+    assert (seen.code, [*seen.jobs]) == ("ok", ["7"])
 
 
 def test_journal_keeps_the_bound_of_a_call_without_end(tmp_path: Path) -> None:
@@ -59,24 +59,13 @@ def test_journal_skips_torn_and_foreign_lines(tmp_path: Path) -> None:
     assert [*Journal(tmp_path).read().calls] == [first, second]
 
 
-def test_journal_end_of_a_job_is_counted_once(tmp_path: Path) -> None:
+def test_journal_keeps_the_failures_before_a_cluster_is_removed(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with journal.lock():
-        call = _begin(journal)
-    journal.end(call, "ok", jobs=["7"], seconds=1, free=False)
-    for _ in range(2):
-        journal.use(call, "7", JobUse("failed", 0, 0.5, 0.0))
-    assert journal.read().outcomes == ["failed"]
-
-
-def test_journal_resume_forgets_failures(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    with journal.lock():
-        call = _begin(journal)
-    journal.end(call, "ok", jobs=["7"], seconds=1, free=False)
-    journal.use(call, "7", JobUse("failed", 0, 0.5, 0.0))
+        journal.begin("down", {}, project="/p", cluster="demo", bound=BOUND, failures=4)
+        _begin(journal)
     journal.resume()
-    assert journal.read().outcomes == []
+    assert [count for _, count in Journal(tmp_path).read().failures] == [4, 0]
 
 
 def test_journal_lock_lets_one_at_a_time(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.journal import Bound, Call, History, JobUse
+from clusterctl.agent.journal import Bound, Call, History
 from clusterctl.agent.limits import DAY_S, Asked, LimitError, check, usage
 from clusterctl.spec.agent import AgentLimits
+from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
 
 FILE = Path("/home/ada/.config/clusterctl/config.yaml")
@@ -28,32 +30,52 @@ ASKED = Asked(
 BOUND = Bound(1, 2.0, 0.0)
 
 
+@pytest.fixture(autouse=True)
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """The jobs of the cluster `demo`, which is up."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    workspace = Workspace.of("demo")
+    workspace.root.mkdir()
+    return Ledger(workspace.jobs)
+
+
 def _call(number: int, bound: Bound = BOUND, **settings: Any) -> Call:
-    call = Call(f"c{number}", time.time(), "submit", {}, "/p", "demo", bound)
+    call = Call(f"c{number}", time.time(), "submit", {}, "/p", "demo new", bound)
     for name, value in settings.items():
         setattr(call, name, value)
     return call
 
 
-def _history(*calls: Call, ends: str = "") -> History:
-    outcomes = {"f": "failed", "c": "completed", "x": "cancelled"}
-    return History({call.id: call for call in calls}, [outcomes[letter] for letter in ends])
+def _history(*calls: Call, failed: int = 0) -> History:
+    """A history with so many failed jobs before a cluster was removed."""
+    return History({call.id: call for call in calls}, [(time.time(), failed)])
 
 
-def test_usage_counts_a_bound_until_all_jobs_have_ended() -> None:
-    bound = Bound(2, 4.0, 8.0)
-    ended = JobUse("completed", 0, 0.25, 0.5)
-    half = _call(1, bound, code="ok", jobs=["1", "2"], uses={"1": ended, "2": JobUse("", 1)})
-    whole = _call(2, bound, code="ok", jobs=["1", "2"], uses={"1": ended, "2": ended})
-    assert usage(_history(half)).node_hours == 4.0
-    assert usage(_history(half)).jobs == 1
-    assert (usage(_history(whole)).node_hours, usage(_history(whole)).usd) == (0.5, 1.0)
-    assert usage(_history(whole)).jobs == 0
+def _job(ledger: Ledger, job_id: str, state: str = "", **changes: Any) -> None:
+    """Add a job to the ledger, of which Slurm has told the final state, if there is one."""
+    number = len(ledger.entries())
+    entry = ledger.add(
+        JobEntry(token=f"t{number}", name="job", user="ada", submitted_at=time.time())
+    )
+    ends = {"state": state, "state_at": time.time() + number} if state else {}
+    ledger.update(entry, job_id=job_id, **ends, **changes)
 
 
-def test_usage_of_a_day_forgets_older_calls_but_not_their_running_jobs() -> None:
+def test_usage_counts_a_bound_until_all_jobs_have_ended(ledger: Ledger) -> None:
+    call = _call(1, Bound(2, 4.0, 8.0), code="ok", jobs=["1", "2"])
+    _job(ledger, "1", "COMPLETED", node_hours=0.25)
+    _job(ledger, "2")
+    assert usage(_history(call)).node_hours == 4.0
+    assert usage(_history(call)).jobs == 2
+    ledger.update(ledger.entries()[1], state="FAILED", state_at=time.time(), node_hours=0.25)
+    used = usage(_history(call))
+    assert (used.node_hours, used.usd, used.jobs) == (0.5, 1.0, 0)
+
+
+def test_usage_of_a_day_forgets_older_calls_but_not_their_running_jobs(ledger: Ledger) -> None:
     old = time.time() - DAY_S - 1
-    running = _call(1, time=old, code="ok", jobs=["1"])
+    running = _call(1, Bound(1, 2.0, 0.0), time=old, code="ok", jobs=["1"])
+    _job(ledger, "1")
     killed = _call(2, time=old)
     assert usage(_history(running, killed)).node_hours == 0
     assert usage(_history(running, killed)).jobs == 1
@@ -64,14 +86,50 @@ def test_usage_of_a_killed_server_counts_for_a_day() -> None:
     assert (used.jobs, used.node_hours) == (3, 6.0)
 
 
-def test_usage_unknown_real_use_keeps_the_bound() -> None:
-    call = _call(1, jobs=["1"], uses={"1": JobUse("completed", 0, None, None)})
-    assert usage(_history(call)).node_hours == 2.0
+def test_usage_unknown_real_use_keeps_the_bound(ledger: Ledger) -> None:
+    _job(ledger, "1", "COMPLETED")
+    assert usage(_history(_call(1, jobs=["1"]))).node_hours == 2.0
 
 
-@pytest.mark.parametrize(("ends", "failures"), [("", 0), ("cff", 2), ("fxf", 2), ("ffc", 0)])
-def test_failures_in_a_row_ignore_cancelled_jobs(ends: str, failures: int) -> None:
-    assert usage(_history(ends=ends)).failures == failures
+def test_usage_of_a_removed_cluster_keeps_the_bound_and_no_jobs(ledger: Ledger) -> None:
+    gone = _call(1, jobs=["1"], cluster="demo 0a1b")
+    _job(ledger, "1")
+    assert (usage(_history(gone)).jobs, usage(_history(gone)).node_hours) == (0, 2.0)
+
+
+def test_usage_job_with_the_number_of_an_earlier_one_is_another(ledger: Ledger) -> None:
+    """Slurm may have begun its numbers again: an old job tells nothing of the agent's."""
+    _job(ledger, "1", "COMPLETED", node_hours=0.1)
+    call = _call(1, jobs=["1"], time=time.time() + 60)
+    assert usage(_history(call)).jobs == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "failures"),
+    [
+        ("", 0),
+        ("COMPLETED FAILED TIMEOUT", 2),
+        ("FAILED CANCELLED OUT_OF_MEMORY", 2),
+        ("FAILED FAILED COMPLETED", 0),
+    ],
+)
+def test_failures_in_a_row_ignore_cancelled_jobs(ledger: Ledger, ends: str, failures: int) -> None:
+    states = ends.split()
+    jobs = [str(number) for number, _ in enumerate(states)]
+    for job, state in zip(jobs, states, strict=True):
+        _job(ledger, job, state)
+    assert usage(History({"c": _call(1, jobs=jobs)})).failures == failures
+
+
+def test_array_with_a_completed_task_has_not_failed(ledger: Ledger) -> None:
+    _job(ledger, "1", "FAILED", task_states="COMPLETED:0 FAILED:1-3")
+    assert usage(History({"c": _call(1, jobs=["1"])})).failures == 0
+
+
+def test_failures_before_a_cluster_was_removed_count_on(ledger: Ledger) -> None:
+    _job(ledger, "1", "FAILED")
+    history = History({"c": _call(1, jobs=["1"])}, [(time.time() - 9, 4)])
+    assert usage(history).failures == 5
 
 
 @pytest.mark.parametrize(
@@ -85,7 +143,7 @@ def test_failures_in_a_row_ignore_cancelled_jobs(ends: str, failures: int) -> No
         ({"accounts": ("small",)}, {"accounts": [""]}, {}, "agent-account"),
         ({"accounts": ("small",)}, {"accounts": ["small", "big"]}, {}, "agent-account"),
         ({"commands_per_hour": 9}, {"commands": 9}, {}, "agent-commands"),
-        ({"failures_in_a_row": 2}, {}, {"ends": "ff"}, "agent-failures"),
+        ({"failures_in_a_row": 2}, {}, {"failed": 2}, "agent-failures"),
         ({"jobs_at_once": 4}, {"bound": Bound(5, 0.0, 0.0)}, {}, "agent-limit"),
         ({"node_hours_per_day": 8}, {"bound": Bound(1, 8.5, 0.0)}, {}, "agent-limit"),
         ({"usd_per_day": 1}, {"bound": Bound(1, 1.0, 1.5)}, {}, "agent-limit"),
@@ -104,10 +162,9 @@ def test_check_refuses_what_a_limit_forbids(
     assert "value" in limit
 
 
-@pytest.mark.parametrize("ends", ["", "f", "xxxxx", "fcf"])
-def test_check_lets_a_call_within_all_limits_go(ends: str) -> None:
+def test_check_lets_a_call_within_all_limits_go() -> None:
     limits = AgentLimits().model_copy(update={"failures_in_a_row": 2})
-    check(limits, FILE, _history(ends=ends), ASKED)
+    check(limits, FILE, _history(failed=1), ASKED)
 
 
 def test_check_adds_what_other_calls_may_still_use() -> None:
@@ -126,7 +183,7 @@ def test_check_adds_what_other_calls_may_still_use() -> None:
 
 def test_check_lets_an_agent_read_and_cancel_over_its_limits() -> None:
     """Whoever has used up everything must still be able to look, and to stop jobs."""
-    history = _history(_call(1, Bound(99, 999.0, 0.0)), ends="ffffffff")
+    history = _history(_call(1, Bound(99, 999.0, 0.0)), failed=8)
     limits = AgentLimits()
     check(limits, FILE, history, Asked(verb="jobs", cluster="lab", here=False))
     check(limits, FILE, history, Asked(verb="cancel", cluster="demo", changes=True))

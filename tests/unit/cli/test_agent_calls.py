@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -15,12 +16,11 @@ import pytest
 
 from clusterctl.agent.journal import Journal
 from clusterctl.agent.limits import usage
-from clusterctl.cli import agent_use
+from clusterctl.cli import agent_calls
 from clusterctl.cli.agent_answers import PART, Answers, compact
-from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls
+from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls, Uses
 from clusterctl.cli.agent_program import Answer, environment
 from clusterctl.cli.agent_tools import words_of
-from clusterctl.cli.agent_use import Uses
 from clusterctl.state.workspace import Workspace
 from tests.support.agents import OK, Place, PlayedProgram, failure
 from tests.support.inventories import inventory_of
@@ -160,15 +160,12 @@ def test_cluster_that_was_replaced_between_the_steps_is_left_alone(
 
 
 def test_job_of_a_removed_cluster_gives_no_right_to_the_next_job_of_its_id(
-    calls: Calls, place: Place, played: PlayedProgram, monkeypatch: pytest.MonkeyPatch
+    calls: Calls, place: Place, played: PlayedProgram
 ) -> None:
     """The user's job 1 on a new cluster is not the agent's job 1 on the old one, which has ended."""
-    monkeypatch.setattr(agent_use, "_SELDOM_S", 0.0)
     place.limit(jobs_at_once=1)
     assert code(submit(calls)) == "ok"
-    workspace = Workspace.of("local")
-    workspace.root.mkdir()
-    workspace.adopt_id("abc123")
+    Workspace.of("local").adopt_id("abc123")
     assert code(calls.call("cancel", {"ids": ["1"]})) == "agent-others-job"
     assert code(submit(calls)) == "ok"
 
@@ -259,7 +256,7 @@ def test_two_servers_at_once_do_not_add_up_over_a_limit(
 def test_limit_counts_what_ended_jobs_really_used(
     calls: Calls, place: Place, played: PlayedProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_use, "_PACE_S", 0.0)
+    monkeypatch.setattr(agent_calls, "_PACE_S", 0.0)
     place.limit(node_hours_per_day=1.5)
     assert code(submit(calls)) == "ok"
     assert code(submit(calls)) == "agent-limit"
@@ -316,7 +313,7 @@ def test_failures_in_a_row_ask_a_person(
     state: str,
 ) -> None:
     """A job that is cancelled in between changes nothing. `--time=0:01` is such a failure."""
-    monkeypatch.setattr(agent_use, "_PACE_S", 0.0)
+    monkeypatch.setattr(agent_calls, "_PACE_S", 0.0)
     place.limit(failures_in_a_row=2)
     for job_id, end in (("1", state), ("2", "CANCELLED"), ("3", state)):
         assert code(submit(calls)) == "ok"
@@ -325,6 +322,21 @@ def test_failures_in_a_row_ask_a_person(
     assert code(calls.call("jobs", {})) == "ok"
     calls.journal.resume()
     assert code(submit(calls)) == "ok"
+
+
+def test_failures_are_not_forgotten_with_the_cluster(
+    calls: Calls, place: Place, played: PlayedProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_calls, "_PACE_S", 0.0)
+    place.limit(failures_in_a_row=2)
+    for job_id in ("1", "2"):
+        assert code(submit(calls)) == "ok"
+        played.states[job_id] = "FAILED"
+    assert code(submit(calls)) == "agent-failures"
+    token = calls.call("down", {}).body["token"]
+    assert code(calls.call("down", {"token": token})) == "ok"
+    shutil.rmtree(Workspace.of("local").root)
+    assert code(submit(calls)) == "agent-failures"
 
 
 def test_limits_that_change_after_the_dry_run_count(
