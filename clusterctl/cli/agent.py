@@ -16,6 +16,7 @@ from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice
 from clusterctl.state.workspace import config_file
+from clusterctl.util import formatting
 
 _NONE: Final = "-"
 _RECENT: Final = 20
@@ -101,7 +102,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:g}" if value == int(value) else f"{value:.2f}"
+        return formatting.number(value)
     return "" if value is None else str(value)
 
 
@@ -128,7 +129,7 @@ def _answer(call: Call) -> dict[str, Any]:
 def _row(call: Call) -> list[str]:
     words = shlex.join([call.verb, *_words(call.arguments)])
     use = Use.of(call)
-    cost = [_NONE if value is None else f"{value:.2f}" for value in (use.node_hours, use.usd)]
+    cost = [formatting.hours(use.node_hours), formatting.cost(use.usd, "")]
     return [
         f"{datetime.fromtimestamp(call.time).astimezone():%m-%d %H:%M:%S}",
         words if len(words) <= _MOST_LETTERS else f"{words[:_MOST_LETTERS]}...",

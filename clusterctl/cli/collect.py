@@ -36,6 +36,7 @@ from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import RUNS
 from clusterctl.state.run_record import RunRecord, Skipped, WhatDownDoes
 from clusterctl.state.workspace import Workspace
+from clusterctl.util import formatting
 
 _MOST_REASONS = 8
 # What a line says of a recording, by ``Synced.state``.
@@ -168,7 +169,7 @@ def collect(
 
 
 def _run_line(run: RunRecord) -> str:
-    cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
+    cost = "" if run.cost_usd is None else f", {formatting.cost(run.cost_usd)}"
     advice = "".join(f"; {text}" for text in [resources_of(Row(run)).advice] if text)
     return f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}{advice}"
 

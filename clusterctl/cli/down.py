@@ -43,6 +43,7 @@ from clusterctl.spec.names import Local
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.util import formatting
 from clusterctl.util.progress import MessageLines
 
 Name = Annotated[
@@ -332,7 +333,11 @@ def _orphan_lines(orphans: cluster_down.Orphans) -> Iterator[str]:
         yield f"cluster {orphans.name!r} has no orphans{elsewhere}"
     for orphan, resources in orphans.clusters:
         cost = sum(resource.usd_per_hour or 0 for resource in resources)
-        parts = [f"cluster {orphan.id}", orphan.origin, f"{cost:.2f} USD an hour" if cost else ""]
+        parts = [
+            f"cluster {orphan.id}",
+            orphan.origin,
+            f"{formatting.cost(cost)} an hour" if cost else "",
+        ]
         yield f"{', '.join(filter(None, parts))}:"
         yield from (f"  {line}" for line in orphan.running)
         yield from (f"  {resource}" for resource in resources)

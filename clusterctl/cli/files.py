@@ -13,7 +13,7 @@ from clusterctl.jobs.secret_files import left_out_notice
 from clusterctl.spec.names import Local
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.put import Sent
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 
 
 def put(
@@ -93,7 +93,7 @@ def _show_transfer(
     folder, where: the full path of the target folder, and the path to show.
     """
     seconds = time.monotonic() - started_at
-    size = format_size(done.bytes)
+    size = formatting.size(done.bytes)
     amount = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"
     answer = {
         "folder": folder,
@@ -103,5 +103,5 @@ def _show_transfer(
     }
     screen.result(
         {**answer, "seconds": round(seconds, 3), "skipped": list(skipped)},
-        f"{amount} in {where}: {format_size(done.sent_bytes)} {verb} in {seconds:.1f} s",
+        f"{amount} in {where}: {formatting.size(done.sent_bytes)} {verb} in {seconds:.1f} s",
     )

@@ -36,7 +36,7 @@ from clusterctl.scheduler.base import (
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.slurm_values import fold_nodes
-from clusterctl.spec.units import shown_memory
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def node_rows(nodes: Sequence[NodeInfo]) -> list[list[str]]:
     names: dict[tuple[str, ...], list[str]] = {}
     for node in listed:
         own = node.name if len(nodes) <= _MOST_NODES else ""
-        memory = shown_memory(node.memory_mib)
+        memory = formatting.size(node.memory_mib << 20)
         key = (own, node.shown, str(node.cpus), memory, node.reason)
         names.setdefault(key, []).append(node.name)
     return [[fold_nodes(same), *cells] for (_, *cells), same in names.items()]
@@ -466,8 +466,10 @@ def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> l
 
 
 def _elapsed_and_limit(job: JobInfo) -> str:
-    limit = "no limit" if job.time_limit_s is None else f"limit {shown_elapsed(job.time_limit_s)}"
-    return f"{shown_elapsed(job.elapsed_s)}, {limit}"
+    limit = (
+        "no limit" if job.time_limit_s is None else f"limit {formatting.duration(job.time_limit_s)}"
+    )
+    return f"{formatting.duration(job.elapsed_s)}, {limit}"
 
 
 # Name of a row of the view of a single job -> its text. Rows without a text are not shown.
@@ -483,9 +485,9 @@ ROWS: Final[Mapping[str, Callable[[JobInfo], str]]] = {
     "qos": lambda job: job.qos,
     "nodes": lambda job: ", ".join(job.nodes),
     "resources": lambda job: job.tres,
-    "submitted": lambda job: shown_time(job.submit_time),
-    "started": lambda job: shown_time(job.start_time),
-    "ended": lambda job: shown_time(job.end_time),
+    "submitted": lambda job: formatting.moment(job.submit_time),
+    "started": lambda job: formatting.moment(job.start_time),
+    "ended": lambda job: formatting.moment(job.end_time),
     "elapsed": _elapsed_and_limit,
     "hang": lambda job: str(job.hang or ""),
     "alarms": lambda job: ", ".join(map(str, job.alarms)),
@@ -510,13 +512,12 @@ def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
 
 def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
     # An import that only a single job in full needs.
-    from clusterctl.transport.tree import format_size
 
     if files is None:
         return "can't be listed now"
     several = len({file["host"] for file in files}) > 1
     logs = [
-        f"{file['path']}{' of ' + file['host'] if several else ''} ({format_size(file['bytes'])})"
+        f"{file['path']}{' of ' + file['host'] if several else ''} ({formatting.size(file['bytes'])})"
         for file in files
         if file["path"].endswith(".log") and (file["bytes"] or file["path"] != _TELEMETRY_LOG)
     ]
@@ -603,35 +604,14 @@ COLUMNS: Final[Mapping[str, Callable[[Sequence[JobInfo]], str]]] = {
     "STATE": _state,
     "NODES": _nodes,
     "SUBMITTED": lambda jobs: _short_time(worst_job(jobs).submit_time),
-    "ELAPSED": lambda jobs: shown_elapsed(elapsed_of(jobs)),
+    "ELAPSED": lambda jobs: formatting.duration(elapsed_of(jobs)),
     "EXIT": lambda jobs: worst_job(jobs).exit or _NONE,
     "REASON": _reason,
 }
 
 
-def shown_time(at: int | None) -> str:
-    """Format a time in seconds since 1970, in the local time zone."""
-    # The time in a damaged record may be out of range.
-    with suppress(OverflowError, ValueError, OSError):
-        return (
-            _NONE if at is None else f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
-        )
-    return str(at)
-
-
 def _short_time(at: int | None) -> str:
     """Format a time of this year as ``11-27 22:13``, and another time as its date."""
-    text = shown_time(at)
+    text = formatting.moment(at)
     year = f"{datetime.now().astimezone():%Y}-"
     return text.removeprefix(year)[:-3] if text.startswith(year) else text.partition(" ")[0]
-
-
-def shown_elapsed(seconds: int | None) -> str:
-    """Format a duration in seconds like Slurm: ``01:30:00``, ``2-00:00:00``. ``None`` becomes
-    ``-``.
-    """
-    if seconds is None:
-        return _NONE
-    days, rest = divmod(seconds, 86_400)
-    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{clock}" if days else clock

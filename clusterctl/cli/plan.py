@@ -28,9 +28,9 @@ from clusterctl.providers.base import (
 )
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import shown_memory
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.workspace import Workspace
+from clusterctl.util import formatting
 
 # The exit code of --check if there are changes.
 CHANGES: Final = 3
@@ -187,7 +187,7 @@ def hosts_table(screen: Screen, planned: HostPlan, *, kept: bool) -> list[str]:
 
 def _sum(hosts: list[HostChange]) -> str:
     prices = [host.usd_per_hour for host in hosts if host.usd_per_hour is not None]
-    return f"{sum(prices):.2f}" if prices else "-"
+    return formatting.cost(sum(prices) if prices else None, "")
 
 
 def cost_lines(planned: HostPlan) -> list[str]:
@@ -206,7 +206,7 @@ def cost_lines(planned: HostPlan) -> list[str]:
 
 
 def _money(per_hour: float) -> str:
-    return f"{per_hour:.2f} {CURRENCY} an hour, {per_hour * HOURS_A_DAY:.2f} a day"
+    return f"{formatting.cost(per_hour)} an hour, {formatting.cost(per_hour * HOURS_A_DAY)} a day"
 
 
 def doctor(
@@ -316,7 +316,7 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
             "error" if host in bad else "warning" if host in warned else "ok",
             facts.system.name,
             facts.system.cpus,
-            shown_memory(facts.system.memory_mib),
+            formatting.size(facts.system.memory_mib << 20),
             _gpus(facts.gpus),
             facts.selinux,
             str(facts.firewall),

@@ -18,7 +18,7 @@ from clusterctl.rehearse.rehearsal import (
 from clusterctl.rehearse.verdict import CONTRACT, Fault
 from clusterctl.scheduler.session import open_session
 from clusterctl.spec.job_options import OPTIONS
-from clusterctl.spec.units import format_duration
+from clusterctl.util import formatting
 
 FaultNames = Annotated[
     list[Fault] | None, option("Cause only this fault. Repeatable.", tab=tuple(Fault))
@@ -96,7 +96,7 @@ def _interval_lines(rehearsal: Rehearsal) -> list[str]:
     best_s = rehearsal.best_interval_s
     if observed.save_s is None or best_s is None:
         return []
-    mtbf = format_duration(int(rehearsal.mtbf_s))
+    mtbf = formatting.duration(int(rehearsal.mtbf_s))
     return [
         "",
         (

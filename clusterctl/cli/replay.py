@@ -34,12 +34,12 @@ from clusterctl.jobs.replay import Code, Replay, replay_job
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, named_run
-from clusterctl.runs.tables import as_given
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session, open_session, site_of
 from clusterctl.scheduler.site import Site
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.state.inventory import planned_inventory
+from clusterctl.util import formatting
 
 
 # A replay may change these options, because they do not affect the results.
@@ -145,7 +145,10 @@ def _note_differences(
     screen.note(
         *(f"note: {note}" for note in replay.notes),
         f"replay of {row.shown}{tasks}; " + ("differences:" if listed else "no known differences"),
-        *(f"  {entry.key}: {as_given(entry.a)} -> {as_given(entry.b)}" for entry in listed),
+        *(
+            f"  {entry.key}: {formatting.given(entry.a)} -> {formatting.given(entry.b)}"
+            for entry in listed
+        ),
     )
     answer = [{"key": entry.key, "a": entry.a, "b": entry.b} for entry in listed]
     return {"replay_of": str(row.folder), "differences": answer}

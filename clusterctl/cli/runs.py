@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.jobs import shown_elapsed, shown_time
 from clusterctl.cli.options import argument, flag, folder_path, option, run_names, takes
 from clusterctl.cli.output import Screen
 from clusterctl.errors import (
@@ -29,9 +28,9 @@ from clusterctl.runs.compare import Difference, compare, compare_losses
 from clusterctl.runs.curve import STEP
 from clusterctl.runs.find import (
     FIELDS,
-    TIMES,
     Ranking,
     Row,
+    as_text,
     failed_tasks,
     is_usual,
     latest_tasks,
@@ -42,12 +41,11 @@ from clusterctl.runs.find import (
     repeat_command,
     swept_keys,
 )
-from clusterctl.runs.page import REPORT_FILE, rounded, write_report
+from clusterctl.runs.page import REPORT_FILE, write_report
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
 from clusterctl.runs.resources import resources_of
 from clusterctl.runs.scaling import is_scaling, scaling_of
-from clusterctl.runs.tables import as_given
 from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import hints_in_words
@@ -56,13 +54,13 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.metrics import goal_given
 from clusterctl.spec.names import Local
 from clusterctl.state.run_record import Metric, Value
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 
 # The maximum number of listed runs without --limit.
 _LAST: Final = 50
 _BASIC: Final = ("run", "state", "submitted", "elapsed", "nodes")
 _MOST_METRICS: Final = 3
-_NONE: Final = "-"
+_NONE: Final = formatting.NONE
 
 Run = Annotated[
     str,
@@ -197,8 +195,11 @@ def _ledger_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], 
 
     def line(name: str, ledger: Mapping[str, float]) -> list[str]:
         whole = sum(ledger.values())
-        shares = [f"{100 * ledger[use] / whole:.1f}" if use in ledger else _NONE for use in uses]
-        return [name, shown_elapsed(round(whole)), *shares]
+        shares = [
+            formatting.percent(100 * ledger[use] / whole, "") if use in ledger else _NONE
+            for use in uses
+        ]
+        return [name, formatting.duration(round(whole)), *shares]
 
     lines = [line(row.shown, ledger) for row, ledger in zip(rows, ledgers, strict=True)]
     if len(rows) > 1:
@@ -222,8 +223,8 @@ def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str
     more = [name for name in _metric_columns(rows) if name != metric]
     lines = _table(screen, rows, list(dict.fromkeys(["job", *keys, metric, "state", *more])))
     if ranking.best is not None:
-        values = "".join(f" {key}={as_given(ranking.best.value(key))}" for key in keys)
-        best = f"{metric} {shown_value(ranking.best_value)}"
+        values = "".join(f" {key}={ranking.best.text(key)}" for key in keys)
+        best = f"{metric} {ranking.best.text(metric)}"
         lines += ["", f"best: {ranking.best.value('job')}{values}: {best} ({ranking.goal_words})"]
     elif ranking.goal is not None:
         text = f"no task that completed has a value of {metric}, so none is the best"
@@ -320,27 +321,7 @@ def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
 
 def _table(screen: Screen, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
     head = [key.upper() if key == key.lower() else key for key in keys]
-    return screen.table(head, [[_cell(row, key) for key in keys] for row in rows])
-
-
-def _cell(row: Row, key: str) -> str:
-    value = row.value(key)
-    if row.is_option(key):
-        return as_given(value)
-    return (row.nonfinite(key) if value is None else None) or shown_value(value, key)
-
-
-def shown_value(value: Value, key: str = "") -> str:
-    """Format a value for a table. ``key``: its name; times and costs have their own format."""
-    if value is None or value == "":
-        return _NONE
-    if key in TIMES:
-        return shown_time(int(value))
-    if key == "elapsed":
-        return shown_elapsed(int(value))
-    if key == "cost":
-        return f"{float(value):.2f}"
-    return rounded(value, 6) if isinstance(value, float) else str(value)
+    return screen.table(head, [[row.text(key) for key in keys] for row in rows])
 
 
 def _answer(row: Row) -> dict[str, Any]:
@@ -371,16 +352,14 @@ def show(screen: Screen, run: Run) -> None:
                 each.resource,
                 each.asked,
                 each.used,
-                _NONE if each.share is None else f"{each.share:.0f} %",
+                formatting.percent(each.share),
             ]
             for each in resources.amounts
         ]
         lines += ["", *screen.table(["RESOURCE", "ASKED FOR", "USED", "SHARE"], amounts)]
         lines += resources.lines
     if row.config:
-        options_of = [
-            [key, _NONE if value is None else str(value)] for key, value in row.config.items()
-        ]
+        options_of = [[key, formatting.given(value)] for key, value in row.config.items()]
         lines += ["", *screen.table(["OPTION", "VALUE"], options_of)]
     if row.metrics:
         lines += ["", *_metric_table(screen, row)]
@@ -430,13 +409,15 @@ def _failure_lines(row: Row) -> list[str]:
 def _about(row: Row) -> list[tuple[str, str]]:
     run = row.run
     fields = ("name", "exit", "user", "cluster", "partition", "submitted", "started", "ended")
-    since = "" if run.final else f" when it was collected ({shown_time(int(run.collected_at))})"
+    since = (
+        "" if run.final else f" when it was collected ({formatting.moment(int(run.collected_at))})"
+    )
     about = [
         ("run", row.shown),
-        ("job", _cell(row, "job")),
+        ("job", row.text("job")),
         ("state", f"{row.record.state}{since}"),
         *(
-            (key, _cell(row, key))
+            (key, row.text(key))
             for key in (*fields, "elapsed", "node_hours", "gpu_energy", "cost", "tags", "note")
         ),
         ("nodes", ", ".join(row.record.nodes)),
@@ -447,7 +428,7 @@ def _about(row: Row) -> list[tuple[str, str]]:
     if row.record.left_out:
         about.append(("left out", "; ".join(row.record.left_out)))
     skipped = f"{len(run.not_here)} (`skipped` in run.json)" if run.not_here else ""
-    files = [("files", f"{run.files}, {format_size(run.bytes)}"), ("skipped", skipped)]
+    files = [("files", f"{run.files}, {formatting.size(run.bytes)}"), ("skipped", skipped)]
     return about if row.task else about + files
 
 
@@ -455,7 +436,9 @@ def _shares(row: Row) -> str:
     """Return how a run used its time, such as ``queue 2.1 %, useful 97.9 %``."""
     uses = total_time_use([row])
     total = sum(uses.values())
-    return ", ".join(f"{use} {100 * seconds / total:.1f} %" for use, seconds in uses.items())
+    return ", ".join(
+        f"{use} {formatting.percent(100 * seconds / total)}" for use, seconds in uses.items()
+    )
 
 
 def _metric_table(screen: Screen, row: Row) -> list[str]:
@@ -463,7 +446,7 @@ def _metric_table(screen: Screen, row: Row) -> list[str]:
         axis = "" if metric.axis == STEP else f"{metric.axis} "
 
         def at(value: Value, place: float | None) -> str:
-            return shown_value(value) + (
+            return formatting.metric(value, name) + (
                 "" if value is None or place is None else f" at {axis}{place}"
             )
 
@@ -520,9 +503,9 @@ def diff(
 
 def _compared(difference: Difference) -> list[str]:
     a, b, key = difference.a, difference.b, difference.key
-    if difference.section == "result" and shown_value(a, key) != shown_value(b, key):
-        return [key, shown_value(a, key), shown_value(b, key)]
-    return [key, as_given(a), as_given(b)]
+    if difference.section == "result" and as_text(a, key) != as_text(b, key):
+        return [key, as_text(a, key), as_text(b, key)]
+    return [key, formatting.given(a), formatting.given(b)]
 
 
 def rm(
@@ -547,8 +530,10 @@ def rm(
         )
     runs = list({row.run.directory: row.run for row in rows}.values())
     for record in runs:
-        screen.note(f"{record.directory}: {record.state}, {shown_time(record.submit_time)}")
-    size = format_size(sum(_size(path) for record in runs for path in record.directory.rglob("*")))
+        screen.note(f"{record.directory}: {record.state}, {formatting.moment(record.submit_time)}")
+    size = formatting.size(
+        sum(_size(path) for record in runs for path in record.directory.rglob("*"))
+    )
     title = runs[0].directory.name if len(runs) == 1 else f"{len(runs)} runs"
     screen.confirm(f"permanently remove {title} ({size}) from this machine?", yes=yes)
     removed: list[str] = []

@@ -69,7 +69,7 @@ from clusterctl.spec.names import Local, Topic
 from clusterctl.spec.program import BUNDLED_JOBS, MODULE_FLAG, Weights
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 from clusterctl.util.digest import require_digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT
@@ -469,12 +469,12 @@ def show_plan(screen: Screen, plan: SubmitPlan, more: Mapping[str, Any] = NOTHIN
                 "listed": [asdict(row) for row in rows_of_files],
             }
             count = counted(len(job.source.files), "file")
-            size = format_size(job.source.bytes)
+            size = formatting.size(job.source.bytes)
             name = job.job.name
             screen.note(
                 f"job {name} would send {count} ({size}) from {job.source.folder}",
                 *(
-                    f"  {format_size(row.bytes):>9}  {printable(row.path)}"
+                    f"  {formatting.size(row.bytes):>9}  {printable(row.path)}"
                     + (f" ({row.files} more)" if row.path.endswith("/") else "")
                     for row in rows_of_files
                 ),

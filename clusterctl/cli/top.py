@@ -20,7 +20,7 @@ from typing import Annotated, Final
 from rich.cells import cell_len, set_cell_size
 
 from clusterctl.cli.all_clusters import Answers, all_clusters, are_all, ask_all
-from clusterctl.cli.jobs import partition_table, shown_elapsed
+from clusterctl.cli.jobs import partition_table
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
@@ -37,7 +37,7 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.slurm_values import fold_nodes, gpu_count
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 _CURVE: Final = "▁▂▃▄▅▆▇█"
@@ -46,8 +46,6 @@ _INTERVAL_S: Final = 2.0
 # Without a terminal there is no height, so nothing is left out.
 _ANY_HEIGHT: Final = 1 << 30
 _MIB: Final = 1 << 20
-_ONLY_WHOLE: Final = 1e4
-_TOO_LONG: Final = 1e12
 _KEYS: Final = "q: quit   ↑ ↓: choose a job   space: look now"
 # What terminals send for keys.
 _UP: Final = ("\x1b[A", "\x1bOA", "k")
@@ -498,7 +496,7 @@ def _job_table(moment: Moment, chosen: str) -> tuple[list[str], list[list[str]]]
                 job.user if several else "",
                 _state(jobs, uses),
                 fold_nodes([*dict.fromkeys(node for each in jobs for node in each.nodes)]),
-                "" if elapsed_s is None else shown_elapsed(elapsed_s),
+                "" if elapsed_s is None else formatting.duration(elapsed_s),
                 *(_use(uses[0]) if len(uses) == 1 else [""] * len(_USE)),
                 "" if job.ended else job.reason,
             ]
@@ -594,20 +592,20 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f} %"
+    return "" if value is None else formatting.percent(value)
 
 
 def _watts(gpus: Sequence[GpuUse]) -> str:
     watts = _sum([gpu.power_w for gpu in gpus])
-    return "" if watts is None else f"{watts:.0f} W"
+    return "" if watts is None else formatting.number(watts, 3) + " W"
 
 
 def _rate(bytes_per_s: float | None) -> str:
-    return "" if bytes_per_s is None else f"{format_size(bytes_per_s)}/s"
+    return "" if bytes_per_s is None else formatting.quantity(bytes_per_s, "B/s")
 
 
 def _size(mib: float) -> str:
-    return format_size(mib * _MIB)
+    return formatting.size(mib * _MIB)
 
 
 def _of(mib: float | None, total_mib: float | None) -> str:
@@ -617,10 +615,4 @@ def _of(mib: float | None, total_mib: float | None) -> str:
 
 
 def _value(figure: Figure | None) -> str:
-    """Return a metric's value with five digits and, unless it is huge, all before the decimal
-    point.
-    """
-    if figure is None:
-        return ""
-    is_whole = _ONLY_WHOLE <= abs(figure.value) < _TOO_LONG
-    return f"{figure.value:,.0f}" if is_whole else f"{figure.value:,.5g}"
+    return "" if figure is None else formatting.metric(figure.value, figure.name)

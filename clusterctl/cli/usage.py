@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 from clusterctl.cli.all_clusters import ALL
@@ -13,6 +12,7 @@ from clusterctl.errors import Notice, UsageError
 from clusterctl.runs.usage import usage_of_cluster, usage_of_runs
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 from clusterctl.scheduler.usage import By, Usage, UsageRow, usage_keys
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 _NONE: Final = "-"
@@ -82,9 +82,8 @@ def _answer(found: Usage) -> dict[str, Any]:
 
 
 def _table(screen: Screen, found: Usage) -> list[str]:
-    since = datetime.fromtimestamp(found.since).astimezone()
     if not found.rows:
-        return [Notice("no-usage", f"no job has run since {since:%Y-%m-%d %H:%M}")]
+        return [Notice("no-usage", f"no job has run since {formatting.moment(found.since)}")]
     shown = [*found.rows, *([found.total] if len(found.rows) > 1 else [])]
     rows = [
         [
@@ -95,9 +94,10 @@ def _table(screen: Screen, found: Usage) -> list[str]:
             ),
             str(each.jobs),
             *(
-                _NONE if value is None else f"{value:.2f}"
-                for value in (each.node_hours, each.cpu_hours, each.gpu_hours, each.cost_usd)
+                formatting.hours(value)
+                for value in (each.node_hours, each.cpu_hours, each.gpu_hours)
             ),
+            formatting.cost(each.cost_usd, ""),
         ]
         for each in shown
     ]

@@ -18,7 +18,7 @@ from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.names import Local
-from clusterctl.spec.units import format_duration
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 _UNKNOWN: Final = "unknown"
@@ -33,7 +33,6 @@ _SHAPING: Final = [
     if each.in_shell and (each.sbatch or each.name == "slurm")
 ]
 # (a time, the unit to which such times are rounded), in seconds.
-_STEPS: Final = ((86400, 3600), (3600, 60))
 _ACCEPTED: Final = {True: "yes", False: "no", None: _UNKNOWN}
 
 
@@ -106,8 +105,8 @@ def _row(each: Candidate, now: float) -> list[object]:
         f"{capacity.free_nodes}/{capacity.nodes}{unknown}" if capacity.nodes else _UNKNOWN,
         f"{capacity.free_cpus}/{capacity.cpus}" if capacity.nodes else _UNKNOWN,
         _gpus(capacity.gpus, capacity.free_gpus),
-        _UNKNOWN if each.usd_per_hour is None else f"{each.usd_per_hour:.2f}",
-        "never" if each.asked_at is None else f"{_duration(now - each.asked_at)} ago",
+        _UNKNOWN if each.usd_per_hour is None else formatting.cost(each.usd_per_hour, ""),
+        "never" if each.asked_at is None else f"{formatting.about(now - each.asked_at)} ago",
     ]
 
 
@@ -117,15 +116,8 @@ def _start(each: Candidate, now: float) -> str:
     if each.start is None:
         return _UNKNOWN if each.accepted is not False else ""
     wait_s = each.start - now
-    return "now" if wait_s <= NOW_S else f"in {_duration(wait_s)}"
+    return "now" if wait_s <= NOW_S else f"in {formatting.about(wait_s)}"
 
 
 def _gpus(total: Mapping[str, int], free: Mapping[str, int]) -> str:
     return ", ".join(f"{free[name]}/{count} {name}".strip() for name, count in total.items())
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in its two largest units."""
-    whole = max(round(seconds), 0)
-    step = next((step for unit, step in _STEPS if whole >= unit), 1)
-    return format_duration(whole - whole % step)

@@ -28,8 +28,8 @@ from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.slurm_conf import format_gres, needs_facts
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import shown_memory
 from clusterctl.state.inventory import Inventory
+from clusterctl.util import formatting
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import parallel_map, temporary_folder
 
@@ -226,7 +226,10 @@ def _describe_change(old: Hardware, new: Hardware) -> str:
         ("cards", old.cards or old.driver.cards, new.cards or new.driver.cards),
     ]
     if old.facts and new.facts:
-        memory = shown_memory(old.facts.memory_mib), shown_memory(new.facts.memory_mib)
+        memory = (
+            formatting.size(old.facts.memory_mib << 20),
+            formatting.size(new.facts.memory_mib << 20),
+        )
         figures += [("CPUs", old.facts.cpus, new.facts.cpus), ("memory", *memory)]
     changed = [
         f"{name}: {after} (was {before})" for name, before, after in figures if before != after

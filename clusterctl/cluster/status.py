@@ -16,12 +16,12 @@ from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, connections_of, session_of, site_of
 from clusterctl.scheduler.slurm_parse import PartitionInfo
-from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import applied_spec, job_inventory
 from clusterctl.state.removal import leaving_error
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
+from clusterctl.util import formatting
 from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
@@ -161,4 +161,4 @@ def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None
     state = controller.run(
         ["systemctl", "is-active", "clusterctl-auto-down.timer"], check=False
     ).stdout.strip()
-    return {"after": format_duration(idle_s), "armed": state == "active"}
+    return {"after": formatting.duration(idle_s), "armed": state == "active"}

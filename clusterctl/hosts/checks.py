@@ -33,8 +33,8 @@ from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, SHARED_MEMORY, HostReq
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.names import ADMIN_ID, ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.spec.software import LAST_FOR_VOLTA
-from clusterctl.spec.units import format_duration, format_size
 from clusterctl.state.inventory import ARCHITECTURE, HEALTH_PROGRAM
+from clusterctl.util import formatting
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import NO_LIMIT, Limit
 
@@ -178,7 +178,8 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
             fix = "see `dmesg`: the kernel remounts a failing disk read-only"
             yield Finding(host, "error", "read-only", "a file system can't be written", cause, fix)
         elif free_mib < needed:
-            cause = f"{path} has {format_size(free_mib)} free, but {format_size(needed)} are needed"
+            free, least = map(formatting.exact_size, (free_mib, needed))
+            cause = f"{path} has {free} free, but {least} are needed"
             fix = (
                 f"find large folders on the host (`sudo du -xk {path} | sort -n | tail`), and "
                 "remove some"
@@ -488,7 +489,7 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
         if abs(skew) < NOTABLE_SKEW_S:
             continue
         level: Level = "error" if abs(skew) > MOST_SKEW_S else "warning"
-        skew_shown = format_duration(round(abs(skew)))
+        skew_shown = formatting.duration(round(abs(skew)))
         reference_name = f"{leader}'s" if leader in answers else "this machine's"
         cause = (
             f"the clock is {skew_shown} "

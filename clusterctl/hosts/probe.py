@@ -29,11 +29,11 @@ from clusterctl.errors import (
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.remote_probe import OwnFacts
 from clusterctl.spec import distributions
-from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport, remote_program
 from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.util import formatting
 from clusterctl.util.progress import HostStep
 
 PROGRAM: Final = remote_program("clusterctl.hosts.remote_probe").encode()
@@ -136,7 +136,7 @@ class Space(_Answer):
         return self.free < _LEAST_FREE or self.inodes == 0
 
     def __str__(self) -> str:
-        size = format_size(max(1, self.size >> 20))
+        size = formatting.exact_size(max(1, self.size >> 20))
         remaining = "no inodes free" if self.inodes == 0 else f"{self.free} bytes of {size} free"
         return f"{self.paths[0]} is full ({remaining})"
 

@@ -10,6 +10,7 @@ from typing import Final
 from clusterctl.errors import Notice, SchedulerError, UsageError
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.usage import By, month_start, next_month, usage_of_jobs
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import LineReporter
 
@@ -53,7 +54,7 @@ def check_budget(session: Session, note: LineReporter) -> None:
             reason = f"the {_UNITS[name]} of some jobs are unknown"
             note(Notice("budget-unchecked", f"note: the budget was not checked: {reason}"))
             continue
-        text = f"{used:.1f} of {limit:g} {_UNITS[name]}"
+        text = f"{formatting.hours(used)} of {formatting.given(limit)} {_UNITS[name]}"
         if used >= limit:
             again = datetime.fromtimestamp(next_month(now), UTC)
             raise UsageError(
@@ -65,6 +66,6 @@ def check_budget(session: Session, note: LineReporter) -> None:
                 "`clusterctl usage --by user,month` shows who used it",
             )
         if used >= _NEARLY * limit:
-            share = f"{100 * used / limit:.0f} %"
+            share = formatting.percent(100 * used / limit)
             warning = f"note: {share} of this month's budget is used: {text}"
             note(Notice("budget-nearly-spent", warning))

@@ -17,7 +17,8 @@ from clusterctl.state.ledger import FROM_JOB, PROGRAM_FOLDER, Ledger, program_pa
 from clusterctl.state.run_names import NamedRun, find_run
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import Upload
-from clusterctl.transport.tree import format_size, list_items
+from clusterctl.transport.tree import list_items
+from clusterctl.util import formatting
 
 
 def with_from_run(job: JobSpec, ledger: Ledger, session: Session | None) -> tuple[JobSpec, str]:
@@ -119,5 +120,5 @@ def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
             record_copies(session.workspace, [copies])
     return (
         sent.folder,
-        f"run {printable(here.name)}: {format_size(sent.sent_bytes)} sent to {sent.folder}",
+        f"run {printable(here.name)}: {formatting.size(sent.sent_bytes)} sent to {sent.folder}",
     )

@@ -23,7 +23,8 @@ from clusterctl.state.inventory import Inventory, applied_spec, planned_distribu
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.put import store_of
-from clusterctl.transport.tree import Progress, format_size
+from clusterctl.transport.tree import Progress
+from clusterctl.util import formatting
 from clusterctl.util.assets import job_lock
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import Result, temporary_folder
@@ -201,7 +202,7 @@ class Environments:
             return frozenset()
         self.report(
             f"{transport.host} is downloading {counted(len(sizes), 'wheel')}, "
-            f"{format_size(sum(sizes.values()))}"
+            f"{formatting.size(sum(sizes.values()))}"
         )
         more = (
             ["--extra-index-url", cpu_index()]
@@ -220,7 +221,7 @@ class Environments:
         if sizes := [_size(wheel) for wheel in lock.wheels if wheel.sha256 not in (fetched or ())]:
             reason = f": {host} can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
-            size = format_size(sum(sizes))
+            size = formatting.size(sum(sizes))
             self.report(
                 f"sending {counted(len(sizes), 'wheel')}, {size}{reason if is_slow else ''}"
             )

@@ -12,7 +12,7 @@ from typing import Final
 from clusterctl.errors import TransportError
 from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.transport.base import Transport
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 _SCRIPT: Final = Path(__file__).with_name("remote_kept.sh").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def summary(kept: Mapping[str, Kept]) -> str:
     """Return a text such as "2 environments, 1.2 GiB; 1 build, 3.0 MiB". Empty: nothing is kept."""
     return "; ".join(
         f"{counted(one.number, _COUNTED[name].noun)}, "
-        f"{'of unknown size' if one.bytes is None else format_size(one.bytes)}"
+        f"{'of unknown size' if one.bytes is None else formatting.size(one.bytes)}"
         for name, one in kept.items()
         if one.number
     )

@@ -26,8 +26,8 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_values import fold_nodes
-from clusterctl.spec.units import format_duration
 from clusterctl.state.workspace import state_home
+from clusterctl.util import formatting
 
 if TYPE_CHECKING:
     from clusterctl.util.receivers import Post, Receiver
@@ -289,7 +289,7 @@ def _lines(job: JobInfo, happening: Happening, diagnosis: Diagnosis | None) -> l
     """Return the text of a message."""
     reason = f" ({words})" if (words := reason_in_words(job.reason)) else ""
     where = f" on {fold_nodes(job.nodes)}" if job.nodes else ""
-    elapsed = f" after {format_duration(job.elapsed_s)}" if job.elapsed_s else ""
+    elapsed = f" after {formatting.duration(job.elapsed_s)}" if job.elapsed_s else ""
     match happening:
         case Happening.HANG:
             return [str(job.hang)]

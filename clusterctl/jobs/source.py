@@ -26,11 +26,11 @@ from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.tree import (
     Item,
     Kind,
-    format_size,
     gitignore_spec,
     literal_pattern,
     unreadable_error,
 )
+from clusterctl.util import formatting
 from clusterctl.util.confine import reject_read
 from clusterctl.util.numbers import counted
 
@@ -280,7 +280,7 @@ class _Selection:
             self._reject_names_of_tasks()
         if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
             size = (
-                f"{format_size(self.bytes)} in {counted(self.files, 'file')}, most of it in "
+                f"{formatting.size(self.bytes)} in {counted(self.files, 'file')}, most of it in "
                 f"{self._largest()}"
             )
             text = f"the folder {self.folder} is large: {size}; {_LEAVE_OUT}"
@@ -476,7 +476,7 @@ class _Selection:
         self.files += item.kind is Kind.FILE
         self.bytes += item.size
         if self.files > MAX_FILES or self.bytes > MAX_BYTES:
-            limit = f"{MAX_FILES:,} files" if self.files > MAX_FILES else format_size(MAX_BYTES)
+            limit = f"{MAX_FILES:,} files" if self.files > MAX_FILES else formatting.size(MAX_BYTES)
             raise UsageError(
                 f"the folder of the job is too large to be sent: more than {limit}",
                 code="folder-too-large",
@@ -502,7 +502,7 @@ class _Selection:
         for item in self.items:
             sizes[item.path.partition("/")[0]] += item.size
         return ", ".join(
-            f"{printable(name)} ({format_size(size)})" for name, size in sizes.most_common(3)
+            f"{printable(name)} ({formatting.size(size)})" for name, size in sizes.most_common(3)
         )
 
 

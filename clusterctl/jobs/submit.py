@@ -60,7 +60,8 @@ from clusterctl.transport.base import Transport, remove_folder
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.put import Sent, Upload, begin_new_folder, store_of
-from clusterctl.transport.tree import Item, Kind, Progress, format_size, hash_items, literal_pattern
+from clusterctl.transport.tree import Item, Kind, Progress, hash_items, literal_pattern
+from clusterctl.util import formatting
 from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.digest import plan_changed
 from clusterctl.util.numbers import counted
@@ -158,8 +159,8 @@ class SentSource:
     def summary(self) -> str:
         """A line such as ``3 files, 2.5 KiB, from /home/ada/proj: 1.0 KiB sent``."""
         amount = counted(self.files, "file")
-        sent = f"{format_size(self.sent_bytes)} sent"
-        return f"{amount}, {format_size(self.bytes)}, from {printable(self.folder)}: {sent}"
+        sent = f"{formatting.size(self.sent_bytes)} sent"
+        return f"{amount}, {formatting.size(self.bytes)}, from {printable(self.folder)}: {sent}"
 
 
 @dataclass(frozen=True, slots=True)

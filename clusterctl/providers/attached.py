@@ -12,7 +12,7 @@ from clusterctl.errors import UsageError
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.state.workspace import WAIT_S, Workspace
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT, Reporter
 
@@ -99,7 +99,7 @@ class FolderEntry:
     what: str = ""
 
     def __str__(self) -> str:
-        amount = f"{format_size(self.bytes)} in {counted(self.files, 'file')}"
+        amount = f"{formatting.size(self.bytes)} in {counted(self.files, 'file')}"
         return f"{self.name}: {amount} ({self.what or 'not of clusterctl'})"
 
     @property

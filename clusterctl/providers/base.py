@@ -37,9 +37,9 @@ from clusterctl.spec.common import Partition, ProviderSettings
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import format_size, shown_memory
 from clusterctl.state.inventory import COMPUTE, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT, Reporter
 
@@ -82,8 +82,8 @@ class Size:
         disk`.
         """
         cpus = counted(self.cpus, "CPU")
-        disk = () if self.disk_mib is None else (f"{format_size(self.disk_mib)} of disk",)
-        return (cpus, f"{shown_memory(self.memory_mib)} of memory", *disk)
+        disk = () if self.disk_mib is None else (f"{formatting.exact_size(self.disk_mib)} of disk",)
+        return (cpus, f"{formatting.size(self.memory_mib << 20)} of memory", *disk)
 
     def __str__(self) -> str:
         return ", ".join(self.parts)
@@ -255,7 +255,7 @@ class Leftover:
     usd_per_hour: float | None = None
 
     def __str__(self) -> str:
-        cost = f" ({self.usd_per_hour:.4f} USD an hour)" if self.usd_per_hour else ""
+        cost = f" ({formatting.cost(self.usd_per_hour)} an hour)" if self.usd_per_hour else ""
         return self.what + cost
 
 

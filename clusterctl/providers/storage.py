@@ -7,7 +7,6 @@ cluster name, from which `list` gets the details and the provider to ask.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationErro
 from clusterctl.errors import UsageError
 from clusterctl.spec.common import Cluster, ProviderSettings, User
 from clusterctl.spec.models import AnyProvider, ClusterSpec
-from clusterctl.spec.units import format_size
 from clusterctl.state.workspace import state_home, write_atomic
+from clusterctl.util import formatting
 
 # The suffix of a record. The cluster's name before it has no dot.
 _RECORD: Final = ".storage.json"
@@ -50,16 +49,14 @@ class KeptStorage(BaseModel):
         """Return text such as ``disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD a
         month)``.
         """
-        size = "" if self.size_mib is None else format_size(self.size_mib)
-        cost = f"{self.usd_per_month:.2f} USD a month" if self.usd_per_month else ""
+        size = "" if self.size_mib is None else formatting.exact_size(self.size_mib)
+        cost = f"{formatting.cost(self.usd_per_month)} a month" if self.usd_per_month else ""
         more = ", ".join(filter(None, (size, cost)))
         return f"{self.what} ({more})" if more else self.what
 
     @property
     def dated(self) -> str:
-        return str(self) + (
-            time.strftime(", kept since %F %R", time.localtime(self.since)) if self.since else ""
-        )
+        return str(self) + (f", kept since {formatting.moment(self.since)}" if self.since else "")
 
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude={"id", "kind", "homes"})

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from clusterctl.state.inventory import Inventory
+from clusterctl.util import formatting
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,10 @@ class KeptImage:
     usd_per_month: float | None
 
     def __str__(self) -> str:
-        price = "" if self.usd_per_month is None else f", {self.usd_per_month:.2f} USD a month"
-        return f"image {self.name} ({self.size_mib / 1024:.1f} GiB{price})"
+        price = (
+            "" if self.usd_per_month is None else f", {formatting.cost(self.usd_per_month)} a month"
+        )
+        return f"image {self.name} ({formatting.size(self.size_mib << 20)}{price})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from clusterctl.rehearse.verdict import (
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.units import format_duration
+from clusterctl.util import formatting
 from clusterctl.util.progress import LineReporter
 
 # The shortest silence that may be a hang, and the length of a job after a fault at most: so many
@@ -200,7 +200,7 @@ class Rehearser:
                 pass
             if not observed.state:
                 raise UsageError(
-                    f"{name} has not ended within {format_duration(int(self.limit_s))}",
+                    f"{name} has not ended within {formatting.duration(int(self.limit_s))}",
                     code="rehearsal-too-long",
                     fix="rehearse a training with fewer steps, or use a longer --timeout",
                 )

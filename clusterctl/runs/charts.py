@@ -16,10 +16,11 @@ from clusterctl.runs.compare import mapping
 from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles
-from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, rounded, thinned
+from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, thinned
 from clusterctl.runs.spread import Spread, mean_of
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted, finite, is_number
 
 MOST_LINES: Final = 16  # per chart
@@ -49,32 +50,6 @@ _OWN_CHARTS: Final = frozenset(
 # The parts of a step's time.
 PARTS: Final = ("compute", "exposed communication", "data")
 _SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
-# Units of metrics, by the ends of their names. A share of 1 is shown in percent.
-_SHARE: Final = "share"
-_UNITS: Final = {
-    "s": "s",
-    "sec": "s",
-    "seconds": "s",
-    "ms": "ms",
-    "bytes": "B",
-    "bytes_sent": "B",
-    "mib": "MiB",
-    "gib": "GiB",
-    "gb": "GB",
-    "gflops": "GFLOP/s",
-    "percent": "%",
-    "mfu": _SHARE,
-    "efficiency": _SHARE,
-}
-_UNIT: Final = re.compile(rf"(?:^|[_/.])({'|'.join(_UNITS)})$")
-_RATE: Final = re.compile(r"([^_/.]+)(?:_per_|/)s(?:ec(?:ond)?)?$")
-_LARGER_UNITS: Final[Mapping[str, Sequence[tuple[str, float]]]] = {
-    "B": (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)),
-    "B/s": (("GiB/s", 1 << 30), ("MiB/s", 1 << 20), ("KiB/s", 1 << 10)),
-    "s": (("hours", 3600), ("minutes", 60)),
-}
-# A larger unit is used from this many of it.
-_ENOUGH: Final = 2
 # Lines closer than this share of the chart's height hide each other.
 _LINE: Final = 0.01
 # Points of a line from which a smoothed line can be shown, and the number of points of the smoothed
@@ -263,16 +238,6 @@ class ProgramMetrics:
             )
 
 
-def unit_of(name: str) -> str:
-    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s, share. Otherwise
-    "".
-    """
-    if rate := _RATE.search(name):
-        return f"{_UNITS.get(rate[1], rate[1])}/s"
-    match = _UNIT.search(name)
-    return _UNITS[match[1]] if match else ""
-
-
 def line_chart(
     title: str,
     lines: Sequence[Series],
@@ -289,8 +254,10 @@ def line_chart(
         0.
     """
     places = [place for line in lines for place, _ in line.points]
-    x_unit, x_size = fitting_unit(x, places if x_end is None else [x_end])
-    y_unit, y_size = fitting_unit(unit, (value for line in lines for _, value in line.points))
+    x_unit, x_size = formatting.fitting_unit(x, places if x_end is None else [x_end])
+    y_unit, y_size = formatting.fitting_unit(
+        unit, (value for line in lines for _, value in line.points)
+    )
     drawn: list[Series] = []
     for line in lines:
         values = {x: math.nan if value is None else value / y_size for x, value in line.points}
@@ -346,20 +313,6 @@ def with_covers(
         sum(_covers(line, other, near) for other in placed[:at]) for at, line in enumerate(placed)
     ]
     return [replace(line, covers=count) for line, count in zip(lines, covers, strict=True)]
-
-
-def fitting_unit(
-    unit: str, values: Iterable[float | None], enough: float = _ENOUGH
-) -> tuple[str, float]:
-    """Return the largest unit that the largest value has at least ``enough`` of, and its size in
-    ``unit``.
-    """
-    largest = max(map(abs, finite_values(values)), default=0.0)
-    if unit == _SHARE:
-        # Some programs write their MFU in percent.
-        return "%", 0.01 if largest <= 1 else 1
-    larger = _LARGER_UNITS.get(unit, ())
-    return next(((name, size) for name, size in larger if largest >= enough * size), (unit, 1))
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -433,7 +386,9 @@ def metrics_section(
     for values in sorted(drawn_values, key=lambda values: values.count == 1):
         is_alone = len(runs) == 1 and values.group not in groups
         if len({*values.ys}) == 1 and (is_alone or values.count > 1):
-            unchanged.append(f"{values.name} {with_unit(values.highest, unit_of(values.name))}")
+            unchanged.append(
+                f"{values.name} {formatting.quantity(values.highest, formatting.unit_of(values.name))}"
+            )
             continue
         alike = shown[values.places]
         factors = ((other, values.factor(other)) for other in alike)
@@ -444,11 +399,12 @@ def metrics_section(
             alike.append(values)
             groups[values.group].append(values.name)
         else:
-            times = "the same as" if factor == 1 else f"{factor:.4g} times"
+            times = "the same as" if factor == 1 else f"{formatting.number(factor)} times"
             multiples[first.group].append((f"{values.name} is {times}", first.name))
             if factor != 1:
                 low, high = (
-                    with_unit(y, unit_of(values.name)) for y in (values.lowest, values.highest)
+                    formatting.quantity(y, formatting.unit_of(values.name))
+                    for y in (values.lowest, values.highest)
                 )
                 ranges.append(f"{values.name}, {times} {first.name}: {low} to {high}")
     if len(groups) > MOST_CHARTS:
@@ -570,7 +526,9 @@ def _metric_chart(
     notes = [f"markers: {', '.join(marked)}"] if is_marked else []
     notes += [f"{words} {'this' if is_single else name}" for words, name in multiples]
     more = f" ({', '.join(notes)})" if notes else ""
-    return line_chart(f"{title}{more}", _metric_lines(names, axis, runs), axis, unit_of(names[0]))
+    return line_chart(
+        f"{title}{more}", _metric_lines(names, axis, runs), axis, formatting.unit_of(names[0])
+    )
 
 
 def _metric_lines(
@@ -604,12 +562,6 @@ def loss_lines(metrics: ProgramMetrics) -> list[Series]:
         if timed:
             lines.append(Series(name, timed, at, _is_evaluation(name)))
     return lines
-
-
-def with_unit(value: float, unit: str, digits: int = 5) -> str:
-    """Return a value with a unit that fits it, such as 1.5 GiB."""
-    name, size = fitting_unit(unit, [value], 1 if unit.startswith("B") else _ENOUGH)
-    return f"{rounded(value / size, digits)} {name}".strip()
 
 
 def _is_evaluation(name: str) -> bool:
@@ -667,7 +619,7 @@ def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
         and not _SEED.fullmatch(key)
     )
     chart = Chart(f"{metric} by {key}", series, key, metric, Kind.POINTS, x_log=is_wide)
-    return _on_axis(chart, unit_of(metric))
+    return _on_axis(chart, formatting.unit_of(metric))
 
 
 def seeds_section(
@@ -687,7 +639,7 @@ def seeds_section(
             groups[tuple(row.value(key) for key in others)].append(title)
     if len(others) == len(keys) or all(len(titles) == 1 for titles in groups.values()):
         return Section("Seeds")
-    unit = unit_of(metric)
+    unit = formatting.unit_of(metric)
     cells = []
     lines = []
     stride = 1
@@ -697,9 +649,11 @@ def seeds_section(
         spread = Spread.of(results)
         deviation = spread.deviation if len(results) > 1 else None
         figures = (spread.mean, deviation, min(results), max(results))
-        shown = ["-" if figure is None else with_unit(figure, unit) for figure in figures]
-        cells.append([*map(str, values), str(len(titles)), *shown])
-        name = ", ".join(f"{key}={value}" for key, value in zip(others, values, strict=True))
+        shown = [formatting.metric(figure, metric) for figure in figures]
+        cells.append([*map(formatting.given, values), str(len(titles)), *shown])
+        name = ", ".join(
+            f"{key}={formatting.given(value)}" for key, value in zip(others, values, strict=True)
+        )
         found = [runs[title].curves.get(metric) for title in titles if title in runs]
         drawn_curves = [curve for curve in found if curve is not None]
         axis = drawn_curves[0].drawn_axis if drawn_curves else axis

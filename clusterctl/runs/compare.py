@@ -24,7 +24,7 @@ from clusterctl.spec.metrics import is_loss
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE
 from clusterctl.state.run_record import Value
 from clusterctl.transport.remote_open import read_json
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 # Fields of a submission that don't affect the computation, or that other sections compare in full.
@@ -84,7 +84,7 @@ class Losses:
         )
         if self.identical:
             return f"identical over {steps}{totals}{limit}"
-        gap = "is not finite" if self.largest is None else f"is {self.largest:.3g}"
+        gap = "is not finite" if self.largest is None else f"is {formatting.number(self.largest)}"
         text = (
             f"different from {self.axis} {self.first} on, of {steps}{totals}: the largest "
             f"difference {gap}"
@@ -365,7 +365,7 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
                 count = counted(len(cores), "core")
             parts = [count, host.get("cpu_model")]
             parts += [
-                format_size(memory << 20)
+                formatting.size(memory << 20)
                 if isinstance(memory, int) and 0 < memory < _MOST_MIB
                 else ""
             ]

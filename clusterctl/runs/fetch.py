@@ -47,7 +47,8 @@ from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import MOST_ENTRIES, Sender
 from clusterctl.transport.remote_copies import PARTIAL, stops_down
 from clusterctl.transport.remote_incoming import Entry
-from clusterctl.transport.tree import Kind, Progress, format_size, gitignore_spec
+from clusterctl.transport.tree import Kind, Progress, gitignore_spec
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts
 
@@ -149,9 +150,8 @@ class Selection:
         any).
         """
         if reason == TOO_LARGE:
-            reason = (
-                f"a checkpoint of {format_size(size)}, more than {format_size(self.max_checkpoint)}"
-            )
+            own, most = map(formatting.size, (size, self.max_checkpoint))
+            reason = f"a checkpoint of {own}, more than {most}"
             flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
         elif reason in {NOT_WANTED, OLDER, UNFINISHED_ONE}:
             flags = ["--checkpoints", "all"]
@@ -542,7 +542,7 @@ def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> st
     if fault := _name_fault(entry.path):
         return fault
     if entry.size - entry.space > max_holes:
-        size, on_disk, most = map(format_size, (entry.size, entry.space, _MOST_HOLES))
+        size, on_disk, most = map(formatting.size, (entry.size, entry.space, _MOST_HOLES))
         sparse = (
             f"a sparse file of {size}, {on_disk} on disk; a run's files may have {most} of holes "
             "in all"
@@ -551,8 +551,8 @@ def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> st
     if entry.size > max_file:
         is_above_default = entry.size > MAX_FILE
         flags = ("--max-file", f"{(entry.size >> 30) + 1}GiB") if is_above_default else ("--all",)
-        size = format_size(entry.size)
-        return _with_command(f"{size}, more than {format_size(max_file)}", job_id, *flags)
+        size = formatting.size(entry.size)
+        return _with_command(f"{size}, more than {formatting.size(max_file)}", job_id, *flags)
     return ""
 
 

@@ -29,6 +29,7 @@ from clusterctl.state.ledger import (
 )
 from clusterctl.state.run_names import find_run
 from clusterctl.state.run_record import Metric, RunRecord, TaskRecord, Value
+from clusterctl.util import formatting
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +45,7 @@ class Row:
         last = self.metrics[name].last if name else None
         return (
             f"<run {self.shown}: "
-            f"{self.record.state}{'' if last is None else f', {name} {last:.4g}'}>"
+            f"{self.record.state}{'' if last is None else f', {name} {formatting.metric(last, name)}'}>"
         )
 
     @property
@@ -118,6 +119,13 @@ class Row:
         kind, _, _ = key.partition(".")
         return key not in FIELDS and (kind == "config" or key in self.config)
 
+    def text(self, key: str) -> str:
+        """Return the value of ``key`` as text: an option as the user gave it."""
+        value = self.value(key)
+        if self.is_option(key):
+            return formatting.given(value)
+        return (self.nonfinite(key) if value is None else None) or as_text(value, key)
+
     def nonfinite(self, key: str) -> str | None:
         """Return ``nan``, ``inf`` or ``-inf`` if that is the last value of a metric; otherwise
         None.
@@ -133,6 +141,22 @@ class Row:
         yield from FIELDS
         yield from self.config
         yield from self.metrics
+
+
+def as_text(value: Value, key: str) -> str:
+    """Return a field's or a metric's value as text."""
+    if isinstance(value, str | bool | None):
+        return formatting.given(value)
+    if key in TIMES:
+        return formatting.moment(value)
+    if key == "gpu_energy":
+        return formatting.quantity(float(value), "J")
+    formats = {
+        "elapsed": formatting.duration,
+        "node_hours": formatting.hours,
+        "cost": formatting.cost,
+    }
+    return formats[key](value) if key in formats else formatting.metric(value, key)
 
 
 def _metric_value(metrics: Mapping[str, Metric], key: str) -> float | None:

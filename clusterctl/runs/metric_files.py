@@ -30,7 +30,7 @@ from clusterctl.runs.curve import ROW, STEP, Column
 from clusterctl.runs.tensorboard import EventFiles
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json, read_whole
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 from clusterctl.util.numbers import LARGEST, counted, finite, is_number
 
 MAX_DEPTH: Final = 4
@@ -347,8 +347,8 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
             file.seek(size - _MAX_BYTES)
             is_within = True
             left_out.append(
-                f"{name} has {format_size(size)}: only its first line and the last "
-                f"{format_size(_MAX_BYTES)} were read"
+                f"{name} has {formatting.size(size)}: only its first line and the last "
+                f"{formatting.size(_MAX_BYTES)} were read"
             )
         while chunk := file.read(_CHUNK):
             if is_within:
@@ -373,7 +373,7 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
                 yield rest
     if long_lines:
         lines_of = counted(long_lines, "line")
-        left_out.append(f"{lines_of} of {name}, longer than {format_size(_MAX_LINE)}")
+        left_out.append(f"{lines_of} of {name}, longer than {formatting.size(_MAX_LINE)}")
 
 
 def _objects(chunk: bytes) -> list[_Line]:

@@ -38,7 +38,8 @@ from clusterctl.transport.get import Sender, writing_into
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.ssh import Connections
-from clusterctl.transport.tree import Kind, Progress, format_size, with_title
+from clusterctl.transport.tree import Kind, Progress, with_title
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts
 
@@ -54,7 +55,6 @@ _MOST = 1 << 63  # bytes, files or seconds
 _MOST_REASONS = 3
 # Bytes of holes in sparse files that are too few to mention.
 _FEW_HOLES = 1 << 20
-_AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,11 @@ class UncopiedFiles:
         files = counted(self.files, "file")
         location = f" on {self.host}" if self.host else ""
         reason = f"; {self.why}" if self.why else ""
-        size = format_size(self.bytes)
+        size = formatting.size(self.bytes)
         if self.on_disk is not None and self.bytes - self.on_disk > max(self.on_disk, _FEW_HOLES):
-            size += f" ({format_size(self.on_disk)} on disk)"
-        return (
-            f"{self.what}{location}: {size} in {files} of {self.owner}, {_age(self.age_s)}{reason}"
-        )
+            size += f" ({formatting.size(self.on_disk)} on disk)"
+        age = formatting.about(self.age_s)
+        return f"{self.what}{location}: {size} in {files} of {self.owner}, {age} old{reason}"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -127,7 +126,7 @@ class OnlyCopies:
         """A summary in a single line, for the log of `clusterctl up` or `clusterctl down`."""
         size = sum(row.bytes for row in self.files)
         files = sum(row.files for row in self.files)
-        total = [f"{format_size(size)} in {counted(files, 'file')}"] if files else []
+        total = [f"{formatting.size(size)} in {counted(files, 'file')}"] if files else []
         return "; ".join([*total, *self._first_lines])
 
     @property
@@ -147,13 +146,6 @@ class OnlyCopies:
 
 
 NOTHING = OnlyCopies()
-
-
-def _age(seconds: int) -> str:
-    for length, unit in _AGES:
-        if seconds >= length:
-            return f"{counted(seconds // length, unit)} old"
-    return "just written"
 
 
 class Search:

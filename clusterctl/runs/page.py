@@ -21,6 +21,7 @@ from markupsafe import Markup, escape
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.ledger import is_own_report
 from clusterctl.state.workspace import write_atomic
+from clusterctl.util import formatting
 from clusterctl.util.assets import data_folder
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ def _clean(value: Any) -> Any:
     if isinstance(value, int | float):
         if not math.isfinite(value):
             return None
-        return value if isinstance(value, int) else _shortened(value, _DIGITS)
+        return value if isinstance(value, int) else formatting.shortened(value, _DIGITS)
     if isinstance(value, Mapping):
         return {key: _clean(item) for key, item in value.items()}
     return [_clean(item) for item in value]
@@ -256,7 +257,8 @@ def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
         labels = list(dict.fromkeys(x for series in chart["series"] for x, _ in series["points"]))
         values = [dict(map(tuple, series["points"])) for series in chart["series"]]
         rows = [
-            [str(label), *(rounded(series.get(label)) for series in values)] for label in labels
+            [str(label), *(formatting.number(series.get(label)) for series in values)]
+            for label in labels
         ]
         names = [f"{series['name']}{unit}" for series in chart["series"]]
         return {"head": [chart["x"], *names], "rows": rows}
@@ -266,7 +268,7 @@ def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
         if ys:
             _, first = series["points"][0]
             _, last = series["points"][-1]
-            rows.append([series["name"], *map(rounded, (first, last, min(ys), max(ys)))])
+            rows.append([series["name"], *map(formatting.number, (first, last, min(ys), max(ys)))])
     head = [f"{chart['title']}{unit}", "first", "last", "lowest", "highest"]
     return {"head": head, "rows": rows} if rows else None
 
@@ -294,20 +296,6 @@ def _with_whole_words(text: str) -> Markup:
     """
     # The text is escaped, and a character reference has no hyphen.
     return Markup(_HYPHENATED.sub(r'<span class="whole">\g<0></span>', str(escape(text))))  # noqa: S704
-
-
-def rounded(value: float | None, digits: int = 5) -> str:
-    """Return a number with this many digits, and all before the decimal point; "-" for None."""
-    if value is None:
-        return "-"
-    text = f"{_shortened(value, digits):,.15g}"
-    # The digits of a number below 1e-307 can't be rounded to fewer.
-    return f"{value:.{digits}g}" if "e" in text else text
-
-
-def _shortened(value: float, digits: int) -> float:
-    """Round a number to this many digits, but keep all before the decimal point."""
-    return float(f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}")
 
 
 def _escaped(text: str) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +21,10 @@ from clusterctl.runs.charts import (
     PARTS,
     SPEEDS,
     ProgramMetrics,
-    fitting_unit,
     metrics_section,
     parameter_chart,
     seeds_section,
     step_charts,
-    with_unit,
 )
 from clusterctl.runs.compare import (
     compare_losses,
@@ -62,10 +60,8 @@ from clusterctl.runs.results import results_section, size_charts
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import history_in, restarts_in, result_lines
 from clusterctl.runs.tables import (
-    cell_of,
     configuration_section,
     difference_sections,
-    shown,
     table_of,
 )
 from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
@@ -75,9 +71,9 @@ from clusterctl.scheduler.diagnosis import fix_with_log, hints_in_words
 from clusterctl.scheduler.history import Attempt
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
-from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE
 from clusterctl.state.run_record import RunRecord
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 # Columns for further metrics in a ranking.
@@ -143,7 +139,7 @@ def _run_report(row: Row) -> Report:
     restarts = restarts_in(row.folder, row.record.attempts)
     history = history_in(row.folder)
     hangs, alarms = (
-        [f"{datetime.fromtimestamp(each.since, UTC):%H:%M:%S} UTC: {each}" for each in times]
+        [f"{formatting.moment(each.since, utc=True)}: {each}" for each in times]
         for times in (
             [hang for attempt in history for hang in attempt.hangs],
             [alarm for attempt in history for alarm in attempt.all_alarms],
@@ -206,14 +202,13 @@ def _outcome_lines(row: Row) -> Iterator[str]:
     remedy.
     """
     record = row.record
-    elapsed = shown(row.value("elapsed"), "elapsed")
+    elapsed = row.text("elapsed")
     location = f" on {counted(len(record.nodes), 'node')}" if record.nodes else ""
     after = f" after {elapsed}" if elapsed != "-" else ""
     hours = row.record.node_hours
-    cost = f": {hours:.3g} node hours" if hours else ""
+    cost = f": {formatting.hours(hours)} node hours" if hours else ""
     if row.run.cost_usd is not None and row.task is None:
-        usd = row.run.cost_usd
-        cost += f", about {usd:.2f} USD" if usd >= 1 else f", about {usd:.2g} USD"
+        cost += f", {formatting.cost(row.run.cost_usd)}"
     state = record.state if row.run.final else f"{record.state} when it was collected"
     yield f"{state}{after}{location}{cost}"
     diagnosis = _diagnosis(row)
@@ -264,13 +259,14 @@ def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
         first = whole.first.y
         if metric.last is None:
             continue
-        spread = f", between {shown(metric.min)} and {shown(metric.max)}"
+        text = partial(formatting.metric, name=name)
+        spread = f", between {text(metric.min)} and {text(metric.max)}"
         spread = spread if {metric.min, metric.max} != {first, metric.last} else ""
         if (goal := goal_of(name)) is not None:
             best = metric.max if goal is Goal.MAX else metric.min
-            spread = f", at best {shown(best)}" if best != metric.last else ""
+            spread = f", at best {text(best)}" if best != metric.last else ""
         yield (
-            f"{name} went from {shown(first)} to {shown(metric.last)}{spread}, in "
+            f"{name} went from {text(first)} to {text(metric.last)}{spread}, in "
             f"{counted(metric.count, 'value')}"
         )
     for name, metric in row.metrics.items():
@@ -287,7 +283,7 @@ def _speed_lines(facts: ProgramMetrics) -> Iterator[str]:
             unit = name.removesuffix("_per_s")
             stride = facts.samples[name].stride
             of = f" of one of {stride} values" if stride > 1 else ""
-            yield f"median speed{of}: {shown(median)} {unit} per second"
+            yield f"median speed{of}: {formatting.metric(median, name)} {unit} per second"
     if means := facts.part_means:
         count = facts.parts[0].count
         sums = {name: mean * count for name, mean in zip(PARTS, means, strict=True)}
@@ -296,9 +292,9 @@ def _speed_lines(facts: ProgramMetrics) -> Iterator[str]:
         total = sum(sums.values())
         if 0 < total < math.inf:
             shares = ", ".join(
-                f"{100 * value / total:.0f} % {name}" for name, value in sums.items()
+                f"{formatting.percent(100 * value / total)} {name}" for name, value in sums.items()
             )
-            yield f"mean time of a step: {shown(total / count)} ms, of which {shares}"
+            yield f"mean time of a step: {formatting.quantity(total / count, 'ms')}, of which {shares}"
 
 
 def _rank_section(facts: ProgramMetrics) -> Section:
@@ -323,13 +319,13 @@ def _time_section(row: Row) -> Section:
     total = sum(uses.values())
     if not total:
         return Section("Time")
-    unit, size = fitting_unit("s", [total])
+    unit, size = formatting.fitting_unit("s", [total])
     bars = [Series(use, [(row.run.name, seconds / size)]) for use, seconds in uses.items()]
     rows = [
-        (use, format_duration(round(seconds)), f"{100 * seconds / total:.1f} %")
+        (use, formatting.duration(seconds), formatting.percent(100 * seconds / total))
         for use, seconds in uses.items()
     ]
-    rows.append(("all", format_duration(round(total)), "100.0 %"))
+    rows.append(("all", formatting.duration(total), formatting.percent(100)))
     head = ("", "time of all tasks" if row.tasks else "time", "share")
     is_divided = uses.keys() & {Use.DATA, Use.CHECKPOINT, Use.EVALUATION}
     text = (
@@ -347,7 +343,7 @@ def _time_section(row: Row) -> Section:
 def _resources_section(resources: Resources) -> Section:
     """Return what a run asked for and used."""
     rows = [
-        (each.resource, each.asked, each.used, "" if each.share is None else f"{each.share:.0f} %")
+        (each.resource, each.asked, each.used, formatting.percent(each.share))
         for each in resources.amounts
     ]
     table = Table(("", "asked for", "used", "share"), rows)
@@ -359,7 +355,7 @@ def _scheduler_section(row: Row) -> Section:
     record = row.record
     keys = "job state exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
     lines = [
-        *((_heading(key), cell_of(row, key)) for key in keys),
+        *((_heading(key), row.text(key)) for key in keys),
         ("attempts", "; ".join(map(str, record.attempts if record.attempts[1:] else ()))),
         ("account", run.account),
         ("on", first_few(record.nodes, MOST_LINES)),
@@ -381,7 +377,8 @@ def _environment_section(row: Row, missing: list[str]) -> Section:
         missing.append(f"the environment: {ENVIRONMENT_FILE} does not exist or is damaged")
         return Section("Environment")
     rows = [
-        (key, shown(value)) for key, value in {**software_of(facts), **hardware_of(facts)}.items()
+        (key, formatting.given(value))
+        for key, value in {**software_of(facts), **hardware_of(facts)}.items()
     ]
     if git := mapping(facts, "client", "git"):
         rows.append(
@@ -459,12 +456,12 @@ def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> T
     figures: dict[str, dict[str, str]] = {}
     for title, row in rows.items():
         step_ms = runs[title].mean_step_ms if title in runs else None
-        own = {"step (mean)": f"{shown(step_ms)} ms"} if step_ms is not None else {}
-        totals = {key: shown(row.value(key), key) for key in ("node_hours", "gpu_energy", "cost")}
+        own = {"step (mean)": formatting.quantity(step_ms, "ms")} if step_ms is not None else {}
+        totals = {key: row.text(key) for key in ("node_hours", "gpu_energy", "cost")}
         own |= {_heading(key): text for key, text in totals.items() if text != "-"}
         use = node_use(row.folder, row.record.nodes)
         figures[title] = own | {
-            figure.heading: with_unit(use[figure.key] * figure.size, figure.unit, 3)
+            figure.heading: formatting.quantity(use[figure.key] * figure.size, figure.unit)
             for figure in FIGURES
             if figure.key in use
         }
@@ -490,7 +487,7 @@ def _best_task(row: Row) -> tuple[Row | None, str]:
 def _named_task(task: Row) -> str:
     """Return a text such as ``task 3, lr=0.1 width=8``."""
     keys = swept_keys(task)
-    values = " ".join(f"{key}={cell_of(task, key)}" for key in keys)
+    values = " ".join(f"{key}={task.text(key)}" for key in keys)
     return f"task {task.number}{', ' if values else ''}{values}"
 
 
@@ -617,7 +614,7 @@ def _missing_of_tasks(
 def _best_line(ranking: Ranking) -> str:
     if ranking.best is None:
         return f"no task that completed has a value of {ranking.metric}, so none is the best"
-    value = shown(ranking.best_value, ranking.metric)
+    value = ranking.best.text(ranking.metric)
     return f"best: {_named_task(ranking.best)}: {ranking.metric} {value} ({ranking.goal_words})"
 
 

@@ -20,9 +20,10 @@ from clusterctl.runs.folder import ACCOUNTING
 from clusterctl.runs.series import GPU_AT_WORK, gpu_busy, gpus_of, samples_with_cores
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.slurm_values import GPU, amounts_of
-from clusterctl.spec.units import GIB_MIB, format_duration, format_size, shown_memory
+from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.run_record import RunRecord, TaskRecord
 from clusterctl.transport.remote_open import read_whole
+from clusterctl.util import formatting
 from clusterctl.util.numbers import finite
 
 _MIB: Final = 1 << 20
@@ -151,16 +152,18 @@ def _amounts(
     most = " of a task" if len(tasks) > 1 else ""
     if memory := max(max(use.memory_mib, use.accounted_mib) for use in uses):
         asked_mib = asked.get("mem", 0.0) / _MIB / nodes
-        known = f"{shown_memory(round(asked_mib))} on each node" if asked_mib else "-"
+        known = f"{formatting.size(asked_mib * _MIB)} on each node" if asked_mib else "-"
         share = 100 * memory / asked_mib if asked_mib else None
-        yield Amount("memory", known, f"{shown_memory(round(memory))}, the most seen{most}", share)
+        yield Amount(
+            "memory", known, f"{formatting.size(memory * _MIB)}, the most seen{most}", share
+        )
     elapsed = max((task.elapsed_s or 0 for task in tasks), default=0)
     if elapsed:
         limit = tasks[0].time_limit_s
-        known = "no limit" if limit is None else format_duration(limit)
+        known = "no limit" if limit is None else formatting.duration(limit)
         share = 100 * elapsed / limit if limit else None
         longest = f", the most{most}" if most else ""
-        yield Amount("time", known, f"{format_duration(elapsed)}{longest}", share)
+        yield Amount("time", known, f"{formatting.duration(elapsed)}{longest}", share)
     core_s = [
         (use.core_s, task.elapsed_s)
         for use, task in zip(uses, tasks, strict=True)
@@ -168,13 +171,15 @@ def _amounts(
     ]
     if core_s and (cpus := asked.get("cpu")):
         mean = sum(used or 0.0 for used, _ in core_s) / sum(seconds or 0 for _, seconds in core_s)
-        yield Amount("CPUs", f"{cpus:.0f}", f"{mean:.2g} on average", 100 * mean / cpus)
+        yield Amount(
+            "CPUs", f"{cpus:.0f}", f"{formatting.number(mean, 3)} on average", 100 * mean / cpus
+        )
     if gpus := asked.get(GPU):
         counts = [use.gpus for use in uses if use.gpus is not None]
         means = [use.gpu_mean for use in uses if use.gpu_mean is not None]
         if counts and means:
             mean = sum(means) / len(means)
-            used = f"{max(counts)} on a node, {mean:.2g} busy on average"
+            used = f"{max(counts)} on a node, {formatting.number(mean, 3)} busy on average"
             yield Amount("GPUs", f"{gpus / nodes:.0f} on each node", used, 100 * mean / gpus)
     if ran := max(use.tasks for use in uses):
         each = row.run.tasks_per_node
@@ -201,14 +206,14 @@ def _advice(
         wanted = _rounded_mib(max(_LEAST_MIB, most * factor))
         if wanted <= (1 - _SAVES) * asked_mib:
             margin = f"memory: {100 * factor - 100:.0f} % more than the most that was seen"
-            yield f"--mem {format_size(wanted)}", margin
+            yield f"--mem {formatting.exact_size(wanted)}", margin
     longest = max(task.elapsed_s or 0 for task in tasks)
     limit = tasks[0].time_limit_s
     if shortest >= _SHORTEST_S and all(len(task.known_attempts) == 1 for task in tasks):
         seconds = _rounded_s(max(_LEAST_S, longest * _TIME))
         if limit is not None and seconds <= (1 - _SAVES) * limit:
             margin = f"time: {100 * _TIME - 100:.0f} % more than it took, and at least 10m"
-            yield f"--time {format_duration(seconds)}", margin
+            yield f"--time {formatting.duration(seconds)}", margin
     yield from _cpu_advice(row, tasks, uses, asked, nodes)
     gpus = asked.get(GPU, 0.0) / nodes
     counts = [use.gpus for use in uses]

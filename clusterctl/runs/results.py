@@ -14,12 +14,10 @@ from clusterctl.runs.charts import (
     MOST_LINES,
     finite_values,
     line_chart,
-    unit_of,
-    with_unit,
 )
 from clusterctl.runs.page import Chart, Section, Series, Table
 from clusterctl.runs.spread import mean_of
-from clusterctl.runs.tables import shown, unit_of_field
+from clusterctl.util import formatting
 
 _MOST_RESULTS: Final = 64
 _MOST_KINDS: Final = 8
@@ -93,9 +91,11 @@ def _measured(value: Any, key: str) -> str:
         ]
         return printable(", ".join(entries))[:_MOST_TEXT]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and (isinstance(value, float) or unit_of_field(key)):
-        return with_unit(value, unit_of_field(key), 4)
-    return shown(value if isinstance(value, bool | None) else printable(str(value)))[:_MOST_TEXT]
+    if is_number and (isinstance(value, float) or formatting.unit_of(key)):
+        return formatting.quantity(value, formatting.unit_of(key))
+    return formatting.given(value if isinstance(value, bool | None) else printable(str(value)))[
+        :_MOST_TEXT
+    ]
 
 
 def size_charts(rows: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[Chart]:
@@ -117,7 +117,7 @@ def size_charts(rows: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[Chart]:
             continue
         by = _BY_SIZE[kind]
         title = f"{by.title}, {variant}" if variant else by.title
-        unit = unit_of(by.result)
+        unit = formatting.unit_of(by.result)
         chart = line_chart(title, listed[:MOST_LINES], by.x, unit)
         charts.append(replace(chart, x_log=True, x_bytes=by.sizes == ["bytes"], has_points=True))
     return charts[:MOST_CHARTS]

@@ -40,6 +40,7 @@ from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.metrics import Goal, Target, goal_of, is_time_of_all_work
 from clusterctl.spec.sweep import SIZE_FIELDS
 from clusterctl.spec.units import GIB_MIB
+from clusterctl.util import formatting
 from clusterctl.util.numbers import finite
 
 _TIME: Final = "time_s"
@@ -548,8 +549,8 @@ def _unusable_figures(facts: Sequence[_Facts], metric: str, goal: Goal | None) -
     for each in facts:
         if goal is not None and each.figures.get(metric, 1.0) <= 0:
             yield (
-                f"{each.row.shown}: {metric} is {each.figures[metric]:g}, of which no speed-up "
-                "can be computed"
+                f"{each.row.shown}: {metric} is {formatting.metric(each.figures[metric], metric)}, "
+                "of which no speed-up can be computed"
             )
     for each in facts:
         if each.not_timed:
@@ -606,7 +607,7 @@ class _Facts:
         nodes = len(row.record.nodes)
         return cls(
             row,
-            " ".join(f"{key}={row.value(key)}" for key in keys),
+            " ".join(f"{key}={row.text(key)}" for key in keys),
             requested if by != "nodes" and isinstance(requested, int) else nodes,
             _ranks(row, job.get("tasks_per_node")),
             figures,

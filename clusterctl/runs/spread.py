@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from clusterctl.util import formatting
+
 _DIGITS: Final = 4
-# Numbers from here on are shown with an exponent.
 _LARGE: Final = 1e15
 # The two-sided 95 % quantiles of Student's t, by degrees of freedom.
 _STUDENT: Final = {
@@ -46,18 +47,8 @@ class Spread:
         return cls(mean_of(values), deviation * scale, len(values))
 
     def __str__(self) -> str:
-        """Return a text such as ``290 ± 17``; without a deviation that four digits do not show."""
-        if max(abs(self.mean), self.deviation) >= _LARGE:
-            text = f"{self.mean:.{_DIGITS}g}"
-            return (
-                text if self.count == 1 or not self.deviation else f"{text} ± {self.deviation:.2g}"
-            )
-        places = _places(self.mean, _DIGITS)
-        if self.deviation < 10**-places / 2:
-            text = f"{self.mean:,.{places}f}"
-            return text.rstrip("0").rstrip(".") if places else text
-        places = min(_places(self.deviation, 2), places)
-        return f"{self.mean:,.{places}f} ± {self.deviation:,.{places}f}"
+        """Return a text such as ``290 ± 17``."""
+        return formatting.spread(self.mean, self.deviation)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -109,8 +100,3 @@ def _scale(values: Sequence[float]) -> float:
     float.
     """
     return max(1.0, max(map(abs, values)) / _LARGE)
-
-
-def _places(value: float, digits: int) -> int:
-    """Return the decimal places that show a number with this many significant digits."""
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0

@@ -6,55 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from clusterctl.errors import CollectError
-from clusterctl.runs.charts import ProgramMetrics, unit_of, with_unit
+from clusterctl.runs.charts import ProgramMetrics
 from clusterctl.runs.compare import compare
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Section, Table
 from clusterctl.runs.series import config_of
-from clusterctl.spec.units import format_duration
-from clusterctl.state.run_record import Value
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
-# The units of fields with a name that does not tell the unit.
-_UNITS: Final = {"cost": "USD", "gpu_energy": "J"}
 _HEAD: Final = ("option", "value")
-
-
-def shown(value: Value, key: str = "") -> str:
-    """Return a value as text. key: the name of a field, an option or a metric, which may tell the
-    unit.
-    """
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if key == "elapsed" and isinstance(value, int):
-        return format_duration(value)
-    return with_unit(value, unit_of_field(key)) if isinstance(value, float) else str(value)
-
-
-def as_given(value: Value) -> str:
-    """Return an option's value as text, to the last digit."""
-    if value is None or value == "":
-        return "-"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def cell_of(row: Row, key: str) -> str:
-    """Return the value of a run's field, option or metric as text."""
-    value = row.value(key)
-    return as_given(value) if row.is_option(key) else shown(value, key)
-
-
-def unit_of_field(key: str) -> str:
-    return _UNITS.get(key) or unit_of(key)
 
 
 def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
     """Return a table with these values of some runs. head: the title of the column with the runs'
     titles.
     """
-    cells = [[title, *(cell_of(row, key) for key in keys)] for title, row in rows.items()]
+    cells = [[title, *(row.text(key) for key in keys)] for title, row in rows.items()]
     return Table((head, *keys), cells)
 
 
@@ -69,7 +36,9 @@ def configuration_section(row: Row, metrics: ProgramMetrics | None = None) -> Se
         ("tags", ", ".join(run.tags)),
         ("note", run.note or ""),
     )
-    options = {key: as_given(value) for key, value in row.config.items() if value is not None}
+    options = {
+        key: formatting.given(value) for key, value in row.config.items() if value is not None
+    }
     own = given_options(row, metrics)
     rows = [
         *((key, text) for key, text in options.items() if key in own),
@@ -114,9 +83,9 @@ def difference_sections(
         # The results have a table of their own.
         for difference in (each for each in differences if each.section != "result"):
             values = cells.setdefault(
-                (difference.section, difference.key), {first: as_given(difference.a)}
+                (difference.section, difference.key), {first: formatting.given(difference.a)}
             )
-            values[title] = as_given(difference.b)
+            values[title] = formatting.given(difference.b)
     own = {key for title, row in rows.items() for key in given_options(row, runs.get(title))}
     for section in dict.fromkeys(section for section, _ in cells):
         lines = {

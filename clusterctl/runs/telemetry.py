@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.runs.charts import CLOCK_S, ProgramMetrics, line_chart, loss_lines, with_unit
+from clusterctl.runs.charts import CLOCK_S, ProgramMetrics, line_chart, loss_lines
 from clusterctl.runs.curve import Column, Curve
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Chart, Section, Series, rounded
+from clusterctl.runs.page import Chart, Section, Series
 from clusterctl.runs.series import (
     gpu_busy,
     gpus_of,
@@ -22,6 +22,7 @@ from clusterctl.runs.series import (
     has_other_gpus,
     samples_with_cores,
 )
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted, finite
 
 _MOST_NODES: Final = 16
@@ -126,7 +127,9 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
                 for _, value in line.points
                 if value is not None
             ]
-            shown = ", ".join(f"{node} {with_unit(value, figure.unit)}" for node, value in values)
+            shown = ", ".join(
+                f"{node} {formatting.quantity(value, figure.unit)}" for node, value in values
+            )
             texts.append(f"{figure.title}: {shown}")
     if charts and (losses := loss_lines(metrics)):
         charts.insert(0, _time_chart("Loss over time", losses, "", row, (start, end)))
@@ -289,20 +292,20 @@ def compare_ranks(
     other_median = statistics.median(
         means[rank] for name in ranks if name != worst for rank in ranks[name]
     )
+    slow, rest, low, high = (
+        formatting.quantity(ms, "ms") for ms in (worst_mean, other_median, min(means), max(means))
+    )
     if worst_mean >= _SLOWER * other_median and windows * _divergence(share, fair) >= -math.log(
         _BY_CHANCE
     ):
         return (
-            f"{worst} is a straggler: it computed a mean of {rounded(worst_mean)} ms per step, "
-            f"the other ranks a median of {rounded(other_median)} ms; it was slowest in "
-            f"{100 * share:.0f} % of {windows} windows of ten steps"
+            f"{worst} is a straggler: it computed a mean of {slow} per step, "
+            f"the other ranks a median of {rest}; it was slowest in "
+            f"{formatting.percent(100 * share)} of {windows} windows of ten steps"
         )
     too_few = windows * _divergence(1.0, fair) < -math.log(_BY_CHANCE)
     verdict = "too few steps to detect a straggler" if too_few else "no node is a straggler"
-    return (
-        f"ranks computed means of {rounded(min(means))} to {rounded(max(means))} ms per step; "
-        f"{verdict}"
-    )
+    return f"ranks computed means of {low} to {high} per step; {verdict}"
 
 
 def _divergence(share: float, fair: float) -> float:

@@ -24,8 +24,7 @@ from clusterctl.scheduler.failed_rank import (
 )
 from clusterctl.scheduler.history import Attempt
 from clusterctl.scheduler.log_text import compiled, without_long_lines
-from clusterctl.spec.units import format_duration
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 
 # Slurm samples the memory of a rank at intervals. A smaller share of the limit is not the peak.
 _NEAR: Final = 0.8
@@ -243,8 +242,8 @@ class Facts:
     @property
     def memory(self) -> str:
         """The largest memory of a task: ``3.9 GiB of 4.0 GiB``."""
-        limit = f" of {format_size(self.memory_limit)}" if self.memory_limit else ""
-        return f"{format_size(self.peak)}{limit}"
+        limit = f" of {formatting.size(self.memory_limit)}" if self.memory_limit else ""
+        return f"{formatting.size(self.peak)}{limit}"
 
     @property
     def unfit_nodes(self) -> str:
@@ -256,8 +255,8 @@ class Facts:
         """State of the job, time, and Slurm's reason: ``FAILED after 6m40s of 2h``."""
         job = self.job
         reason = "" if job.reason in _SAYS_NOTHING else reason_in_words(job.reason)
-        after = f" after {format_duration(self.elapsed_s)}" if self.elapsed_s else ""
-        limit = f" of {format_duration(job.time_limit_s)}" if after and job.time_limit_s else ""
+        after = f" after {formatting.duration(self.elapsed_s)}" if self.elapsed_s else ""
+        limit = f" of {formatting.duration(job.time_limit_s)}" if after and job.time_limit_s else ""
         return f"{job.state.value}{after}{limit}" + (f", reason {reason}" if reason else "")
 
     @property

@@ -21,7 +21,7 @@ from clusterctl.spec.job_options import OPTIONS, flag_of, job_options
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.sbatch import Directive
 from clusterctl.spec.sweep import MAX_TASKS
-from clusterctl.spec.units import format_duration
+from clusterctl.util import formatting
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.site import Site
@@ -78,10 +78,10 @@ def _check_time(
     # In slurm.conf a limit of 90 s becomes 2 minutes.
     if -(-wanted_s // unit_s) > -(-longest_s // unit_s):
         error = UsageError(
-            f"the job asks for a time limit of {format_duration(wanted_s)}",
+            f"the job asks for a time limit of {formatting.duration(wanted_s)}",
             code="time-above-limit",
             why=f"the time limit (max_time) of partition {longest.name} is "
-            f"{format_duration(longest_s)}",
+            f"{formatting.duration(longest_s)}",
             fix="use a shorter --time, or another partition",
         )
         yield _at(request, "--time", error)
@@ -389,8 +389,8 @@ def check_chain(site: Site, request: Request) -> Iterator[UsageError]:
         )
     if limit_s is not None and job.chain < limit_s:
         yield UsageError(
-            f"--set chain={format_duration(job.chain)} is shorter than the job's time limit of "
-            f"{format_duration(limit_s)}",
+            f"--set chain={formatting.duration(job.chain)} is shorter than the job's time limit of "
+            f"{formatting.duration(limit_s)}",
             code="chain-too-short",
             why="--set chain= is the total time of all attempts of the job",
             fix="use a longer --set chain=, or only --time",

@@ -19,8 +19,7 @@ from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import Failed, signal_name
 from clusterctl.scheduler.history import LOST_SERVER, NO_SLURMSTEPD, is_notice, left_mpi
 from clusterctl.scheduler.log_text import compiled, short, without_long_lines
-from clusterctl.spec.units import format_duration
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 
 # The last messages of a bundled job that a signal has stopped.
 _SAVED: Final = (
@@ -254,8 +253,8 @@ def _by_state(case: _Case) -> Iterator[Cause]:
                 fix="submit again without --deadline, or with a shorter --time",
             )
         case JobState.TIMEOUT:
-            limit = f" of {format_duration(job.time_limit_s)}" if job.time_limit_s else ""
-            after = format_duration(facts.elapsed_s) if facts.elapsed_s else "an unknown time"
+            limit = f" of {formatting.duration(job.time_limit_s)}" if job.time_limit_s else ""
+            after = formatting.duration(facts.elapsed_s) if facts.elapsed_s else "an unknown time"
             hang = facts.attempt.hang
             hung = f"; the job had made {hang}" if hang else ""
             longer = (
@@ -324,14 +323,14 @@ def _by_memory(case: _Case) -> Iterator[Cause]:
         return
     used = ""
     if match is not None and match["peak"]:
-        peak, most = (format_size(int(match[name])) for name in ("peak", "most"))
+        peak, most = (formatting.size(int(match[name])) for name in ("peak", "most"))
         used = f": {peak} used of {most}"
     elif facts.is_near_limit:
-        used = f": {format_size(facts.peak)} used of {format_size(facts.memory_limit)}"
+        used = f": {formatting.size(facts.peak)} used of {formatting.size(facts.memory_limit)}"
     elif facts.memory_limit:
-        used = f": more than {format_size(facts.memory_limit)}"
+        used = f": more than {formatting.size(facts.memory_limit)}"
     elif facts.peak:
-        used = f": {format_size(facts.peak)} used"
+        used = f": {formatting.size(facts.peak)} used"
     on = f" on {facts.peak_host}" if facts.is_near_limit and facts.peak_host else ""
     yield Cause(code="out-of-memory", what=f"out of memory{facts.at or on}{used}", fix=fix)
 

@@ -11,7 +11,6 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import (
@@ -50,6 +49,7 @@ from clusterctl.spec.job_options import OPTIONS
 from clusterctl.spec.names import MPI_SSH, Launcher
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
 from clusterctl.transport.base import Connect, Transport, as_user, remote_argv
+from clusterctl.util import formatting
 from clusterctl.util.assets import render
 from clusterctl.util.process import Result, parallel_map
 from clusterctl.util.progress import Clock
@@ -263,13 +263,12 @@ class MpirunClient(Nodes):
 
 
 def _busy(job: JobInfo) -> SchedulerError:
-    since = datetime.fromtimestamp(job.start_time or 0, UTC).astimezone()
     return SchedulerError(
         f"job {job.id} ({job.name}) is already running",
         code="busy",
         where=", ".join(job.nodes),
-        why=f"{job.user} started it at {since:%Y-%m-%d %H:%M:%S}; without a scheduler, jobs do "
-        "not queue",
+        why=f"{job.user} started it at {formatting.moment(job.start_time or 0)}; without a "
+        "scheduler, jobs do not queue",
         fix=f"wait until it ends (`clusterctl logs {job.id} -f`), or cancel it: `clusterctl "
         f"cancel {job.id}`",
     )

@@ -24,7 +24,7 @@ from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.known import Cause
 from clusterctl.scheduler.slurm_values import expand_nodes
-from clusterctl.spec.units import format_duration
+from clusterctl.util import formatting
 
 _UNAVAILABLE: Final = re.compile(r"UnavailableNodes:(\S+)")
 _MOST_SHOWN: Final = 3  # nodes
@@ -242,7 +242,7 @@ def _of_reason(evidence: Evidence, reasons: Sequence[_Reason]) -> Cause | None:
         "reason": job.reason,
         "partition": job.partition,
         "asked": f"{asked[1]} nodes" if asked else "more nodes",
-        "limit": f" of {format_duration(job.time_limit_s)}" if job.time_limit_s else "",
+        "limit": f" of {formatting.duration(job.time_limit_s)}" if job.time_limit_s else "",
         "soon": _soon(job),
         "repair": advice.repair,
     }
@@ -254,7 +254,7 @@ def _soon(job: JobInfo) -> str:
     """Return Slurm's estimate of the start: ``; Slurm expects to start it in 5m``."""
     soon = job.expected_start - time.time() if job.expected_start else 0
     is_near = 0 < soon < _LONGEST_S
-    return f"; Slurm expects to start it in {format_duration(round(soon))}" if is_near else ""
+    return f"; Slurm expects to start it in {formatting.duration(round(soon))}" if is_near else ""
 
 
 def _unavailable_nodes(evidence: Evidence) -> Cause | None:

@@ -35,14 +35,13 @@ from clusterctl.spec.names import DATA
 from clusterctl.spec.units import (
     DURATION_PATTERN,
     SIZE_PATTERN,
-    format_duration,
-    format_size,
     parse_duration_s,
     parse_size_mib,
     parse_slurm_memory_mib,
     parse_slurm_time_s,
     parse_time_limit_s,
 )
+from clusterctl.util import formatting
 
 Loc = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -330,8 +329,8 @@ KeyFile = Annotated[
     WithJsonSchema({"type": "string", "examples": ["~/.ssh/id_ed25519"]}),
 ]
 
-_SIZE_TEXT = PlainSerializer(format_size, return_type=str)
-_DURATION_TEXT = PlainSerializer(format_duration, return_type=str)
+_SIZE_TEXT = PlainSerializer(formatting.exact_size, return_type=str)
+_DURATION_TEXT = PlainSerializer(formatting.duration, return_type=str)
 
 
 def _schema(example: str, **keys: object) -> WithJsonSchema:

@@ -49,7 +49,7 @@ from clusterctl.spec.names import (
 from clusterctl.spec.scheduler import NEEDS, SchedulerNeeds
 from clusterctl.spec.slurm_lines import SLURM_LINE, SlurmLine, nodes_of, parse_line
 from clusterctl.spec.software import Software
-from clusterctl.spec.units import format_size
+from clusterctl.util import formatting
 from clusterctl.util.assets import read_table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
@@ -185,11 +185,11 @@ class Partition(Model):
         None,
         description="cores of each local node; by default this machine's, divided among the nodes",
     )
-    memory: Annotated[SizeMib, at_least(format_size(LEAST_MEMORY_MIB))] | None = Field(
+    memory: Annotated[SizeMib, at_least(formatting.exact_size(LEAST_MEMORY_MIB))] | None = Field(
         None,
         description="memory of each local node; by default this machine's, divided among the nodes",
     )
-    disk: Annotated[SizeMib, at_least(format_size(LEAST_DISK_MIB))] | None = Field(
+    disk: Annotated[SizeMib, at_least(formatting.exact_size(LEAST_DISK_MIB))] | None = Field(
         None,
         description="disk space of each local node; by default limited only by this machine's free space",
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from clusterctl.errors import BadValueError
+from clusterctl.util import formatting
 
 SIZE_PATTERN: Final = r"^(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,6})?[KMGTkmgt]i?[Bb]?$"
 DURATION_PATTERN: Final = r"^(?=.*[1-9])([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$"
@@ -144,29 +145,6 @@ def parse_slurm_memory_mib(value: object) -> int:
     )
 
 
-def format_size(mib: int) -> str:
-    """Format a size in MiB as its shortest exact text: ``51200`` is ``50GiB``."""
-    for unit, factor in (("TiB", 1024**2), ("GiB", 1024)):
-        if mib and mib % factor == 0:
-            return f"{mib // factor}{unit}"
-    return f"{mib}MiB"
-
-
-def shown_memory(mib: int) -> str:
-    """Format a node's memory for display, rounded to 0.1 GiB: ``11540`` is ``11.3GiB``."""
-    return f"{mib / GIB_MIB:.1f}".removesuffix(".0") + "GiB" if mib >= GIB_MIB else f"{mib}MiB"
-
-
-def format_duration(seconds: int) -> str:
-    """Format a duration in seconds as its shortest exact text: ``5400`` is ``1h30m``."""
-    parts = []
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, seconds = divmod(seconds, length)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
-
-
 def _spelled(value: object) -> str:
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
@@ -176,7 +154,7 @@ def _size_in_range(text: str, mib: int) -> int:
         raise BadValueError("size-too-small", f"{shown(text)} is less than the minimum, 1MiB")
     if mib > MAX_SIZE_MIB:
         raise BadValueError(
-            "size-too-large", f"{shown(text)} is more than {format_size(MAX_SIZE_MIB)}"
+            "size-too-large", f"{shown(text)} is more than {formatting.exact_size(MAX_SIZE_MIB)}"
         )
     return mib
 
@@ -186,7 +164,7 @@ def _duration_in_range(text: str, days: int, hours: int, minutes: int, seconds: 
     if total < 1:
         raise BadValueError("duration-zero", f"{shown(text)} is zero; it must be at least 1s")
     if total > MAX_DURATION_S:
-        most = format_duration(MAX_DURATION_S)
+        most = formatting.duration(MAX_DURATION_S)
         raise BadValueError(
             "duration-too-long", f"{shown(text)} is longer than the maximum, {most}"
         )

@@ -6,9 +6,8 @@ Verbs about jobs need them, and no record of a run, whose models import pydantic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from clusterctl.spec.units import format_duration
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 
@@ -27,10 +26,9 @@ class AttemptRecord:
 
     def __str__(self) -> str:
         """Return a text such as ``2026-11-27 09:30:00 UTC on 2 nodes for 42s``."""
-        start = datetime.fromtimestamp(self.start_time, UTC)
-        lasted = "" if self.end_time is None else f" for {format_duration(self.seconds)}"
+        lasted = "" if self.end_time is None else f" for {formatting.duration(self.seconds)}"
         nodes = counted(len(self.nodes), "node")
-        return f"{start:%Y-%m-%d %H:%M:%S} UTC on {nodes}{lasted}"
+        return f"{formatting.moment(self.start_time, utc=True)} on {nodes}{lasted}"
 
     @property
     def seconds(self) -> int:

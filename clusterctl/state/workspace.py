@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.errors import LockedError, MachineError
+from clusterctl.util import formatting
 from clusterctl.util.assets import digest
 from clusterctl.util.disk import REFUSALS, read_text, translating_write_errors
 from clusterctl.util.process import SHORT
@@ -455,7 +456,7 @@ class Holder:
 
     def __str__(self) -> str:
         of_user = f" of {self.user}" if self.user else ""
-        since = time.strftime("%F %T", time.localtime(self.since))
+        since = formatting.moment(self.since)
         return f"'clusterctl {self.verb}'{of_user} (pid {self.pid}) has been running since {since}"
 
 

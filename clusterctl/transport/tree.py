@@ -222,14 +222,6 @@ def literal_pattern(path: str) -> str:
     )
 
 
-def format_size(size: float) -> str:
-    """Return a number of bytes as text: ``3.2 MiB``."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
-            return f"{size / (1 << power):.1f} {unit}"
-    return f"{size:.0f} B"
-
-
 def hash_items(
     files: Sequence[Item], *, progress: Progress = lambda *_: None
 ) -> Mapping[Path, str]:

@@ -355,7 +355,7 @@ def test_job_out_of_memory_names_the_cause(cluster: Cluster) -> None:
         "submit", script(cluster, "cause.py", program), "--mem", "100MiB", "--wait", rc=4
     )
     assert answer["diagnosis"]["code"] == "out-of-memory"
-    assert "100.0 MiB" in answer["diagnosis"]["cause"]
+    assert "100 MiB" in answer["diagnosis"]["cause"]
 
 
 def test_job_over_its_time_limit_names_the_cause(cluster: Cluster) -> None:

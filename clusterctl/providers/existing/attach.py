@@ -37,7 +37,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher, is_cluster_name
 from clusterctl.spec.providers.existing import ExistingSettings, settings_of
-from clusterctl.spec.units import format_duration, shown
+from clusterctl.spec.units import shown
 from clusterctl.state.inventory import (
     CONTROLLER,
     Host,
@@ -53,6 +53,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.login import LOGIN_HOST, checked_login, login_of, write_login_files
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.ssh import Connections
+from clusterctl.util import formatting
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import Reporter
@@ -514,7 +515,7 @@ def _spec(
         Partition(
             name=partition.name,
             nodes=max(partition.node_count, 1),
-            max_time=format_duration(partition.max_time_s) if partition.max_time_s else None,
+            max_time=formatting.duration(partition.max_time_s) if partition.max_time_s else None,
             gpus=gpus_of(partition),
             price_per_hour=prices.get(partition.name),
         )

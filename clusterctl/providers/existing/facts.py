@@ -19,12 +19,12 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.providers.existing import settings_of
-from clusterctl.spec.units import format_duration, shown_memory
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.transport.login import LOGIN_HOST, calls_of_last_hour
 from clusterctl.transport.ssh import Connections
+from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT
 
@@ -141,9 +141,9 @@ def site_facts(probed: Probed) -> Iterator[SiteFact]:
     )
     yield SiteFact("account", probed.account or "your default account", _TEST)
     for partition in probed.usable:
-        limit = f", {format_duration(partition.max_time_s)}" if partition.max_time_s else ""
+        limit = f", {formatting.duration(partition.max_time_s)}" if partition.max_time_s else ""
         if partition.default_time_s not in {None, partition.max_time_s}:
-            limit += f", {format_duration(partition.default_time_s)} without --time"
+            limit += f", {formatting.duration(partition.default_time_s)} without --time"
         gpus = f", {partition.gpus}" if partition.gpus else ""
         size = counted(partition.node_count, "node")
         if partition.state == "down":
@@ -184,7 +184,7 @@ def proof_facts(proof: Proof | Unproven, job: str) -> Iterator[SiteFact]:
     software = f"Python {nodes.version}, glibc {nodes.glibc}"
     yield SiteFact("compute nodes", f"{software}, internet: {_YES[nodes.internet]}", by_job)
     folders = [
-        f"{name} ({'in memory' if kind == 'tmpfs' else kind}, {shown_memory(kib >> 10)} free)"
+        f"{name} ({'in memory' if kind == 'tmpfs' else kind}, {formatting.size(kib << 10)} free)"
         for name, (kind, kib) in nodes.scratch.items()
     ]
     yield SiteFact("local folders", "; ".join(folders) or "none of the usual ones", by_job)

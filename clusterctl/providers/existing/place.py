@@ -33,7 +33,7 @@ from clusterctl.spec.remote_folders import ENVIRONMENTS, PYTHONS
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.transport.base import Transport
 from clusterctl.transport.put import store_of
-from clusterctl.transport.tree import format_size
+from clusterctl.util import formatting
 from clusterctl.util.assets import job_lock
 from clusterctl.util.progress import SILENT, LineReporter
 
@@ -200,7 +200,9 @@ def place(
     is_there = lock.key in answer["environments"][0].split()
     if not is_there or f"{ENVIRONMENTS}/{lock.key}" in damaged:
         _reject_little_room(transport.host, at, rooms_of(answer))
-        report(f"sending {format_size(sum(wheel.stat().st_size for wheel in wheels))} of wheels")
+        report(
+            f"sending {formatting.size(sum(wheel.stat().st_size for wheel in wheels))} of wheels"
+        )
         built = build_environment(
             transport,
             lock,
@@ -253,7 +255,7 @@ def _send_python(
     answer, _ = _claim(transport, folder, cluster_id, site.cluster_name)
     at = answer["folder"][0]
     _reject_little_room(transport.host, at, rooms_of(answer), python)
-    size = format_size(python.archive.stat().st_size)
+    size = formatting.size(python.archive.stat().st_size)
     report(f"the cluster has no Python {_RELEASES}: sending one of {size}")
     argv = ["sh", "-c", _PYTHON, "python", at, python.name]
     try:
@@ -386,8 +388,8 @@ def _reject_little_room(
     files = _FILES + (python.files if python else 0)
     for room in rooms:
         if room.space is not None and room.space < space:
-            left = format_size(room.space)
-            need = format_size(space)
+            left = formatting.size(room.space)
+            need = formatting.size(space)
         elif room.files is not None and room.files < files:
             left = f"{room.files:,} files"
             need = f"{files:,} files"

@@ -22,6 +22,7 @@ from clusterctl.spec.providers.gcp_machines import Machine, machines
 from clusterctl.spec.providers.gcp_nodes import GcpNodes, Image, image_of
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
+from clusterctl.util import formatting
 from clusterctl.util.assets import digest, install_inputs
 
 SHARED: Final = "/shared"
@@ -163,7 +164,7 @@ def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage
             gpu = image.machine.gpu if image.machine.guest_accelerator else None
             added = {str(image.machine.accelerator): gpu.count} if gpu else {}
             usd = costs.of_machine(image.machine.name, added, model=image.nodes.provisioning_model)
-            price = f", {usd:.2f} USD an hour" if usd else ""
+            price = f", {formatting.cost(usd)} an hour" if usd else ""
             yield (
                 f"clusterctl first builds the node image {image.name}, once. This takes about "
                 f"{_MINUTES} on {machine_name(spec)} ({image.machine.name}{price}), which is "

@@ -29,7 +29,7 @@ from clusterctl.spec.providers import gcp
 from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.spec.providers.gcp_machines import Machine, gpu_type
 from clusterctl.spec.providers.gcp_nodes import image_of, release_of
-from clusterctl.spec.units import format_size
+from clusterctl.util import formatting
 from clusterctl.util.assets import read_table
 from clusterctl.util.process import parallel_map
 
@@ -286,7 +286,7 @@ def _facts_of(machine: Machine) -> dict[str, Any]:
     gpus = None if machine.guest_accelerator else machine.gpu
     return {
         "vcpus": machine.vcpus,
-        "memory": format_size(machine.memory_mib),
+        "memory": formatting.exact_size(machine.memory_mib),
         "gpus": _flow(gpus.type, gpus.count) if gpus else None,
         "bundled_ssds": machine.bundled_ssds,
     }
@@ -298,7 +298,7 @@ def _facts_at_google(row: Json) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {}
     if "guestCpus" in row:
-        facts = {"vcpus": row["guestCpus"], "memory": format_size(row["memoryMb"])}
+        facts = {"vcpus": row["guestCpus"], "memory": formatting.exact_size(row["memoryMb"])}
     for gpu in row.get("accelerators", ()):
         name = gpu["guestAcceleratorType"]
         facts["gpus"] = _flow(gpu_type(name) or name, gpu["guestAcceleratorCount"])

@@ -19,8 +19,9 @@ from clusterctl.providers.gcp.api import Api, Json
 from clusterctl.providers.storage import REMOVE, KeptStorage
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp
-from clusterctl.spec.units import GIB_MIB, format_size
+from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.workspace import write_atomic
+from clusterctl.util import formatting
 
 # The labels of kept storage: the cluster's name, and the name and uid of the first user. Cluster
 # and user together identify the owner.
@@ -145,7 +146,7 @@ def reject_mismatch(spec: ClusterSpec, kept: KeptStorage) -> None:
 
 
 def _shown(kind: str, place: str, size_mib: int | None) -> str:
-    return f"{kind} of {format_size(size_mib or 0)} in {place}"
+    return f"{kind} of {formatting.exact_size(size_mib or 0)} in {place}"
 
 
 def write_imports(folder: Path, kept: KeptStorage | None) -> None:

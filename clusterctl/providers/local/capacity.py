@@ -15,8 +15,8 @@ from clusterctl.providers.base import Action, HostChange, Size
 from clusterctl.providers.local import layout
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import shown_memory
 from clusterctl.state.inventory import Host
+from clusterctl.util import formatting
 
 
 def compare(
@@ -149,8 +149,8 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
     memory = sum(share.size.memory_mib for share in nodes)
     if memory > hardware.memory_mib:
         notes.append(
-            f"oversubscribed: the nodes have {shown_memory(memory)} of memory together, "
-            f"this machine has {shown_memory(hardware.memory_mib)}"
+            f"oversubscribed: the nodes have {formatting.size(memory << 20)} of memory together, "
+            f"this machine has {formatting.size(hardware.memory_mib << 20)}"
         )
     return tuple(notes)
 

@@ -64,7 +64,8 @@ from clusterctl.spec.providers.gcp_nodes import (
     image_of,
     release_of,
 )
-from clusterctl.spec.units import GIB_MIB, format_size, shown
+from clusterctl.spec.units import GIB_MIB, shown
+from clusterctl.util import formatting
 
 _OF_LOCAL_NODES: Final = tuple(
     (
@@ -582,13 +583,13 @@ def _filestore_faults(provider: GcpSettings) -> Iterator[Fault]:
     steps = "large_step" if is_large else "step"
     least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", steps))
     if not least <= size_mib <= most or size_mib % step:
-        range_ = f"{format_size(least)} to {format_size(most)}"
+        range_ = f"{formatting.exact_size(least)} to {formatting.exact_size(most)}"
         hint = (
-            f"write {format_size(least)} or more"
+            f"write {formatting.exact_size(least)} or more"
             if size_mib < least
-            else f"write a multiple of {format_size(step)}"
+            else f"write a multiple of {formatting.exact_size(step)}"
         )
-        message = f"the capacity of tier {filestore.tier} is {range_}, not {format_size(size_mib)}"
+        message = f"the capacity of tier {filestore.tier} is {range_}, not {formatting.exact_size(size_mib)}"
         yield Fault("filestore-size", ("provider", "filestore", "capacity"), message, hint)
 
 

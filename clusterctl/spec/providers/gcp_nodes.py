@@ -35,7 +35,8 @@ from clusterctl.spec.providers.gcp_machines import (
     unknown_machine,
     with_added,
 )
-from clusterctl.spec.units import GIB_MIB, format_size, shown
+from clusterctl.spec.units import GIB_MIB, shown
+from clusterctl.util import formatting
 
 Project = Annotated[str, PATTERNS["project"]]
 Resource = Annotated[str, PATTERNS["resource"]]
@@ -283,12 +284,14 @@ def _disks(nodes: Nodes) -> Iterator[tuple[Loc, GcpDisk]]:
 def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
     """Yield a fault, at the location ``at`` in the spec, if the size of a disk is not allowed."""
     if size_mib and size_mib % GIB_MIB:
-        message = f"the size of a disk must be in whole GiB, not {format_size(size_mib)}"
+        message = f"the size of a disk must be in whole GiB, not {formatting.exact_size(size_mib)}"
         yield Fault("disk-size", at, message, f"write {size_mib // GIB_MIB + 1}GiB")
     elif size_mib and not _LEAST_DISK_MIB <= size_mib <= _MOST_DISK_MIB:
-        least = format_size(_LEAST_DISK_MIB)
-        most = format_size(_MOST_DISK_MIB)
-        message = f"the size of a disk must be {least} to {most}, not {format_size(size_mib)}"
+        least = formatting.exact_size(_LEAST_DISK_MIB)
+        most = formatting.exact_size(_MOST_DISK_MIB)
+        message = (
+            f"the size of a disk must be {least} to {most}, not {formatting.exact_size(size_mib)}"
+        )
         yield Fault("disk-size", at, message, f"write a size from {least} to {most}")
 
 
@@ -382,6 +385,10 @@ def _disk_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     least = _LEAST_BOOT_WITH_GPU_MIB if machine.gpu else _LEAST_BOOT_MIB
     if size_mib < least:
         image = "the default image with NVIDIA's driver" if machine.gpu else "the default image"
-        message = f"{image} needs {format_size(least)}, not {format_size(size_mib)}"
+        message = (
+            f"{image} needs {formatting.exact_size(least)}, not {formatting.exact_size(size_mib)}"
+        )
         place = (*nodes.where, "boot_disk", "size")
-        yield Fault("boot-disk-too-small", place, message, f"write {format_size(least)} or more")
+        yield Fault(
+            "boot-disk-too-small", place, message, f"write {formatting.exact_size(least)} or more"
+        )

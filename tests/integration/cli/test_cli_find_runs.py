@@ -34,7 +34,7 @@ def test_runs_alone_lists_the_newest_first(cli_with_runs: Clusterctl) -> None:
         "demo-2-train",
         "COMPLETED",
         *first.split()[2:4],
-        "00:01:00",
+        "1m",
         "1",
         "0.333333",
     ]
@@ -47,7 +47,7 @@ def test_columns_order_and_limit(cli_with_runs: Clusterctl) -> None:
     )
     assert [line.split() for line in result.stdout.splitlines()] == [
         ["RUN", "LR", "LOSS.MAX", "COST", "NOTE"],
-        ["demo-2-train", "0.01", "1", "0.50", "-"],
+        ["demo-2-train", "0.01", "1", "0.50", "USD", "-"],
     ]
     assert "1 more: --limit 2" in result.stderr
     assert (
@@ -72,9 +72,9 @@ def test_ledger_has_the_time_of_each_run_and_the_sum(cli_with_runs: Clusterctl) 
     head, *rows = cli_with_runs("runs", "--ledger").stdout.splitlines()
     assert head.split() == ["RUN", "TIME", "QUEUE", "%", "UNKNOWN", "%"]
     assert [row.split() for row in rows] == [
-        ["demo-2-train", "00:01:01", "1.6", "98.4"],
-        ["demo-1-train", "00:01:01", "1.6", "98.4"],
-        ["sum", "00:02:02", "1.6", "98.4"],
+        ["demo-2-train", "1m1s", "1.6", "98.4"],
+        ["demo-1-train", "1m1s", "1.6", "98.4"],
+        ["sum", "2m2s", "1.6", "98.4"],
     ]
     answer = json.loads(cli_with_runs("runs", "--ledger", "-o", "json").stdout)
     assert answer["sum"] == {"queue": 2, "unknown": 120}

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from clusterctl.cli import cancel, jobs, logs, submit, waiting
-from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.cluster.status import Status
 from clusterctl.errors import SchedulerError, SlurmAwayError, UsageError, WaitTimeoutError
@@ -390,14 +389,6 @@ def test_detaching_from_a_wait_says_what_the_job_does(
     details = capfd.readouterr().err
     assert shows(details, "detached")
     assert says in details
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(None, "-"), (0, "00:00:00"), (5400, "01:30:00"), (2 * 86_400 + 1, "2-00:00:01")],
-)
-def test_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -> None:
-    assert shown_elapsed(seconds) == shown
 
 
 def test_wait_for_array_shows_counts_and_failures(played_session, capsys, monkeypatch) -> None:

@@ -131,4 +131,4 @@ def test_folder_of_another_skill_is_not_replaced(cli: Clusterctl) -> None:
 def test_host_is_shown_with_its_gpus_and_their_driver(gpus: dict[str, object], shown: str) -> None:
     facts = HostFacts.model_validate(WELL | {"gpus": {**WELL["gpus"], **gpus}})
     table = report_lines(Screen(json=False, color=False), DoctorReport((), {"one": facts}))
-    assert f"15.6GiB  {shown}  enforcing" in "\n".join(table)
+    assert f"15.6 GiB  {shown}  enforcing" in "\n".join(table)

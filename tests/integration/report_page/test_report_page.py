@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from clusterctl.runs.find import Row
-from clusterctl.runs.page import Chart, Report, Section, Series, Table, rounded, write_report
+from clusterctl.runs.page import Chart, Report, Section, Series, Table, write_report
 from clusterctl.runs.report import report_of
 from clusterctl.util.assets import data_folder
 from tests.support.sweeps import in_sweep
@@ -451,12 +451,3 @@ def test_report_draws_evaluations_last_with_one_legend_entry(
     order = page.evaluate(f"{chart}.getSortedVisibleDatasetMetas().map((one) => one.label)")
     assert order == [f"{run} {name}" for name in ("eval_loss", "loss") for run in reversed(runs)]
     page.close()
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(123_456.4, "123,456"), (1_234_567.0, "1,234,567"), (-99_999.96, "-100,000"), (0.123456, "0.12346"),
-     (1e14, "100,000,000,000,000"), (math.nan, "nan"), (math.inf, "inf"), (None, "-")],
-)  # fmt: skip
-def test_digits_before_the_decimal_point_are_not_rounded(value: float | None, text: str) -> None:
-    assert rounded(value) == text

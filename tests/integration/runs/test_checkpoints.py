@@ -163,7 +163,7 @@ def test_large_checkpoint_is_skipped_with_the_command_to_fetch(remote, tree, nam
     assert fetched_names == {"x"}
     assert one.bytes == 3 << 20
     sizes, command = one.reason.split(": ")
-    assert re.findall(r"[\d.]+ MiB", sizes) == ["3.0 MiB", "2.0 MiB"]
+    assert re.findall(r"[\d.]+ MiB", sizes) == ["3 MiB", "2 MiB"]
     assert command == "`clusterctl collect 12 --max-checkpoint 1GiB`"
     assert fetched(remote, tree, Selection(max_checkpoint=1 << 30))[0] == {name, "x"}
 

@@ -35,7 +35,8 @@ from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import Upload
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.ssh import Connections
-from clusterctl.transport.tree import format_size, list_items
+from clusterctl.transport.tree import list_items
+from clusterctl.util import formatting
 from tests.support.inventories import host_of, inventory_of
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused, shows
@@ -492,8 +493,8 @@ def test_only_copies_show_both_sizes_of_sparse_files(stage: Stage) -> None:
     sparse, whole = stage.search.find().files  # the larger first
     on_disk = sum((stage.home / f"vm/disk{number}").stat().st_blocks for number in range(2)) * 512
     assert (sparse.bytes, sparse.on_disk) == (4 << 20, on_disk)
-    assert f": 4.0 MiB ({format_size(on_disk)} " in str(sparse)
-    assert ": 3.0 MiB in 1 " in str(whole)
+    assert f": 4 MiB ({formatting.size(on_disk)} " in str(sparse)
+    assert ": 3 MiB in 1 " in str(whole)
 
 
 def test_only_copies_list_a_bounded_number_of_files(stage: Stage) -> None:

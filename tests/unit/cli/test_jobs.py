@@ -24,7 +24,7 @@ def node(number: int, shown: str = "idle", reason: str = "") -> NodeInfo:
 def test_few_nodes_have_a_row_each() -> None:
     rows = node_rows([node(1), node(2, "down*", "Not responding"), node(3)])
     assert [row[0] for row in rows] == ["n1", "n2", "n3"]
-    assert rows[1] == ["n2", "down*", "8", "2GiB", "Not responding"]
+    assert rows[1] == ["n2", "down*", "8", "2 GiB", "Not responding"]
 
 
 def test_many_nodes_that_are_alike_share_a_row_and_those_out_of_service_come_first() -> None:

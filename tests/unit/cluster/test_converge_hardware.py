@@ -69,7 +69,7 @@ def fitted(
         (shows(), "gres: none (was gpu:t4:1); cards: 0 (was 1)"),
         (shows("t4", cards=2), "cards: 2 (was 1)"),
         (shows("t4", cpus=8, cores_per_socket=8), "CPUs: 8 (was 4)"),
-        (shows("t4", memory_mib=128_000), "memory: 125GiB (was 62.5GiB)"),
+        (shows("t4", memory_mib=128_000), "memory: 125 GiB (was 62.5 GiB)"),
     ],
 )
 def test_changed_hardware_is_applied_and_named(now: HostReport, words: str) -> None:

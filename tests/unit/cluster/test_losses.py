@@ -207,8 +207,8 @@ def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
     assert caught.value.why.splitlines() == [
         "job 7 (mine) of ada is RUNNING",
         "job 8 (mine) of ada is PENDING",
-        "/shared/home/ada/models: 3.0 GiB in 2 files of ada, 2 hours old",
-        "/scratch/shards on d-train-1: 5 B in 1 file of bob, 3 days old",
+        "/shared/home/ada/models: 3 GiB in 2 files of ada, 2h old",
+        "/scratch/shards on d-train-1: 5 B in 1 file of bob, 3d old",
     ]
     assert [(failure.code, failure.phase) for failure in caught.value.failures] == [
         ("only-copy", "look")
@@ -231,7 +231,7 @@ def test_discarded_files_are_returned_and_journaled(stage: Stage) -> None:
     stage.files = (MODEL,)
     assert stage.look(discard=True).files == (MODEL,)
     (entry,) = read_rows(stage.workspace.journal)
-    assert entry["note"].startswith("discarded: 3.0 GiB in 2 files; /shared/home/ada/models: ")
+    assert entry["note"].startswith("discarded: 3 GiB in 2 files; /shared/home/ada/models: ")
 
 
 def test_run_given_up_by_name_does_not_stop_the_check(stage: Stage) -> None:

@@ -92,7 +92,7 @@ def test_orphans_remove_lists_cost_and_needs_confirmation(
     with refused("needs-confirmation", UsageError, "a1b2c3"):
         remove(yes=False)
     listed = capfd.readouterr().err
-    assert f"a1b2c3, {ORIGIN}, 0.01 USD" in listed
+    assert f"a1b2c3, {ORIGIN}, 0.0125 USD" in listed
     assert "\n  disk d-ctl" in listed
     assert "ffffff" not in listed
     with refused("only-copy", OnlyCopyError):

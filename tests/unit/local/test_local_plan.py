@@ -61,8 +61,8 @@ def look(wanted: ClusterSpec, found: Existing, *nodes: Host) -> list[HostChange]
 def test_plan_of_a_new_cluster_makes_every_node() -> None:
     assert look(spec(price_per_hour=1.5), Existing()) == [
         HostChange(CTL, "make", "the controller"),
-        HostChange(ONE, "make", "2 CPUs, 4GiB of memory", usd_per_hour=1.5),
-        HostChange(TWO, "make", "2 CPUs, 4GiB of memory", usd_per_hour=1.5),
+        HostChange(ONE, "make", "2 CPUs, 4 GiB of memory", usd_per_hour=1.5),
+        HostChange(TWO, "make", "2 CPUs, 4 GiB of memory", usd_per_hour=1.5),
     ]
 
 
@@ -79,8 +79,8 @@ def test_stopped_nodes_will_be_started() -> None:
 def test_changed_cpus_or_memory_change_a_node_in_place() -> None:
     changes = look(spec(cpus=1, memory="2GiB"), there(ONE, TWO), node(ONE), node(TWO, cpus=1))
     assert [(c.name, c.action, c.why) for c in changes] == [
-        (ONE, "change", "was 2 CPUs, 4GiB of memory"),
-        (TWO, "change", "was 1 CPU, 4GiB of memory"),
+        (ONE, "change", "was 2 CPUs, 4 GiB of memory"),
+        (TWO, "change", "was 1 CPU, 4 GiB of memory"),
     ]
     assert [(change.destroys, change.ends_jobs) for change in changes] == [(False, True)] * 2
 
@@ -88,9 +88,9 @@ def test_changed_cpus_or_memory_change_a_node_in_place() -> None:
 @pytest.mark.parametrize(
     ("now", "then", "why"),
     [
-        (None, "1GiB", "was 2 CPUs, 4GiB of memory"),
-        (2048, "1GiB", "was 2 CPUs, 4GiB of memory, 2GiB of disk"),
-        (2048, None, "was 2 CPUs, 4GiB of memory, 2GiB of disk"),
+        (None, "1GiB", "was 2 CPUs, 4 GiB of memory"),
+        (2048, "1GiB", "was 2 CPUs, 4 GiB of memory, 2GiB of disk"),
+        (2048, None, "was 2 CPUs, 4 GiB of memory, 2GiB of disk"),
     ],
 )
 def test_changed_disk_replaces_a_node(now: int | None, then: str | None, why: str) -> None:
@@ -115,7 +115,7 @@ def test_node_missing_in_the_spec_is_removed() -> None:
     assert (gone.name, gone.action, gone.what, gone.destroys) == (
         TWO,
         "remove",
-        "2 CPUs, 4GiB of memory",
+        "2 CPUs, 4 GiB of memory",
         True,
     )
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.runs.charts import line_chart, unit_of, with_unit
+from clusterctl.runs.charts import line_chart
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Report, Section, Series, thinned
 from clusterctl.runs.report import report_of
 from clusterctl.runs.scaling import scaling_of
 from clusterctl.runs.telemetry import FIGURES, compare_ranks
+from clusterctl.util import formatting
 from tests.unit.runs.made import TIME, made_run
 from tests.unit.runs.test_report import NODES, TIMES, lines, trained
 
@@ -132,7 +133,7 @@ def test_seeds_have_a_mean_and_a_spread(tmp_path: Path) -> None:
     report = report_of([sweep(tmp_path, values, [0.1, 0.3, 0.5, 0.5])])
     seeds = section_of(report, "Seeds")
     assert seeds.tables[0].rows == [
-        ["0.1", "2", "0.2", "0.14142", "0.1", "0.3"],
+        ["0.1", "2", "0.2", "0.141421", "0.1", "0.3"],
         ["0.2", "2", "0.5", "0", "0.5", "0.5"],
     ]
     first, second = seeds.charts[0].series
@@ -151,7 +152,7 @@ def test_runs_that_differ_in_their_seed_are_averaged(tmp_path: Path) -> None:
         for number in (1, 2)
     ]  # fmt: skip
     (table,) = section_of(report_of(rows), "Seeds").tables
-    assert table.rows == [["2", "0.75", "0.35355", "0.5", "1"]]
+    assert table.rows == [["2", "0.75", "0.353553", "0.5", "1"]]
 
 
 def test_line_that_hides_another_is_drawn_with_gaps(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_lines_hide_each_other_on_the_axis_that_is_drawn() -> None:
     ],
 )
 def test_metric_unit_follows_its_name(name: str, unit: str) -> None:
-    assert unit_of(name) == unit
+    assert formatting.unit_of(name) == unit
 
 
 @pytest.mark.parametrize(
@@ -221,16 +222,16 @@ def test_values_have_a_fitting_unit(unit: str, value: float, drawn: tuple[str, f
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(1 << 20, "1 MiB"), (1500, "1.4648 KiB"), (1000, "1,000 B")]
+    ("size", "text"), [(1 << 20, "1 MiB"), (1500, "1.5 KiB"), (1000, "1,000 B")]
 )
 def test_size_has_the_largest_unit_that_it_reaches(size: int, text: str) -> None:
-    assert with_unit(size, "B") == text
+    assert formatting.quantity(size, "B") == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (5e-324, "4.9407e-324"),
+        (5e-324, "4.94066e-324"),
         (1_234_567.0, "1,234,567"),
         (1e22, "1e+22"),
         (0.1 + 0.2, "0.3"),
@@ -238,7 +239,7 @@ def test_size_has_the_largest_unit_that_it_reaches(size: int, text: str) -> None
     ],
 )
 def test_numbers_of_any_size_have_few_digits(value: float, text: str) -> None:
-    assert with_unit(value, "") == text
+    assert formatting.quantity(value, "") == text
 
 
 def test_noise_has_a_smoothed_line_of_means() -> None:
@@ -396,8 +397,8 @@ def test_large_numbers_of_seeds_and_ranks_are_readable(tmp_path: Path) -> None:
         for number in (1, 2)
     ]  # fmt: skip
     (table,) = section_of(report_of(rows), "Seeds").tables
-    assert table.rows == [["2", "30,000", "14,142", "20,000", "40,000"]]
-    assert "20,000 to 20,000 ms" in compare_ranks([2e4, 2e4], [5, 5], 10, NODES)
+    assert table.rows == [["2", "30,000", "14,142.1", "20,000", "40,000"]]
+    assert "20,000 ms to 20,000 ms" in compare_ranks([2e4, 2e4], [5, 5], 10, NODES)
 
 
 @pytest.mark.parametrize("peak", [19.0, 1e4])
@@ -505,8 +506,8 @@ def test_chart_and_a_table_round_a_value_alike(tmp_path: Path) -> None:
         wrote(tmp_path, n, [{"step": at, "loss": at * 0.9721448} for at in (2, 1)]) for n in (1, 2)
     ]
     report = report_of(rows)
-    assert section_of(report, "Results").tables[0].rows[0][1] == "0.97214"
-    assert "| demo-1-train | 0.97214 | 1.9443 |" in report.as_markdown()
+    assert section_of(report, "Results").tables[0].rows[0][1] == "0.972145"
+    assert "| demo-1-train | 0.972145 | 1.94429 |" in report.as_markdown()
 
 
 def test_thinned_points_keep_the_first_and_the_last() -> None:
@@ -555,7 +556,7 @@ def test_comparisons_have_times_of_a_step_and_use_of_nodes(tmp_path: Path) -> No
         "run": "demo-1-train",
         "step (mean)": "100 ms",
         "node hours": "2",
-        "cost": "1.5 USD",
+        "cost": "1.50 USD",
         "CPU (mean)": "50 %",
         "GPU (mean)": "90 %",
         "Memory (highest)": "2 GiB",

@@ -220,7 +220,7 @@ def test_losses_text_names_the_first_difference() -> None:
     assert "identical over 40" in str(Losses(True, 40, 40, 40))
     assert str(Losses(True, 1, 1, 2)).endswith("1 and 2")
     sentence = "different from step 7 on, of 40 steps: the largest difference is "
-    assert str(Losses(False, 40, 40, 40, 7, 0.012345)) == f"{sentence}0.0123"
+    assert str(Losses(False, 40, 40, 40, 7, 0.012345)) == f"{sentence}0.012345"
     assert str(Losses(False, 40, 40, 40, 7)).endswith("not finite")
 
 

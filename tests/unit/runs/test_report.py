@@ -87,12 +87,12 @@ def test_report_of_a_run_has_verdict_and_charts(tmp_path: Path) -> None:
     assert report.ok is True
     assert report.missing == []
     text = "\n".join(report.verdict)
-    measured = ("COMPLETED after 1m on 2 nodes, about 1.50 USD", "2.2432 to 0.84612, in 40")
+    measured = ("COMPLETED after 1m on 2 nodes, 1.50 USD", "2.24321 to 0.846123, in 40")
     for words in (
         *measured,
         "640 samples per second",
-        "step: 110 ms, of which 73 %",
-        "80 to 80 ms",
+        "step: 110 ms, of which 72.7 %",
+        "80 ms to 80 ms",
     ):
         assert words in text
     drawn = charts(report)
@@ -324,7 +324,7 @@ def swept(out: Path, count: int) -> Row:
 
 def test_report_of_a_sweep_of_200_ranks_all_tasks(tmp_path: Path) -> None:
     report = report_of([swept(tmp_path, 200)])
-    assert "best: task 198, lr=24.75: loss 0.0050251 (lower is better)" in report.verdict
+    assert "best: task 198, lr=24.75: loss 0.00502513 (lower is better)" in report.verdict
     assert any("199 of 200" in line for line in report.verdict)
     ranking = report.sections[0].tables[0]
     # The task with the lowest loss failed.
@@ -501,10 +501,10 @@ def test_results_have_units_and_right_sums_are_a_sentence(tmp_path: Path) -> Non
     right, wrong = (section_of(report_of([row]), "Results") for row in rows)
     assert (right.tables[0].head, right.tables[0].rows) == (
         ["comm", "bytes", "ms", "bus_gb_per_s"],
-        [["mpi", "4 KiB", "33.32 ms", "0.0012 GB/s"]],
+        [["mpi", "4 KiB", "33.317 ms", "0.0012 GB/s"]],
     )
     assert (len(right.lines), len(wrong.lines)) == (1, 0)
-    assert wrong.tables[0].rows == [["false", "11.27 GFLOP/s, 8.786 GFLOP/s", "0, 3", "45.67 %"]]
+    assert wrong.tables[0].rows == [["false", "11.268 GFLOP/s, 8.786 GFLOP/s", "0, 3", "45.7 %"]]
 
 
 def results_of(out: Path, *lines: Any) -> Section:
@@ -563,7 +563,7 @@ def test_large_numbers_durations_and_sizes_are_readable(tmp_path: Path) -> None:
     report = report_of([Row(made_run(tmp_path, 1, metrics=lines, **more))])
     assert ["tokens" in line for line in report.verdict].count(True) == 1
     assert any("102,211 tokens" in line for line in report.verdict)
-    assert section_of(report, "Time").tables[0].rows[-1] == ("all", "2m3s", "100.0 %")
+    assert section_of(report, "Time").tables[0].rows[-1] == ("all", "2m3s", "100 %")
     rows = [trained(tmp_path / "both", number) for number in (1, 2)]
     for row in rows:
         replace_in(row.folder / "telemetry" / "demo-train-1.jsonl", "2048", "300")

@@ -147,7 +147,7 @@ def test_summarize_of_a_very_large_file_names_the_omitted_part(tmp_path: Path) -
     assert loss.min == 901.0
     (left_out,) = found.left_out
     assert "metrics.jsonl" in left_out
-    assert "1.0 GiB" in left_out
+    assert "1 GiB" in left_out
 
 
 @pytest.mark.parametrize("kind", ["gone", "link", "pipe", "folder"])

@@ -6,20 +6,19 @@ from pathlib import Path
 
 from clusterctl.runs.find import Row
 from clusterctl.runs.report import report_of
-from clusterctl.runs.tables import cell_of
 from tests.unit.runs.made import made_run
 
 RATE = "0.000123456789"
 
 
 def test_options_are_shown_to_the_last_digit(tmp_path: Path) -> None:
-    metrics = {"loss": {"last": 0.123456789, "min": 0.1, "max": 1.0, "count": 10}}
+    metrics = [{"step": 1, "loss": 0.123456789}]
     rows = [
         Row(made_run(tmp_path, number, args=["--lr", rate], metrics=metrics))
         for number, rate in enumerate((RATE, "0.000123456788"), 1)
     ]
-    assert cell_of(rows[0], "lr") == cell_of(rows[0], "config.lr") == RATE
-    assert cell_of(rows[0], "loss") != "0.123456789"
+    assert rows[0].text("lr") == rows[0].text("config.lr") == RATE
+    assert rows[0].text("loss") == "0.123457"
     for shown in (report_of(rows[:1]), report_of(rows)):
         cells = [
             cell

@@ -480,11 +480,11 @@ def test_out_of_memory_has_peak_and_limit() -> None:
         StepInfo("12.batch", peak=9_000_000),
     )
     found = diagnose(Evidence(job=job, steps=steps))
-    assert (found.code, MEASURED(found.cause)) == ("out-of-memory", ["n2", "3.9 GiB", "4.0 GiB"])
+    assert (found.code, MEASURED(found.cause)) == ("out-of-memory", ["n2", "3.9 GiB", "4 GiB"])
     assert "--mem" in found.fix
     # A sample that Slurm took seconds before the end is not the peak.
     found = diagnose(Evidence(job=job, steps=steps[1:]))
-    assert MEASURED(found.cause) == ["4.0 GiB"]
+    assert MEASURED(found.cause) == ["4 GiB"]
     # Without a scheduler there is no --mem.
     assert "--mem" not in diagnose(Evidence(job=replace(job, prefix="m"))).fix
 
@@ -500,7 +500,7 @@ def test_out_of_memory_message_of_slurmstepd_has_peak_and_limit() -> None:
     )
     found = diagnosis_of(log, reason="JobLaunchFailure", exit_code=0, signal=9)
     assert (found.code, found.rank) == ("out-of-memory", 1)
-    assert MEASURED(found.cause) == ["n2", "4.4 GiB", "4.0 GiB"]
+    assert MEASURED(found.cause) == ["n2", "4.4 GiB", "4 GiB"]
     assert "JobLaunchFailure" not in found.facts.state
 
 

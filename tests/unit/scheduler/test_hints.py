@@ -22,7 +22,7 @@ ORDINARY = (
     "validation failed: accuracy 0.1 is below 0.5",
     "Newton did not converge in 50 steps",
     "0 of 12 sites are valid",
-    "step 40: energy -100.25, memory 3.9 of 4.0 GiB",
+    "step 40: energy -100.25, memory 3.9 of 4 GiB",
     "ValueError: row 3 has 4 columns, expected 5",
     "KeyError: 'weight_decay'",
     "checksum of base.tar does not match",

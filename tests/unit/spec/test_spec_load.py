@@ -23,7 +23,7 @@ from clusterctl.spec.load import (
 )
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import MAX_LOCAL_HOSTS, find_spec
-from clusterctl.spec.units import format_duration, format_size
+from clusterctl.util import formatting
 from tests.support.messages import refused
 
 ADA = CurrentUser("ada", 1001)
@@ -282,12 +282,12 @@ def exactly(pattern: str) -> st.SearchStrategy[str]:
 
 labels = exactly(r"[a-z][a-z0-9-]{0,19}").filter(lambda n: n not in {"ctl", "default"})
 accounts = exactly(r"[a-z][a-z0-9_-]{0,30}")
-durations = st.integers(1, 3650 * 86400).map(format_duration)
+durations = st.integers(1, 3650 * 86400).map(formatting.duration)
 partitions = st.fixed_dictionaries(
     {"name": labels, "nodes": st.integers(1, 40)},
     optional={
         "cpus": st.integers(1, 65_533),
-        "memory": st.integers(256, 2**30).map(format_size),
+        "memory": st.integers(256, 2**30).map(formatting.exact_size),
         "max_time": durations,
     },
 )

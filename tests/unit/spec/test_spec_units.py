@@ -15,13 +15,12 @@ from clusterctl.spec.units import (
     MAX_DURATION_S,
     MAX_SIZE_MIB,
     SIZE_PATTERN,
-    format_duration,
-    format_size,
     parse_duration_s,
     parse_size_mib,
     parse_slurm_memory_mib,
     parse_slurm_time_s,
 )
+from clusterctl.util import formatting
 from tests.support.messages import refused
 
 
@@ -89,14 +88,14 @@ def test_size_or_duration_out_of_range_is_refused(
 
 @given(st.integers(1, MAX_SIZE_MIB))
 def test_size_is_read_back_from_its_text(mib: int) -> None:
-    assert parse_size_mib(format_size(mib)) == mib
-    assert re.search(SIZE_PATTERN, format_size(mib))
+    assert parse_size_mib(formatting.exact_size(mib)) == mib
+    assert re.search(SIZE_PATTERN, formatting.exact_size(mib))
 
 
 @given(st.integers(1, MAX_DURATION_S))
 def test_duration_is_read_back_from_its_text(seconds: int) -> None:
-    assert parse_duration_s(format_duration(seconds)) == seconds
-    assert re.search(DURATION_PATTERN, format_duration(seconds))
+    assert parse_duration_s(formatting.duration(seconds)) == seconds
+    assert re.search(DURATION_PATTERN, formatting.duration(seconds))
 
 
 @given(st.text(alphabet="0123456789dhmsKMGTiB. -:", max_size=12))

@@ -1,0 +1,195 @@
+"""Values as text: the only place that rounds a value or chooses its unit.
+
+What a user gave is shown by ``given``, to the last digit, and a size or duration that is read back
+by ``exact_size`` and ``duration``. All others are measurements, which every view shows alike.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final
+
+from clusterctl.util.numbers import finite
+
+NONE: Final = "-"
+_DIGITS: Final = 6
+# Numbers from here on are shown with an exponent in means of runs.
+_LARGE: Final = 1e15
+_SIZES: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+# Units of metrics, by the ends of their names. A share of 1 is shown in percent.
+_SHARE: Final = "share"
+_UNITS: Final = {
+    "s": "s",
+    "sec": "s",
+    "seconds": "s",
+    "ms": "ms",
+    "bytes": "B",
+    "bytes_sent": "B",
+    "mib": "MiB",
+    "gib": "GiB",
+    "gb": "GB",
+    "gflops": "GFLOP/s",
+    "percent": "%",
+    "mfu": _SHARE,
+    "efficiency": _SHARE,
+}
+_UNIT: Final = re.compile(rf"(?:^|[_/.])({'|'.join(_UNITS)})$")
+_RATE: Final = re.compile(r"([^_/.]+)(?:_per_|/)s(?:ec(?:ond)?)?$")
+_LARGER_UNITS: Final[Mapping[str, Sequence[tuple[str, float]]]] = {
+    "B": _SIZES,
+    "B/s": [(f"{name}/s", size) for name, size in _SIZES],
+    "s": (("hours", 3600), ("minutes", 60)),
+}
+# A larger unit is used from this many of it.
+_ENOUGH: Final = 2
+
+
+def given(value: object) -> str:
+    """Return what the user gave as text, to the last digit."""
+    if value is None or value == "":
+        return NONE
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def number(value: float | None, digits: int = _DIGITS) -> str:
+    """Return a measured number with this many digits, and all before the decimal point."""
+    if value is None:
+        return NONE
+    text = f"{shortened(value, digits):,.15g}"
+    # The digits of a number below 1e-307 can't be rounded to fewer.
+    return f"{value:.{digits}g}" if "e" in text else text
+
+
+def shortened(value: float, digits: int) -> float:
+    """Round a number to this many digits, but keep all before the decimal point."""
+    return float(f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}")
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as text: ``3.2 MiB``."""
+    unit, length = next(
+        ((unit, length) for unit, length in _SIZES if abs(count) >= length), ("B", 1)
+    )
+    return f"{count / length:,.1f}".removesuffix(".0") + f" {unit}"
+
+
+def exact_size(mib: int) -> str:
+    """Return a size in MiB as a spec and an option have it, in full: ``51200`` is ``50GiB``."""
+    for unit, factor in (("TiB", 1024**2), ("GiB", 1024)):
+        if mib and mib % factor == 0:
+            return f"{mib // factor}{unit}"
+    return f"{mib}MiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in whole seconds, as a spec and an option have it: ``5400`` is
+    ``1h30m``.
+    """
+    if seconds is None:
+        return NONE
+    parts = []
+    rest = max(round(seconds), 0)
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, length)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def about(seconds: float) -> str:
+    """Return a duration in its largest two units, for a time that nobody knows to the second."""
+    whole = max(round(seconds), 0)
+    step = next((step for unit, step in ((86400, 3600), (3600, 60)) if whole >= unit), 1)
+    return duration(whole - whole % step)
+
+
+def percent(value: float | None, unit: str = " %") -> str:
+    """Return a number of percent: ``98.9 %``."""
+    return NONE if value is None else f"{value:.1f}".removesuffix(".0") + unit
+
+
+def hours(value: float | None) -> str:
+    """Return node hours, or hours of a processor or GPU."""
+    return number(value, 3)
+
+
+def cost(usd: float | None, unit: str = " USD") -> str:
+    """Return a price: ``12.35 USD``. A small one has three digits that are not 0."""
+    if usd is None:
+        return NONE
+    text = f"{usd:,.2f}"
+    return f"{text if not 0 < abs(usd) < 0.1 else f'{usd:.3g}'}{unit}"  # noqa: PLR2004 - a tenth
+
+
+def moment(at: float | None, *, utc: bool = False) -> str:
+    """Return a time in Unix seconds: in the local time zone, or in UTC, as a run's files have
+    it.
+    """
+    if at is None:
+        return NONE
+    # The time in a damaged record may be out of range.
+    with suppress(OverflowError, ValueError, OSError):
+        when = datetime.fromtimestamp(at, UTC)
+        return f"{when:%Y-%m-%d %H:%M:%S} UTC" if utc else f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
+    return str(at)
+
+
+def quantity(value: float, unit: str) -> str:
+    """Return a measured value with a unit that fits it, such as ``1.5 GiB``."""
+    if unit in {"B", "B/s"}:
+        return size(value) + unit.removeprefix("B")
+    name, length = fitting_unit(unit, [value])
+    return percent(value / length) if name == "%" else f"{number(value / length)} {name}".strip()
+
+
+def metric(value: object, name: str = "") -> str:
+    """Return a measured value, whose name may tell its unit. A rate such as ``samples_per_s`` has
+    its unit in its name alone.
+    """
+    if not isinstance(value, float):
+        return given(value)
+    unit = unit_of(name)
+    is_plain = unit.endswith("/s") and unit.removesuffix("/s") not in {*_UNITS.values()}
+    return quantity(value, "" if is_plain and unit not in _UNITS.values() else unit)
+
+
+def spread(mean: float, deviation: float, digits: int = 4) -> str:
+    """Return a text such as ``290 ± 17``; without a deviation that these digits do not show."""
+    if max(abs(mean), deviation) >= _LARGE:
+        text = f"{mean:.{digits}g}"
+        return text if not deviation else f"{text} ± {deviation:.2g}"
+    places = _places(mean, digits)
+    if deviation < 10**-places / 2:
+        text = f"{mean:,.{places}f}"
+        return text.rstrip("0").rstrip(".") if places else text
+    places = min(_places(deviation, 2), places)
+    return f"{mean:,.{places}f} ± {deviation:,.{places}f}"
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s, share. Otherwise
+    "".
+    """
+    if rate := _RATE.search(name):
+        return f"{_UNITS.get(rate[1], rate[1])}/s"
+    match = _UNIT.search(name)
+    return _UNITS[match[1]] if match else ""
+
+
+def fitting_unit(unit: str, values: Iterable[object]) -> tuple[str, float]:
+    """Return the largest unit that the largest value has enough of, and its size in ``unit``."""
+    largest = max((abs(each) for value in values if (each := finite(value)) is not None), default=0)
+    if unit == _SHARE:
+        # Some programs write their MFU in percent.
+        return "%", 0.01 if largest <= 1 else 1
+    larger = _LARGER_UNITS.get(unit, ())
+    return next(((name, size) for name, size in larger if largest >= _ENOUGH * size), (unit, 1))
+
+
+def _places(value: float, digits: int) -> int:
+    """Return the decimal places that show a number with this many significant digits."""
+    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0

@@ -1,0 +1,44 @@
+"""Values become text in one place, so that every view of a value has the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from clusterctl.util import formatting
+
+
+@pytest.mark.parametrize(
+    ("how", "value", "text"),
+    [
+        (formatting.given, 0.000123456789, "0.000123456789"),
+        (formatting.given, True, "true"),
+        (formatting.given, "", "-"),
+        (formatting.number, 0.1 + 0.2, "0.3"),
+        (formatting.number, 1_234_567.4, "1,234,567"),
+        (formatting.number, float("nan"), "nan"),
+        (formatting.size, 1536, "1.5 KiB"),
+        (formatting.size, 4 << 30, "4 GiB"),
+        (formatting.duration, None, "-"),
+        (formatting.duration, 0.4, "0s"),
+        (formatting.duration, 2 * 86_400 + 5401, "2d1h30m1s"),
+        (formatting.about, 2 * 86_400 + 5401, "2d1h"),
+        (formatting.percent, 98.94, "98.9 %"),
+        (formatting.percent, 100.0, "100 %"),
+        (formatting.cost, 12.3456, "12.35 USD"),
+        (formatting.cost, 0.0125, "0.0125 USD"),
+        (formatting.cost, 0.0, "0.00 USD"),
+        (formatting.moment, 1 << 70, str(1 << 70)),
+    ],
+)
+def test_value_has_one_text(how: Callable[..., str], value: object, text: str) -> None:
+    assert how(value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("loss", "0.4123"), ("mfu", "41.2 %"), ("step_s", "0.4123 s"), ("samples_per_s", "0.4123")],
+)
+def test_name_of_a_metric_tells_its_unit(name: str, text: str) -> None:
+    assert formatting.metric(0.4123, name) == text
