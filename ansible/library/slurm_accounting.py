@@ -43,10 +43,6 @@ options:
         type: list
         elements: str
         required: true
-      admin:
-        description: Whether the user is a Slurm administrator.
-        type: bool
-        default: false
   qos:
     description: Qualities of service that every user may request.
     type: list
@@ -125,26 +121,22 @@ def plan_users(
 ) -> Rows:
     """Return the sacctmgr commands for users. associations: account, user, QOS.
 
-    users: the existing users as name, default account, admin level.
+    users: the existing users as name, default account.
     """
     pairs = {(account, user) for account, user, *_ in associations}
-    present = {name: (default, admin) for name, default, admin in users}
+    present = dict(users)
     commands = []
     for user in wanted_users:
         name = user["name"]
         accounts = user["accounts"]
-        admin = "Administrator" if user["admin"] else "None"
         missing = [account for account in accounts if (account, name) not in pairs]
         if missing:
             commands.append(
                 ["add", "user", name, f"account={','.join(missing)}", f"cluster={cluster}"]
             )
-        default, level = present.get(name, (missing[0] if missing else "", "None"))
-        changes = [f"defaultaccount={accounts[0]}"] if default != accounts[0] else []
-        if level != admin:
-            changes.append(f"adminlevel={admin}")
-        if changes:
-            commands.append(["modify", "user", "where", f"name={name}", "set", *changes])
+        if present.get(name, missing[0] if missing else "") != accounts[0]:
+            change = f"defaultaccount={accounts[0]}"
+            commands.append(["modify", "user", "where", f"name={name}", "set", change])
     return commands
 
 
@@ -184,7 +176,7 @@ def read_tables(module: AnsibleModule, cluster: str) -> dict[str, Rows]:
     """
     queries = {
         "associations": ["associations", f"cluster={cluster}", "format=account,user,qos"],
-        "user": ["user", "format=user,defaultaccount,adminlevel"],
+        "user": ["user", "format=user,defaultaccount"],
         "qos": ["qos", "format=name,priority,maxwall,flags"],
     }
     argv = ["sacctmgr", "--noheader", "--parsable2", "show"]
@@ -224,7 +216,6 @@ def main() -> None:
                 "options": {
                     "name": {"type": "str", "required": True},
                     "accounts": {"type": "list", "elements": "str", "required": True},
-                    "admin": {"type": "bool", "default": False},
                 },
             },
             "qos": {

@@ -25,7 +25,6 @@ from clusterctl.configure import inventory_file
 from clusterctl.configure.ansible import record_inventory
 from clusterctl.errors import ConfigureError, Failure, Notice
 from clusterctl.hosts.checks import (
-    admin_uid_findings,
     reject_full_disks,
     reject_silent_folders,
     reject_taken_numbers,
@@ -46,7 +45,6 @@ from clusterctl.providers.templates import NodeFiles, NodeTemplates
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.names import ADMIN_ID, ADMIN_USER
 from clusterctl.state.inventory import (
     Inventory,
     inventory_if_known,
@@ -291,12 +289,8 @@ def probe(cluster: ClusterContext, inventory: Inventory) -> PhaseResult[Mapping[
             raise _not_reinstalled(inventory, lost)
         # Without the mark of a finished installation, Ansible installs the packages again.
         parallel_map([*lost], lambda host: cluster.connections.to(host).run(_NOT_INSTALLED))
-    if cluster.spec.provider.is_cloud:
-        reports = _with_one_uid(cluster, inventory, reports)
-    accounts = {host: report.accounts for host, report in reports.items()}
-    notes = tuple(map(str, admin_uid_findings(accounts, inventory.controller.name)))
     return PhaseResult(
-        reports, f"{counted(len(reports), 'host')} answer{'s' if len(reports) == 1 else ''}", notes
+        reports, f"{counted(len(reports), 'host')} answer{'s' if len(reports) == 1 else ''}"
     )
 
 
@@ -318,34 +312,6 @@ def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> Configure
 
 
 _NOT_INSTALLED = ("sudo", "-n", "sh", "-c", "rm -f /opt/clusterctl/installed-*")
-# usermod refuses to change the uid of an account that has processes, such as its own parent shell.
-# In a new PID namespace it sees no such process.
-_RENUMBER = (
-    *("sudo", "-n", "unshare", "--pid", "--fork", "--mount-proc"),
-    *("usermod", "--uid", str(ADMIN_ID), ADMIN_USER),
-)
-
-
-def _with_one_uid(
-    cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
-) -> Mapping[str, HostReport]:
-    """Give the admin account one uid on all hosts, if possible. Return host -> new probe result."""
-    # Cloud images create the account with the next free uid. The verification job needs the same
-    # uid.
-    uids = {host: r.accounts[ADMIN_USER] for host, r in reports.items() if ADMIN_USER in r.accounts}
-    if len({*uids.values()}) <= 1:
-        return reports
-
-    def renumber(host: str) -> None:
-        cluster.connections.to(host).run(_RENUMBER, check=False)
-
-    differing = [host for host, uid in uids.items() if uid != ADMIN_ID]
-    end_all_connections(cluster.workspace.ssh_config)
-    parallel_map(differing, renumber)
-    # The processes of these connections still have the old uid. All end at the end, because some go
-    # through others.
-    end_all_connections(cluster.workspace.ssh_config)
-    return {**reports, **cluster.probe(inventory, differing)}
 
 
 def build_environment(

@@ -18,7 +18,7 @@ from clusterctl.packages.os_packages import PLAIN
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_USER, MPI_SSH, MPI_SSH_FOLDER
+from clusterctl.spec.names import ADMIN_USER, MPI_SSH, MPI_SSH_FOLDER, PROOF_ACCOUNT
 from clusterctl.spec.scheduler import DEFAULT
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import (
@@ -409,8 +409,14 @@ def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:
 
 
 def _accounting(spec: ClusterSpec) -> Variables:
-    users: list[Variables] = [{"name": u.name, "accounts": list(u.accounts)} for u in spec.users]
-    users.append({"name": ADMIN_USER, "accounts": [ADMIN_USER], "admin": True})
+    # The first user also runs the verification job.
+    users: list[Variables] = [
+        {
+            "name": u.name,
+            "accounts": [*u.accounts, *([PROOF_ACCOUNT] if u == spec.job_user else ())],
+        }
+        for u in spec.users
+    ]
     return {
         "slurmctld_accounting_accounts": sorted(
             {name for user in users for name in user["accounts"]}

@@ -31,7 +31,7 @@ from clusterctl.hosts.probe import (
 from clusterctl.hosts.remote_probe import UNKNOWN
 from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, SHARED_MEMORY, HostRequirements
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.spec.names import ADMIN_ID, ADMIN_USER, SYSTEM_ACCOUNTS
+from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.spec.software import LAST_FOR_VOLTA
 from clusterctl.state.inventory import ARCHITECTURE, HEALTH_PROGRAM
 from clusterctl.util import formatting
@@ -109,8 +109,6 @@ def check_hosts(
     clock.
     """
     findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
-    accounts = {host: examined.facts.accounts for host, examined in answers.items()}
-    findings += admin_uid_findings(accounts, leader)
     findings += _logins(answers, expected, leader)
     findings += _refused_logins(answers, expected, leader)
     for host, examined in answers.items():
@@ -500,43 +498,9 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
         yield Finding(host, level, "clock", "the clock is wrong", cause, fix)
 
 
-_ADMIN_DIFFERS: Final = "the admin account's uid differs"
 # Groups with lower numbers are those of the distribution.
 _FIRST_GID = 1000
 _NO_SHELLS = frozenset({"nologin", "false"})
-
-
-def admin_uid_findings(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
-    """Yield a warning per host if its admin account's uid in ``accounts`` is not that of host
-    ``leader``, or will not be, because another account has it.
-    """
-    expected_uid = accounts.get(leader, {}).get(ADMIN_USER)
-    for host, numbers in accounts.items():
-        holders = {
-            name: there
-            for there in (host, leader)
-            for name, uid in accounts.get(there, {}).items()
-            if uid == ADMIN_ID and name != ADMIN_USER
-        }
-        name, there = next(iter(holders.items()), ("", ""))
-        free = (
-            f"give {name} another uid on {there} (`usermod --uid UID {name}`, and chown its files)"
-        )
-        if ADMIN_USER not in numbers:
-            if there == host:
-                cause = f"uid {ADMIN_ID}, which {ADMIN_USER} gets on other hosts, belongs to {name}"
-                fix = f"{free} before `clusterctl up`"
-                yield Finding(host, "warning", "admin-differs", _ADMIN_DIFFERS, cause, fix)
-            continue
-        uid = numbers[ADMIN_USER]
-        if expected_uid is not None and uid != expected_uid:
-            cause = f"{ADMIN_USER} has uid {uid} on the host, but {expected_uid} on {leader}"
-            again = "run `clusterctl down`, then `clusterctl up`"
-            rented = (
-                f"on cloud hosts, `clusterctl up` changes the uid to {ADMIN_ID} if that is free"
-            )
-            fix = f"{free}, then {again}" if name else f"{rented}; on your own machines, {again}"
-            yield Finding(host, "warning", "admin-differs", _ADMIN_DIFFERS, cause, fix)
 
 
 def _logins(

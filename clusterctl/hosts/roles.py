@@ -37,7 +37,7 @@ from clusterctl.hosts.probe import ProbeRequest
 from clusterctl.packages.os_packages import packages_of
 from clusterctl.spec.distributions import Distribution, releases
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_ID, ADMIN_USER, SYSTEM_ACCOUNTS
+from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import data_folder, read_table
@@ -236,7 +236,6 @@ def _probe_request(
     ]
     users = tuple(user.name for user in spec.users)
     homes = {user: f"{inventory.shared}/home/{user}" for user in users}
-    admin_account = {ADMIN_USER: ADMIN_ID} if spec.scheduler_needs.has_daemons else {}
     has_homes = host.is_controller or inventory.shared_folder.kind == "none"
     return ProbeRequest(
         files=tuple(path for entry in drift for path in entry.get("files", ())),
@@ -250,7 +249,7 @@ def _probe_request(
         alone=tuple(path for entry in drift for path in entry.get("alone", ())),
         rivals={path: line for entry in drift for path, line in entry.get("rivals", {}).items()},
         users=users,
-        numbers=admin_account | required_accounts(spec),
+        numbers=required_accounts(spec),
         homes=homes if has_homes else {},
         far_homes={} if has_homes else homes,
         keys=dict.fromkeys(users, values["public_key"]),
@@ -400,11 +399,8 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         "ports": sorted(ports),
         "paths": [*_BEFORE],
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
-        "accounts": [
-            *required_accounts(spec),
-            *([ADMIN_USER] if spec.scheduler_needs.has_daemons else ()),
-        ],
-        "uids": [*required_accounts(spec).values(), ADMIN_ID],
+        "accounts": [*required_accounts(spec)],
+        "uids": [*required_accounts(spec).values()],
         "users": [user.name for user in spec.users],
         "entrants": [ADMIN_USER, *(user.name for user in spec.users)],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),

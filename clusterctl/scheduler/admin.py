@@ -15,9 +15,9 @@ from clusterctl.scheduler.mpirun import MpirunClient
 from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
+from clusterctl.spec.names import PROOF_ACCOUNT, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
-from clusterctl.transport.base import Connect
+from clusterctl.transport.base import Connect, RootTransport, as_user
 from clusterctl.util.process import Result
 
 _START_TIMEOUT_S = 30
@@ -26,22 +26,24 @@ _CLEAN_UP_S = 20
 # On failure scontrol prints only a number, so print the new errors in slurmctld's log.
 _RECONFIGURE = """\
 log=/var/log/slurm/slurmctld.log
-from=$(sudo -n stat -c %s "$log" || echo 0)
+from=$(stat -c %s "$log" || echo 0)
 scontrol reconfigure && exit
-sudo -n tail -c "+$((from + 1))" "$log" |
+tail -c "+$((from + 1))" "$log" |
     sed -n 's/^.*] \\(\\(error\\|fatal\\): .*\\)/\\1/p; /^fatal: /q' | tail -n 5 >&2
 exit 1"""
 
 
 @dataclass
 class SlurmNodes(SlurmClient, Nodes):
-    """Client for administrators of Slurm. The user of ``transport`` must be an administrator.
+    """Client for administrators of Slurm. The user of ``transport`` is root.
 
+    job_user: the account that the verification job runs as.
     has_pmix: whether Slurm has the PMIx plugin, so that srun can start MPI ranks; otherwise mpirun
         does.
     root: clusterctl's folder on each node, with the jobs' Python.
     """
 
+    job_user: str = ""
     has_pmix: bool = True
     root: str = ROOT
 
@@ -66,7 +68,7 @@ class SlurmNodes(SlurmClient, Nodes):
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
         allocation = (
             f"--partition={PROOF_PARTITION}",
-            f"--account={ADMIN_USER}",
+            f"--account={PROOF_ACCOUNT}",
             "--job-name=clusterctl-probe",
             f"--nodes={len(hosts)}",
             f"--nodelist={','.join(hosts)}",
@@ -99,9 +101,8 @@ class SlurmNodes(SlurmClient, Nodes):
             start = ("salloc", "--quiet", *allocation, *program)
             launched = (*start, "mpirun", "--map-by", "ppr:1:node", "-x", "OMP_NUM_THREADS=1")
         argv = (
-            "timeout",
-            "--kill-after=5",
-            str(patience_s),
+            *as_user(self.job_user),
+            *("timeout", "--kill-after=5", str(patience_s)),
             *launched,
             *verification_argv(self.root, hosts),
         )
@@ -134,9 +135,13 @@ def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIE
     """
     controller = to(inventory.controller.name)
     if inventory.scheduler_needs.has_daemons or not inventory.job_user:
-        root = inventory.root
-        pmix = inventory.pmix
-        return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)
+        return SlurmNodes(
+            RootTransport(controller),
+            patience_s=patience_s,
+            job_user=inventory.job_user,
+            has_pmix=inventory.pmix,
+            root=inventory.root,
+        )
     return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
 
 

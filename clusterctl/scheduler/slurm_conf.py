@@ -15,9 +15,9 @@ from clusterctl.hosts.probe import NodeFacts
 from clusterctl.hosts.roles import node_needs
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import (
-    ADMIN_USER,
     MAX_ARRAY_SIZE,
     MAX_JOB_COUNT,
+    PROOF_ACCOUNT,
     PROOF_PARTITION,
     SLURMCTLD_PORT,
     SLURMD_PORT,
@@ -283,8 +283,7 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
         "PartitionName": PROOF_PARTITION,
         "Nodes": "ALL",
         "Hidden": "YES",
-        "AllowGroups": ADMIN_USER,
-        "AllowAccounts": ADMIN_USER,
+        "AllowAccounts": PROOF_ACCOUNT,
         "PriorityTier": str(_PROOF_PRIORITY_TIER),
         "MaxTime": str(_PROOF_MAX_MINUTES),
         "DefMemPerCPU": _memory_of_a_cpu(nodes),

@@ -35,6 +35,8 @@ ADMIN_ID: Final = 64100
 # The accounts of the daemons, which the role `users` creates.
 SYSTEM_ACCOUNTS: Final = ("slurm", "munge")
 PROOF_PARTITION: Final = "clusterctl-proof"
+# The account, in Slurm's accounting, of the verification job.
+PROOF_ACCOUNT: Final = "clusterctl"
 # The begin of the name of the job that proves MPI on an attached cluster.
 PROOF_JOB: Final = "clusterctl-proof-"
 # The folder on hosts with the software for jobs.

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
@@ -298,6 +299,53 @@ def no_answer_error(host: str, argv: Sequence[str], seconds: float) -> NoAnswerE
         "and the commands in the account's ~/.bashrc on the host",
         host=host,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RootTransport:
+    """Runs commands as root over another user's connection, which may use sudo.
+
+    Commands that begin with sudo are run as they are.
+    """
+
+    transport: Transport
+
+    @property
+    def host(self) -> str:
+        return self.transport.host
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        timeout_s: float = 60.0,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        variables = [f"{key}={value}" for key, value in (env or {}).items()]
+        words = self._argv(("env", *variables, *argv) if variables else argv)
+        return self.transport.run(words, stdin=stdin, timeout_s=timeout_s, check=check)
+
+    def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
+        return self.transport.stream(self._argv(argv))
+
+    def converse(
+        self, argv: Sequence[str], *, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        return self.transport.converse(self._argv(argv), silence_s=silence_s)
+
+    def begin(self, argv: Sequence[str]) -> None:
+        self.transport.begin(self._argv(argv))
+
+    def leave(self) -> object:
+        return self.transport.leave()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def _argv(self, argv: Sequence[str]) -> Sequence[str]:
+        return argv if argv[0] == "sudo" else ("sudo", "-n", *argv)
 
 
 def as_user(user: str) -> tuple[str, ...]:

@@ -219,7 +219,7 @@ def test_instances_have_the_accounts_of_the_guest_agent(gcp: Gcp) -> None:
 
     The project has OS Login on, and keys of its own: neither counts on the cluster's instances.
     The agent's group and account take the numbers from 1000 on: the account others on one host,
-    whose image has more accounts. So `up` gave it one uid on all; its gid is the agent's.
+    whose image has more accounts.
     """
     for host in gcp.cloud.instances:
         first = 1001 if host == f"{gcp.name}-ctl" else 1000
@@ -230,7 +230,7 @@ def test_instances_have_the_accounts_of_the_guest_agent(gcp: Gcp) -> None:
         )
         group = f"google-sudoers:x:{first}:clusterctl"
         owned = ["clusterctl", str(first + 1), "clusterctl"]
-        assert output.stdout.split() == [group, "64100", *owned, "0"], output
+        assert output.stdout.split() == [group, str(first), *owned, "0"], output
         said_by_sshd = "sudo journalctl --quiet --identifier={sshd,sshd-session}"
         refused = gcp.ssh(host, f"{said_by_sshd} | grep --count 'Invalid user clusterctl'")
         assert int(refused.stdout) >= 1

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,18 @@ from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import Result
 
 
+def without_sudo(argv: Sequence[str]) -> Sequence[str]:
+    """Return a command without the words that ``RootTransport`` puts before it."""
+    if tuple(argv[:2]) != ("sudo", "-n"):
+        return argv
+    is_env = argv[2] == "env"
+    return tuple(dropwhile(lambda word: "=" in word, argv[3:])) if is_env else argv[2:]
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One expected command. Each word of ``argv`` is a glob pattern; a last word ``...`` stands for
-    any rest.
+    any rest. If it does not begin with sudo, ``RootTransport`` may run it.
 
     ``error`` is raised in place of an answer. ``stdout`` may be made of the command as it came.
     """
@@ -38,6 +47,8 @@ class Step:
 
     def matches(self, argv: Sequence[str]) -> bool:
         patterns = self.argv
+        if patterns[:1] != ("sudo",):
+            argv = without_sudo(argv)
         if patterns[-1:] == ("...",):
             patterns = patterns[:-1]
             argv = argv[: len(patterns)]

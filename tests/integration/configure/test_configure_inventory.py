@@ -148,8 +148,7 @@ def test_inventory_has_users_and_accounts(seen: dict[str, Any]) -> None:
     assert listed.endswith(variables["users_key_mark"])
     assert variables["slurmctld_accounting_accounts"] == ["clusterctl", "default", "physics"]
     assert variables["slurmctld_accounting_users"] == [
-        {"name": "ada", "accounts": ["physics", "default"]},
-        {"name": "clusterctl", "accounts": ["clusterctl"], "admin": True},
+        {"name": "ada", "accounts": ["physics", "default", "clusterctl"]},
     ]
     assert variables["slurmctld_accounting_qos"] == [
         {"name": "high", "priority": 5, "max_time_s": 90},

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster import up
 from clusterctl.cluster.drift import drifted
 from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe
@@ -25,7 +23,6 @@ from clusterctl.hosts.checks import reject_full_disks, reject_silent_folders, re
 from clusterctl.hosts.probe import (
     NODE_ARGV,
     PROGRAM,
-    HostAnswer,
     NodeAnswer,
     ProbeRequest,
     StoppingError,
@@ -37,7 +34,6 @@ from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.scheduler import NEEDS
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.process import Result
 from clusterctl.util.progress import SILENT
 from tests.support.messages import refused
 from tests.support.sshd import allow_sshd
@@ -565,84 +561,6 @@ def session_of(tmp_path: Path, hosts: dict[str, Any], *, is_cloud: bool) -> Any:
         connections=SimpleNamespace(to=hosts.__getitem__),
         probe=lambda _, names: probe_hosts(dict.fromkeys(names, ProbeRequest()), hosts.__getitem__),
     )
-
-
-def test_up_names_hosts_where_the_admin_account_has_another_uid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as if the image of a node has one account more than the controller's."""
-    numbers = {
-        "ctl": {"clusterctl": 1000},
-        "train-1": {"clusterctl": 1001},
-        "train-2": {"clusterctl": 1000},
-    }
-    reports = {host: parse_report(answer(accounts=its)) for host, its in numbers.items()}
-    monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(reports))
-    monkeypatch.setattr(
-        up, "ask_hosts", lambda *_: (HostAnswer(*report) for report in reports.items())
-    )
-    session = session_of(tmp_path, {}, is_cloud=False)
-    found = up.probe(session, LED_BY_CTL, {})
-    assert found.value == reports
-    (note,) = found.notes
-    assert note.startswith("train-1: ")
-    assert all(word in note for word in ("uid 1001 on", "1000 on ctl"))
-
-
-class Rented:
-    """A host that made our account with this uid; sudo refuses a connection from before it had
-    another.
-
-    usermod's exit status 4: the uid is taken. sudo's words: sudo 1.9, plugins/sudoers/sudoers.c.
-    """
-
-    def __init__(self, uid: int, *, taken: bool = False) -> None:
-        self.uid = uid
-        self.taken = taken
-        self.connected_as = uid
-
-    def run(self, argv: Sequence[str], *, check: bool = True, **_: Any) -> Result:
-        if self.connected_as != self.uid:
-            raise TransportError("sudo: you do not exist in the passwd database")
-        if "usermod" not in argv:
-            return Result(0, answer(accounts={"clusterctl": self.uid}), "")
-        # Usermod sees no process of the account.
-        assert argv[:3] == ("sudo", "-n", "unshare")
-        assert argv[-4:] == ("usermod", "--uid", "64100", "clusterctl")
-        assert not check
-        self.uid = self.uid if self.taken else 64100
-        return Result(4 if self.taken else 0, "", "")
-
-    def close(self) -> None:
-        self.connected_as = self.uid
-
-
-def test_admin_account_gets_the_same_uid_on_cloud_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host where another account has this uid is named and keeps its uid."""
-    hosts: dict[str, Any] = {"ctl": Rented(1000), "train-1": Rented(1000)}
-    monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(hosts, ProbeRequest()))
-
-    def end_all(_: Path) -> None:
-        for host in hosts.values():
-            host.close()
-
-    monkeypatch.setattr(up, "end_all_connections", end_all)
-
-    def uids() -> tuple[list[int], tuple[str, ...]]:
-        session = session_of(tmp_path, hosts, is_cloud=True)
-        found = up.probe(session, LED_BY_CTL, {})
-        return [one.accounts["clusterctl"] for one in found.value.values()], found.notes
-
-    assert uids() == ([1000, 1000], ())
-    hosts |= {"train-2": Rented(1001), "train-3": Rented(64100)}
-    assert uids() == ([64100] * 4, ())
-    hosts |= {"train-4": Rented(1000, taken=True)}
-    numbers, (note,) = uids()
-    assert numbers == [64100] * 4 + [1000]
-    assert note.startswith("train-4: ")
-    assert all(word in note for word in ("uid 1000 on", " 64100 "))
 
 
 def test_full_disk_without_inodes_names_inodes() -> None:

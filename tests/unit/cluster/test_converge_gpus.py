@@ -34,7 +34,7 @@ from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import Result
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.messages import refused, shows
-from tests.support.scripted import ScriptedTransport, Step
+from tests.support.scripted import ScriptedTransport, Step, without_sudo
 from tests.unit.cluster.specs import spec_of
 from tests.unit.cluster.test_impact import sinfo
 from tests.unit.hosts.test_doctor import WELL, answer
@@ -200,7 +200,7 @@ def test_up_fails_if_the_fabric_manager_does_not_run(workspace: Workspace, runs:
 
         def run(argv: Sequence[str], **_: object) -> Result:
             answers = {"sinfo": busy, "squeue": "", "date": "1000"}
-            stdout = answers.get(argv[0], facts)
+            stdout = answers.get(without_sudo(argv)[0], facts)
             text = stdout(argv) if callable(stdout) else stdout
             return Result(0, text if isinstance(text, str) else text.decode(), "")
 

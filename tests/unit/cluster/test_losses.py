@@ -42,7 +42,14 @@ from clusterctl.util.progress import Clock
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.providers import BareProvider, use_provider
-from tests.support.scripted import Call, ScriptedTransport, Step, queued, use_hosts
+from tests.support.scripted import (
+    Call,
+    ScriptedTransport,
+    Step,
+    queued,
+    use_hosts,
+    without_sudo,
+)
 from tests.unit.cluster.specs import spec_of
 
 HOME = "/shared/home/ada"
@@ -142,7 +149,7 @@ class StageHost(ScriptedTransport):
             raise TransportError("it does not accept our key", host=self.host)
         if call.argv[0] == "cat":
             return Step(call.argv)
-        if call.argv[0] == "squeue":
+        if without_sudo(call.argv)[0] == "squeue":
             if self.stage.jobs is None:
                 return Step(call.argv, stderr="Access/permission denied", rc=1)
             return queued(

@@ -97,7 +97,7 @@ def booted(seconds_ago: int) -> Node:
     return Node([Step(("ps", "..."), f"   {seconds_ago}\n")])
 
 
-SRUN = ("timeout", "*", "*", "srun")
+SRUN = ("sudo", "-n", "-H", "-u", "*", "timeout", "*", "*", "srun")
 
 
 JOINED = pairs()

@@ -18,16 +18,16 @@ TABLES = {
         ["root", "", "high,normal"],
         ["root", "root", "high,normal"],
         ["clusterctl", "", "high,normal"],
-        ["clusterctl", "clusterctl", "high,normal"],
+        ["clusterctl", "ada", "high,normal"],
         ["default", "", "high,normal"],
         ["default", "ada", "high,normal"],
     ],
-    "user": [["ada", "default", "None"], ["clusterctl", "clusterctl", "Administrator"]],
+    "user": [["ada", "default"]],
     "qos": [["normal", "0", "", ""], ["high", "100", "00:02:00", "DenyOnLimit"]],
 }
 FRESH: dict[str, list[list[str]]] = {
     "associations": [],
-    "user": [["root", "root", "Administrator"]],
+    "user": [["root", "root"]],
     "qos": [["normal", "0", "", ""]],
 }
 
@@ -37,8 +37,7 @@ def wanted(**more: Any) -> dict[str, Any]:
         "cluster": "demo",
         "accounts": ["clusterctl", "default"],
         "users": [
-            {"name": "ada", "accounts": ["default"], "admin": False},
-            {"name": "clusterctl", "accounts": ["clusterctl"], "admin": True},
+            {"name": "ada", "accounts": ["default", "clusterctl"]},
         ],
         "qos": [{"name": "high", "priority": 100, "max_time_s": 90}],
         **more,
@@ -55,16 +54,14 @@ class TestAccounting:
             "add qos high priority=100 maxwall=00:02:00 flags=DenyOnLimit",
             "modify account where name=root cluster=demo set qos=high,normal",
             "add account clusterctl,default cluster=demo",
-            "add user ada account=default cluster=demo",
-            "add user clusterctl account=clusterctl cluster=demo",
-            "modify user where name=clusterctl set adminlevel=Administrator",
+            "add user ada account=default,clusterctl cluster=demo",
         ]
 
     def test_accounting_plan_of_a_complete_database_is_empty(self) -> None:
         assert load_module("slurm_accounting").plan(wanted(), TABLES) == []
 
     def test_accounting_plan_adds_an_account_and_changes_the_default(self) -> None:
-        users = [{"name": "ada", "accounts": ["physics", "default"], "admin": False}]
+        users = [{"name": "ada", "accounts": ["physics", "default"]}]
         commands = load_module("slurm_accounting").plan(
             wanted(accounts=["physics"], users=users), TABLES
         )

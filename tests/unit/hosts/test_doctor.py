@@ -72,7 +72,7 @@ WELL: dict[str, Any] = {
     "selinux": "enforcing",
     "units": [],
     "gpus": {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False},
-    "accounts": {"hpc": 10000, "clusterctl": 64100, "munge": 997},
+    "accounts": {"hpc": 10000, "munge": 997},
     "groups": {"hpc": 10000, "lab": 10001},
     "texts": dict.fromkeys(TEXTS, ""),
 }
@@ -203,13 +203,6 @@ def test_fix_on_the_local_machine_leaves_the_reboot_to_the_user(
             "64031, which munge needs, belongs to lims",
         ),
         ({"accounts": {"anna": 10000}}, "error", "uid-taken", "belongs to anna"),
-        (
-            {"accounts": {"clusterctl": 1000}},
-            "warning",
-            "admin-differs",
-            "has uid 1000 on the host, but 64100 on one",
-        ),
-        ({"accounts": {"alice": 64100}}, "warning", "admin-differs", "belongs to alice"),
         ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "belongs to lab"),
         ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "hpc has gid 77"),
         ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),

@@ -65,8 +65,6 @@ def test_required_ports_depend_on_the_scheduler(
         "a": False,
         "b": scheduler == "slurm",
     }
-    # Whose jobs prove the cluster.
-    assert ("clusterctl" in host_request["accounts"]) == (scheduler == "slurm")
 
 
 @pytest.mark.parametrize(
