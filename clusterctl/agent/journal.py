@@ -30,11 +30,14 @@ DONE: Final = "ok"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The most that a call can use. None: unknown. ``jobs`` counts each task of an array."""
+    """The most that a call can use. None: unknown. ``jobs`` counts each task of an array; ``nodes``
+    are those of a cluster.
+    """
 
     jobs: int | None = 0
     node_hours: float | None = 0.0
     usd: float | None = 0.0
+    nodes: int = 0
 
 
 FREE: Final = Bound()

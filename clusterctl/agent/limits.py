@@ -162,6 +162,8 @@ def check(limits: AgentLimits, file: Path, history: History, asked: Asked) -> No
         )
     if limits.jobs_at_once is not None and asked.bound.jobs != 0:
         _check_sum(file, "jobs_at_once", limits.jobs_at_once, used.jobs, asked.bound.jobs)
+    if limits.nodes_per_cluster is not None:
+        _check_sum(file, "nodes_per_cluster", limits.nodes_per_cluster, 0, asked.bound.nodes)
     for name, limit, before, more in (
         ("node_hours_per_day", limits.node_hours_per_day, used.node_hours, asked.bound.node_hours),
         ("usd_per_day", limits.usd_per_day, used.usd, asked.bound.usd),
@@ -230,7 +232,7 @@ def _check_sum(file: Path, name: str, limit: float, used: float, more: float | N
             "it is unknown how much the call could use",
             code="agent-bound-unknown",
             why=f"the limit `agent.{name}` of the user is in force ({limit:g})",
-            fix="give the job a time limit (--time), and no --requeue; a price is in the spec "
+            fix="give the job a `time`, and no `requeue`; a price is in the spec "
             f"(price_per_hour); or {_who(file, name)}",
             limit=values,
         )

@@ -473,7 +473,9 @@ def _bound_of(verb: str, at_most: Mapping[str, Any]) -> Bound:
         count = None if tasks is None or jobs is None else max(tasks, jobs)
         return Bound(count, at_most.get("node_hours"), at_most.get("usd"))
     # The node hours of a cluster are those of its jobs.
-    return Bound(0, 0.0, at_most.get("usd")) if effect is Effect.RAISES else FREE
+    if effect is Effect.RAISES:
+        return Bound(0, 0.0, at_most.get("usd"), int(at_most.get("nodes") or 0))
+    return FREE
 
 
 def _accounts_of(body: Mapping[str, Any]) -> tuple[str, ...]:

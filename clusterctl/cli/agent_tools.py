@@ -7,9 +7,11 @@ against these, and become words of the command line.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -295,3 +297,39 @@ def manual_pages() -> Mapping[str, Path]:
     return {
         str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.md"))
     }
+
+
+_COMMAND: Final = re.compile(r"`clusterctl ([^`]+)`")
+_FLAG: Final = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(=?)")
+
+
+def in_words_of_tools(verb: str, text: str) -> str:
+    """Return a text about a command with the names of tools and their arguments in place of commands
+    and their flags: `` `clusterctl logs 2` `` becomes `` `logs 2` ``, and ``--time`` becomes ``time``.
+    Those that agents do not have stay.
+    """
+
+    def of_command(match: re.Match[str]) -> str:
+        words = match[1]
+        found = [name for name in TOOLS if f"{words} ".startswith(f"{name} ")]
+        if not found:
+            return match[0]
+        name = max(found, key=len)
+        rest = _named(name, words.removeprefix(name).replace(" -- ", " "))
+        return f"`{name.replace(' ', '_')}{rest}`"
+
+    parts = _COMMAND.split(text)
+    between = [_named(verb, part) for part in parts[::2]]
+    commands = [of_command(match) for match in _COMMAND.finditer(text)]
+    return "".join(part for pair in zip_longest(between, commands, fillvalue="") for part in pair)
+
+
+def _named(verb: str, text: str) -> str:
+    """Return a text with the names of a tool's arguments in place of flags."""
+    known = arguments_of(verb)
+
+    def of_flag(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
+        return f"{name}{match[2]}" if name in known else match[0]
+
+    return _FLAG.sub(of_flag, text)

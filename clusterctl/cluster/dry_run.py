@@ -61,4 +61,5 @@ def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:
 def most_of_up(plan: Plan, spec: ClusterSpec) -> AtMost:
     """Return the most that a cluster can use. It runs until `down`, so only a free one is bounded."""
     usd = None if spec.provider.is_cloud or plan.hosts.usd_per_hour else 0.0
-    return AtMost(jobs=0, tasks=0, node_hours=None, usd=usd)
+    nodes = sum(partition.nodes for partition in spec.partitions)
+    return AtMost(jobs=0, tasks=0, node_hours=None, usd=usd, nodes=nodes)

@@ -62,13 +62,14 @@ class AtMost:
     jobs: of the scheduler; an array counts as one. tasks: each task of an array counts.
     node_hours: the nodes times the time limit, for all tasks, and for all attempts of a chain.
         Slurm gives a job that lost a node its time limit anew, unless it has --no-requeue.
-    usd: the price of these node hours.
+    usd: the price of these node hours. nodes: of the cluster that `up` creates; 0: another command.
     """
 
     jobs: int
     tasks: int | None = 0
     node_hours: float | None = 0.0
     usd: float | None = 0.0
+    nodes: int = 0
     currency: str = "USD"
 
     def __str__(self) -> str:

@@ -49,6 +49,7 @@ from clusterctl.transport.remote_copies import PARTIAL, stops_down
 from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.tree import Kind, Progress, gitignore_spec
 from clusterctl.util import formatting
+from clusterctl.util.confine import refused_name
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts
 
@@ -471,6 +472,9 @@ def choose_entries(
         ):
             if entry.kind == Kind.FILE and not outputs.has_sent(path, entry.size):
                 unwanted.append(entry)
+        elif name := refused_name(os.fsdecode(entry.path)):
+            reason = f"programs on this machine obey {name}"
+            skipped.append(_left_file(entry, _with_command(reason, source.job_id, "--all")))
         elif entry.kind == Kind.LINK:
             links.append(entry)
         elif reason := _skip_reason(entry, max_holes, selection.max_file, source.job_id):

@@ -71,6 +71,9 @@ class AgentLimits(Model):
         description="pending and running jobs; of an array or a sweep, all tasks count until the last "
         "has ended",
     )
+    nodes_per_cluster: Count = Field(
+        16, description="nodes of a cluster that agents may bring up, in its spec"
+    )
     failures_in_a_row: Count = Field(
         5,
         description="failed jobs without a completed job in between, after which agents submit "

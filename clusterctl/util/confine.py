@@ -80,7 +80,7 @@ class Confinement:
             os.path.relpath(end, top) for end in (os.path.normpath(path), os.path.realpath(path))
         ]
         for name in (*ends, *names):
-            if obeyed := obeyed_name(name):
+            if obeyed := _obeyed_name(name):
                 raise self._outside(name, f"the user's programs obey {obeyed}")
 
     def reject_variable(self, name: str) -> None:
@@ -140,7 +140,14 @@ def reject_variable(name: str) -> None:
         confined.reject_variable(name)
 
 
-def obeyed_name(path: str) -> str:
+def refused_name(path: str) -> str:
+    """Return the part of a path that keeps this command from writing it, because programs of this
+    machine obey it. "": none does.
+    """
+    return _obeyed_name(path) if confinement() is not None else ""
+
+
+def _obeyed_name(path: str) -> str:
     """Return the part of a path that programs of this machine obey. "": none is."""
     return next((part for part in path.split("/") if part.lower() in _OBEYED), "")
 

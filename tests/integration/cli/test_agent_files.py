@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.state.workspace import Workspace
+from tests.integration.cli.conftest import Answer as Verb
 from tests.support.agent_project import Project
 
 SPEC = "version: 1\nname: other\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
@@ -246,6 +247,24 @@ def test_folder_that_the_user_adds_does_not_open_the_limits_and_the_journal(
     (project.cluster.home / "x").write_text("new")
     for path in (project.config, project.config.parent, project.state / ".agent", root):
         assert call(project, "get", {"paths": ["x", str(path)]}) == "agent-path"
+
+
+def test_collect_leaves_what_programs_obey_on_the_cluster(project: Project, answer: Verb) -> None:
+    """The user gets it with a command of their own."""
+    body = "mkdir -p sub/.vscode\necho x >sub/.vscode/settings.json; echo x >.envrc; echo x >result"
+    given = {"target": project.script("job.sh", body), "time": "5m"}
+    token = project.calls.call("submit", given).body["token"]
+    assert project.calls.call("submit", {**given, "token": token}).code == "ok"
+    assert project.calls.call("wait", {"ids": ["1"]}).code == "ok"
+    collected = project.calls.call("collect", {})
+    assert collected.code == "ok"
+    (run,) = (Path(row["dir"]) for row in collected.body["runs"])
+    assert (run / "result").read_text() == "x\n"
+    assert not [path for path in run.rglob("*") if path.name in {".envrc", ".vscode"}]
+    reasons = {row["path"] for row in json.loads((run / "run.json").read_text())["skipped"]}
+    assert {"files/.envrc", "files/sub/.vscode/settings.json"} <= reasons
+    answer("collect", "1", "--all")
+    assert (run / ".envrc").read_text() == "x\n"
 
 
 def test_list_that_the_user_has_applied_may_lie_outside(project: Project, outside: Path) -> None:

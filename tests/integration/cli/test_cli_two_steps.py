@@ -51,6 +51,7 @@ def test_submit_does_what_its_dry_run_has_shown(
         "tasks": 1,
         "node_hours": 0.5,
         "usd": 0.0,
+        "nodes": 0,
         "currency": "USD",
     }
     digest = shown["digest"]

@@ -147,6 +147,7 @@ def test_failures_before_a_cluster_was_removed_count_on(ledger: Ledger) -> None:
         ({"jobs_at_once": 4}, {"bound": Bound(5, 0.0, 0.0)}, {}, "agent-limit"),
         ({"node_hours_per_day": 8}, {"bound": Bound(1, 8.5, 0.0)}, {}, "agent-limit"),
         ({"usd_per_day": 1}, {"bound": Bound(1, 1.0, 1.5)}, {}, "agent-limit"),
+        ({}, {"verb": "up", "submits": False, "bound": Bound(0, 0.0, 0.0, 17)}, {}, "agent-limit"),
         ({"usd_per_day": 1}, {"bound": Bound(1, 1.0, None)}, {}, "agent-bound-unknown"),
         ({}, {"bound": Bound(1, None, 0.0)}, {}, "agent-bound-unknown"),
     ],

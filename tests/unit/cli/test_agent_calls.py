@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -17,7 +18,7 @@ import pytest
 from clusterctl.agent.journal import Journal
 from clusterctl.agent.limits import usage
 from clusterctl.cli import agent_calls
-from clusterctl.cli.agent_answers import PART, Answers, compact
+from clusterctl.cli.agent_answers import PART, Answers, compact, for_agents
 from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls, Uses
 from clusterctl.cli.agent_program import Answer, environment
 from clusterctl.cli.agent_tools import words_of
@@ -735,6 +736,45 @@ def test_long_answers_are_read_in_parts() -> None:
     assert found + part == compact(body)
     with refused("agent-cursor"):
         answers.more("x")
+
+
+def test_last_lines_of_a_failed_job_are_in_an_answer_once() -> None:
+    diagnosis: dict[str, Any] = {
+        "cause": "exit code 1",
+        "lines": ["Traceback", "ValueError: bad"],
+        "fix": "",
+    }
+    diagnosis |= {"shown": {"traceback": ["Traceback", "ValueError: bad"]}}
+    failed = {"code": "job-failed", "cause": "job 1 failed\nTraceback\nValueError: bad", "fix": ""}
+    jobs = [{"job_id": "1", "diagnosis": diagnosis}]
+    waited = {"ok": False, "failures": [failed], "jobs": jobs, "diagnosis": diagnosis}
+    log = {"stream": "stderr", "text": "Traceback\nValueError: bad\n"}
+    read = {"ok": True, "failures": [], "logs": [log], "diagnosis": diagnosis}
+    for verb, body in (("wait", waited), ("logs", read), ("jobs", {"ok": True, "jobs": jobs})):
+        answer = compact(for_agents(verb, body))
+        assert answer.count("ValueError: bad") == 1
+        assert "exit code 1" in answer
+
+
+@pytest.mark.parametrize(
+    ("verb", "fix", "told"),
+    [
+        (
+            "submit",
+            "give --time, no --requeue, and --tasks-per-node=2",
+            "time requeue tasks_per_node=2",
+        ),
+        ("down", "`clusterctl collect --all`, or --discard", "`collect all` discard"),
+        ("wait", "`clusterctl runs show 12`; `clusterctl logs 2`", "`runs_show 12` `logs 2`"),
+        # What agents do not have stays in the words of the user.
+        ("submit", "--slurm=--exclusive; `clusterctl ssh -- ls`", "--slurm `clusterctl ssh -- ls`"),
+    ],
+)
+def test_fix_names_the_arguments_of_tools(verb: str, fix: str, told: str) -> None:
+    found = for_agents(verb, {"ok": False, "failures": [{"code": "x", "fix": fix}]})
+    shown = found["failures"][0]["fix"]
+    assert all(word in shown for word in re.findall(r"`[^`]+`|\S+", told))
+    assert "--" not in shown.replace("--slurm=--exclusive", "").replace("ssh -- ls", "")
 
 
 def test_long_logs_of_many_ranks_can_all_be_read_on() -> None:
