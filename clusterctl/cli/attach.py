@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from clusterctl.cli.advice import first_job, with_cluster
 from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import NoWait
+from clusterctl.cluster.attach import attach as attach_and_prove
 from clusterctl.cluster.detach import DetachOptions
 from clusterctl.cluster.detach import detach as remove_from_site
 from clusterctl.errors import Failure
-from clusterctl.providers.attached import Attached, AttachRequest
+from clusterctl.providers.attached import Attached, AttachRequest, Proof
 from clusterctl.providers.registry import provider_of
 from clusterctl.spec.models import ClusterSpec, settings_of_login
 from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.util.progress import PhaseLines
+
+_LATER: Final = "`clusterctl attach` again waits for it, and reads its result"
 
 
 def attach(
@@ -93,13 +96,13 @@ def attach(
         wait_s=0 if no_wait else WAIT_S,
         reporter=PhaseLines(screen.note, verbose=screen.verbose),
     )
-    attached = provider.attach(request)
-    failure = proof_failure(attached)
-    screen.result(_answer(attached, failure), *summary(attached, failure))
+    attached, proof = attach_and_prove(provider, request)
+    failure = proof_failure(attached, proof)
+    screen.result(_answer(attached, proof, failure), *summary(attached, proof, failure))
     return 1 if failure else 0
 
 
-def _answer(attached: Attached, failure: Failure | None) -> dict[str, Any]:
+def _answer(attached: Attached, proof: Proof, failure: Failure | None) -> dict[str, Any]:
     """Return the JSON answer of `attach`."""
     return {
         "ok": failure is None,
@@ -110,30 +113,24 @@ def _answer(attached: Attached, failure: Failure | None) -> dict[str, Any]:
         "folder": attached.folder,
         "account": attached.account,
         "partitions": attached.partitions,
-        "proven": attached.is_proven,
-        "proof": attached.proof,
+        "proven": proof.state == "proven",
+        "proof": {**asdict(proof), "modules": attached.modules},
         "facts": [asdict(fact) for fact in attached.facts],
         "site": attached.site,
     }
 
 
-def summary(attached: Attached, failure: Failure | None) -> list[str]:
+def summary(attached: Attached, proof: Proof, failure: Failure | None) -> list[str]:
     """Return the summary of `attach`."""
     name = attached.spec.name
     width = max(len(fact.fact) for fact in attached.facts)
     lines = [f"{fact.fact:{width}}  {fact.value}  ({fact.learned})" for fact in attached.facts]
     if failure is not None:
         lines += ["", f"not proven: {failure.cause}", f"  fix: {failure.fix}"]
-    elif not attached.is_proven and attached.has_launcher:
-        lines += [
-            "",
-            "not proven again: the job that proves it still waits; jobs use the launcher as before",
-        ]
-    elif not attached.is_proven:
-        size = f"{attached.proof_nodes} nodes or more"
-        lines += ["", "not proven yet: the job that proves it still waits in the queue"]
-        then = f"your first job on {size} runs the proof; `clusterctl doctor` then shows the result"
-        lines.append(with_cluster(then, f"--cluster {name}"))
+    elif proof.state == "pending":
+        again = " again" if attached.has_launcher else ""
+        lines += ["", f"not proven{again} yet: {proof.why}"]
+        lines.append(with_cluster(_LATER, f"--cluster {name}"))
     minutes = attached.minutes if attached.needs_time else ""
     advice = first_job(attached.proof_nodes, minutes=minutes)
     lines += [f"cluster {name!r} is attached", with_cluster(advice, f"--cluster {name}")]
@@ -191,17 +188,14 @@ def detach(
     screen.result(answer, *lines)
 
 
-def proof_failure(attached: Attached) -> Failure | None:
-    """Return why the proof failed. None: it succeeded, or its job has not started yet."""
-    if attached.obstacle is None:
+def proof_failure(attached: Attached, proof: Proof) -> Failure | None:
+    """Return why MPI is not proven. None: it is, or the job has not ended yet."""
+    if proof.state in {"proven", "pending"}:
         return None
-    code, reason = attached.obstacle
-    fixes = {
-        "mpi": "name the site's MPI with --module; jobs without MPI work",
-        "python": "name a Python of the compute nodes with --python",
-        "not-shared": "`clusterctl detach`, then attach with a --folder that all nodes share",
-        "refused": "choose another partition or account with --partition or --account",
-    }
     name = attached.spec.name
-    fix = with_cluster(fixes.get(code, "run `clusterctl attach` again"), f"--cluster {name}")
-    return Failure(f"proof-{code}", reason, name, "prove", fix)
+    fixes = [proof.fix]
+    if proof.state == "failed":
+        others = f", such as {', '.join(attached.other_modules)}" if attached.other_modules else ""
+        fixes.append(f"if its MPI is wrong, name the site's with --module{others}")
+    fix = with_cluster("; ".join(filter(None, fixes)), f"--cluster {name}")
+    return Failure(f"proof-{proof.state}", proof.why, name, "prove", fix)

@@ -226,7 +226,7 @@ def doctor(
     Checks SSH access, sudo, operating system, clock, names, disks, ports, firewall, locks, accounts
     and GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host
     cannot be part of the cluster. On a cluster that other people run, it shows each fact about the
-    cluster and how it was learned, and records the proof by your first job.
+    cluster and how it was learned.
     """
     spec = spec_of_existing(screen.chosen())
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)

@@ -18,7 +18,7 @@ from clusterctl.scheduler.base import (
 from clusterctl.scheduler.job_secrets import remove_old_secrets
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session, resolve_submissions
-from clusterctl.spec.names import PROOF_JOB, RUN_UP
+from clusterctl.spec.names import RUN_UP
 from clusterctl.state.run_names import job_id_of
 from clusterctl.util.digest import digest_of, require_digest
 from clusterctl.util.numbers import counted
@@ -258,9 +258,7 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     resolve_submissions(session.scheduler, session.ledger)
     entries = session.ledger.entries()
     refused = {entry.token for entry in entries if entry.refused}
-    queued = (job for job in session.scheduler.own_jobs() if job.token not in refused)
-    # The job with which another machine's `attach` proves MPI is not the user's.
-    by_id = {job.id: job for job in queued if job.token or not job.name.startswith(PROOF_JOB)}
+    by_id = {job.id: job for job in session.scheduler.own_jobs() if job.token not in refused}
     listed = {job.whole_id for job in by_id.values()}
     # The queue may have forgotten tasks of an array.
     arrays = dict.fromkeys(job.whole_id for job in by_id.values() if job.task is not None)

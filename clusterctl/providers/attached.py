@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import Launcher
 from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.util import formatting
@@ -24,7 +25,8 @@ class AttachRequest:
     """The options of `attach`. None: as in an earlier call. Empty: withdraw the earlier choice.
 
     login: the destination for ssh. spec: a spec with the settings to start from. None: no spec.
-    patience_s: longest wait for the start of the job that proves MPI. reporter: shown the progress.
+    own_python: use a Python of clusterctl's own, not one of the site's.
+    patience_s: longest wait for the job that proves MPI. reporter: shown the progress.
     """
 
     login: str
@@ -37,6 +39,7 @@ class AttachRequest:
     time: str | None = None
     slurm: Sequence[str] | None = None
     python: str | None = None
+    own_python: bool = False
     spec: ClusterSpec | None = None
     patience_s: float = PATIENCE_S
     wait_s: float = WAIT_S
@@ -58,17 +61,49 @@ class SiteFact:
 
 
 @dataclass(frozen=True, slots=True)
+class ProofJob:
+    """A job that has proven MPI, or may prove it, with its launcher and environment modules."""
+
+    job_id: str
+    launcher: Launcher
+    modules: tuple[str, ...]
+    is_proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the job has shown that proves MPI.
+
+    state: ``pending``: it has not ended in time. ``refused``: by Slurm. job_id: "" if it was refused.
+    hosts: nodes on which it ran. glibc: the oldest C library on them, such as `2.36`. "": unknown.
+    why, fix: unless it is proven. lacks_python: the nodes don't have the Python of jobs.
+    """
+
+    state: Literal["proven", "failed", "refused", "pending"]
+    launcher: Launcher
+    job_id: str = ""
+    hosts: tuple[str, ...] = ()
+    glibc: str = ""
+    why: str = ""
+    fix: str = ""
+    lacks_python: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Attached:
     """An attached cluster.
 
     folder: clusterctl's folder there. account: the Slurm account of jobs. Empty: the user's
         default.
-    partitions: those that the account may use. proof_nodes: the size of the job that proves MPI.
-    needs_time: Slurm accepts no job without a time limit. minutes: that of the test that Slurm has
-        accepted, at most that of the default partition. "": none.
-    has_launcher: it is known how to start MPI programs, from this proof or an earlier one.
-    is_proven: the proof has succeeded. obstacle: (code, reason) if it has failed.
-    proof, site: the proof and the description of the site, for `-o json`.
+    partitions: those that the account may use, the default partition of jobs first.
+    proof_nodes: the size of the job that proves MPI. minutes: its time limit. "": none.
+    needs_time: Slurm accepts no job without a time limit.
+    launchers: to be tried in this order by jobs that prove MPI. modules: that jobs load.
+    other_modules: more of the site's modules with an MPI library.
+    waiting: the job of an earlier `attach` that may prove the first launcher. "": none.
+    has_launcher: it is known how to start MPI programs, by the spec or by an earlier proof.
+    site_python: the site's Python that jobs use. "": one of clusterctl's own, or of the user's choice.
+    site: the description of the site, for `-o json`.
     """
 
     workspace: Workspace
@@ -77,13 +112,15 @@ class Attached:
     account: str
     partitions: tuple[str, ...]
     proof_nodes: int
-    needs_time: bool
     minutes: str
+    needs_time: bool
+    launchers: tuple[Launcher, ...]
+    modules: tuple[str, ...]
+    other_modules: tuple[str, ...]
+    waiting: str
     has_launcher: bool
-    is_proven: bool
-    obstacle: tuple[str, str] | None
+    site_python: str
     facts: tuple[SiteFact, ...]
-    proof: Mapping[str, Any]
     site: Mapping[str, Any]
 
 

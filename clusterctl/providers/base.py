@@ -28,6 +28,7 @@ from clusterctl.providers.attached import (
     Attached,
     AttachedPlace,
     AttachRequest,
+    Proof,
     SiteFact,
     SiteFolder,
     not_attached,
@@ -531,7 +532,8 @@ class Provider(ABC):
     # Clusters that other people operate
 
     def attach(self, request: AttachRequest) -> Attached:
-        """Make a cluster that other people operate ready for jobs, or check it again.
+        """Make a cluster that other people operate ready for jobs, or check it again. No job is
+        submitted.
 
         Raises:
             UsageError: the site lacks something that jobs need, or the provider can't attach.
@@ -539,6 +541,10 @@ class Provider(ABC):
             MachineError: the machine has no Slurm. TransferError: it has too little room.
             TransportError: it can't be reached. LockedError: another `attach` is at work.
         """
+        raise not_attached(self._settings.type)
+
+    def record_proof(self, attached: Attached, proof: Proof) -> Attached:
+        """Record what a job has shown that proves MPI. Return the cluster with the job's facts."""
         raise not_attached(self._settings.type)
 
     def examine_site(self, workspace: Workspace) -> tuple[SiteFact, ...] | None:

@@ -37,8 +37,6 @@ SYSTEM_ACCOUNTS: Final = ("slurm", "munge")
 PROOF_PARTITION: Final = "clusterctl-proof"
 # The account, in Slurm's accounting, of the verification job.
 PROOF_ACCOUNT: Final = "clusterctl"
-# The begin of the name of the job that proves MPI on an attached cluster.
-PROOF_JOB: Final = "clusterctl-proof-"
 # The folder on hosts with the software for jobs.
 ROOT: Final = "/opt/clusterctl"
 # The folder with the job user's files of clusterctl, below the home.

@@ -88,8 +88,6 @@ NOT_IN_FOLDER = frozenset(
         MARK,
     )
 )
-# The folder of the job that proves MPI, which a killed `attach` leaves there.
-PROOF = re.compile(FOLDER_BELOW_HOME + rb"proof\.[^/.]{6}")
 CACHE = b"__pycache__"
 # Copies of other files, beside the targets of `submit --set stage=` (payload/node/stage.py).
 STAGED = re.compile(rb"\.clusterctl-staged-[0-9]+")
@@ -201,7 +199,7 @@ class Top:
             or INCOMPLETE.fullmatch(path) is not None
             or OF_SESSION.fullmatch(path) is not None
             or CLAIM.fullmatch(path) is not None
-            or (folder is not None and (path in NOT_IN_FOLDER or PROOF.fullmatch(path) is not None))
+            or (folder is not None and path in NOT_IN_FOLDER)
             or (self.is_temporary and OF_PROGRAMS.fullmatch(path) is not None)
             or (path.startswith(JOBS) and path.count(b"/") == JOBS.count(b"/") + 1 and name in ours)
         )

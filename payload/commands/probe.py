@@ -8,6 +8,7 @@ check: on a local cluster, the ranks of many nodes share cores.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from array import array
@@ -46,12 +47,19 @@ def _run(expected: Sequence[str]) -> int:
 
 
 def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
-    """Check communication between all ranks. Return, on all ranks, their hosts and cores, and all
-    failures.
+    """Check communication between all ranks. Return, on all ranks, their hosts, cores and C libraries
+    (such as `glibc 2.36`), and all failures.
 
     expected: hosts that must run a rank.
     """
-    ranks = comm.allgather({"rank": comm.rank, "host": hostname(), "cores": own_cores()})
+    ranks = comm.allgather(
+        {
+            "rank": comm.rank,
+            "host": hostname(),
+            "cores": own_cores(),
+            "glibc": os.confstr("CS_GNU_LIBC_VERSION"),
+        }
+    )
     hosts = [str(rank["host"]) for rank in ranks]
 
     started = time.perf_counter()

@@ -110,9 +110,8 @@ def test_attach_finds_account_and_proves_mpi(attached: Attached) -> None:
     assert (answer["account"], answer["partitions"], answer["proven"]) == ("proj1", ["main"], True)
     facts = {fact["fact"]: fact for fact in answer["facts"]}  # type: ignore[attr-defined]
     assert all(fact["learned"] for fact in facts.values())
-    assert "/tmp (" in facts["local folders"]["value"]
-    assert facts["containers"]["value"].startswith("ch-run (")
-    assert {"c1", "c2"} <= set(answer["proof"]["nodes"]["names"])  # type: ignore[index]
+    assert answer["proof"]["hosts"] == ["c1", "c2"]  # type: ignore[index]
+    assert facts["compute nodes"]["value"] == facts["login node"]["value"].split(", ")[1]
 
 
 @pytest.mark.story

@@ -1,4 +1,5 @@
-"""Attach a cluster that other people operate: probe, place the folder, prove MPI, write the record.
+"""Attach a cluster that other people operate: probe, place the folder, write the record. The caller
+proves MPI by a job, whose result ``record_proof`` adds.
 
 After `attach` was killed, the next call continues: the workspace has the login before anything is
 written on the cluster, and the folder there keeps its id.
@@ -7,7 +8,7 @@ written on the cluster, and the folder there keeps its id.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -17,18 +18,19 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from pydantic import ValidationError
 
 from clusterctl.errors import CommandError, TransportError, UsageError
-from clusterctl.providers.attached import Attached, AttachRequest, SiteFact
+from clusterctl.providers.attached import Attached, AttachRequest, Proof, ProofJob
 from clusterctl.providers.existing.detach import AttachedFolder
-from clusterctl.providers.existing.facts import placed_facts, proof_facts, site_facts
-from clusterctl.providers.existing.place import Placed, expanded, with_standalone_python
-from clusterctl.providers.existing.probe import Choices, Probed, chosen_settings, probe
-from clusterctl.providers.existing.prove import (
-    Proof,
-    ProofOptions,
-    Unproven,
-    leave_proof,
-    place_and_prove,
+from clusterctl.providers.existing.facts import OF_PROOF, placed_facts, proof_facts, site_facts
+from clusterctl.providers.existing.place import (
+    OLDEST_GLIBC,
+    Placed,
+    expanded,
+    glibc_minor,
+    mpi_modules,
+    place,
+    with_standalone_python,
 )
+from clusterctl.providers.existing.probe import Choices, Probed, chosen_settings, probe
 from clusterctl.providers.existing.site_description import SiteDescription, SitePartition, load_site
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import MOST_GPUS, Gpus, Partition
@@ -47,8 +49,9 @@ from clusterctl.state.inventory import (
     applied_if_known,
     budget_facts,
     inventory_if_known,
+    inventory_of,
 )
-from clusterctl.state.workspace import Workspace, state_home, write_atomic
+from clusterctl.state.workspace import WAIT_S, Workspace, state_home, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.transport.login import LOGIN_HOST, checked_login, login_of, write_login_files
 from clusterctl.transport.master import end_all_connections
@@ -56,7 +59,7 @@ from clusterctl.transport.ssh import Connections
 from clusterctl.util import formatting
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import temporary_folder
-from clusterctl.util.progress import Reporter
+from clusterctl.util.progress import SILENT, Reporter
 
 _NEW: Final = ".attach-"
 # The type and the number in Slurm's `gpu:a100:4(S:0-1)`. A site may leave out the type.
@@ -64,56 +67,8 @@ _GRES: Final = re.compile(r"gpu(?::([^:,()\s]+?))?:([0-9]+)(?:\(.*\))?")
 _CHOSEN: Final = (*(field.name for field in fields(Choices)), "folder", "launcher")
 
 
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """An attached cluster as `attach` has found it. outcome: the proof, or why it failed."""
-
-    workspace: Workspace
-    spec: ClusterSpec
-    probed: Probed
-    placed: Placed
-    outcome: Proof | Unproven
-
-    @property
-    def proof(self) -> Proof | None:
-        return self.outcome if isinstance(self.outcome, Proof) else None
-
-    @property
-    def unproven(self) -> Unproven | None:
-        return self.outcome if isinstance(self.outcome, Unproven) else None
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether the job of the proof has not started in time."""
-        return self.unproven is not None and self.unproven.code == "pending"
-
-    @property
-    def placed_facts(self) -> tuple[SiteFact, ...]:
-        return (*placed_facts(self.placed), *proof_facts(self.outcome, "a job"))
-
-    @property
-    def answer(self) -> Attached:
-        failed = None if self.is_pending else self.unproven
-        return Attached(
-            workspace=self.workspace,
-            spec=self.spec,
-            folder=self.placed.folder,
-            account=self.probed.account,
-            partitions=tuple(partition.name for partition in self.probed.usable),
-            proof_nodes=self.probed.proof_nodes,
-            needs_time=self.probed.site.needs_time,
-            minutes=self.probed.test_minutes,
-            has_launcher=settings_of(self.spec).launcher is not None,
-            is_proven=self.proof is not None,
-            obstacle=(failed.code, failed.why) if failed else None,
-            facts=(*site_facts(self.probed), *self.placed_facts),
-            proof=asdict(self.outcome),
-            site=asdict(self.probed.site),
-        )
-
-
-def attach(request: AttachRequest) -> Attachment:
-    """Make a cluster ready for jobs, or check it again.
+def attach(request: AttachRequest) -> Attached:
+    """Make a cluster ready for jobs, or check it again. No job is submitted.
 
     Raises:
         UsageError: the site lacks the requested partition, or software that jobs need.
@@ -139,23 +94,91 @@ def attach(request: AttachRequest) -> Attachment:
         workspace.removing.unlink(missing_ok=True)
         settings = _new_settings(request, start, probed)
         spec = _spec(workspace.root.name, settings, probed, start.spec)
-        recorded_spec = applied_if_known(workspace)
-        request.reporter.step("place and prove")
-        placed, outcome = _place_and_prove(request, workspace, start, probed, spec)
-        if isinstance(outcome, Proof) and outcome.modules != settings_of(spec).modules:
-            # Later commands load the modules that the proof has found.
-            loaded = _probed(request, workspace, {**start.chosen, "modules": outcome.modules})
-            site = replace(probed.site, variables=loaded.site.variables)
-            probed = replace(probed, site=site)
+        request.reporter.step("place")
+        placed = _place(request, workspace, probed, spec)
         workspace.adopt_id(placed.cluster_id)
-        proven = _proven_settings(settings, start, placed, outcome)
-        spec = spec.model_copy(update={"provider": _fitting(proven, request)})
-        attachment = Attachment(workspace, spec, probed, placed, outcome)
-        _site_record(start, recorded_spec, attachment).save(workspace)
+        found = {"folder": placed.folder, "modules": placed.modules}
+        settings = _fitting({**settings.model_dump(), **found}, request)
+        spec = spec.model_copy(update={"provider": settings})
+        site = _site_record(start, settings, probed, placed)
+        inventory = _inventory(spec, probed, placed, inventory_if_known(workspace))
+        site.save(workspace)
         write_atomic(workspace.spec, dump_spec(spec))
-        inventory = _inventory(spec, probed, placed, outcome, inventory_if_known(workspace))
         write_atomic(workspace.inventory, inventory.text)
-        return attachment
+        return _attached(workspace, spec, probed, placed, site)
+
+
+def _attached(
+    workspace: Workspace,
+    spec: ClusterSpec,
+    probed: Probed,
+    placed: Placed,
+    site: SiteDescription,
+) -> Attached:
+    settings = settings_of(spec)
+    launchers = _launchers(settings, site)
+    return Attached(
+        workspace=workspace,
+        spec=spec,
+        folder=placed.folder,
+        account=probed.account,
+        partitions=tuple(partition.name for partition in probed.usable),
+        proof_nodes=probed.proof_nodes,
+        minutes=probed.test_minutes,
+        needs_time=site.needs_time,
+        launchers=launchers,
+        modules=settings.modules,
+        other_modules=tuple(
+            name for name in mpi_modules(site.modules) if name not in settings.modules
+        ),
+        waiting=site.proof.job_id if site.proof and not site.proof.is_proven else "",
+        has_launcher=settings.launcher is not None,
+        site_python="" if settings.python or placed.has_own_python else placed.python,
+        facts=(*site_facts(probed), *site.facts),
+        site=asdict(site),
+    )
+
+
+def _launchers(settings: ExistingSettings, site: SiteDescription) -> tuple[Launcher, ...]:
+    """Return the launchers to prove, in this order."""
+    if settings.launcher is not None:
+        return (settings.launcher,)
+    if site.proof is not None and site.proof.launcher is Launcher.MPIRUN:
+        return (Launcher.MPIRUN,)
+    return (Launcher.SRUN, Launcher.MPIRUN) if site.may_have_pmix else (Launcher.MPIRUN,)
+
+
+def record_proof(attached: Attached, proof: Proof) -> Attached:
+    """Record what the job has shown that proves MPI. Return the cluster with the facts of the job."""
+    workspace = attached.workspace
+    with workspace.lock("attach", wait_s=WAIT_S, waiting=SILENT.note):
+        site = load_site(workspace)
+        inventory = inventory_of(workspace)
+        settings = settings_of(attached.spec)
+        earlier = site.facts
+        if not (proof.state == "pending" and attached.has_launcher):
+            facts = [fact for fact in earlier if fact.fact not in OF_PROOF]
+            site = replace(site, facts=(*facts, *proof_facts(proof, attached.modules)))
+        is_proven = proof.state == "proven"
+        job = ProofJob(proof.job_id, proof.launcher, attached.modules, is_proven)
+        may_work = is_proven or proof.state == "pending"
+        site = replace(site, proof=job if may_work else None)
+        if may_work:
+            # The launchers before it have failed.
+            inventory = replace(inventory, pmix=proof.launcher is Launcher.SRUN)
+        if is_proven:
+            found = {"launcher": proof.launcher, "python": attached.site_python or settings.python}
+            settings = settings.model_copy(update=found)
+            minors = [glibc_minor(text) for text in (site.glibc, proof.glibc)]
+            inventory = replace(
+                inventory, glibc_minor=min(filter(None, minors), default=OLDEST_GLIBC)
+            )
+        spec = attached.spec.model_copy(update={"provider": settings})
+        site.save(workspace)
+        write_atomic(workspace.spec, dump_spec(spec))
+        write_atomic(workspace.inventory, inventory.text)
+    live = [fact for fact in attached.facts if fact not in earlier]
+    return replace(attached, spec=spec, facts=(*live, *site.facts))
 
 
 def _reject_wrong_flags(request: AttachRequest) -> None:
@@ -348,29 +371,12 @@ def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
     )
 
 
-def _place_and_prove(
-    request: AttachRequest, workspace: Workspace, start: _Start, probed: Probed, spec: ClusterSpec
-) -> tuple[Placed, Proof | Unproven]:
-    """Write clusterctl's folder on the cluster, and test MPI there. If the queue is long, leave the
-    test to the user's first job.
-    """
+def _place(
+    request: AttachRequest, workspace: Workspace, probed: Probed, spec: ClusterSpec
+) -> Placed:
+    """Write clusterctl's folder on the cluster."""
     settings = settings_of(spec)
     site = probed.site
-    options = ProofOptions(
-        partition=probed.partition,
-        is_routed=probed.is_routed,
-        account=probed.account,
-        qos=start.chosen.get("qos", ""),
-        minutes=probed.test_minutes,
-        slurm=settings.slurm,
-        modules=settings.modules,
-        others="modules" not in start.chosen,
-        launcher=settings.launcher,
-        other_launchers="launcher" not in start.chosen,
-        patience_s=request.patience_s,
-        python=settings.python,
-        reporter=request.reporter,
-    )
     reporter = request.reporter
     with Connections(
         workspace.ssh_config, stays=LOGIN_HOST, path="", variables=site.variables
@@ -385,6 +391,8 @@ def _place_and_prove(
             write_atomic(workspace.spec, dump_spec(spec))
         cluster_id = workspace.cluster_id()
         if settings.python is None:
+            if request.own_python:
+                site = replace(site, pythons={})
             site = with_standalone_python(
                 transport, site, settings.folder, cluster_id, report=reporter.note
             )
@@ -393,50 +401,31 @@ def _place_and_prove(
     with Connections(
         workspace.ssh_config, stays=LOGIN_HOST, path=folders, variables=site.variables
     ) as connections:
-        transport = connections.to(LOGIN_HOST)
-        placed, outcome = place_and_prove(transport, site, settings.folder, cluster_id, options)
-        is_pending = isinstance(outcome, Unproven) and outcome.code == "pending"
-        if settings.launcher is None and is_pending:
-            leave_proof(transport, site, placed, options, probed.proof_nodes)
-    return placed, outcome
-
-
-def _proven_settings(
-    settings: ExistingSettings, start: _Start, placed: Placed, outcome: Proof | Unproven
-) -> dict[str, Any]:
-    """Return the settings with the folder, and with those that the proof has found."""
-    found = outcome.settings if isinstance(outcome, Proof) else {}
-    # The modules of the proof begin with those that the user has chosen.
-    chosen = {*start.chosen} - {"modules"}
-    proven = {key: value for key, value in found.items() if key not in chosen}
-    if isinstance(outcome, Proof) and not placed.has_own_python:
-        proven["python"] = placed.python
-    return {**settings.model_dump(), "folder": placed.folder, **proven}
+        return place(
+            connections.to(LOGIN_HOST),
+            site,
+            settings.folder,
+            cluster_id,
+            python=settings.python,
+            modules=settings.modules,
+            report=reporter.note,
+        )
 
 
 def _site_record(
-    start: _Start, earlier: ClusterSpec | None, attached: Attachment
+    start: _Start, settings: ExistingSettings, probed: Probed, placed: Placed
 ) -> SiteDescription:
-    """Return the site as it is recorded. ``earlier``: the spec of an earlier `attach`."""
-    facts = (*attached.placed_facts, *_facts_of_earlier_proof(start, earlier, attached))
-    return replace(attached.probed.site, facts=facts)
-
-
-def _facts_of_earlier_proof(
-    start: _Start, earlier: ClusterSpec | None, attached: Attachment
-) -> Iterator[SiteFact]:
-    """Yield what an earlier proof has found, if jobs still use its launcher and modules."""
-    before = _settings(earlier)
-    now = _settings(attached.spec)
-    if start.site is None or before is None or now is None or now.launcher is None:
-        return
-    if not attached.is_pending:
-        return
-    if (before.modules, before.launcher) == (now.modules, now.launcher):
-        own = {fact.fact for fact in attached.placed_facts}
-        yield from (
-            fact for fact in start.site.facts if fact.fact not in own and not fact.is_problem
-        )
+    """Return the site as it is recorded, with what an earlier job has shown, if jobs still have its
+    modules and launcher.
+    """
+    site = replace(probed.site, facts=tuple(placed_facts(placed)))
+    earlier = start.site
+    if earlier is None or earlier.proof is None or earlier.proof.modules != settings.modules:
+        return site
+    if settings.launcher not in {None, earlier.proof.launcher}:
+        return site
+    shown = (fact for fact in earlier.facts if fact.fact in OF_PROOF)
+    return replace(site, facts=(*site.facts, *shown), proof=earlier.proof)
 
 
 def _reject_other_folder(transport: Transport, folder: str, recorded: str) -> None:
@@ -552,7 +541,6 @@ def _inventory(
     spec: ClusterSpec,
     probed: Probed,
     placed: Placed,
-    outcome: Proof | Unproven,
     earlier: Inventory | None = None,
 ) -> Inventory:
     """Return the record of the cluster. earlier: that of the last `attach`, whose job may have found
@@ -560,10 +548,8 @@ def _inventory(
     """
     site = probed.site
     settings = settings_of(spec)
-    has_pmix = any(name.startswith("pmix") for name in site.mpi_types)
     requirements = spec.software.python.requirements
-    is_known = earlier is not None and isinstance(outcome, Unproven)
-    glibc = min(placed.node.glibc_minor, earlier.glibc_minor if earlier and is_known else 99)
+    minors = [placed.node.glibc_minor, *([earlier.glibc_minor] if earlier else [])]
     return Inventory(
         cluster=spec.name,
         cluster_id=placed.cluster_id,
@@ -598,8 +584,8 @@ def _inventory(
         root=placed.folder,
         folder=placed.folder,
         python=placed.node.python,
-        glibc_minor=outcome.nodes.oldest_glibc(glibc),
-        pmix=settings.launcher is Launcher.SRUN if settings.launcher else has_pmix,
+        glibc_minor=min(minors),
+        pmix=_launchers(settings, site)[0] is Launcher.SRUN,
         no_accounting=site.accounting,
         is_foreign=True,
         slurm_path=site.slurm_path,

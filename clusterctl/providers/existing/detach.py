@@ -95,6 +95,4 @@ class AttachedFolder(SiteFolder):
 
 
 def _is_small_file_of_ours(name: str) -> bool:
-    return name in {".clusterctl-cluster", "job-profile.sh", ".job-profile.new", ".env.new"} or (
-        name.startswith("proof.")
-    )
+    return name in {".clusterctl-cluster", "job-profile.sh", ".job-profile.new", ".env.new"}

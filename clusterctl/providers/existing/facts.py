@@ -4,36 +4,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from clusterctl.errors import SlurmError, UsageError
-from clusterctl.providers.attached import SiteFact
+from clusterctl.providers.attached import Proof, SiteFact
 from clusterctl.providers.existing.detach import AttachedFolder
-from clusterctl.providers.existing.place import Placed, write_profile
+from clusterctl.providers.existing.place import Placed
 from clusterctl.providers.existing.probe import Choices, Probed, chosen_settings, probe
-from clusterctl.providers.existing.prove import Proof, Unproven, read_first_proof
-from clusterctl.providers.existing.site_description import SiteDescription, load_site
-from clusterctl.spec.load import dump_spec
+from clusterctl.providers.existing.site_description import load_site
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
-from clusterctl.spec.providers.existing import settings_of
-from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
-from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
+from clusterctl.state.inventory import applied_spec, inventory_of
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.login import LOGIN_HOST, calls_of_last_hour
 from clusterctl.transport.ssh import Connections
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
-from clusterctl.util.progress import SILENT
 
 _TEST: Final = "sbatch --test-only"
+# The names of the facts that ``proof_facts`` yields.
+OF_PROOF: Final = ("MPI", "compute nodes")
 _YES: Final = {True: "yes", False: "no"}
 
 
 def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
-    """Ask the login node again. No job is submitted. A proof by the user's first job is recorded.
+    """Ask the login node again. No job is submitted.
 
     Raises the errors of ``probe``, NotUpError if `attach` has not finished, and UsageError.
     """
@@ -43,9 +40,6 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
     with Connections(workspace.ssh_config, stays=LOGIN_HOST) as connections:
         transport = connections.to(LOGIN_HOST)
         probed, closed = _probed(transport, spec)
-        saved = site.facts
-        if not any(fact.fact == "MPI" for fact in saved):
-            saved += tuple(facts_of_first_job(transport, probed.site, spec, inventory, workspace))
         place = AttachedFolder(transport, inventory.folder, inventory.cluster_id)
         entries = place.entries()
         damaged = place.damaged()
@@ -70,7 +64,7 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
         )
         for name in damaged
     ]
-    return (*site_facts(probed), *closed, *saved, calls, *quotas, *folder, *missing, *lost)
+    return (*site_facts(probed), *closed, *site.facts, calls, *quotas, *folder, *missing, *lost)
 
 
 def _probed(transport: Transport, spec: ClusterSpec) -> tuple[Probed, list[SiteFact]]:
@@ -87,42 +81,6 @@ def _probed(transport: Transport, spec: ClusterSpec) -> tuple[Probed, list[SiteF
     probed = probe(transport, Choices.of(chosen))
     value = f"{partition} takes no job; choose another: `clusterctl attach --partition ''`"
     return probed, [SiteFact("default partition", value, _TEST, is_problem=True)]
-
-
-def facts_of_first_job(
-    transport: Transport,
-    site: SiteDescription,
-    spec: ClusterSpec,
-    inventory: Inventory,
-    workspace: Workspace,
-) -> Iterator[SiteFact]:
-    """Yield the facts that the user's first job has found. Record a proof as `attach` does."""
-    settings = settings_of(spec)
-    if settings.launcher is not None:
-        modules = f", module {' '.join(settings.modules)}" if settings.modules else ""
-        yield SiteFact("MPI", f"{settings.launcher}{modules}", "the spec, or an earlier proof")
-        return
-    first = read_first_proof(transport, inventory.folder)
-    if first is None:
-        yield SiteFact("MPI", "not proven yet", "no job has run the proof", is_known=False)
-        return
-    job_id, outcome = first
-    facts = tuple(proof_facts(outcome, f"job {job_id}"))
-    if isinstance(outcome, Unproven):
-        yield from facts
-        return
-    settings = settings.model_copy(update=outcome.settings)
-    glibc_minor = outcome.nodes.oldest_glibc(inventory.glibc_minor)
-    with workspace.lock("doctor", wait_s=WAIT_S, waiting=SILENT.note):
-        write_profile(transport, inventory.folder, outcome.modules, site.slurm_path)
-        record = replace(
-            inventory, pmix=settings.launcher is Launcher.SRUN, glibc_minor=glibc_minor
-        )
-        write_atomic(workspace.inventory, record.text)
-        write_atomic(workspace.spec, dump_spec(spec.model_copy(update={"provider": settings})))
-        earlier = load_site(workspace)
-        replace(earlier, facts=(*earlier.facts, *facts)).save(workspace)
-    yield from facts
 
 
 def site_facts(probed: Probed) -> Iterator[SiteFact]:
@@ -165,30 +123,19 @@ def placed_facts(placed: Placed) -> Iterator[SiteFact]:
     yield SiteFact("Python", f"{placed.version}, {placed.python}", "python3 --version")
 
 
-def proof_facts(proof: Proof | Unproven, job: str) -> Iterator[SiteFact]:
-    """Yield the facts that the proof has found, if it is not pending. job: the job that ran the
-    proof.
-    """
-    if isinstance(proof, Unproven):
-        if proof.code != "pending":
-            yield SiteFact("MPI", f"not proven: {proof.why}", job, is_problem=True)
+def proof_facts(proof: Proof, modules: Sequence[str]) -> Iterator[SiteFact]:
+    """Yield what a job has shown that loads ``modules``."""
+    job = f"job {proof.job_id}" if proof.job_id else "sbatch"
+    if proof.state == "pending":
+        value = f"not proven yet: {job} has not ended; `clusterctl attach` again reads its result"
+        yield SiteFact("MPI", value, job, is_known=False)
         return
-    nodes = proof.nodes
-    by_job = f"{job} on {', '.join(proof.nodes.names)}"
-    modules = f", module {' '.join(proof.modules)}" if proof.modules else ""
-    yield SiteFact(
-        "MPI",
-        f"{'srun with PMIx' if proof.launcher == 'pmix' else proof.launcher}{modules}",
-        by_job,
-    )
-    software = f"Python {nodes.version}, glibc {nodes.glibc}"
-    yield SiteFact("compute nodes", f"{software}, internet: {_YES[nodes.internet]}", by_job)
-    folders = [
-        f"{name} ({'in memory' if kind == 'tmpfs' else kind}, {formatting.size(kib << 10)} free)"
-        for name, (kind, kib) in nodes.scratch.items()
-    ]
-    yield SiteFact("local folders", "; ".join(folders) or "none of the usual ones", by_job)
-    engines = [f"{name} ({version})" for name, version in nodes.engines.items()]
-    yield SiteFact("containers", ", ".join(engines) or "no engine", by_job)
-    for host, names in nodes.gpus.items():
-        yield SiteFact(f"GPUs of {host}", ", ".join(names), by_job)
+    if proof.state != "proven":
+        yield SiteFact("MPI", f"not proven: {proof.why}", job, is_problem=True)
+        return
+    by_job = f"{job} on {', '.join(proof.hosts)}" if proof.hosts else job
+    with_modules = f", module {' '.join(modules)}" if modules else ""
+    launcher = "srun with PMIx" if proof.launcher is Launcher.SRUN else proof.launcher.value
+    yield SiteFact("MPI", f"{launcher}{with_modules}", by_job)
+    if proof.glibc:
+        yield SiteFact("compute nodes", f"glibc {proof.glibc}", by_job)

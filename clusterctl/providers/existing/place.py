@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,11 @@ from clusterctl.packages.standalone_python import (
 )
 from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.existing.detach import CHECK_S, AttachedFolder, folder_program
-from clusterctl.providers.existing.site_description import SiteDescription
+from clusterctl.providers.existing.site_description import (
+    MPI_MODULE,
+    SiteDescription,
+    is_mpi_module,
+)
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.remote_folders import ENVIRONMENTS, PYTHONS
 from clusterctl.state.inventory import ARCHITECTURE
@@ -41,7 +45,7 @@ from clusterctl.util.progress import SILENT, LineReporter
 OLDEST_PYTHON: Final = (3, 11)
 NEWEST_PYTHON: Final = (3, 14)
 _RELEASES: Final = f"{OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} to {NEWEST_PYTHON[0]}.{NEWEST_PYTHON[1]}"
-_OLDEST_GLIBC: Final = 28
+OLDEST_GLIBC: Final = 28
 # Disk space and number of files of an environment with its wheels.
 _SPACE: Final = 150 << 20
 _FILES: Final = 4000
@@ -53,6 +57,11 @@ _PYTHON: Final = folder_program("remote_python.sh")
 _PIECE: Final = 1 << 20
 # Unpacking many small files on a network file system takes long.
 _UNPACKED_S: Final = 900.0
+_MPI_MODULE: Final = re.compile(MPI_MODULE, re.IGNORECASE)
+_MOST_MODULES: Final = 6
+# Seven times, a shell loads modules, and Python its packages from a network file system.
+_MPI_S: Final = 120.0
+_MPI: Final = Path(__file__).with_name("remote_mpi.sh").read_text(encoding="utf-8")
 _FINISH: Final = Path(__file__).with_name("remote_finish.sh").read_text(encoding="utf-8")
 
 
@@ -64,7 +73,8 @@ class Placed:
     python, version: path of the site's Python that the environment uses, and its version, such as
         `3.11.2`.
     node: the release of Python and the glibc that the environment's packages are chosen for.
-    seconds: how long it took. built: whether the environment was missing.
+    modules: that jobs load: the chosen ones, and one with an MPI library that mpi4py can load.
+    built: whether the environment was missing.
     """
 
     folder: str
@@ -72,7 +82,7 @@ class Placed:
     python: str
     version: str
     node: NodePlatform
-    seconds: float
+    modules: tuple[str, ...]
     built: bool
 
     @property
@@ -124,16 +134,16 @@ def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
     """Return the platform of the site's nodes. Raise UsageError if jobs' packages have no wheels
     for it.
     """
-    _, _, minor = glibc.partition(".")
+    minor = glibc_minor(glibc)
     if arch != ARCHITECTURE:
         problem = f"its processors are {arch}"
         need = ARCHITECTURE
-    elif minor.isdecimal() and int(minor) < _OLDEST_GLIBC:
+    elif 0 < minor < OLDEST_GLIBC:
         problem = f"its C library is glibc {glibc}"
-        need = f"glibc 2.{_OLDEST_GLIBC} or later"
+        need = f"glibc 2.{OLDEST_GLIBC} or later"
     else:
         release = ".".join(map(str, python_minor(version)))
-        return NodePlatform(release, int(minor) if minor.isdecimal() else _OLDEST_GLIBC)
+        return NodePlatform(release, minor or OLDEST_GLIBC)
     raise UsageError(
         "the packages of jobs can't be installed on the cluster",
         code="platform-unfit",
@@ -180,12 +190,11 @@ def place(
         TransportError: the environment can't be installed, or the connection was lost.
     """
     _reject_unfit(folder)
-    started = time.monotonic()
     pythons = site.pythons
     path = choose_python(pythons, python)
     node = platform_of(pythons[path], site.glibc, site.arch)
     # The nodes may have an older C library than the login node.
-    oldest = NodePlatform(node.python, _OLDEST_GLIBC)
+    oldest = NodePlatform(node.python, OLDEST_GLIBC)
     wheels = [*sorted(wheelhouse(job_lock(), oldest).glob("*.whl")), pip_wheel()]
     lock = lock_of(wheels, oldest, path)
     answer, cluster_id = _claim(transport, folder, cluster_id, site.cluster_name)
@@ -212,8 +221,54 @@ def place(
             report=report,
             python=path,
         )
-    write_profile(transport, at, modules, site.slurm_path, environment=lock.key)
-    return Placed(at, cluster_id, path, pythons[path], node, time.monotonic() - started, built)
+    loaded = _with_mpi(transport, f"{at}/{ENVIRONMENTS}/{lock.key}/bin/python", site, modules)
+    profile = job_profile(loaded, site.slurm_path)
+    argv = ["sh", "-c", _FINISH, "finish", at, lock.key]
+    transport.run(argv, stdin=profile.encode())
+    return Placed(at, cluster_id, path, pythons[path], node, loaded, built)
+
+
+def _with_mpi(
+    transport: Transport, python: str, site: SiteDescription, modules: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the modules with the first of the site's, if any, with which mpi4py finds its MPI
+    library on the login node. If it finds none, return the modules.
+    """
+    variants = mpi_variants(modules, site.modules)
+    argv = ["bash", "-c", _MPI, "mpi", python, *map(" ".join, variants)]
+    # ~/.bashrc may print something before.
+    *_, last = transport.run(argv, check=False, timeout_s=_MPI_S).stdout.split() or [""]
+    return next((each for n, each in enumerate(variants) if str(n) == last), variants[0])
+
+
+def mpi_variants(chosen: Sequence[str], modules: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return the chosen modules, and then, unless one of them is of MPI, these with each MPI module
+    of the site.
+    """
+    others = [] if any(map(is_mpi_module, chosen)) else mpi_modules(modules)
+    return [(*chosen,), *((*chosen, name) for name in others)]
+
+
+def mpi_modules(modules: Iterable[str]) -> list[str]:
+    """Return the MPI modules to try: the newest version of each library first, then the second
+    newest.
+    """
+    libraries: dict[str, list[str]] = {}
+    for name in modules:
+        if match := _MPI_MODULE.fullmatch(name):
+            libraries.setdefault(match[2].lower(), []).append(name)
+
+    def version(name: str) -> tuple[int, ...]:
+        return tuple(map(int, re.findall(r"\d+", name.replace("x86_64", ""))))
+
+    newest_first = (sorted(names, key=version, reverse=True) for names in libraries.values())
+    return [name for names in zip_longest(*newest_first) for name in names if name][:_MOST_MODULES]
+
+
+def glibc_minor(version: str) -> int:
+    """Return the x of a glibc 2.x. 0: the text is not such a version."""
+    _, _, minor = version.partition(".")
+    return int(minor) if minor.isdecimal() else 0
 
 
 def with_standalone_python(
@@ -403,21 +458,6 @@ def _reject_little_room(
             fix="remove files of yours there, or choose a folder on another disk with --folder",
             host=host,
         )
-
-
-def write_profile(
-    transport: Transport,
-    folder: str,
-    modules: Sequence[str],
-    slurm_path: str,
-    *,
-    environment: str = "",
-) -> None:
-    """Write the script that jobs source first. environment: the key of a new environment of all
-    jobs.
-    """
-    profile = job_profile(modules, slurm_path)
-    transport.run(["sh", "-c", _FINISH, "finish", folder, environment], stdin=profile.encode())
 
 
 def job_profile(modules: Sequence[str], slurm_path: str) -> str:

@@ -22,6 +22,7 @@ from clusterctl.providers.existing.site_description import (
     LISTED_MODULES,
     SiteDescription,
     SitePartition,
+    is_mpi_module,
 )
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.models import ClusterSpec
@@ -60,8 +61,8 @@ _LEARNED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The settings of an attached cluster that the user has chosen. Empty: clusterctl finds the
-    setting.
+    """The settings of an attached cluster that the user has chosen, without modules of MPI. Empty:
+    clusterctl finds the setting.
     """
 
     account: str = ""
@@ -84,7 +85,8 @@ class Choices:
         """Return the choices in settings by name, see ``chosen_settings``."""
         values = {field.name: chosen[field.name] for field in fields(cls) if field.name in chosen}
         words = {
-            "modules": tuple(chosen.get("modules", ())),
+            # A library of MPI is for jobs, not for Slurm's commands.
+            "modules": tuple(name for name in chosen.get("modules", ()) if not is_mpi_module(name)),
             "slurm": words_of(chosen.get("slurm", ())),
         }
         return cls(**{**values, **words})

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from clusterctl.providers.attached import Attached, AttachedPlace, AttachRequest, SiteFact
+from clusterctl.providers.attached import (
+    Attached,
+    AttachedPlace,
+    AttachRequest,
+    Proof,
+    SiteFact,
+)
 from clusterctl.providers.base import Leftover, OrphanSearch, Prompts, Provider
-from clusterctl.providers.existing.attach import attach
+from clusterctl.providers.existing.attach import attach, record_proof
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.facts import examine_site
 from clusterctl.providers.storage import KeptStorage
@@ -54,7 +60,10 @@ class ExistingProvider(Provider):
         return
 
     def attach(self, request: AttachRequest) -> Attached:
-        return attach(request).answer
+        return attach(request)
+
+    def record_proof(self, attached: Attached, proof: Proof) -> Attached:
+        return record_proof(attached, proof)
 
     def examine_site(self, workspace: Workspace) -> tuple[SiteFact, ...]:
         return examine_site(workspace)

@@ -5,12 +5,14 @@ cluster.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.providers.attached import SiteFact
+from clusterctl.providers.attached import ProofJob, SiteFact
+from clusterctl.spec.names import Launcher
 from clusterctl.state.workspace import Workspace, write_atomic
 
 _NAME: Final = "site.json"
@@ -23,6 +25,10 @@ MPI_MODULE: Final = (
 )
 _PYTHON_MODULE: Final = "(.*/)?(python3?|anaconda3?|miniconda3?|miniforge3?)([-/].*)?"
 LISTED_MODULES: Final = f"^({MPI_MODULE}|{_PYTHON_MODULE})$"
+
+
+def is_mpi_module(name: str) -> bool:
+    return re.fullmatch(MPI_MODULE, name, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,8 @@ class SiteDescription:
     clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
     variables: those that the chosen modules and a login shell set for Slurm's commands.
     learned: name of a field -> the command that printed it.
-    facts: those that `doctor` does not ask for again.
+    facts: those that `doctor` does not ask for again. proof: the job that proves MPI. None: none has
+        proven it, and none waits.
     """
 
     slurm_version: str
@@ -96,6 +103,12 @@ class SiteDescription:
     learned: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[SiteFact, ...] = ()
+    proof: ProofJob | None = None
+
+    @property
+    def may_have_pmix(self) -> bool:
+        """Whether srun can start MPI programs by PMIx, or has not told."""
+        return not self.mpi_types or any(name.startswith("pmix") for name in self.mpi_types)
 
     def save(self, workspace: Workspace) -> None:
         write_atomic(workspace.root / _NAME, json.dumps(asdict(self), indent=1) + "\n")
@@ -125,7 +138,11 @@ def site_of_record(record: Mapping[str, Any]) -> SiteDescription:
         SitePartition(**_known(SitePartition, row)) for row in record["partitions"]
     )
     lists["facts"] = tuple(SiteFact(**row) for row in record["facts"])
-    return SiteDescription(**_known(SiteDescription, {**record, **lists}))
+    job = record.get("proof")
+    proof = job and ProofJob(
+        **{**job, "launcher": Launcher(job["launcher"]), "modules": tuple(job["modules"])}
+    )
+    return SiteDescription(**_known(SiteDescription, {**record, **lists, "proof": proof}))
 
 
 def _known(

@@ -4,21 +4,19 @@ failures.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from clusterctl.cli.attach import attach, proof_failure, summary
 from clusterctl.cli.output import Screen
-from clusterctl.packages.node_platform import NodePlatform
-from clusterctl.providers.attached import Attached, AttachRequest
-from clusterctl.providers.existing.attach import Attachment
-from clusterctl.providers.existing.place import Placed
+from clusterctl.providers.attached import Attached, AttachRequest, Proof
+from clusterctl.providers.existing.facts import proof_facts, site_facts
 from clusterctl.providers.existing.probe import Choices, parse
-from clusterctl.providers.existing.prove import Nodes, Proof, Unproven
 from clusterctl.providers.existing.provider import ExistingProvider
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.names import Launcher
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import codes
 from tests.support.verbs import Clusterctl
@@ -28,60 +26,64 @@ SPEC = (
     "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: "
     "short, nodes: 2}]}"
 )
-NODES = Nodes(names=("c1", "c2"), version="3.11.2", glibc="2.36")
-PROOF = Proof("pmix", ("openmpi/4.1.4",), NODES, {"ok": True}, 0.5, ())
+PROOF = Proof("proven", Launcher.SRUN, "33", ("c1", "c2"), "2.36")
+PENDING = Proof("pending", Launcher.SRUN, "33", why="33 is PENDING")
 
 
-PENDING = Unproven("pending", "Resources")
-
-
-def attached(outcome: Proof | Unproven, spec: str = SPEC) -> Attached:
+def attached(**more: object) -> Attached:
     probed = parse(CAPTURE.read_text(), Choices(), "login", 0.0)
-    node = NodePlatform("3.11", 36)
-    placed = Placed(
-        "/home/stud/clusterctl", "a12345", "/usr/bin/python3", "3.11.2", node, 1.0, built=True
-    )
-    parsed = parse_spec(spec, "spec")
-    return Attachment(Workspace(Path("/w")), parsed, probed, placed, outcome).answer
+    values = {
+        "workspace": Workspace(Path("/w")),
+        "spec": parse_spec(SPEC, "spec"),
+        "folder": "/home/stud/clusterctl",
+        "account": "",
+        "partitions": ("short",),
+        "proof_nodes": 2,
+        "minutes": "",
+        "needs_time": False,
+        "launchers": (Launcher.SRUN,),
+        "modules": ("openmpi/4.1.4",),
+        "other_modules": (),
+        "waiting": "",
+        "has_launcher": False,
+        "site_python": "",
+        "facts": tuple(site_facts(probed)),
+        "site": {},
+    }
+    return Attached(**{**values, **more})  # type: ignore[arg-type]
 
 
 def test_proof_is_shown_with_its_nodes() -> None:
-    answer = attached(PROOF)
-    assert proof_failure(answer) is None
-    facts = {fact.fact: fact for fact in answer.facts}
+    assert proof_failure(attached(), PROOF) is None
+    facts = {fact.fact: fact for fact in proof_facts(PROOF, ("openmpi/4.1.4",))}
     assert "openmpi/4.1.4" in facts["MPI"].value
-    assert "c1, c2" in facts["MPI"].learned
-    assert "say your project with --account" in facts["partition gpuq"].value
+    assert "job 33 on c1, c2" in facts["MPI"].learned
+    refused = {fact.fact: fact for fact in attached().facts}["partition gpuq"]
+    assert "say your project with --account" in refused.value
 
 
 def test_long_queue_is_no_failure() -> None:
-    answer = attached(PENDING)
-    assert proof_failure(answer) is None
-    assert "MPI" not in {fact.fact for fact in answer.facts}
-
-
-def test_attach_summary_says_whether_the_first_job_runs_the_proof() -> None:
-    proven = SPEC.replace("login: f1", "login: f1, launcher: mpirun")
-    texts = ["\n".join(summary(attached(PENDING, spec), None)) for spec in (SPEC, proven)]
-    assert ["runs the proof" in text for text in texts] == [True, False]
-    assert ["not proven yet" in text for text in texts] == [True, False]
+    assert proof_failure(attached(), PENDING) is None
+    for has_launcher in (False, True):
+        lines = summary(attached(has_launcher=has_launcher), PENDING, None)
+        assert any("`clusterctl attach --cluster campus`" in line for line in lines)
 
 
 def test_last_line_has_the_time_limit_that_the_site_demands() -> None:
-    answer = attached(PROOF)
-    assert "--time" not in summary(answer, None)[-1]
-    answer = replace(answer, needs_time=True, minutes="5")
-    assert "--cluster campus train --nodes 2 --time 5m --follow" in summary(answer, None)[-1]
+    assert "--time" not in summary(attached(), PROOF, None)[-1]
+    answer = attached(needs_time=True, minutes="5")
+    assert "--cluster campus train --nodes 2 --time 5m --follow" in summary(answer, PROOF, None)[-1]
 
 
-@pytest.mark.parametrize("reason", ["mpi", "python", "not-shared", "refused", "ended"])
-def test_failed_proof_has_a_fix(reason: str) -> None:
-    answer = attached(Unproven(reason, "the words of the site", NODES))
-    assert [fact.fact for fact in answer.facts if fact.is_problem] == ["MPI"]
-    failure = proof_failure(answer)
+@pytest.mark.parametrize(("state", "names"), [("failed", True), ("refused", False)])
+def test_failed_proof_has_a_fix(state: Literal["failed", "refused"], names: bool) -> None:
+    proof = Proof(state, Launcher.SRUN, "33", why="the words of the site", fix="look")
+    assert [fact.is_problem for fact in proof_facts(proof, ())] == [True]
+    failure = proof_failure(attached(other_modules=("openmpi/5.0",)), proof)
     assert failure is not None
-    assert (failure.code, failure.cause) == (f"proof-{reason}", "the words of the site")
-    assert failure.fix
+    assert (failure.code, failure.cause) == (f"proof-{state}", "the words of the site")
+    assert failure.fix is not None
+    assert ("openmpi/5.0" in failure.fix) == names
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ esac
 SBATCH = """\
 echo "$*" >>CALLS
 case "$*" in
-*--parsable*) PROOF ;;
 ACCEPTED) echo "sbatch: Job 33 to start at 2026-11-27T06:59:54 using 1 processors on nodes c1" ;;
 *) echo "allocation failure: Invalid account or account/partition combination specified" >&2; exit 1 ;;
 esac
@@ -69,20 +68,12 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
         accepted: str = "*",
         accounts: int = 0,
         gres: str = "(null)",
-        proof: Path | None = None,
     ) -> Path:
         sinfo = SINFO.replace("PARTITIONS", " ".join(partitions)).replace("DEFAULT", "*" * default)
         sinfo = sinfo.replace("GRES", gres)
         associations = "".join(f"echo 'proj{number}||||'\n" for number in range(accounts))
         calls = tmp_path / "calls"
         sbatch = SBATCH.replace("CALLS", shlex.quote(str(calls))).replace("ACCEPTED", accepted)
-        # sbatch of the proof's job, which ends at once.
-        job = (
-            "echo 'queue is closed' >&2; exit 1"
-            if proof is None
-            else f"cat {proof} >facts; echo end >>facts"
-        )
-        sbatch = sbatch.replace("PROOF", f"{job}; echo 33")
         config = "echo 'ClusterName             = campus'\n"
         texts = {"sinfo": sinfo, "sbatch": sbatch, "sacctmgr": associations, "scontrol": config}
         texts["getconf"] = "echo glibc 2.36\n"

@@ -16,17 +16,11 @@ from clusterctl.errors import SlurmError, TransferError, UnreachableError, Usage
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.standalone_python import RELEASE as STANDALONE
 from clusterctl.packages.wheelhouse import new_wheelhouse
-from clusterctl.providers.attached import AttachRequest
-from clusterctl.providers.existing.attach import (
-    Attachment,
-    _inventory,
-    _probed,
-    attach,
-    name_of,
-)
-from clusterctl.providers.existing.facts import examine_site
+from clusterctl.providers.attached import Attached, AttachRequest, Proof
+from clusterctl.providers.existing.attach import _probed, attach, name_of, record_proof
+from clusterctl.providers.existing.facts import OF_PROOF, examine_site
 from clusterctl.providers.existing.probe import Probed
-from clusterctl.providers.existing.prove import Unproven
+from clusterctl.providers.existing.site_description import SiteDescription
 from clusterctl.spec.common import Gpus, Partition
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
@@ -39,9 +33,8 @@ from tests.integration.existing.conftest import Build, Commands
 from tests.support.messages import refused
 from tests.support.standalone import small_python, standalone_list
 from tests.support.wheels import a_wheel
-from tests.unit.existing.test_prove import PLACED, SITE
 
-PROVEN = Path(__file__).parents[2] / "unit/existing/captures/proof-22.05-pmix.txt"
+SITE = SiteDescription("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin")
 RELEASE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -57,21 +50,6 @@ RELEASE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 def test_cluster_without_a_valid_name_has_that_of_its_login_node(login: str, name: str) -> None:
     site = replace(SITE, cluster_name="1", host="head.campus.example")
     assert name_of(site, AttachRequest(login)) == name
-
-
-@pytest.mark.parametrize(
-    ("launcher", "pmix"), [(Launcher.MPIRUN, False), (Launcher.SRUN, True), (None, True)]
-)
-def test_attach_without_a_new_proof_keeps_the_launcher(
-    launcher: Launcher | None, pmix: bool
-) -> None:
-    settings = ExistingSettings(
-        type="existing", login="campus", folder="/home/ada/ours", launcher=launcher
-    )
-    partitions = (Partition(name="short", nodes=2),)
-    spec = ClusterSpec(version=1, name="campus", provider=settings, partitions=partitions)
-    probed = Probed(replace(SITE, mpi_types=("pmix",)), "", "short", ())
-    assert _inventory(spec, probed, PLACED, Unproven("pending", "Resources")).pmix is pmix
 
 
 @pytest.mark.parametrize(
@@ -107,7 +85,7 @@ def ready(state: Path, build: Build, home: Path) -> Path:
     return state
 
 
-def attached(**more: object) -> Attachment:
+def attached(**more: object) -> Attached:
     return attach(AttachRequest(HERE, python=sys.executable, **more))  # type: ignore[arg-type]
 
 
@@ -121,65 +99,66 @@ def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, ready:
     assert [(p.name, p.gpus) for p in spec.partitions] == [
         ("Short.2", Gpus(type="gpu-1g-5gb", count=7))
     ]
-    assert [attempt.partition for attempt in result.probed.refused] == ["a/b"]
+    assert result.partitions == ("Short.2",)
     assert (settings_of(spec).account, inventory.account) == (None, "proj/0")
     assert inventory.slurm_path.endswith("slurm+bin")
 
 
+def proven(first: Attached, **more: object) -> Attached:
+    """Record that job 33 has proven the first launcher, or another state of it."""
+    values = {"state": "proven", "job_id": "33", "hosts": ("c1", "c2"), "glibc": "2.31", **more}
+    return record_proof(first, Proof(launcher=first.launchers[0], **values))  # type: ignore[arg-type]
+
+
+def shown_of_proof(workspace: Workspace) -> Mapping[str, str]:
+    """Return the facts that `doctor` shows of the job that proves MPI, and which job that is."""
+    facts = examine_site(workspace)
+    return {fact.fact: fact.learned for fact in facts if fact.fact in OF_PROOF}
+
+
 def test_attach_again_keeps_what_a_job_has_proven(commands: Commands, ready: Path) -> None:
-    commands("short", "gpuq", proof=PROVEN)
-    first = attached()
-    assert first.proof is not None
-    proven = job_inventory(first.workspace)
-    assert (proven.python, proven.glibc_minor, proven.pmix) == (RELEASE, 36, True)
-    # The queue is closed now.
     commands("short", "gpuq")
+    first = attach(AttachRequest(HERE, modules=("openmpi/4.1.4",)))
+    assert first.launchers == (Launcher.SRUN, Launcher.MPIRUN)
+    proven(first)
+    record = job_inventory(first.workspace)
+    assert (record.python, record.glibc_minor, record.pmix) == (RELEASE, 31, True)
     again = attach(AttachRequest(HERE))
-    assert (again.proof, again.placed.python, again.placed.built) == (None, sys.executable, False)
-    assert job_inventory(again.workspace) == proven
+    assert (again.launchers, again.waiting, again.site_python) == ((Launcher.SRUN,), "", "")
+    assert job_inventory(again.workspace) == record
     settings = settings_of(again.spec)
     assert (settings.modules, settings.launcher) == (("openmpi/4.1.4",), Launcher.SRUN)
-    profile = Path(again.placed.folder) / "job-profile.sh"
-    assert "openmpi/4.1.4" in profile.read_text()
+    assert "openmpi/4.1.4" in (Path(again.folder) / "job-profile.sh").read_text()
 
 
-def test_earlier_proof_is_shown_while_the_queue_is_full(
-    commands: Commands, ready: Path, tmp_path: Path
-) -> None:
-    """`doctor` reads the launcher from the record of the cluster, not from the spec in the folder."""
-    commands("short", proof=PROVEN)
-    first = attached()
-    proven = [fact for fact in first.placed_facts if fact.fact in {"MPI", "compute nodes"}]
-    assert len(proven) == 2
-    (pending := tmp_path / "pending").write_text("pending\tResources\tN/A\n")
-    commands("short", proof=pending)
+def test_earlier_proof_is_shown_while_the_queue_is_full(commands: Commands, ready: Path) -> None:
+    """`doctor` reads it from the record of the cluster, not from the spec in the folder."""
+    commands("short")
+    by_job = "job 33 on c1, c2"
+    proven(attached())
     again = attached()
-    assert again.unproven is not None
-    shown = examine_site(again.workspace)
-    assert [fact for fact in shown if fact.fact in {"MPI", "compute nodes"}] == proven
+    proven(again, state="pending", job_id="34")
+    assert shown_of_proof(again.workspace) == {"MPI": by_job, "compute nodes": by_job}
+    # The next `attach` reads the result of the job.
+    assert attached().waiting == "34"
     # Another module has not been proven.
     other = attached(modules=["openmpi/5.0"])
-    assert [fact.learned for fact in examine_site(other.workspace) if fact.fact == "MPI"] == [
-        "no job has run the proof"
-    ]
+    assert (other.waiting, shown_of_proof(other.workspace)) == ("", {})
 
 
-def test_attach_again_keeps_the_module_added_by_the_proof(
-    commands: Commands, ready: Path, tmp_path: Path
-) -> None:
-    proven = tmp_path / "proven"
-    proven.write_text(
-        PROVEN.read_text().replace("works\topenmpi/4.1.4", "works\tpython/3.13 openmpi/4.1.4")
-    )
-    commands("short", proof=proven)
-    first = attached(modules=["python/3.13"])
-    # The queue is closed now.
+def test_jobs_use_the_launcher_whose_job_waits(commands: Commands, ready: Path) -> None:
+    """The launcher before has failed."""
     commands("short")
-    for result in (first, attached()):
-        settings = settings_of(result.spec)
-        assert settings.modules == ("python/3.13", "openmpi/4.1.4")
-        assert "openmpi/4.1.4" in (Path(result.placed.folder) / "job-profile.sh").read_text()
-    assert settings_of(attached(modules=["python/3.12"]).spec).modules == ("python/3.12",)
+    first = attached()
+    assert job_inventory(first.workspace).pmix
+    waiting = record_proof(first, Proof("pending", Launcher.MPIRUN, "34", why="Resources"))
+    assert not job_inventory(first.workspace).pmix
+    assert [fact.is_known for fact in waiting.facts if fact.fact == "MPI"] == [False]
+    again = attached()
+    assert (again.launchers, again.waiting, again.has_launcher) == ((Launcher.MPIRUN,), "34", False)
+    # After a failure, all launchers are tried again.
+    record_proof(again, Proof("failed", Launcher.MPIRUN, "34", why="wrong"))
+    assert (attached().launchers, attached().waiting) == (first.launchers, "")
 
 
 def test_attach_again_keeps_what_it_has_found_until_it_is_withdrawn(
@@ -191,7 +170,7 @@ def test_attach_again_keeps_what_it_has_found_until_it_is_withdrawn(
     with refused("no-partition-accepts", SlurmError, "--account '' --partition ''"):
         attached()
     again = attached(account="", partition="")
-    assert (again.probed.account, again.probed.partition) == ("proj0", "gpuq")
+    assert (again.account, again.partitions[0]) == ("proj0", "gpuq")
     assert settings_of(again.spec).account == "proj0"
 
 
@@ -205,21 +184,24 @@ def test_empty_option_takes_a_choice_back(commands: Commands, ready: Path) -> No
         AttachRequest(HERE, folder="", account="", qos="", partition="", modules=(), python="")
     )
     settings = settings_of(again.spec)
-    assert (again.probed.account, again.probed.partition) == ("", "short")
-    assert (settings.modules, settings.qos, settings.folder) == ((), None, first.placed.folder)
+    assert (again.account, again.partitions[0]) == ("", "short")
+    assert (settings.modules, settings.qos, settings.folder) == ((), None, first.folder)
 
 
 def test_partition_and_routed_replace_each_other(commands: Commands, ready: Path) -> None:
     commands("short", "gpuq")
     attached(partition="gpuq")
     routed = attached(spec=spec_of("short", routed=True))
-    assert (routed.probed.is_routed, settings_of(routed.spec).routed) == (True, True)
-    assert attached().probed.is_routed
+    assert (job_inventory(routed.workspace).is_routed, settings_of(routed.spec).routed) == (
+        True,
+        True,
+    )
+    assert settings_of(attached().spec).routed
     named = attached(spec=spec_of("gpuq", "short"))
-    assert (named.probed.is_routed, named.probed.partition) == (False, "gpuq")
+    assert (settings_of(named.spec).routed, named.partitions[0]) == (False, "gpuq")
     attached(spec=spec_of("short", routed=True))
     again = attached(partition="")
-    assert (again.probed.is_routed, again.probed.partition) == (False, "short")
+    assert (settings_of(again.spec).routed, again.partitions[0]) == (False, "short")
 
 
 def spec_of(*partitions: str, **settings: object) -> ClusterSpec:
@@ -229,15 +211,14 @@ def spec_of(*partitions: str, **settings: object) -> ClusterSpec:
 
 
 def test_attach_again_keeps_choices_of_the_spec(commands: Commands, ready: Path) -> None:
-    calls = commands("short", "gpuq", proof=PROVEN)
+    calls = commands("short", "gpuq")
     first = attached(spec=spec_of("gpuq", "short", folder="~/mine", launcher="mpirun", qos="long"))
-    # The job has proven another launcher.
-    assert settings_of(first.spec).launcher is Launcher.MPIRUN
+    assert (first.launchers, first.has_launcher) == ((Launcher.MPIRUN,), True)
     calls.unlink()
     for again in (attached(), attached(spec=spec_of("gpuq")), attached(spec=first.spec)):
         settings = settings_of(again.spec)
         assert (settings.launcher, settings.qos) == (Launcher.MPIRUN, "long")
-        assert (settings.folder, again.probed.partition) == (first.placed.folder, "gpuq")
+        assert (settings.folder, again.partitions[0]) == (first.folder, "gpuq")
         assert settings.python == sys.executable
     assert "--qos=long" in calls.read_text()
 
@@ -264,7 +245,7 @@ def test_refused_choice_is_not_recorded(
         attach(AttachRequest(HERE, **choice))  # type: ignore[arg-type]
     assert [path.read_bytes() for path in files] == before
     assert [path.name for path in home.iterdir()] == ["mine"]
-    assert attached(folder="~/mine").placed.folder == str(home / "mine")
+    assert attached(folder="~/mine").folder == str(home / "mine")
 
 
 @pytest.fixture
@@ -290,7 +271,7 @@ def test_folder_of_a_failed_attach_is_removed_by_the_next(
 
 
 def test_folder_of_a_failed_attach_is_used_by_the_next(failed: Workspace, home: Path) -> None:
-    assert attached(folder=str(home / "clusterctl")).placed.folder == str(home / "clusterctl")
+    assert attached(folder=str(home / "clusterctl")).folder == str(home / "clusterctl")
 
 
 def test_attach_keeps_other_files_in_the_folder_of_a_failed_attach(
@@ -318,7 +299,7 @@ def test_folder_of_an_unset_variable_is_forgotten(
     with refused("folder-not-made", TransferError):
         attached(folder="$NOWHERE_SET/ours")
     build(home / "other")
-    assert attached(folder="~/other").placed.folder == str(home / "other")
+    assert attached(folder="~/other").folder == str(home / "other")
 
 
 def test_login_of_two_clusters_needs_a_name(
@@ -341,8 +322,6 @@ def test_doctor_asks_with_the_settings_of_jobs(commands: Commands, ready: Path) 
     facts = {fact.fact: fact for fact in examine_site(first.workspace)}
     assert facts["account"].value == "proj0"
     assert all("--qos=long" in call for call in calls.read_text().splitlines())
-    # The queue was closed.
-    assert facts["MPI"].is_problem
     # Jobs would be refused.
     commands("short", accounts=2, accepted="*--account=proj1*")
     with refused("no-partition-accepts", SlurmError):
@@ -355,7 +334,7 @@ def test_doctor_names_a_default_partition_that_takes_no_job(
 ) -> None:
     commands("gpuq", "short")
     first = attached()
-    assert first.probed.partition == "gpuq"
+    assert first.partitions[0] == "gpuq"
     commands(*left, accepted="*--partition=short*")
     facts = {fact.fact: fact for fact in examine_site(first.workspace)}
     assert facts["default partition"].is_problem
@@ -365,7 +344,7 @@ def test_doctor_names_a_default_partition_that_takes_no_job(
 def test_doctor_names_an_environment_that_lost_files(commands: Commands, ready: Path) -> None:
     commands("short")
     first = attached()
-    env = Path(first.placed.folder) / "env"
+    env = Path(first.folder) / "env"
     (module,) = env.glob("lib/python3*/site-packages/first.py")
     module.unlink()
     problems = [fact.fact for fact in examine_site(first.workspace) if fact.is_problem]
@@ -406,7 +385,7 @@ def test_new_login_is_accepted_for_the_same_account(commands: Commands, ready: P
     commands("short")
     first = attached()
     workspace = first.workspace
-    cluster_id = first.placed.cluster_id
+    cluster_id = first.workspace.cluster_id()
     write_login_files("ada@old.invalid", workspace)
     with refused("name-taken", UsageError, "--name campus"):
         attached()
@@ -419,46 +398,21 @@ def test_new_login_is_accepted_for_the_same_account(commands: Commands, ready: P
     assert login_of(workspace.ssh_config) == "ada@old.invalid"
     site.write_text(json.dumps(record))
     again = attached(name="campus")
-    assert (again.workspace, again.placed.cluster_id) == (workspace, cluster_id)
+    assert (again.workspace, again.workspace.cluster_id()) == (workspace, cluster_id)
     assert login_of(workspace.ssh_config) == settings_of(again.spec).login == HERE
     assert [path.name for path in ready.iterdir() if path.is_dir()] == ["campus"]
 
 
-# The nodes lack the login node's Python.
-OTHER_NODES = """\
-hosts c1
-node c1 seen yes
-node c1 arch x86_64
-node c1 glibc 2.36
-node c1 version bash: .../env/bin/python: No such file or directory
-"""
-
-
-@pytest.mark.parametrize("found", ["", "node c1 python /usr/bin/python3 3.6.8\n"])
 def test_nodes_without_a_python_for_jobs_get_one(
-    commands: Commands,
-    state: Path,
-    build: Build,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    found: str,
+    commands: Commands, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [line.split(" ", 3) for line in (OTHER_NODES + found).splitlines()]
-    proof = state.parent / "proof"
-    proof.write_text("".join("\t".join(words) + "\n" for words in lines))
-    commands("short", proof=proof)
+    commands("short")
     downloads = standalone_list(state.parent, small_python())
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", downloads)
     monkeypatch.setenv("UV_CACHE_DIR", str(state.parent / "uv"))
     with new_wheelhouse(job_lock(), NodePlatform(STANDALONE, 28)) as folder:
         a_wheel(folder, "first", "1.0")
-    result = attach(AttachRequest(HERE))
-    assert (result.placed.has_own_python, result.placed.node.python) == (True, STANDALONE)
+    result = attach(AttachRequest(HERE, own_python=True))
+    assert (result.site_python, job_inventory(result.workspace).python) == ("", STANDALONE)
     # A Python that the user has chosen is not replaced.
-    build(home / "again")
-    if found:
-        with refused("no-python", UsageError):
-            attached(name="again", folder="~/again")
-    else:
-        assert attached(name="again", folder="~/again").answer.obstacle
+    assert attached().site_python == ""

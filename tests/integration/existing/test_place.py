@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -548,3 +549,28 @@ def test_environment_belongs_to_its_python(
     build(home / "ours")
     assert not call().built
     assert call(site=replace(SITE, pythons={str(other): VERSION})).built
+
+
+@pytest.mark.parametrize("chosen", [("python/3.13",), ()])
+def test_module_of_mpi_is_found_on_the_login_node(
+    home: Path, build: Build, monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...]
+) -> None:
+    """Together with the modules that the user has chosen. Its newest version does not load."""
+    build(home / "ours")
+    # bash reads this file as a site's shells read the definition of the command `module`.
+    (home / "modules").write_text('module() { [[ $2 != openmpi/5.0 ]] && export "SITE_MPI=$2"; }\n')
+    monkeypatch.setenv("BASH_ENV", str(home / "modules"))
+    (packages,) = (home / "ours/env/lib").glob("python3*/site-packages")
+    (packages / "mpi4py").mkdir()
+    loads = "import os\nassert os.environ['SITE_MPI'] == 'openmpi/4.1'\nclass rc: pass\n"
+    (packages / "mpi4py/__init__.py").write_text(loads)
+    (packages / "mpi4py/MPI.py").touch()
+    site = replace(SITE, modules=("openmpi/4.1", "openmpi/5.0"))
+    placed = place(LocalTransport(), site, "~/ours", "a1b2c3", modules=chosen)
+    assert placed.modules == (*chosen, "openmpi/4.1")
+    profile = (home / "ours/job-profile.sh").read_text()
+    assert re.findall("^module load ([^ ]*)", profile, re.MULTILINE) == [*placed.modules]
+    # If no library is found, the modules stay.
+    (packages / "mpi4py/MPI.py").unlink()
+    placed = place(LocalTransport(), site, "~/ours", "a1b2c3", modules=chosen)
+    assert placed.modules == chosen

@@ -207,14 +207,6 @@ def write_events(folder: Path, *, started: float) -> None:
     (folder / "job.events").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def test_proof_of_attach_is_no_job_of_the_user(session, cluster, tmp_path):
-    proof, user_job = (finished(session, cluster, tmp_path, "true") for _ in range(2))
-    session.ledger.workspace.jobs.unlink()
-    cluster.change(proof, comment="", name="clusterctl-proof-a12345")
-    cluster.change(user_job, comment="")
-    assert [job.id for job in list_jobs(session).jobs] == [user_job]
-
-
 def test_lost_answer_is_resolved_by_the_job_that_has_run(session, cluster, tmp_path):
     """The job's record has its id. A job without a record has not started, if there is no
     accounting.

@@ -314,16 +314,14 @@ def test_files_of_a_session_and_of_a_job_named_alike_count(stage: Stage, path: s
 
 
 def test_only_copies_ignore_files_of_attach(stage: Stage) -> None:
-    """In clusterctl's folder on a cluster of other people; a killed `attach` leaves the proof's
-    folder.
-    """
+    """In clusterctl's folder on a cluster of other people."""
     folder = stage.home / "ours"
     inventory = replace(stage.search.inventory, is_foreign=True, folder=str(folder))
     search = Search(inventory, stage.workspace, lambda _: LocalTransport(), (), shared=True)
-    for name in (".clusterctl-cluster", "job-profile.sh", "proof.a1B2c3/facts", "store/ab/abcd"):
+    for name in (".clusterctl-cluster", "job-profile.sh", "store/ab/abcd"):
         stage.write(f"ours/{name}")
     assert search.find().lines == ()
-    stage.write("ours/proof.tex")
+    stage.write("ours/thesis.tex")
     assert [one.files for one in search.find().files] == [1]
 
 

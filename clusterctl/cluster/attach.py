@@ -1,0 +1,129 @@
+"""Attach a cluster that other people operate: the provider finds out what jobs need there, then an
+ordinary job, the bundled `probe`, proves that MPI programs run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import SchedulerError, UsageError, WaitTimeoutError
+from clusterctl.jobs.prepare import Preparer, Submission
+from clusterctl.jobs.submit import Submitter
+from clusterctl.jobs.watch import diagnosis_of, wait
+from clusterctl.providers.attached import Attached, AttachRequest, Proof
+from clusterctl.providers.base import Provider
+from clusterctl.runs.collect import collect
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.history import EVENTS_FILE
+from clusterctl.scheduler.session import Session, connect_session
+from clusterctl.spec.job import job_spec
+from clusterctl.spec.names import Launcher
+from clusterctl.state.inventory import job_inventory
+from clusterctl.util.progress import Reporter
+
+# bash ends a job's script so if its last command, the Python of jobs, is missing or does not start.
+# Otherwise, this Python writes job.events first.
+_NOT_FOUND: Final = {126, 127}
+
+
+def attach(provider: Provider, request: AttachRequest) -> tuple[Attached, Proof]:
+    """Make a cluster ready for jobs, or check it again, and prove MPI by a job.
+
+    Raises the errors of ``Provider.attach``, and those of `submit` but for a refusal of the job.
+    """
+    attached = provider.attach(request)
+    proof = _prove(attached, request)
+    if proof.lacks_python and attached.site_python:
+        request.reporter.note(f"the nodes lack the login node's Python: {attached.site_python}")
+        attached = provider.attach(replace(request, own_python=True))
+        proof = _prove(attached, request)
+    return provider.record_proof(attached, proof), proof
+
+
+def _prove(attached: Attached, request: AttachRequest) -> Proof:
+    request.reporter.step("prove")
+    workspace = attached.workspace
+    with connect_session(job_inventory(workspace), workspace) as session:
+        return prove(session, attached, request)
+
+
+def prove(session: Session, attached: Attached, request: AttachRequest) -> Proof:
+    """Submit a job with each launcher until one has the right answer, or does not end in time."""
+    failed: list[Proof] = []
+    for launcher in attached.launchers:
+        job_id = attached.waiting if launcher is attached.launchers[0] else ""
+        try:
+            if not job_id or not _may_prove(session, job_id):
+                job_id = _submit(session, attached, launcher, request.reporter)
+            jobs = wait(session, [job_id], timeout_s=request.patience_s)
+        except WaitTimeoutError as exc:
+            return Proof("pending", launcher, job_id, why=exc.why)
+        except (SchedulerError, UsageError) as exc:
+            if exc.retryable:
+                raise
+            return Proof("refused", launcher, why=exc.cause, fix=exc.fix)
+        proof = _proof_of(session, jobs[0], launcher)
+        if proof.state == "proven" or proof.lacks_python:
+            return proof
+        failed.append(proof)
+    return replace(failed[-1], why="; ".join(f"{one.launcher}: {one.why}" for one in failed))
+
+
+def _may_prove(session: Session, job_id: str) -> bool:
+    """Return whether a job of an earlier `attach` waits, runs, or has ended well."""
+    jobs = session.scheduler.jobs([job_id])
+    return bool(jobs) and all(not job.ended or job.state is JobState.COMPLETED for job in jobs)
+
+
+def _submit(session: Session, attached: Attached, launcher: Launcher, reporter: Reporter) -> str:
+    nodes = attached.proof_nodes
+    options = {
+        "nodes": nodes,
+        # A single rank would need no launcher.
+        "tasks_per_node": 1 if nodes > 1 else 2,
+        "launcher": launcher,
+        **({"time": f"{attached.minutes}m"} if attached.minutes else {}),
+    }
+    submission = Submission.of([job_spec("probe", options)])
+    (prepared,) = Preparer(reporter.note).prepare(session, submission)
+    return Submitter(session, reporter.note).submit(prepared).job_id
+
+
+def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> Proof:
+    """Return what a job has shown that has ended, or that can never start. Collect its run."""
+    diagnosis = diagnosis_of(session, [job])
+    if not job.ended:
+        session.scheduler.cancel([job.id])
+    (run,) = collect(session, [job.id], out=session.workspace.root / "proofs")
+    folder = Path(run.directory)
+    versions = _versions(folder / "stdout.log")
+    if job.state is JobState.COMPLETED and versions is not None:
+        oldest = min(versions, key=lambda version: [*map(int, version.split("."))], default="")
+        return Proof("proven", launcher, job.id, run.nodes, oldest)
+    return Proof(
+        "failed",
+        launcher,
+        job.id,
+        run.nodes,
+        why=diagnosis.cause if diagnosis else f"{job.state.value}, without an answer",
+        fix=diagnosis.fix_with_log if diagnosis else "",
+        lacks_python=job.exit_code in _NOT_FOUND and not (folder / EVENTS_FILE).exists(),
+    )
+
+
+def _versions(log: Path) -> list[str] | None:
+    """Return the known versions of glibc, such as `2.36`, in the answer of `probe`. None: the answer
+    is missing, or not a single one, or a check has failed.
+    """
+    try:
+        (line,) = [line for line in log.read_text().splitlines() if line.startswith("{")]
+        answer = json.loads(line)
+        versions = [str(rank["glibc"]).rpartition(" ")[2] for rank in answer["ranks"]]
+        is_right = answer["ok"] is True
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return [text for text in versions if re.fullmatch(r"\d+\.\d+", text)] if is_right else None

@@ -1,0 +1,135 @@
+"""The jobs with which `attach` proves MPI, on a cluster whose Slurm is played."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cluster.attach import prove
+from clusterctl.providers.attached import Attached, AttachRequest
+from clusterctl.scheduler.session import Session, site_of
+from clusterctl.spec.load import parse_spec
+from clusterctl.spec.names import Launcher
+from tests.support.played.cluster import SPEC, PlayedCluster
+
+BOTH = (Launcher.SRUN, Launcher.MPIRUN)
+# The answer of the ranks of `probe`, which runs without MPI here.
+RIGHT = json.dumps({"ok": True, "ranks": [{"glibc": "glibc 2.36"}, {"glibc": "glibc 2.9"}]})
+
+
+def attached(session: Session, **more: object) -> Attached:
+    values = {
+        "workspace": session.workspace,
+        "spec": parse_spec(SPEC, "spec"),
+        "folder": "",
+        "account": "",
+        "partitions": ("train",),
+        "proof_nodes": 2,
+        "minutes": "7",
+        "needs_time": True,
+        "launchers": BOTH,
+        "modules": (),
+        "other_modules": (),
+        "waiting": "",
+        "has_launcher": False,
+        "site_python": "/usr/bin/python3",
+        "facts": (),
+        "site": {},
+    }
+    return Attached(**{**values, **more})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def launchers(cluster: PlayedCluster) -> Callable[..., None]:
+    """Let srun and mpirun run a text in a shell in place of the ranks of `probe`."""
+
+    def write(**texts: str) -> None:
+        for name, text in texts.items():
+            path = cluster.root / "bin" / name
+            path.write_text(f"#!/bin/sh\n{text}\n")
+            path.chmod(0o755)
+
+    return write
+
+
+def asked(cluster: PlayedCluster, job_id: str) -> str:
+    """Return the script of a job."""
+    return (Path(cluster.job(job_id)["dir"]) / "job.sbatch").read_text()
+
+
+def test_second_launcher_is_tried_after_the_first(
+    session: Session, cluster: PlayedCluster, launchers: Callable[..., None]
+) -> None:
+    """The runs of both jobs are collected."""
+    launchers(srun="echo no PMI >&2; exit 1", mpirun=f"echo '{RIGHT}'")
+    proof = prove(session, attached(session), AttachRequest("."))
+    assert (proof.state, proof.launcher, proof.job_id) == ("proven", Launcher.MPIRUN, "2")
+    assert (proof.hosts, proof.glibc) == (("n1",), "2.9")
+    assert "#SBATCH --time=00:07:00" in asked(cluster, "2")
+    assert all(entry.run_dir for entry in session.ledger.entries())
+
+
+@pytest.mark.parametrize(
+    "answer", ["true", f"echo '{RIGHT}'; echo '{RIGHT}'", 'echo \'{"ok": false, "ranks": []}\'']
+)
+def test_job_without_a_single_right_answer_proves_nothing(
+    session: Session, launchers: Callable[..., None], answer: str
+) -> None:
+    """srun without PMIx starts several programs of one rank each."""
+    launchers(srun=answer, mpirun="exit 1")
+    proof = prove(session, attached(session), AttachRequest("."))
+    assert (proof.state, proof.lacks_python) == ("failed", False)
+    assert all(launcher in proof.why for launcher in BOTH)
+
+
+def test_missing_python_ends_the_trials(session: Session, launchers: Callable[..., None]) -> None:
+    launchers(srun="exit 127", mpirun="exit 127")
+    proof = prove(session, attached(session), AttachRequest("."))
+    assert (proof.state, proof.job_id, proof.lacks_python) == ("failed", "2", False)
+    site = site_of(replace(session.inventory, root="/nowhere"))
+    proof = prove(replace(session, site=site), attached(session), AttachRequest("."))
+    assert (proof.state, proof.job_id, proof.lacks_python) == ("failed", "3", True)
+
+
+def test_waiting_job_is_waited_for_again(
+    session: Session, cluster: PlayedCluster, launchers: Callable[..., None]
+) -> None:
+    """If it was cancelled meanwhile, another is submitted."""
+    launchers(srun=f"until [ -e {cluster.root}/go ]; do sleep 0.1; done; echo '{RIGHT}'")
+    request = AttachRequest(".", patience_s=0.5)
+    first = prove(session, attached(session), request)
+    assert (first.state, first.job_id) == ("pending", "1")
+    again = attached(session, waiting=first.job_id)
+    assert prove(session, again, request).job_id == "1"
+    (cluster.root / "go").touch()
+    assert prove(session, again, AttachRequest(".")).state == "proven"
+    cluster.change("1", state="CANCELLED")
+    assert prove(session, again, AttachRequest(".")).job_id == "2"
+
+
+def test_job_that_slurm_refuses_has_its_words(
+    session: Session, launchers: Callable[..., None]
+) -> None:
+    launchers(sbatch="echo 'sbatch: error: the words of the site' >&2; exit 1")
+    proof = prove(session, attached(session), AttachRequest("."))
+    assert (proof.state, proof.job_id) == ("refused", "")
+    assert "the words of the site" in proof.why
+
+
+@pytest.mark.parametrize(("nodes", "tasks"), [(2, 1), (1, 2)])
+def test_job_has_several_ranks(
+    session: Session,
+    cluster: PlayedCluster,
+    launchers: Callable[..., None],
+    nodes: int,
+    tasks: int,
+) -> None:
+    launchers(srun=f"echo '{RIGHT}'")
+    prove(session, attached(session, proof_nodes=nodes, minutes=""), AttachRequest("."))
+    script = asked(cluster, "1")
+    assert f"#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node={tasks}\n" in script
+    assert "--time" not in script
