@@ -431,7 +431,7 @@ def _daemons(host: str, facts: HostFacts, expected: HostRequirements) -> Iterato
         log = f"clusterctl ssh {host} --admin -- sudo journalctl -u {unit}"
         fix = f"start it with `clusterctl up`; its log: `{log}`"
         cause = "systemd reports that the unit is not active"
-        yield Finding(host, "warning", "daemon-stopped", f"{unit} is not running", cause, fix)
+        yield Finding(host, "error", "daemon-stopped", f"{unit} is not running", cause, fix)
 
 
 @_check_of_host

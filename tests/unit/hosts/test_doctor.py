@@ -394,7 +394,7 @@ def test_doctor_stopped_daemons_are_findings() -> None:
     """Only daemons of the cluster's hosts count, not other units and not new hosts."""
     runs = frozenset({"slurmd", "slurmdbd", "clusterctl-health.timer"})
     (finding,) = found({"units": ["slurmd"]}, runs=runs)
-    assert (finding.host, finding.level, finding.code) == ("two", "warning", "daemon-stopped")
+    assert (finding.host, finding.level, finding.code) == ("two", "error", "daemon-stopped")
     assert finding.what.startswith("slurmdbd ")
     assert found({"units": ["slurmd", "slurmdbd"]}, runs=runs) == []
 
