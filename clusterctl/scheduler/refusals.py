@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from clusterctl.errors import SlurmError
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.advice import Advice
 
@@ -94,6 +95,8 @@ class Asked:
         return [one for one in self.options if not one.quantities.isdisjoint(quantities)]
 
     def _general_fix(self, refusal: str) -> str:
+        if SlurmError.unreadable.search(refusal):
+            return self.advice.repair
         if not _TOO_LARGE.search(refusal):
             return "correct the option that Slurm's message names"
         return f"ask for less; {self.advice.shows_nodes}"

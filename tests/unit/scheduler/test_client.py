@@ -243,6 +243,14 @@ def test_command_without_munge_names_it_and_not_slurms_advice():
     assert "num-threads" not in str(caught.value)
 
 
+def test_command_that_can_not_read_slurm_conf_advises_the_clusters_repair():
+    said = "sinfo: fatal: Unable to process configuration file"
+    slurm, _, _ = client(Step(("sinfo", "..."), stderr=said, rc=1))
+    with rejected("slurm-command-failed", SlurmError, said) as caught:
+        slurm.nodes()
+    assert caught.value.fix == slurm.advice.repair
+
+
 @pytest.mark.parametrize(
     "step",
     [

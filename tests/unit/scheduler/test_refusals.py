@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.scheduler.advice import FOREIGN
+from clusterctl.scheduler.advice import FOREIGN, OWN
 from clusterctl.scheduler.refusals import Asked
 from clusterctl.spec.sbatch import Directive, directives_of
 
@@ -61,6 +61,18 @@ def test_advice_on_accounts_depends_on_the_cluster():
     own = Asked(flags("--account=p"))
     assert "leave out --account" in own.fix(BY_LUA)
     assert KEPT not in own.fix(BY_LUA)
+
+
+# sbatch of Slurm 24.11 with an unknown key in slurm.conf.
+UNREADABLE = (
+    "sbatch: error: _parse_next_key: Parsing error at unrecognized key: Nonsense; "
+    "sbatch: fatal: Unable to process configuration file"
+)
+
+
+@pytest.mark.parametrize("advice", [OWN, FOREIGN])
+def test_fix_for_a_slurm_conf_that_sbatch_can_not_read_is_the_clusters_repair(advice):
+    assert Asked(flags("--time=5"), advice=advice).fix(UNREADABLE) == advice.repair
 
 
 # Words of Slurm and of job_submit plugins for a request without a time limit.
