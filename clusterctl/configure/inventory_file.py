@@ -454,7 +454,6 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
         # The owner's files are kept on the machines, because `down` moves them back.
         "clusterctl_keeps": True,
         "clusterctl_roles": host_roles(spec, inventory),
-        "job_env_looks_at_fabric": spec.provider.may_have_fabric,
         "time_controller": inventory.controller.address,
         "time_network": inventory.network,
         "firewall_serves_time": True,

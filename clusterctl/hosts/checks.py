@@ -252,7 +252,7 @@ def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator
 @_check_of_host
 def _fast_network(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield findings if MPI can't use InfiniBand or RoCE ports, or NCCL uses them by detours."""
-    ports = ", ".join(facts.fabric_ports)
+    ports = ", ".join(port.name for port in facts.fabric_ports) if facts.verbs else ""
     # `up` installs the packages on a host that is new.
     if ports and facts.ucx_fabric is False and not expected.brings:
         cause = f"{ports} are up, but UCX lacks its transport for them, so that MPI uses TCP"

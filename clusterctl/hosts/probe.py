@@ -26,6 +26,7 @@ from clusterctl.errors import (
     TunnelRefusedError,
     UnreachableError,
 )
+from clusterctl.hosts.fabric import FabricPort
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.remote_probe import OwnFacts
 from clusterctl.spec import distributions
@@ -180,12 +181,15 @@ class Firewall(_Answer):
 
 
 class HostFacts(OwnFacts, _Answer):
-    """The facts of a host that decide whether it can join a cluster."""
+    """The facts of a host that decide whether it can join a cluster. fabric_ports: those of InfiniBand
+    and RoCE that are up.
+    """
 
     system: System
     space: tuple[Space, ...]
     gpus: GpuFacts
     firewall: Firewall = Firewall()
+    fabric_ports: tuple[FabricPort, ...] = ()
 
 
 class NodeAnswer(_Answer):

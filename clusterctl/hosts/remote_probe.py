@@ -42,6 +42,8 @@ ADAPTERS = "/sys/class/infiniband"
 # Programs use adapters by these files, which a local node lacks.
 VERBS = "/dev/infiniband"
 ACTIVE = "4: ACTIVE"
+ROCE_V2 = "RoCE v2"
+IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
 # The folders of libraries on EL and Debian, NVIDIA's UCX included.
 LIBRARIES = ("/usr/lib64", "/usr/lib/*-linux-gnu")
 # Loaded modules that let InfiniBand adapters read the memory of GPUs.
@@ -117,11 +119,13 @@ def system() -> Dict[str, Any]:
     }
 
 
-def links() -> Dict[str, int]:
-    """Return address with prefix length -> MTU of its interface, for all IPv4 addresses."""
+def links() -> Dict[str, Tuple[str, int]]:
+    """Return address with prefix length -> name and MTU of its interface, for all IPv4
+    addresses.
+    """
     output = run(["ip", "-json", "-4", "address", "show"])
     return {
-        f"{address['local']}/{address['prefixlen']}": link.get("mtu", 0)
+        f"{address['local']}/{address['prefixlen']}": (link.get("ifname", ""), link.get("mtu", 0))
         for link in (json.loads(output) if output else [])
         for address in link.get("addr_info", [])
         if address.get("local")
@@ -254,11 +258,36 @@ def gpus() -> Dict[str, Any]:
     }
 
 
-def fabric_ports() -> List[str]:
-    """Return the ports of InfiniBand and RoCE that are up, such as mlx5_0:1."""
-    paths = sorted(glob.glob(ADAPTERS + "/*/ports/*/state")) if os.path.isdir(VERBS) else []
-    up = [path.split("/") for path in paths if read(path).strip() == ACTIVE]
-    return ["{}:{}".format(parts[-4], parts[-2]) for parts in up]
+def fabric_ports() -> List[Dict[str, Any]]:
+    """Return the ports of InfiniBand and RoCE that are up. The kernel shows the adapters of all
+    vendors.
+    """
+    folders = sorted(glob.glob(ADAPTERS + "/*/ports/*"))
+    return [fabric_port(folder) for folder in folders if read(folder + "/state").strip() == ACTIVE]
+
+
+def fabric_port(folder: str) -> Dict[str, Any]:
+    parts = folder.split("/")
+    rate = read(folder + "/rate").split()
+    attribute = folder + "/gid_attrs/{}/{}"
+    interface_of = {
+        int(os.path.basename(path)): read(path).strip()
+        for path in glob.glob(attribute.format("ndevs", "*"))
+    }
+    # The first index of an interface counts.
+    gids = {
+        name: index
+        for index, name in sorted(interface_of.items(), reverse=True)
+        if read(attribute.format("types", index)).strip() == ROCE_V2
+        and read("{}/gids/{}".format(folder, index)).startswith(IPV4_MAPPED)
+    }
+    return {
+        "name": "{}:{}".format(parts[-3], parts[-1]),
+        "layer": read(folder + "/link_layer").strip(),
+        "rate": float(rate[0]) if rate else 0.0,
+        "interfaces": sorted(set(interface_of.values()) - {""}),
+        "gids": gids,
+    }
 
 
 def ucx_fabric() -> Optional[bool]:
@@ -708,13 +737,15 @@ class OwnFacts:
     """The facts of a host in simple types. ``clusterctl.hosts.probe.HostFacts`` has the others, and
     checks the types.
 
-    time: the host's clock (Unix time). mtus: address/prefix length -> MTU. cgroups: root can create
-        control groups. cgroup_plugin: Slurm, if installed, has the plugin for them.
+    time: the host's clock (Unix time). mtus, interfaces: address/prefix length -> MTU, name of the
+        interface.
+    cgroups: root can create control groups. cgroup_plugin: Slurm, if installed, has the plugin for
+        them.
     refused: account -> the list of sshd that refuses its login.
     refuses_ed25519: sshd refuses keys of this type.
     left: processes of ended jobs ("PID COMMAND"). unmet: what a node lacks to run jobs; None: its
         health check does not answer. databases: MariaDB's, except system databases.
-    fabric_ports: ports of InfiniBand and RoCE that are up. ucx_fabric: UCX, if installed, can use
+    verbs: programs can use adapters of InfiniBand and RoCE. ucx_fabric: UCX, if installed, can use
         them. gpudirect: the kernel's way between them and GPUs.
     unmounted: folders that are mounted at a boot, but not now.
     files, packages: requested items that exist. texts: requested file -> start of its text.
@@ -733,9 +764,10 @@ class OwnFacts:
     refused: Mapping[str, str] = {}
     refuses_ed25519: bool = False
     mtus: Mapping[str, int] = {}
+    interfaces: Mapping[str, str] = {}
     cgroups: bool = True
     cgroup_plugin: Optional[bool] = None
-    fabric_ports: Tuple[str, ...] = ()
+    verbs: bool = False
     ucx_fabric: Optional[bool] = None
     gpudirect: str = ""
     left: Tuple[str, ...] = ()
@@ -750,13 +782,14 @@ class OwnFacts:
 
 def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
     units = {name: [] for name in request["units"]}  # type: Dict[str, List[str]]
-    mtus = links()
+    addresses = links()
     return {
         "time": time.time(),
         "uid": os.geteuid(),
         "system": system(),
-        "addresses": list(mtus),
-        "mtus": mtus,
+        "addresses": list(addresses),
+        "interfaces": {address: name for address, (name, _) in addresses.items()},
+        "mtus": {address: mtu for address, (_, mtu) in addresses.items()},
         "resolved": {name: resolved(name) for name in request["names"]},
         "space": space(request["paths"]),
         "listeners": listeners(set(request["ports"])),
@@ -767,6 +800,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
         "cgroup_plugin": cgroup_plugin(),
+        "verbs": os.path.isdir(VERBS),
         "fabric_ports": fabric_ports(),
         "ucx_fabric": ucx_fabric(),
         "gpudirect": gpudirect(),

@@ -17,6 +17,7 @@ from typing import Any, Final
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, RunAsRoot
+from clusterctl.hosts.fabric import job_variables
 from clusterctl.hosts.pairs import (
     NFS_PORT,
     Peer,
@@ -62,7 +63,6 @@ UNFIT: Final = frozenset(
 # Address of this machine, if it is a host. It stays the same if other addresses of the machine
 # change.
 _HERE: Final = "127.0.0.1"
-# Ansible adds settings that depend on the host, such as InfiniBand devices.
 _JOB_NETWORK: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
 
 
@@ -142,6 +142,7 @@ def inventory(
 
 def _host(host: Host, facts: HostFacts, address: str, key: str, proxy: tuple[str, ...]) -> Host:
     hostname = facts.system.hostname.partition(".")[0]
+    interface = {own.partition("/")[0]: name for own, name in facts.interfaces.items()}[address]
     return replace(
         host,
         address=address,
@@ -151,7 +152,7 @@ def _host(host: Host, facts: HostFacts, address: str, key: str, proxy: tuple[str
         cgroups=facts.cgroups,
         hostname=hostname if hostname != host.name else None,
         proxy_command=proxy,
-        job_environment=_JOB_NETWORK,
+        job_environment={**job_variables(facts.fabric_ports, interface), **_JOB_NETWORK},
     )
 
 

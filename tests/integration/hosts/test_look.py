@@ -167,16 +167,16 @@ def test_fast_network_is_read_from_the_kernel_and_the_libraries(
     for port, state in states.items():
         (tmp_path / "class" / port).mkdir(parents=True)
         (tmp_path / "class" / port / "state").write_text(f"{state}\n")
-    for name, path in {"ADAPTERS": "class", "VERBS": "dev", "NVIDIA_VERSION": "version"}.items():
+    for name, path in {"ADAPTERS": "class", "NVIDIA_VERSION": "version"}.items():
         monkeypatch.setattr(remote_probe, name, str(tmp_path / path))
     monkeypatch.setattr(remote_probe, "LIBRARIES", (f"{tmp_path}/lib64", f"{tmp_path}/lib/*-gnu"))
     monkeypatch.setattr(remote_probe, "PEER_MEMORY", (str(tmp_path / "nvidia_peermem"),))
 
     def read() -> tuple[list[str], bool | None, str]:
-        return remote_probe.fabric_ports(), remote_probe.ucx_fabric(), remote_probe.gpudirect()
+        ports = [port["name"] for port in remote_probe.fabric_ports()]
+        return ports, remote_probe.ucx_fabric(), remote_probe.gpudirect()
 
-    assert read() == ([], None, "")
-    (tmp_path / "dev").mkdir()
+    assert read() == (["mlx5_0:1", "mlx5_2:2"], None, "")
     (tmp_path / "lib64/ucx").mkdir(parents=True)
     (tmp_path / "lib64/libucp.so.0").touch()
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n")

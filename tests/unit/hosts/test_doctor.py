@@ -51,6 +51,7 @@ def room(free_mib: int, *paths: str, inodes: int | None = None, **mounted: bool)
 
 
 SHARED = room(2000, "/dev/shm", inodes=20_000, noexec=True)
+PORT = {"verbs": True, "fabric_ports": [{"name": "mlx5_0:1", "layer": "InfiniBand", "rate": 400}]}
 WELL: dict[str, Any] = {
     "time": 1000.0,
     "uid": 0,
@@ -237,10 +238,10 @@ def test_fix_on_the_local_machine_leaves_the_reboot_to_the_user(
             "gpu-lost",
             "1 of 2",
         ),
-        ({"fabric_ports": ["mlx5_0:1"], "ucx_fabric": False}, "warning", "ucx-fabric", "mlx5_0:1"),
+        ({**PORT, "ucx_fabric": False}, "warning", "ucx-fabric", "mlx5_0:1"),
         (
             {
-                "fabric_ports": ["mlx5_0:1"],
+                **PORT,
                 "gpus.cards": 1,
                 "gpus.shown": ["H100"],
                 "gpus.driver": "580",
@@ -358,11 +359,13 @@ def test_list_of_sshd_that_refuses_clusterctls_accounts_is_a_finding(
 @pytest.mark.parametrize(
     "changed",
     [
-        {"fabric_ports": ["mlx5_0:1"], "ucx_fabric": True},
+        {**PORT, "ucx_fabric": True},
         # UCX is not installed.
-        {"fabric_ports": ["mlx5_0:1"]},
+        {**PORT},
         {"ucx_fabric": False},
-        {"fabric_ports": ["mlx5_0:1"], "gpus.shown": ["H100"], "gpus.cards": 1, "gpus.driver": "580",
+        # A local node sees the adapters of its host.
+        {**PORT, "ucx_fabric": False, "verbs": False},
+        {**PORT, "gpus.shown": ["H100"], "gpus.cards": 1, "gpus.driver": "580",
          "gpudirect": "dma-buf"},
     ],
 )  # fmt: skip

@@ -43,7 +43,12 @@ def spec_of(**provider: Any) -> ClusterSpec:
 
 def facts(name: str, *addresses: str, version: str = "12") -> HostFacts:
     system = {"id": "debian", "version": version, "hostname": f"{name}.lab"}
-    system_facts = {"system": WELL["system"] | system, "addresses": ("127.0.0.1/8", *addresses)}
+    names = {"127.0.0.1/8": "lo", **{one: f"eth{i}" for i, one in enumerate(addresses)}}
+    system_facts = {
+        "system": WELL["system"] | system,
+        "addresses": tuple(names),
+        "interfaces": names,
+    }
     return HostFacts.model_validate(WELL | system_facts)
 
 
@@ -88,6 +93,7 @@ def test_slurm_network_may_differ_from_ssh_addresses() -> None:
     assert [(host.address, host.ssh_address) for host in found.hosts] == [
         (f"192.168.7.{i}", f"10.0.0.{i}") for i in (1, 2, 3)
     ]
+    assert {host.job_environment["UCX_NET_DEVICES"] for host in found.hosts} == {"eth1"}
 
 
 def test_controller_address_is_in_the_network_of_the_spec() -> None:

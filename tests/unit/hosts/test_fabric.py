@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from tests.support.plays import load_module, program, run_tasks
+from clusterctl.hosts import remote_probe
+from clusterctl.hosts.fabric import FabricPort, job_variables
 
 pytestmark = pytest.mark.platform("stand-in", "infiniband")
 
 CAPTURES = Path(__file__).parent / "captures"
-
-
-@pytest.fixture(scope="module")
-def fabric() -> ModuleType:
-    return load_module("fabric_facts")
 
 
 def sysfs(tmp_path: Path, capture: str) -> Path:
@@ -51,30 +46,12 @@ def sysfs(tmp_path: Path, capture: str) -> Path:
     ids=["infiniband", "roce", "roce elsewhere"],
 )
 def test_fabric_variables_name_the_ports_of_jobs(
-    fabric: ModuleType, tmp_path: Path, capture: str, interface: str, expected: dict[str, str]
-) -> None:
-    found = list(fabric.ports(sysfs(tmp_path, capture), interface))
-    got = fabric.variables(fabric.ports_for_jobs(found, interface), interface)
-    assert got == expected
-
-
-def test_job_env_role_writes_fabric_variables_unless_the_inventory_sets_them(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capture: str,
+    interface: str,
+    expected: dict[str, str],
 ) -> None:
-    program(tmp_path, "ip", """echo '[{"ifname": "eno1"}]'""")
-    done = run_tasks(
-        tmp_path,
-        "job_env",
-        "variables",
-        job_env_root=str(tmp_path),
-        job_env_network="10.0.0.0/24",
-        job_env_looks_at_fabric=True,
-        job_env_adapters=str(sysfs(tmp_path, "ndr-and-storage")),
-        job_env_variables={"UCX_NET_DEVICES": "mlx5_0:1", "NCCL_DEBUG": "WARN"},
-    )
-    assert done.returncode == 0, done.stdout
-    assert set((tmp_path / "job-variables").read_text().splitlines()) == {
-        "NCCL_IB_HCA==mlx5_0:1,mlx5_3:1",
-        "UCX_NET_DEVICES=mlx5_0:1",
-        "NCCL_DEBUG=WARN",
-    }
+    monkeypatch.setattr(remote_probe, "ADAPTERS", str(sysfs(tmp_path, capture)))
+    ports = [FabricPort.model_validate(port) for port in remote_probe.fabric_ports()]
+    assert job_variables(ports, interface) == expected
