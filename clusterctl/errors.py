@@ -439,10 +439,11 @@ class SlurmError(SchedulerError, code="slurm"):
 
     nodes_out: a pattern of sbatch's messages with --test-only about a job whose nodes are all drained
         or down. Without --test-only, the job waits.
-    unreadable: a pattern of the message of Slurm's programs about a slurm.conf that they can't read.
+    broken: a pattern of the messages of Slurm's programs without a readable slurm.conf, or without
+        munge.
     """
 
-    unreadable: ClassVar = re.compile("Unable to process configuration file")
+    broken: ClassVar = re.compile("Unable to process configuration file|Munge encode failed")
     nodes_out: ClassVar = re.compile(
         "node configuration is not available|nodes? (required|not available)", re.IGNORECASE
     )

@@ -581,6 +581,9 @@ def credential_findings(
         return ()
     made, failed = call_on_hosts(names, lambda host: to(host).run(("munge", "-n")).stdout.strip())
     untested = {host: exc.cause for host, exc in failed.items()}
+    if controller in failed:
+        # Then it decodes no other's, either.
+        made = {}
     lines: list[str] = []
     with suppress(TransportError):
         decode = ("sh", "-c", _DECODE, "sh", *made.values())
@@ -589,9 +592,6 @@ def credential_findings(
         untested |= dict.fromkeys(made, f"{controller} did not decode the credentials")
         lines = []
     refused = {host: said for host, said in zip(made, lines, strict=False) if _OK not in said}
-    if controller in refused:
-        # Then it refuses all, and says nothing about the others.
-        refused = {controller: refused[controller]}
     faulty = {finding.host for finding in report.errors}
     return tuple(
         _refused_credential(host, said, controller)

@@ -337,8 +337,10 @@ def _how_to_reboot(host: str, expected: HostRequirements) -> str:
 
 @_check_of_host
 def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
+    told = {need["code"] for need in facts.unmet or ()}
     for code, cause, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
-        yield Finding(host, "error", code, _NUMBERS[code], cause, fix)
+        if code != "uid-differs" or "account-differs" not in told:
+            yield Finding(host, "error", code, _NUMBERS[code], cause, fix)
 
 
 @_check_of_host
@@ -704,10 +706,9 @@ def taken_numbers(
             change = f"{'user' if kind == 'uid' else 'group'}mod --{kind}"
             holders = sorted(user for user, uid in table.items() if uid == number and user != name)
             if actual != number and not (fixed and kind == "gid"):
-                fix = f"in the spec, write uid: {actual}"
-                fix = (
-                    f"`{change} {number} {name}` on the host, and chown its files" if fixed else fix
-                )
+                fix = f"`{change} {number} {name}` on the host, and chown its files"
+                if not fixed:
+                    fix += f"; if all hosts have {actual}, write uid: {actual} in the spec instead"
                 yield (
                     f"{kind}-differs",
                     f"{name} has {kind} {actual} on the host, but {number} {scope}",

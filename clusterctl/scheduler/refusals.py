@@ -95,7 +95,7 @@ class Asked:
         return [one for one in self.options if not one.quantities.isdisjoint(quantities)]
 
     def _general_fix(self, refusal: str) -> str:
-        if SlurmError.unreadable.search(refusal):
+        if SlurmError.broken.search(refusal):
             return self.advice.repair
         if not _TOO_LARGE.search(refusal):
             return "correct the option that Slurm's message names"

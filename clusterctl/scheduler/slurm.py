@@ -578,7 +578,7 @@ class SlurmClient(Jobs):
             f"{command} failed with exit status {result.rc}",
             code=REFUSED,
             why=reason,
-            fix=self.advice.repair if SlurmError.unreadable.search(reason) else "",
+            fix=self.advice.repair if SlurmError.broken.search(reason) else "",
         )
         error.__cause__ = CommandError(command, code=REFUSED, rc=result.rc, stderr=result.stderr)
         return error

@@ -548,5 +548,8 @@ NEED = {"code": "clock", "what": "the clock is wrong", "why": "by 61.5 s", "fix"
 def test_doctor_shows_what_the_health_check_of_a_node_reports() -> None:
     (one,) = found({"unmet": [NEED]})
     assert (one.level, one.code, one.why, one.fix) == ("error", "clock", "by 61.5 s", "set it")
+    uid = {**NEED, "code": "account-differs"}
+    (once,) = found({"unmet": [uid], "accounts": {**WELL["accounts"], "hpc": 1001}})
+    assert once.code == "account-differs"
     (silent,) = found({"unmet": None})
     assert (silent.level, silent.code) == ("error", "health-silent")

@@ -63,16 +63,21 @@ def test_advice_on_accounts_depends_on_the_cluster():
     assert KEPT not in own.fix(BY_LUA)
 
 
-# sbatch of Slurm 24.11 with an unknown key in slurm.conf.
+# sbatch of Slurm 24.11 with an unknown key in slurm.conf, and without munged.
 UNREADABLE = (
-    "sbatch: error: _parse_next_key: Parsing error at unrecognized key: Nonsense; "
-    "sbatch: fatal: Unable to process configuration file"
+    "_parse_next_key: Parsing error at unrecognized key: Nonsense; fatal: Unable to process "
+    "configuration file"
+)
+NO_MUNGE = (
+    "If munged is up, restart with --num-threads=10; Munge encode failed: Failed to access "
+    '"/run/munge/munge.socket.2": No such file or directory (Did you start munged?)'
 )
 
 
 @pytest.mark.parametrize("advice", [OWN, FOREIGN])
-def test_fix_for_a_slurm_conf_that_sbatch_can_not_read_is_the_clusters_repair(advice):
-    assert Asked(flags("--time=5"), advice=advice).fix(UNREADABLE) == advice.repair
+@pytest.mark.parametrize("said", [UNREADABLE, NO_MUNGE])
+def test_fix_for_a_broken_cluster_is_its_repair(advice, said):
+    assert Asked(flags("--time=5"), advice=advice).fix(said) == advice.repair
 
 
 # Words of Slurm and of job_submit plugins for a request without a time limit.
