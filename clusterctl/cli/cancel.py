@@ -37,7 +37,8 @@ def cancel(
     done = "would cancel" if dry_run else "cancelled"
     lines = [f"{done} {named}" for named in _named(cancelled)]
     lines += [
-        f"{named} had already ended: {state_counts(tasks)}"
+        f"{named} had already ended: "
+        f"{state_counts(tasks) if len(tasks) > 1 else tasks[0].state.value}"
         for named, tasks in _named(ended).items()
     ]
     answer = {
