@@ -229,7 +229,9 @@ def with_jobs(text: str, jobs: dict[str, str]) -> str:
     if not jobs:
         return text
     known: Sequence[str] = sorted(jobs, key=len, reverse=True)
-    pattern = re.compile(rf"(--[\w-]+ )?(?<![\w.:-])({'|'.join(known)})(?=$|[\s_-])", re.MULTILINE)
+    # In the name of a run, the cluster of the manual stands before.
+    start = r"(?:(?<=\bdemo-)|(?<![\w.:-]))"
+    pattern = re.compile(rf"(--[\w-]+ )?{start}({'|'.join(known)})(?=$|[\s_-])", re.MULTILINE)
     return pattern.sub(lambda match: match[0] if match[1] else jobs[match[2]], text)
 
 
