@@ -95,12 +95,12 @@ def test_new_machine_type_stops_controller_and_replaces_node() -> None:
         "machine type changes",
         0.9,
         0.7,
-        restarts=True,
+        ends_jobs=True,
     )
     (labelled,) = host_changes(
         plan(change(INSTANCE, "update", instance(), instance(labels={"a": "b"})))
     )
-    assert (labelled.why, labelled.restarts) == ("labels change", False)
+    assert (labelled.why, labelled.ends_jobs) == ("labels change", False)
     shape = change(
         "terraform_data",
         "update",
@@ -166,7 +166,7 @@ def test_host_changes_start_a_stopped_host() -> None:
         plan(change(INSTANCE, "update", off, on | {"machine_type": "g2-standard-8"}))
     )
     assert other.why.split("; ") == ["it is off", "machine type changes"]
-    assert (other.restarts, other.off) == (False, True)
+    assert (other.ends_jobs, other.off) == (False, True)
 
 
 def test_other_changes_counts_resources_that_are_not_hosts() -> None:
