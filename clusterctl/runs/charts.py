@@ -40,6 +40,7 @@ _Group: TypeAlias = tuple[str, str]
 _SPLIT: Final = re.compile(
     r"^(?:(train(?:ing)?)|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)[/_.]"
 )
+_OF_A_RANK: Final = re.compile(r"^rank\d+/")
 # Metrics of the bundled `train` that the report shows in sentences or in charts of their own.
 _OWN_CHARTS: Final = frozenset(
     (
@@ -253,6 +254,7 @@ def line_chart(
     unit: of the values, such as B or s. Such values are amounts or shares, so their axis begins at
         0.
     """
+    lines = _as_far_as_the_finite(lines)
     places = [place for line in lines for place, _ in line.points]
     x_unit, x_size = formatting.fitting_unit(x, places if x_end is None else [x_end])
     y_unit, y_size = formatting.fitting_unit(
@@ -268,6 +270,32 @@ def line_chart(
         drawn.append(replace(line, points=thinned(points), smooth=smooth))
     end = None if x_end is None else x_end / x_size
     return _on_axis(Chart(title, drawn, x_unit, y_unit, x_end=end), unit)
+
+
+def _as_far_as_the_finite(lines: Sequence[Series]) -> Sequence[Series]:
+    """Return the lines of a chart, those that end with NaN or infinity only as far as the other
+    lines reach, so that a run that diverged does not set the axis.
+    """
+    diverged = [bool(line.points) and finite(line.points[-1][1]) is None for line in lines]
+    heights = finite_values(
+        y
+        for line, is_lost in zip(lines, diverged, strict=True)
+        if not is_lost
+        for _, y in line.points
+    )
+    if not heights:
+        return lines
+    low, high = min(heights), max(heights)
+
+    def shown(y: float | None) -> float | None:
+        return y if y is not None and low <= y <= high else None
+
+    return [
+        replace(line, points=[(x, shown(y)) for x, y in line.points], smooth=())
+        if is_lost
+        else line
+        for line, is_lost in zip(lines, diverged, strict=True)
+    ]
 
 
 def _on_axis(chart: Chart, unit: str) -> Chart:
@@ -462,7 +490,7 @@ class _Values:
 
     def __init__(self, name: str, axis: str, curves: Mapping[str, Curve]) -> None:
         self.name = name
-        self.group: _Group = _SPLIT.sub("", name), axis
+        self.group: _Group = _SPLIT.sub("", _OF_A_RANK.sub("", name)), axis
         self.count = max(curve.count for curve in curves.values())
         buckets = [bucket for curve in curves.values() for bucket in curve.buckets]
         self.places = tuple(

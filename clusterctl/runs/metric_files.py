@@ -21,7 +21,7 @@ from io import BufferedReader
 from itertools import groupby, islice, takewhile
 from operator import itemgetter, lt
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic_core import from_json
 
@@ -46,20 +46,22 @@ _STATE_FILE: Final = "trainer_state.json"
 _CHECKPOINT: Final = re.compile(r"checkpoint-\d+/")
 _TIMES: Final = ("time", "_timestamp")
 # Columns of Lightning and of exports of W&B that are not metrics.
-AXES: Final = frozenset("time step epoch iteration global_step _step _timestamp _runtime".split())
+AXES: Final = frozenset(
+    "time step epoch iteration global_step _step _timestamp _runtime rank".split()
+)
 # A line may tell the program's configuration.
 CONFIG: Final = "config"
 # Prefixes of metric names by the line's ``kind``.
 _PREFIX: Final = {"evaluation": "eval_"}
 _NO_SERIES: Final = frozenset({"run", "result"})
-# The key of the name of the run to which a line belongs, if several write to the same file.
+# Keys of the run and the rank that wrote a line, if several write to the same file.
 _RUN: Final = "run"
-_RUN_KEY: Final = re.compile(rb'"run"\s*:\s*"')
-_MOST_RUNS: Final = 16
+_RANK: Final = "rank"
+_WRITER: Final = re.compile(rb'"(run|rank)"\s*:\s*("(?:[^"\\]|\\.)*"|\d+)')
+_EPOCH: Final = "epoch"
 _CHUNK: Final = 1 << 20
 _MAX_BYTES: Final = 1 << 30
 _MAX_LINE: Final = 1 << 20
-_MAX_LINES: Final = 1 << 25
 _MAX_STATE: Final = 96 << 20
 _MAX_STATE_LINES: Final = 1 << 19
 _MAX_SOURCE: Final = 32 << 20
@@ -130,29 +132,41 @@ class MetricFiles:
         self.left_out += names.left_out()
 
     def _json_blocks(self, names: Names) -> Iterator[Block]:
-        runs = self._runs()
+        writers = self._writers()
         rows = 0
+        steps: _Steps = defaultdict(_StepsOfEpochs)
         for lines in json_lines(self.folder, METRICS_FILE, self.left_out):
-            yield from _blocks_of(lines, names, rows, runs=runs)
+            yield from _blocks_of(lines, names, rows, steps, writers=writers)
             rows += len(lines)
 
-    def _runs(self) -> frozenset[str]:
-        """Return the names of the runs that wrote to metrics.jsonl; empty if it has those of a
-        single run.
+    def _writers(self) -> frozenset[str]:
+        """Return the keys that tell the writers of metrics.jsonl apart: ``run`` if it has lines of
+        several runs, ``rank`` if several ranks wrote the same step.
         """
-        found: set[str] = set()
+        texts: dict[bytes, set[bytes]] = defaultdict(set)
         for chunk in _chunks(self.folder, METRICS_FILE, []):
-            if _RUN_KEY.search(chunk):
-                for line in _objects(chunk):
-                    if _text(line, "kind") not in _NO_SERIES and (run := _text(line, _RUN)):
-                        found.add(run)
-            if len(found) > _MOST_RUNS:
-                self.left_out.append(
-                    f"{METRICS_FILE} has lines of more than {_MOST_RUNS} runs (`{_RUN}`), whose "
-                    "values are not told apart"
-                )
-                return frozenset()
-        return frozenset(found) if len(found) > 1 else frozenset()
+            for key, text in _WRITER.findall(chunk):
+                texts[key].add(text)
+        found: set[str] = set()
+        wanted = {key.decode() for key, values in texts.items() if len(values) > 1}
+        runs: set[str] = set()
+        ranks: dict[tuple[object, ...], object] = {}
+        for chunk in _chunks(self.folder, METRICS_FILE, []) if wanted else ():
+            for line in _parsed(_lines_of(chunk)):
+                kind = _text(line, "kind")
+                if kind == "run":
+                    # Those of the bundled `train` are written by rank 0.
+                    return frozenset()
+                if kind not in _NO_SERIES and (run := _text(line, _RUN)):
+                    runs.add(run)
+                if isinstance(rank := line.get(_RANK), int):
+                    place = *map(line.get, (_EPOCH, "step", _RUN)), *line
+                    if ranks.setdefault(place, rank) != rank:
+                        found.add(_RANK)
+            found |= {_RUN} if len(runs) > 1 else set()
+            if found == wanted:
+                break
+        return frozenset(found)
 
     def _metric_files(self) -> list[str]:
         """Return the sorted files with metrics that the job created or changed below a folder."""
@@ -215,6 +229,7 @@ class MetricFiles:
         for prefix, path in zip(_prefixes(paths), paths, strict=True):
             rows = self._csv_rows(path, self.left_out)
             head = next(rows, [])
+            steps: _Steps = defaultdict(_StepsOfEpochs)
             while listed := list(islice(rows, _ROWS)):
                 lines = (dict(zip(head, cells, strict=False)) for cells in listed)
                 numbers = [
@@ -225,7 +240,7 @@ class MetricFiles:
                     }
                     for line in lines
                 ]
-                yield from _blocks_of(numbers, names, row, prefix)
+                yield from _blocks_of(numbers, names, row, steps, prefix)
                 row += len(listed)
 
     def _csv_rows(self, path: str, left_out: list[str]) -> Iterator[list[str]]:
@@ -257,7 +272,7 @@ class MetricFiles:
                 longest[key] = max(longest.get(key, []), history, key=len)
         row = 0
         for prefix, history in zip(_prefixes([*longest]), longest.values(), strict=True):
-            yield from _blocks_of(history, names, row, prefix)
+            yield from _blocks_of(history, names, row, defaultdict(_StepsOfEpochs), prefix)
             row += len(history)
 
 
@@ -326,8 +341,14 @@ def json_lines(folder: Path, name: str, left_out: list[str]) -> Iterator[list[_L
     """
     if (folder / name).is_file() and _is_as_submitted(folder, name, _submitted_files(folder)):
         return
+    torn = 0
     for chunk in _chunks(folder, name, left_out):
-        yield _objects(chunk)
+        lines = _lines_of(chunk)
+        objects = _parsed(lines)
+        torn += len(lines) - len(objects)
+        yield objects
+    if torn:
+        left_out.append(f"{counted(torn, 'line')} of {name}, torn or no JSON object")
 
 
 def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
@@ -335,7 +356,7 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
 
     Of a very large file, yield the first line and the end. left_out: gets sentences on the rest.
     """
-    long_lines = lines = 0
+    long_lines = 0
     with suppress(OSError), open_below(folder, name) as file:
         rest = b""
         # The chunk begins within a line that is left out.
@@ -356,10 +377,6 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
                 is_within = not newline
             whole, newline, tail = chunk.rpartition(b"\n")
             if newline:
-                lines += whole.count(b"\n") + 1
-                if lines > _MAX_LINES:
-                    left_out.append(f"lines of {name} after the first {_MAX_LINES:,}")
-                    break
                 yield rest + whole
                 rest = tail
             else:
@@ -368,18 +385,15 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
                 rest = b""
                 is_within = True
                 long_lines += 1
-        else:
-            if rest:
-                yield rest
+        if rest:
+            yield rest
     if long_lines:
         lines_of = counted(long_lines, "line")
         left_out.append(f"{lines_of} of {name}, longer than {formatting.size(_MAX_LINE)}")
 
 
-def _objects(chunk: bytes) -> list[_Line]:
-    return _parsed(
-        [line for line in chunk.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
-    )
+def _lines_of(chunk: bytes) -> list[bytes]:
+    return [line for line in chunk.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
 
 
 def _parsed(lines: Sequence[bytes]) -> list[_Line]:
@@ -403,23 +417,72 @@ def _parsed(lines: Sequence[bytes]) -> list[_Line]:
     return _parsed(lines[:half]) + _parsed(lines[half:])
 
 
+class _StepsOfEpochs:
+    """Steps that begin anew with each epoch, counted on from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, float] = {}
+        self._start = 0.0
+        self._last = -math.inf
+        self._top = -math.inf
+
+    def place(self, step: float, epoch: float) -> float:
+        """Return the number of a step since the first epoch. In an epoch that was there before,
+        as after a restart, the steps have the same numbers again.
+        """
+        number = math.floor(epoch)
+        if number not in self._starts:
+            begins_anew = step < self._last
+            self._starts[number] = self._top + 1 - step if begins_anew else self._start
+        self._start = self._starts[number]
+        self._last = step
+        place = self._start + step
+        self._top = max(self._top, place)
+        return place
+
+
+# By the run and the rank that wrote the steps.
+_Steps: TypeAlias = defaultdict[tuple[object, ...], _StepsOfEpochs]
+
+
 def _blocks_of(
     lines: Sequence[_Line],
     names: Names,
     row: int,
+    steps: _Steps,
     prefix: str = "",
     *,
-    runs: frozenset[str] = frozenset(),
+    writers: frozenset[str] = frozenset(),
 ) -> Iterator[Block]:
-    """Yield lines as blocks. row: the number of lines before them. runs: the runs that wrote to the
-    file.
+    """Yield lines as blocks. row: the number of lines before them. writers: the keys of runs and
+    ranks that wrote to the same file.
     """
+    for line in lines:
+        if _EPOCH in line:
+            _count_on(line, steps)
     part = _Part(range(row + 1, row + 1 + len(lines)), lines)
-    if not runs:
+    if not writers:
         yield from _shaped(part, names, prefix)
         return
-    for run, of_run in part.by(lambda line: _text(line, _RUN)).items():
-        yield from _shaped(of_run, names, f"{run}/{prefix}" if run else prefix)
+    for writer, own in part.by(lambda line: _writer(line, writers)).items():
+        yield from _shaped(own, names, f"{writer}{prefix}")
+
+
+def _count_on(line: _Line, steps: _Steps) -> None:
+    """Replace the step of a line that also has an epoch by the number of steps of all epochs."""
+    key = next((key for key, axis in METRICS_PLACES if axis == STEP and key in line), None)
+    step, epoch = finite(line.get(key or "")), finite(line[_EPOCH])
+    if key is not None and step is not None and epoch is not None:
+        counted_on = steps[_text(line, _RUN), line.get(_RANK)].place(step, epoch)
+        # A whole number stays one.
+        line[key] = line[key] if counted_on == step else counted_on
+
+
+def _writer(line: _Line, writers: frozenset[str]) -> str:
+    """Return a prefix for the metrics of a run or rank, such as ``a/`` or ``rank0/``."""
+    run = _text(line, _RUN) if _RUN in writers else ""
+    rank = line.get(_RANK) if _RANK in writers else None
+    return f"{run}/" * bool(run) + f"rank{rank}/" * isinstance(rank, int)
 
 
 class _Part(NamedTuple):

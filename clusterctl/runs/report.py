@@ -585,6 +585,8 @@ def _array_verdict(
         yield from details
     yield f"{outcomes.count(True)} of {len(tasks)} tasks completed"
     yield from _incomplete_tasks(run, tasks)
+    if ranking is not None:
+        yield from _diverged_tasks(ranking.metric, tasks)
     numbers_by_job: dict[str, list[str]] = {}
     for task in tasks:
         if task.run.token != run.run.token:
@@ -601,7 +603,7 @@ def _missing_of_tasks(
     tasks: best first. in_order: by number. keys: the swept options. metric: of the ranking, or "".
     """
     if keys and metric:
-        numbers = [task.number for task in in_order if not isinstance(task.value(metric), float)]
+        numbers = [task.number for task in in_order if task.text(metric) == formatting.NONE]
         if numbers:
             plural = "" if len(numbers) == 1 else "s"
             yield f"the {metric} of task{plural} {first_few(numbers, MOST_LINES)}"
@@ -616,6 +618,16 @@ def _best_line(ranking: Ranking) -> str:
         return f"no task that completed has a value of {ranking.metric}, so none is the best"
     value = ranking.best.text(ranking.metric)
     return f"best: {_named_task(ranking.best)}: {ranking.metric} {value} ({ranking.goal_words})"
+
+
+def _diverged_tasks(name: str, tasks: Sequence[Row]) -> Iterator[str]:
+    """Yield the tasks whose last value of a metric is no number, and since when."""
+    for task in tasks:
+        if (last := task.nonfinite(name)) is not None:
+            metric = task.metrics[name.removeprefix("metric.")]
+            place = metric.nonfinite_step
+            since = "" if place is None else f", not finite since {metric.axis} {place}"
+            yield f"task {task.number} diverged: {name} ended as {last}{since}"
 
 
 def _incomplete_tasks(run: Row, tasks: Sequence[Row]) -> Iterator[str]:

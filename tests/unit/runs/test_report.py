@@ -219,8 +219,8 @@ def test_report_names_missing_files(tmp_path: Path) -> None:
     (row.folder / "telemetry" / "demo-train-2.jsonl").write_text('{"kind": "sam')
     (row.folder / "environment.json").write_text("{")
     report = report_of([row])
-    shown = ("environment.json", "demo-train-2", "metrics.jsonl")
-    assert [name in line for name, line in zip(shown, report.missing, strict=True)] == [True] * 3
+    shown = ("environment.json", "telemetry/demo-train-2.jsonl, t", "demo-train-2", "metrics.jsonl")
+    assert [name in line for name, line in zip(shown, report.missing, strict=True)] == [True] * 4
     assert report.ok is True
 
 

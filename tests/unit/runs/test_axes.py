@@ -1,0 +1,99 @@
+"""Where the values of a metric are drawn: by steps, epochs and ranks, and beside diverged runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.runs.charts import ProgramMetrics, line_chart
+from clusterctl.runs.curve import Curve
+from clusterctl.runs.find import Row
+from clusterctl.runs.page import Series
+from clusterctl.runs.report import report_of
+from tests.unit.runs.made import made_run
+
+NAN = float("nan")
+
+
+def curves(folder: Path, lines: Sequence[Any]) -> tuple[dict[str, Curve], Sequence[str]]:
+    """What a run with these lines of metrics has; a text is written as it is."""
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    run = made_run(folder)
+    (run.directory / "metrics.jsonl").write_text("\n".join(texts))
+    metrics = ProgramMetrics.of(Row(run))
+    return metrics.curves, metrics.left_out
+
+
+def batches(epochs: Sequence[int], start: int = 0) -> list[dict[str, float]]:
+    return [
+        {"epoch": e, "step": b, "loss": 10 - e - b / 40} for e in epochs for b in range(start, 40)
+    ]
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_steps_that_begin_anew_with_each_epoch_are_counted_on(tmp_path: Path, start: int) -> None:
+    found, _ = curves(tmp_path, batches(range(5), start))
+    assert [x for x, _ in found["loss"].points()] == list(range(start, start + 5 * (40 - start)))
+    assert found["loss"].repeated == 0
+
+
+def test_epoch_that_is_there_again_after_a_restart_repeats_its_steps(tmp_path: Path) -> None:
+    found, _ = curves(tmp_path, [*batches(range(3)), *batches(range(2, 5))])
+    assert found["loss"].repeated == 40
+    assert found["loss"].points()[-1] == (199, 10 - 4 - 39 / 40)
+
+
+def test_steps_of_the_whole_run_stay_as_they_are(tmp_path: Path) -> None:
+    lines = [{"epoch": n // 10, "step": n, "loss": 1.0 + n} for n in range(30)]
+    evaluations = [{"epoch": n, "step": 10 * n + 9, "val_loss": 1.0 * n} for n in range(3)]
+    found, _ = curves(tmp_path, [*lines, *evaluations])
+    assert [x for x, _ in found["loss"].points()] == list(range(30))
+    assert [x for x, _ in found["val_loss"].points()] == [9, 19, 29]
+
+
+def test_ranks_that_write_the_same_steps_have_metrics_of_their_own(tmp_path: Path) -> None:
+    lines = [{"step": n, "loss": n + 100 * rank, "rank": rank} for n in range(9) for rank in (0, 1)]
+    found, _ = curves(tmp_path, lines)
+    assert {name: curve.points()[-1] for name, curve in found.items()} == {
+        "rank0/loss": (8, 8),
+        "rank1/loss": (8, 108),
+    }
+
+
+def test_one_writer_has_no_rank_in_its_metrics(tmp_path: Path) -> None:
+    found, _ = curves(tmp_path, [{"step": n, "loss": n, "rank": n % 3} for n in range(9)])
+    assert list(found) == ["loss"]
+
+
+def test_torn_lines_are_counted(tmp_path: Path) -> None:
+    _, left_out = curves(tmp_path, [{"step": 1, "loss": 1}, '{"step": 2, "lo', "7", '{"st'])
+    assert left_out == ["3 lines of metrics.jsonl, torn or no JSON object"]
+
+
+def test_run_that_diverged_does_not_set_the_axis() -> None:
+    good = Series("good", [(0, 1.0), (1, 0.5)])
+    lost = Series("lost", [(0, 0.9), (1, 1e226), (2, NAN)])
+    assert line_chart("loss", [good, lost]).series[1].points == [(0, 0.9), (1, None), (2, None)]
+    assert line_chart("loss", [lost]).series[0].points[1] == (1, 1e226)
+
+
+def test_task_that_diverged_is_named_and_not_missing(tmp_path: Path) -> None:
+    metrics = [
+        {"eval_loss": {"last": 0.2, "min": 0.2, "max": 1.0, "count": 5}},
+        {"eval_loss": {"min": 0.9, "max": 1e226, "count": 5, "nonfinite": 1, "nonfinite_step": 4,
+                       "last_nonfinite": "nan", "axis": "epoch"}},
+    ]  # fmt: skip
+    tasks = [
+        {"id": f"7_{n}", "state": "COMPLETED", "nodes": ["n1"], "config": {"lr": n}, "metrics": own}
+        for n, own in enumerate(metrics)
+    ]
+    run = made_run(tmp_path, 7, tasks=tasks, sweep={"keys": ["lr"], "metric": "eval_loss"})
+    report = report_of([Row(run)])
+    assert any("task 1" in line and "epoch 4" in line for line in report.verdict)
+    assert not any("eval_loss" in line for line in report.missing)
+    ranking = next(one for one in report.sections if one.title.startswith("Ranking"))
+    assert [row[2] for row in ranking.tables[0].rows] == ["0.2", "nan"]
