@@ -22,7 +22,7 @@ from clusterctl.jobs.remote_readings import HOST
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.history import Alarm, Hang, attempts_of
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.metrics import Goal, goal_of
+from clusterctl.spec.metrics import is_loss
 from clusterctl.state.ledger import METRICS_PLACES, PROGRAM_FOLDER
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.numbers import finite
@@ -160,12 +160,12 @@ class Metrics:
             name = printable(key[:_LONGEST_NAME])
             if name in self._last or len(self._last) < _MOST_NAMES:
                 self._last[name] = number
-                if _is_loss(name):
+                if is_loss(name):
                     self._curves.setdefault(name, deque(maxlen=_MOST_POINTS)).append(number)
 
     def progress(self) -> Progress:
         loss = min(self._curves, key=_order, default=None)
-        speed = next((name for name in self._last if _is_speed(name)), None)
+        speed = next((name for name in self._last if _SPEED.search(name)), None)
         return Progress(
             self._step,
             Figure(loss, self._last[loss]) if loss else None,
@@ -245,17 +245,9 @@ class Readings:
         )
 
 
-def _is_loss(name: str) -> bool:
-    return "loss" in name.lower() and goal_of(name) is Goal.MIN
-
-
 def _order(name: str) -> tuple[bool, bool, int]:
     """Return a key by which the loss of training comes first, and then the shortest name."""
     return name != "loss", "train" not in name.lower(), len(name)
-
-
-def _is_speed(name: str) -> bool:
-    return _SPEED.search(name) is not None and goal_of(name) is Goal.MAX
 
 
 def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:

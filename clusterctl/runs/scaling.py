@@ -1,21 +1,17 @@
 """The table and the picture of a scaling: the runs of `submit --scaling` of each size.
 
 A size is a number of nodes, of tasks per node or of GPUs per node. A figure of a size is the mean
-over its runs, with the sample standard deviation. The speed-up of a run is its speed divided by the
-mean speed of the smallest size.
+over its runs, with the sample standard deviation. The speed-up of a size is the
+ratio of its mean to that of the smallest size, so that the rows of the table agree.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import BadValueError, CollectError, UsageError
@@ -33,11 +29,11 @@ from clusterctl.runs.find import (
 from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import history_in
-from clusterctl.runs.spread import Spread
+from clusterctl.runs.spread import Spread, mean_of
 from clusterctl.runs.telemetry import FIGURES, node_use
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.directives import Directives
-from clusterctl.spec.metrics import Goal, Target, goal_of, is_time_of_all_work
+from clusterctl.spec.metrics import Goal, Target, goal_of
 from clusterctl.spec.sweep import SIZE_FIELDS
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.util import formatting
@@ -89,76 +85,30 @@ _PERPLEXITY: Final = (
 _UNITS: Final = {"nodes": ("node", "nodes"), "tasks": ("task", "tasks"), "gpus": ("GPU", "GPUs")}
 # A size pays if at least this share of what was added turns into speed.
 _PAYS: Final = 0.5
-# Amdahl's law fits if no speed-up differs from it by more than this share.
-_FITS: Final = 0.05
-_TO_FIT: Final = 3  # sizes
+_ENOUGH: Final = 3  # sizes, to say up to where more of them pay
 # From this factor, and this many seconds, two runs took clearly different times.
 _CLEAR: Final = 1.1
 _CLEAR_S: Final = 1.0
-_EXPECTED: Final = Path(__file__).parent / "expected.toml"
 _DASHED: Final = (7, 5)
-_DOTTED: Final = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The completed runs of a size. figures: by name. expected: the same, as a document states
-    them.
-    """
+    """The completed runs of a size. figures: by name."""
 
     size: int
     nodes: int
     ranks: int
     runs: int
     figures: Mapping[str, Spread]
-    expected: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """Throughput that a document states for numbers of GPUs.
-
-    kind: ``targets`` of the document, or an ``illustration`` in it. models: those of ``train``.
-    Empty: any, so that only the efficiency is compared. hardware: "" if the document names none.
-    """
-
-    kind: str
-    models: Sequence[str]
-    hardware: str
-    source: str
-    throughput: Mapping[str, float]
-
-    @property
-    def shown(self) -> str:
-        return f"{self.kind} {'in' if self.kind == 'illustration' else 'of'} {self.source}"
-
-    def figures(self, metric: str, first: int, ranks: int) -> dict[str, float]:
-        """Return the figures for a GPU per rank. They are of trainings, so a throughput is needed.
-
-        first: the ranks of the smallest size.
-        """
-        throughput = self.throughput if metric.endswith("_per_s") else {}
-        if str(first) not in throughput or str(ranks) not in throughput:
-            return {}
-        speed_up = throughput[str(ranks)] / throughput[str(first)]
-        figures = {_EFFICIENCY: 100 * speed_up * first / ranks}
-        return figures | (
-            {metric: throughput[str(ranks)]} if self.models and metric == SPEEDS[0] else {}
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurve:
-    """A program with its options, in each size. title: the options that a sweep sets, or "".
-
-    document: the document with the expected figures. None: there are none.
-    differs: whether the GPUs are other ones than the document's.
-    """
+    """A program with its options, in each size. title: the options that a sweep sets, or ""."""
 
     title: str
     sizes: Sequence[Size]
-    document: Document | None = None
-    differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +152,7 @@ class Scaling:
             name = f"{curve.title}: " if curve.title else ""
             sentences = [*self._speed_lines(curve)]
             if not (self.shares_machine and is_across):
-                sentences += [*self._paying(curve), *self._law(curve)]
+                sentences += [*self._paying(curve)]
             yield from (f"{name}{text}" for text in (*sentences, *self._convergence(curve)))
 
     def _speed_lines(self, curve: ScalingCurve) -> Iterator[str]:
@@ -277,32 +227,12 @@ class Scaling:
                         f"{self._named(before)}{single}"
                     )
                 return
-        if len(sizes) >= _TO_FIT:
+        if len(sizes) >= _ENOUGH:
             last = sizes[-1]
             efficiency = last.figures[_EFFICIENCY]
             yield (
                 f"pays up to {self._named(last)}, the most that ran: efficiency {efficiency} "
                 f"%{single}"
-            )
-
-    def _law(self, curve: ScalingCurve) -> Iterator[str]:
-        """Yield a sentence with Amdahl's law, if it fits the speed-ups."""
-        sizes = [size for size in curve.sizes if _SPEED_UP in size.figures]
-        if self.weak or len(sizes) < _TO_FIT:
-            return
-        first = sizes[0]
-        shares = [first.size / size.size for size in sizes]
-        times = [1 / size.figures[_SPEED_UP].mean for size in sizes]
-        pairs = [*zip(shares, times, strict=True)]
-        serial = sum((time - share) * (1 - share) for share, time in pairs) / sum(
-            (1 - share) ** 2 for share in shares
-        )
-        worst = max(abs((serial + (1 - serial) * share) / time - 1) for share, time in pairs)
-        if 0 < serial < 1 and worst <= _FITS:
-            yield (
-                f"Amdahl's law fits within {max(100 * worst, 0.1):.1f} %: {100 * serial:.2g} % "
-                f"of the time on {self._named(first)} does not scale, so by this law at most "
-                f"{1 / serial:.3g} times the speed"
             )
 
     def _convergence(self, curve: ScalingCurve) -> Iterator[str]:
@@ -377,37 +307,12 @@ class Scaling:
                     title = f"{title.removesuffix('GiB')}MiB"
                     spreads = [each and each.times(GIB_MIB) for each in spreads]
                 rows.append([title, *("-" if each is None else str(each) for each in spreads)])
-                if any(name in size.expected for size in curve.sizes):
-                    rows.append(self._expected_row(curve, name, shown))
         return Table(("", *map(self._counted, counts)), rows)
-
-    def _expected_row(
-        self, curve: ScalingCurve, name: str, sizes: Sequence[Size | None]
-    ) -> list[str]:
-        kind = curve.document.kind if curve.document is not None and name != _GPU else "targets"
-        mark = " *" if curve.differs and name != _GPU else ""
-        values = [size.expected.get(name) if size else None for size in sizes]
-        cells = ["-" if value is None else f"{Spread(value, 0)}{mark}" for value in values]
-        return [f"{kind.removesuffix('s')}: {_TITLES.get(name, name)}", *cells]
 
     def notes(self) -> Iterator[str]:
         yield from (f"{_TITLES[_TIME]}: {clock}" for clock in self.clocks)
         if any(_TARGET in size.figures for curve in self.curves for size in curve.sizes):
             yield f"{self._title(_TARGET)}: from the start of the program, with its start-up"
-        documents = {
-            curve.document.source: (curve.document, curve.differs)
-            for curve in self.curves
-            if curve.document is not None
-        }
-        for document, differs in documents.values():
-            yield document.shown
-            if differs and document.hardware:
-                own = self.hardware or "unknown hardware"
-                yield f"* for {document.hardware}, and these nodes have {own}"
-            elif differs:
-                yield "* not measured, and without a name of the hardware"
-        if any(_GPU in size.expected for curve in self.curves for size in curve.sizes):
-            yield f"targets of {_expected()[_GPU]['source']}: {_TITLES[_GPU]}"
 
     def report(self) -> Report:
         charts = [self._chart()] if self.curves else []
@@ -436,14 +341,6 @@ class Scaling:
         first = counts[0]
         ideal = Series("ideal", [(size, size / first) for size in counts], -1, dash=_DASHED)
         lines = [*series, ideal]
-        for curve in self.curves[:1]:
-            points = [
-                (size.size, size.expected[_EFFICIENCY] / 100 * size.size / first)
-                for size in curve.sizes
-                if _EFFICIENCY in size.expected
-            ]
-            if curve.document is not None and len(points) > 1:
-                lines.append(Series(curve.document.kind, points, -1, dash=_DOTTED))
         units = _UNITS[self.by][1] + ("" if self.by == "nodes" else " per node")
         end = float(counts[-1])
         return Chart("Speed-up", lines, units, from_zero=True, has_points=True, x_end=end)
@@ -566,8 +463,7 @@ def _target_of(text: object) -> Target | None:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """A completed run. figures: by name. clock: how its time was measured. gpus: the name of each
-    GPU.
+    """A completed run. figures: by name. clock: how its time was measured.
 
     size: the number of nodes, tasks or GPUs. not_timed: why the time to the target is not known.
     """
@@ -579,7 +475,6 @@ class _Facts:
     figures: Mapping[str, float]
     clock: str
     hardware: str
-    gpus: Sequence[str]
     not_timed: str
 
     @classmethod
@@ -588,14 +483,6 @@ class _Facts:
         with suppress(CollectError):
             environment = environment_of(row)
         job = mapping(environment, "client", "job")
-        hosts = [*mapping(environment, "hosts").values()]
-        listed = [host.get("gpus") for host in hosts if isinstance(host, Mapping)]
-        gpus = [
-            str(mapping(gpu).get("name"))
-            for each in listed
-            if isinstance(each, list)
-            for gpu in each
-        ]
         keys = swept_keys(row)
         metrics = ProgramMetrics.of(row, metric)
         seconds, clock = _seconds(row, metrics)
@@ -613,7 +500,6 @@ class _Facts:
             figures,
             clock,
             str(hardware_of(environment).get("nodes", "")),
-            gpus,
             not_timed,
         )
 
@@ -762,10 +648,7 @@ def _curve(
 ) -> ScalingCurve:
     groups = _by_size(facts)
     first = next(iter(groups))
-    base = [speed for each in groups[first] if (speed := _speed(each, metric, goal))]
-    # The documents are about GPUs.
-    gpus = [each.gpus for each in facts]
-    document = _document(str(facts[0].row.value("config.model") or "")) if all(gpus) else None
+    base = _measured(groups[first], metric)
     sizes = []
     for size, group in groups.items():
         names = dict.fromkeys(name for each in group for name in each.figures)
@@ -779,29 +662,19 @@ def _curve(
             for name, listed in values.items()
             if len(listed) == len(group) or name in (metric, _TIME)
         }
-        if base and (speeds := [speed for each in group if (speed := _speed(each, metric, goal))]):
-            ratios = [speed / statistics.fmean(base) for speed in speeds]
+        own = _measured(group, metric)
+        if base and own and goal is not None:
             # A throughput, and the time of a single sample, already count the larger work.
-            is_of_all_work = goal is Goal.MIN and is_time_of_all_work(metric)
+            is_of_all_work = goal is Goal.MIN and "_per_" not in metric
             grown = size / first if is_weak and is_of_all_work else 1.0
-            speed_up = Spread.of([ratio * grown for ratio in ratios])
+            speed_up = _speed_up(base, own, goal).times(grown)
             figures |= {_SPEED_UP: speed_up, _EFFICIENCY: speed_up.times(100 * first / size)}
         if metric != _TIME and (by_time := _by_time(groups[first], group)) is not None:
             figures[_TIME_SPEED_UP] = by_time.times(size / first if is_weak else 1.0)
-        ranks = group[0].ranks
         nodes = len(group[0].row.record.nodes)
-        expected = (
-            document.figures(metric, groups[first][0].ranks, ranks) if document is not None else {}
-        )
-        if expected and _GPU in figures:
-            expected |= {_GPU: _expected()[_GPU]["target"]}
-        sizes.append(Size(size, nodes, ranks, len(group), _in_order(figures, metric), expected))
-    if document is None or not any(size.expected for size in sizes):
-        return ScalingCurve(title, sizes)
-    differs = not document.hardware or any(
-        document.hardware not in gpu for names in gpus for gpu in names
-    )
-    return ScalingCurve(title, sizes, document, differs)
+        in_order = _in_order(figures, metric)
+        sizes.append(Size(size, nodes, group[0].ranks, len(group), in_order))
+    return ScalingCurve(title, sizes)
 
 
 def _by_time(first: Sequence[_Facts], group: Sequence[_Facts]) -> Spread | None:
@@ -811,30 +684,23 @@ def _by_time(first: Sequence[_Facts], group: Sequence[_Facts]) -> Spread | None:
     times = [each.figures.get(_TIME, 0.0) for each in (*first, *group)]
     if min(times) <= 0 or len({each.clock for each in (*first, *group)}) > 1:
         return None
-    base = statistics.fmean(1 / time for time in times[: len(first)])
-    return Spread.of([1 / time / base for time in times[len(first) :]])
+    return _speed_up(times[: len(first)], times[len(first) :], Goal.MIN)
 
 
-def _speed(facts: _Facts, metric: str, goal: Goal | None) -> float:
-    """Return the speed of a run, the reciprocal of a time.
+def _speed_up(first: Sequence[float], values: Sequence[float], goal: Goal) -> Spread:
+    """Return the ratio of two means as a speed-up, with the deviation of the runs' own ratios."""
+    base, mean = mean_of(first), mean_of(values)
+    is_time = goal is Goal.MIN
+    runs = Spread.of([base / value if is_time else value / base for value in values])
+    return Spread(base / mean if is_time else mean / base, runs.deviation, len(values))
 
-    0: the metric is missing, 0 or below, or its goal is not known.
-    """
-    value = max(facts.figures.get(metric, 0.0), 0.0) if goal is not None else 0.0
-    return value if goal is Goal.MAX or not value else 1 / value
+
+def _measured(facts: Sequence[_Facts], metric: str) -> list[float]:
+    """Return the values of a metric above 0, of which a speed-up can be computed."""
+    return [value for each in facts if (value := each.figures.get(metric, 0.0)) > 0]
 
 
 def _in_order(figures: Mapping[str, Spread], metric: str) -> dict[str, Spread]:
     order = (_TIME, _TARGET, _STEP, metric, _SPEED_UP, _EFFICIENCY, _TIME_SPEED_UP)
     first = [name for name in order if name in figures]
     return {name: figures[name] for name in dict.fromkeys((*first, *figures))}
-
-
-@cache
-def _expected() -> Mapping[str, Any]:
-    return tomllib.loads(_EXPECTED.read_text(encoding="utf-8"))
-
-
-def _document(model: str) -> Document:
-    documents = [Document(**each) for each in _expected()["documents"]]
-    return next((each for each in documents if model in each.models), documents[-1])

@@ -100,8 +100,8 @@ def test_strong_scaling_computed_by_hand(runs: list[Row]) -> None:
         spread(12.5, math.sqrt(0.5)),
         spread(6.5, math.sqrt(0.5)),
     )
-    # By the time: the mean of 1/12 and 1/13 is 0.080128; 1/6 and 1/7 are 2.08 and 1.783 times that.
-    assert two["time_speed_up"].mean == pytest.approx((1 / 6 + 1 / 7) / (1 / 12 + 1 / 13))
+    # By the time: 12.5 s / 6.5 s, as the rows of the table say.
+    assert two["time_speed_up"].mean == pytest.approx(12.5 / 6.5)
     # A step has 200 ms, of which 20 ms wait for communication.
     assert (two["step_ms"], two["comm_exposed_percent"]) == (spread(200), spread(10))
     assert (one["eval_loss"], two["eval_accuracy"]) == (spread(0.5), spread(0.9))
@@ -115,8 +115,6 @@ def test_table_has_a_column_for_each_number_of_nodes(runs: list[Row]) -> None:
     assert cells["samples_per_s (higher is better)"] == ["100 ± 14", "160 ± 14"]
     assert cells["speed-up"] == ["1.00 ± 0.14", "1.60 ± 0.14"]
     assert cells["efficiency, %"] == ["100 ± 14", "80.0 ± 7.1"]
-    # The documents are about GPUs, which these nodes have not.
-    assert not any("illustration" in title or "target" in title for title in cells)
 
 
 @pytest.mark.parametrize(
@@ -139,22 +137,20 @@ def test_time_is_faster_if_it_is_less(
     scaling = scaling_of(rows)
     figures = sizes_of(scaling)[2].figures
     assert (scaling.metric, figures["time_s"]) == ("time_s", spread(30))
-    # The documents' figures are of trainings.
-    assert [size.expected for size in sizes_of(scaling).values()] == [{}, {}]
     (clock,) = scaling.clocks
     assert clock in "".join(scaling.notes())
     assert figures["speed_up"] == spread(speed_up)
     assert figures["efficiency_percent"] == spread(efficiency)
 
 
-def test_speeds_of_times_are_averaged_and_zero_is_no_speed(tmp_path: Path) -> None:
-    """10 and 20 s: 0.1 and 0.05 per second, on average 0.075."""
+def test_speed_up_is_the_ratio_of_the_means_and_zero_is_no_speed(tmp_path: Path) -> None:
+    """10 and 20 ms are 15 ms on average, as the table says, so 5 ms are 3 times as fast."""
 
     def scaling(*values: float) -> Scaling:
-        options = {**SCALING, "metric": "epoch_s"}
+        options = {**SCALING, "metric": "epoch_ms"}
         places = [(tmp_path / str(values), number, min(number, 2)) for number in (1, 2)]
         places += [(tmp_path / str(values), 3, 1)]
-        lines = [[{"epoch_s": value}] for value in values]
+        lines = [[{"epoch_ms": value}] for value in values]
         return scaling_of(
             [
                 Row(measured(*place, line, scaling=options))
@@ -164,17 +160,17 @@ def test_speeds_of_times_are_averaged_and_zero_is_no_speed(tmp_path: Path) -> No
 
     figures = sizes_of(scaling(10, 5, 20))
     assert figures[1].figures["speed_up"].mean == pytest.approx(1)
-    assert figures[2].figures["speed_up"] == spread(0.2 / 0.075)
+    assert figures[2].figures["speed_up"] == spread(15 / 5)
     assert "speed_up" not in sizes_of(scaling(0, 5, 0))[2].figures
     # Twice the time on two nodes is not called fast.
     assert "slower" in next(scaling(10, 20, 10).verdict())
 
 
 def test_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
-    options = {**SCALING, "metric": "epoch_s"}
+    options = {**SCALING, "metric": "epoch_ms"}
     lines = {1: 8.0, 2: 5.0}
     rows = [
-        Row(measured(tmp_path, nodes, nodes, [{"epoch_s": value}], scaling=options))
+        Row(measured(tmp_path, nodes, nodes, [{"epoch_ms": value}], scaling=options))
         for nodes, value in lines.items()
     ]
     scaling = scaling_of(rows)
@@ -185,7 +181,7 @@ def test_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
     ]
     with refused("unknown-run-key", UsageError) as caught:
         scaling_of(rows)
-    assert "epoch_s" in (caught.value.fix or "")
+    assert "epoch_ms" in (caught.value.fix or "")
 
 
 def scaled(out: Path, metric: str, values: Sequence[float], **options: Any) -> Scaling:
@@ -215,17 +211,16 @@ def scaled(out: Path, metric: str, values: Sequence[float], **options: Any) -> S
 @pytest.mark.parametrize(
     ("metric", "options", "values", "speed_up"),
     [
-        ("mlups", {}, (200, 100), 0.5),
-        ("MLUP/s", {}, (257, 173), 173 / 257),
+        ("updates_per_s", {}, (200, 100), 0.5),
         ("gflops", {}, (100, 190), 1.9),
-        ("s_per_step", {}, (1.0, 0.5), 2.0),
+        ("update_ms", {}, (1.0, 0.5), 2.0),
         ("error_rate", {}, (0.2, 0.1), 2.0),
         ("widgets", {"goal": "max"}, (10, 15), 1.5),
         ("widgets", {"goal": "min"}, (10, 5), 2.0),
-        ("mlups", {"goal": "min"}, (200, 100), 2.0),
+        ("gflops", {"goal": "min"}, (200, 100), 2.0),
         ("tokens_per_s", {"weak": True}, (100, 180), 1.8),
-        ("epoch_s", {"weak": True}, (10, 12.5), 1.6),
-        ("ms_per_token", {"weak": True}, (10, 5), 2.0),
+        ("epoch_ms", {"weak": True}, (10, 12.5), 1.6),
+        ("ms_per_token", {"weak": True, "goal": "min"}, (10, 5), 2.0),
     ],
 )
 def test_speed_up_follows_the_direction_of_the_metric(
@@ -243,7 +238,7 @@ def test_speed_up_follows_the_direction_of_the_metric(
 
 
 def test_metric_of_zero_or_below_has_no_speed_up_and_is_named(tmp_path: Path) -> None:
-    scaling = scaled(tmp_path, "neg_mean_squared_error", (-0.2, -0.1))
+    scaling = scaled(tmp_path, "reward", (-0.2, -0.1))
     assert "speed_up" not in sizes_of(scaling)[2].figures
     assert ["-0.2" in line for line in scaling.missing] == [True, False]
 
@@ -274,14 +269,14 @@ def test_metric_that_contradicts_the_times_is_named(
     options: Mapping[str, Any],
     contradicts: bool,
 ) -> None:
-    scaling = scaled(tmp_path, "mlups", values, times=times, **options)
+    scaling = scaled(tmp_path, "gflops", values, times=times, **options)
     assert any("contradict" in line for line in scaling.verdict()) is contradicts
 
 
 def test_verdict_of_the_same_speed_has_no_factor(tmp_path: Path) -> None:
-    options = {**SCALING, "metric": "epoch_s"}
+    options = {**SCALING, "metric": "epoch_ms"}
     rows = [
-        Row(measured(tmp_path, nodes, nodes, [{"epoch_s": 8.0}], scaling=options))
+        Row(measured(tmp_path, nodes, nodes, [{"epoch_ms": 8.0}], scaling=options))
         for nodes in (1, 2)
     ]
     assert " times " not in next(scaling_of(rows).verdict())
@@ -305,28 +300,16 @@ def test_scaling_of_two_models_has_two_curves(tmp_path: Path) -> None:
     scaling = scaling_of(rows)
     assert sizes_of(scaling, "model=resnet50")[2].figures["efficiency_percent"] == spread(100)
     assert sizes_of(scaling, "model=mlp")[2].figures["efficiency_percent"] == spread(90)
-    # The targets for one and two H100: 2,000 and 3,800 images per second.
-    assert sizes_of(scaling, "model=resnet50")[2].expected["samples_per_s"] == 3800
-    assert "samples_per_s" not in sizes_of(scaling, "model=mlp")[2].expected
-    titles = [row[0] for row in scaling.table().rows]
-    assert ("target: efficiency, %" in titles, "illustration: efficiency, %" in titles) == (
-        True,
-        True,
-    )
-    assert not any("published" in line for line in (*titles, *scaling.notes()))
-    assert [curve.differs for curve in scaling.curves] == [True, True]
-    assert ["H100" in line for line in scaling.notes() if "Real-World" in line] == [False]
     (chart,) = report_of(rows).sections[0].charts
     assert {series.name: list(series.points) for series in chart.series} == {
         "model=resnet50": [(1, 1.0), (2, 2.0)],
         "model=mlp": [(1, 1.0), (2, pytest.approx(1.8))],
         "ideal": [(1, 1.0), (2, 2.0)],
-        "targets": [(1, 1.0), (2, pytest.approx(1.9))],
     }
     # What nobody measured is grey and dashed.
     assert [(series.color, bool(series.dash)) for series in chart.series] == [
         *[(None, False)] * 2,
-        *[(-1, True)] * 2,
+        (-1, True),
     ]
 
 
@@ -343,17 +326,7 @@ def test_scaling_names_hardware_and_shared_machines(tmp_path: Path) -> None:
 
     apart = scaling("apart", "NVIDIA H100 80GB HBM3", shares_machine=False)
     shared = scaling("shared", "NVIDIA L4", shares_machine=True)
-    assert (apart.curves[0].differs, shared.curves[0].differs) == (True, True)
-    cells = {row[0]: row[1:] for row in apart.table().rows}
-    assert cells["illustration: efficiency, %"] == ["100 *", "95 *"]
-    more = {
-        "config": {"model": "resnet50"},
-        "hosts": {"a": {"gpus": [{"name": "NVIDIA H100 PCIe"}]}},
-    }
-    rows = [Row(measured(tmp_path / "h100", number, number, steps(9), **more)) for number in (1, 2)]
-    on_h100 = scaling_of(rows)
-    cells = {row[0]: row[1:] for row in on_h100.table().rows}
-    assert (on_h100.curves[0].differs, cells["target: efficiency, %"]) == (False, ["100", "95"])
+    assert apart.hardware == "NVIDIA H100 80GB HBM3"
     # Nothing is said of where such a scaling stops paying.
     assert ["share" in line for line in shared.verdict()][:1] == [True]
     assert ["paying" in line for line in (*shared.verdict(), *apart.verdict())].count(True) == 1
@@ -423,7 +396,6 @@ def test_memory_of_less_than_a_gib_is_in_mib() -> None:
                 nodes,
                 1,
                 {"memory_max_gib": Spread(each, 0.0), "tokens_per_s": Spread(102_211.0, 0.0)},
-                {},
             )
             for nodes, each in enumerate(gib, 1)
         ]
@@ -527,7 +499,6 @@ def made_sizes(speed_ups: Mapping[int, Spread], **figures: Mapping[int, Spread])
                 "efficiency_percent": speed_up.times(100 * first / count),
                 **{name: values[count] for name, values in figures.items() if count in values},
             },
-            {},
         )
         for count, speed_up in speed_ups.items()
     ]
@@ -535,7 +506,7 @@ def made_sizes(speed_ups: Mapping[int, Spread], **figures: Mapping[int, Spread])
 
 def verdict_of(sizes: Sequence[Size], *, weak: bool = False) -> list[str]:
     curve = ScalingCurve("", sizes)
-    scaling = Scaling(NAME, "nodes", weak, "mlups", Goal.MAX, [curve], False, "", [])
+    scaling = Scaling(NAME, "nodes", weak, "gflops", Goal.MAX, [curve], False, "", [])
     return [*scaling.verdict()]
 
 
@@ -571,17 +542,6 @@ def test_scaling_verdict_ignores_gains_within_the_spread() -> None:
     assert ["can't be told" in line for line in verdict_of(sizes) if "pay" in line] == [True]
 
 
-def test_amdahls_law_is_named_only_if_it_fits() -> None:
-    """A tenth of the time does not scale: on n nodes the speed-up is 1 / (0.1 + 0.9 / n)."""
-    law = {n: Spread(1 / (0.1 + 0.9 / n), 0.0) for n in (1, 2, 4, 8)}
-    (line,) = [line for line in verdict_of(made_sizes(law)) if "Amdahl" in line]
-    assert "10 % of the time on 1 node" in line
-    assert "at most 10 times" in line
-    assert not any("Amdahl" in line for line in verdict_of(made_sizes(law), weak=True))
-    wild = {1: Spread(1, 0), 2: Spread(1.9, 0), 4: Spread(1.2, 0), 8: Spread(5, 0)}
-    assert not any("Amdahl" in line for line in verdict_of(made_sizes(wild)))
-
-
 @pytest.mark.parametrize(
     ("base", "other", "word"),
     [
@@ -603,14 +563,14 @@ def test_verdict_on_the_loss_of_two_sizes(base: Spread, other: Spread, word: str
 
 
 def test_scaling_by_tasks_has_a_column_for_each_number(tmp_path: Path) -> None:
-    options = {"tasks": [1, 2, 4], "weak": False, "repeats": 1, "metric": "mlups"}
+    options = {"tasks": [1, 2, 4], "weak": False, "repeats": 1, "metric": "gflops"}
     rows = [
         Row(
             measured(
                 tmp_path,
                 number,
                 1,
-                [{"mlups": speed}],
+                [{"gflops": speed}],
                 scaling=options,
                 job={"tasks_per_node": number},
                 shares_machine=True,

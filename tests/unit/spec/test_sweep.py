@@ -278,7 +278,7 @@ def test_sweep_by_metric_of_unknown_direction_needs_a_goal() -> None:
     with refused("goal-unknown", UsageError, exit_code=2):
         read_jobs("train", {"sweep": sweep})
     (job,) = read_jobs("train", {"sweep": {**sweep, "goal": "max"}})
-    (known,) = read_jobs("train", {"sweep": {**sweep, "metric": "mlups"}})
+    (known,) = read_jobs("train", {"sweep": {**sweep, "metric": "gflops"}})
     assert job.sweep is not None
     assert known.sweep is not None
     assert (job.sweep.record["goal"], known.sweep.record["goal"]) == ("max", "max")
