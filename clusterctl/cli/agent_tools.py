@@ -63,15 +63,12 @@ TOOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         }.items()
     }
 )
-# Arguments that more than one tool has, in the fewest words: they are in every client's context.
-_HELP: Final = MappingProxyType(
-    {
-        "cluster": "Name; default: cluster.yaml's.",
-        "file": "Spec file.",
-        # See ``MOST_WAIT_S``.
-        "timeout": "At most 30m. Default: 10m.",
-    }
-)
+# Tools are in every client's context, so that the server's instructions tell of these arguments once.
+_TOLD: Final = frozenset({"cluster", "file", "token"})
+# The tool whose descriptions hold for arguments of the same name and help.
+_FIRST: Final = "submit"
+# See ``MOST_WAIT_S``.
+_HELP: Final = MappingProxyType({"timeout": "At most 30m. Default: 10m."})
 # Words of a command that would ask.
 _YES: Final = "--yes"
 # The most that all arguments of a call take, as JSON.
@@ -104,11 +101,11 @@ class Argument:
     default: str | None = None
 
     def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of a value, without a description."""
         one: dict[str, Any] = {"type": _TYPES[self.kind][0]}
         if self.choices:
             one["enum"] = [*self.choices]
-        whole = {"type": "array", "items": one} if self.is_list else one
-        return {**whole, "description": self.help} if self.help else whole
+        return {"type": "array", "items": one} if self.is_list else one
 
     def fault(self, value: Any) -> str:
         """Return what is wrong with a value, or with one of a list. "": nothing."""
@@ -262,15 +259,20 @@ def limits_of_user() -> AgentLimits:
 def schema_of(verb: str) -> dict[str, Any]:
     """Return the JSON Schema of a tool's arguments."""
     arguments = arguments_of(verb)
-    properties = {name: argument.schema() for name, argument in arguments.items()}
+    told = {} if verb == _FIRST else arguments_of(_FIRST)
+    properties = {}
+    for name, argument in arguments.items():
+        is_told = name in _TOLD or (name in told and told[name].help == argument.help)
+        text = "" if is_told else _named(verb, argument.help)
+        properties[name] = argument.schema() | ({"description": text} if text else {})
     if VERBS[verb].effect.needs_plan:
-        properties["token"] = {"type": "string", "description": "That of the dry run."}
+        properties["token"] = {"type": "string"}
     required = [name for name, argument in arguments.items() if argument.required]
+    # ``checked`` refuses other arguments, with a code.
     return {
         "type": "object",
         "properties": properties,
         **({"required": required} if required else {}),
-        "additionalProperties": False,
     }
 
 

@@ -112,7 +112,7 @@ def test_tools_are_the_commands_with_their_annotations(project: Project) -> None
     assert not found.keys() & {"ssh", "shell", "mcp", "agent_resume", "runs_rm", "orphans_remove"}
     # Every client has them in its context.
     size = len(json.dumps([tool.model_dump(exclude_none=True) for tool in found.values()]))
-    assert size < 26_000
+    assert size < 19_000
 
 
 def test_resources_are_the_spec_the_manual_and_help(project: Project) -> None:
