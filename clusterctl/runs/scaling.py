@@ -533,7 +533,10 @@ def _seconds(row: Row, metrics: ProgramMetrics) -> tuple[float | None, str]:
     spans = [(each.started or 0.0, each.ended) for each in history_in(row.folder) if each.start]
     seconds = [ended - started for started, ended in spans if ended is not None]
     if seconds and len(seconds) == len(spans):
-        return sum(seconds), "the job recorded when its program started and ended"
+        stopped = sum(each.suspended_s for task in row.task_records for each in task.known_attempts)
+        return max(
+            0.0, sum(seconds) - stopped
+        ), "the job recorded when its program started and ended"
     return finite(row.value("elapsed")), "the scheduler has the job's time in whole seconds"
 
 

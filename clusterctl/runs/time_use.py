@@ -41,10 +41,10 @@ class Use(StrEnum):
     QUEUE: waiting for nodes, also between two attempts. STAGING: copying files to the nodes'
     disks. START_UP: before the program's first step.
     USEFUL: steps. REDONE: steps that an earlier attempt had done. CHECKPOINT, DATA: training
-    waited for a checkpoint, or for its samples. HUNG: without progress for so long that it is called
-    a hang. IDLE: processors, GPUs and network did nothing. RUNNING: the program ran, and recorded nothing
-    that divides the time. EXIT: after the program. UNKNOWN: the nodes were held, and nothing tells
-    whether the program ran.
+    waited for a checkpoint, or for its samples. HUNG: without progress for so long that it is
+    called a hang. SUSPENDED: Slurm had stopped the job. IDLE: processors, GPUs and network did
+    nothing. RUNNING: the program ran, and recorded nothing that divides the time. EXIT: after
+    the program. UNKNOWN: the nodes were held, and nothing tells whether the program ran.
     """
 
     QUEUE = "queue"
@@ -56,6 +56,7 @@ class Use(StrEnum):
     DATA = "data"
     EVALUATION = "evaluation"
     HUNG = "hung"
+    SUSPENDED = "suspended"
     IDLE = "idle"
     RUNNING = "running"
     EXIT = "exit"
@@ -119,14 +120,16 @@ class Evidence:
     lost: Sequence[_Lost] = ()
 
     @classmethod
-    def of(cls, folder: Path, nodes: Sequence[str], gpus: float = 0) -> Evidence:
+    def of(
+        cls, folder: Path, nodes: Sequence[str], gpus: float = 0, *, suspended: bool = False
+    ) -> Evidence:
         """Read a folder. nodes: of the job. gpus: that it had on each node."""
         records, lost = _records_in(folder)
         history = [attempt for attempt in history_in(folder) if attempt.start]
-        is_open = any(attempt.ended is None for attempt in history)
+        needs_samples = any(attempt.ended is None for attempt in history)
         return cls(
             history=history,
-            samples=sample_times(folder, history) if is_open else (),
+            samples=sample_times(folder, history) if needs_samples or suspended else (),
             staged=_merged(_staged_times(each for part in history for each in part.events)),
             hangs=_hang_times((hang for part in history for hang in part.hangs), records),
             idle=_idle_times(folder, nodes, gpus),
@@ -178,7 +181,8 @@ def find_time_use(run: RunRecord, task: TaskRecord, folder: Path) -> dict[str, f
     nodes = [*dict.fromkeys(node for attempt in attempts for node in attempt.nodes)]
     asked = amounts_of(task.tres)
     gpus = asked.get(GPU, 0.0) / max(1.0, asked.get("node", 1.0))
-    evidence = Evidence.of(folder, nodes, gpus)
+    is_suspended = any(attempt.suspended_s for attempt in attempts)
+    evidence = Evidence.of(folder, nodes, gpus, suspended=is_suspended)
     if is_packed:
         # A packed task has no events of its own. Its only attempt is its program.
         start: Event = {"event": "start", "time": attempts[0].start_time}
@@ -191,7 +195,8 @@ def divide(
     begin: float, attempts: Sequence[AttemptRecord], end: float, evidence: Evidence
 ) -> dict[str, float]:
     """Return the seconds by use between the submission ``begin`` and ``end``, without uses of 0."""
-    line = _Line(begin, evidence.staged, evidence.hangs, evidence.idle)
+    suspended = [span for each in attempts for span in _suspended(each, end, evidence)]
+    line = _Line(begin, evidence.staged, evidence.hangs, evidence.idle, suspended)
     # Steps and epochs may begin at 0.
     reached = -math.inf
     starts = [*(float(attempt.start_time) for attempt in attempts), math.inf]
@@ -226,8 +231,26 @@ def divide(
     return {use: seconds for use in Use if (seconds := line.seconds[use]) > 0}
 
 
+def _suspended(attempt: AttemptRecord, end: float, evidence: Evidence) -> list[_Span]:
+    """Return the times in which an attempt was suspended. Slurm tells only how long that was
+    together, so these are its longest times without metrics and telemetry.
+    """
+    left = float(attempt.suspended_s)
+    until = end if attempt.end_time is None else attempt.end_time
+    times = [record.time for record in evidence.records] + [*evidence.samples] if left else []
+    seen = sorted(time for time in times if attempt.start_time < time < until)
+    gaps = [*pairwise([attempt.start_time, *seen, until])] if left else []
+    spans: list[_Span] = []
+    for a, b in sorted(gaps, key=lambda gap: gap[0] - gap[1]):
+        if left > 0:
+            spans.append((max(a, b - left), b))
+            left -= b - a
+    return sorted(spans)
+
+
 class _Line:
-    """Time from ``cursor`` on, whose parts are added in order. staged, hangs, idle: times in order.
+    """Time from ``cursor`` on, whose parts are added in order. staged, hangs, idle, suspended: times
+    in order.
 
     offset: seconds by which the clock of ``now``, hangs and idle times is ahead of the line's.
     """
@@ -238,6 +261,7 @@ class _Line:
         staged: Sequence[_Span],
         hangs: Sequence[_Span],
         idle: Sequence[_Span],
+        suspended: Sequence[_Span] = (),
     ) -> None:
         self.cursor = float(cursor)
         self.offset = 0.0
@@ -245,6 +269,7 @@ class _Line:
         self._staged = staged
         self._hangs = hangs
         self._idle = idle
+        self._suspended = suspended
 
     @property
     def now(self) -> float:
@@ -259,7 +284,11 @@ class _Line:
         begin, end = self.now, max(self.now, until)
         self.cursor = end - self.offset
         left = end - begin
-        kinds = [(Use.STAGING, self._staged), (Use.HUNG, self._hangs)]
+        kinds = [
+            (Use.SUSPENDED, self._suspended),
+            (Use.STAGING, self._staged),
+            (Use.HUNG, self._hangs),
+        ]
         kinds += [(Use.IDLE, self._idle)] if use in _MAY_BE_IDLE else []
         seen: list[_Span] = []
         for kind, spans in kinds if use not in {Use.QUEUE, Use.EXIT} else ():

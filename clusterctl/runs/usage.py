@@ -56,4 +56,5 @@ def _held_by_run(run: RunRecord) -> Iterator[Held]:
                 cpus=amounts.get("cpu"),
                 gpus=amounts.get(GPU, 0.0) if amounts else None,
                 price=run.price_per_hour,
+                suspended_s=attempt.suspended_s,
             )

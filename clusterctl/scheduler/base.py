@@ -173,6 +173,7 @@ class JobInfo:
         else "".
     signal: 0 if no signal ended the job. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
+    suspended_s: seconds for which Slurm had stopped the job, in its last attempt.
     attempts: as far as they are known. start_time: of the last or, after ``with_all_attempts``, of
         the first.
     hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress. alarms:
@@ -201,6 +202,7 @@ class JobInfo:
     work_dir: str = ""
     comment: str = ""
     restarts: int | None = None
+    suspended_s: int = 0
     prefix: str = ""
     attempts: tuple[AttemptRecord, ...] = ()
     hang: Hang | None = None
@@ -296,7 +298,7 @@ class JobInfo:
 
 # Values of a job with which only clusterctl itself works. job_id has the number and the task.
 _NOT_IN_JSON: Final = frozenset(
-    "slurm_id number task expected_start comment restarts prefix".split()
+    "slurm_id number task expected_start comment restarts prefix suspended_s".split()
 )
 
 

@@ -25,6 +25,7 @@ from clusterctl.scheduler.slurm_values import (
     as_known_number,
     as_limit_s,
     as_number,
+    as_seconds,
     as_signal,
     as_task,
     as_text,
@@ -93,6 +94,7 @@ SACCT_VALUES: Final[_Values] = {
     "expected_start": ("Start", as_known_number),
     "work_dir": ("WorkDir", str),
     "comment": ("Comment", as_text),
+    "suspended_s": ("Suspended", as_seconds),
 }
 # If the text of one of these values is invalid, the job's state is UNKNOWN. If that of another is
 # invalid, only this value is missing.
@@ -255,6 +257,7 @@ def with_attempts(records: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
                     end_time=each.end_time,
                     nodes=each.nodes,
                     state=each.state.value if each.end_time is not None else "",
+                    suspended_s=each.suspended_s,
                 )
                 for each in own[job_id]
                 if each.start_time is not None and each.nodes

@@ -87,6 +87,13 @@ def as_limit_s(text: str) -> int | None:
     return None
 
 
+def as_seconds(text: str) -> int:
+    """Return a duration of Slurm in seconds. 0 for a text that is none."""
+    with suppress(ValueError):
+        return parse_slurm_time_s(text)
+    return 0
+
+
 def as_exit_code(text: str) -> int:
     """Return the exit code from ``1:0`` or, in squeue before Slurm 23, a status of wait(2)."""
     return _exit(text)[0]

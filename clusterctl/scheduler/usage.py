@@ -31,6 +31,7 @@ class Held:
     """A time in which a job held nodes, from ``start`` to ``end`` in Unix seconds.
 
     job: distinguishes it from other jobs. price: of a node, in USD an hour. None: unknown.
+    suspended_s: seconds of it in which other jobs had the nodes.
     """
 
     job: str
@@ -43,6 +44,7 @@ class Held:
     cpus: float | None = None
     gpus: float | None = None
     price: float | None = None
+    suspended_s: float = 0.0
 
     @property
     def month(self) -> str:
@@ -50,7 +52,7 @@ class Held:
 
     @property
     def hours(self) -> float:
-        return (self.end - self.start) / _HOUR_S
+        return max(0.0, self.end - self.start - self.suspended_s) / _HOUR_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,7 @@ def _held_by_job(job: JobInfo, now: float, price: Callable[[str], float | None])
             cpus=amounts.get("cpu"),
             gpus=amounts.get(GPU, 0.0) if amounts else None,
             price=price(job.partition),
+            suspended_s=attempt.suspended_s,
         )
 
 
@@ -166,7 +169,9 @@ def _within(held: Held, span: tuple[float, float], *, split: bool) -> Iterator[H
         yield replace(held, end=end)
     while start < end:
         until = min(end, next_month(start)) if split else end
-        yield replace(held, start=start, end=until)
+        # Nothing tells when in a time it was suspended.
+        share = (until - start) / (held.end - held.start)
+        yield replace(held, start=start, end=until, suspended_s=share * held.suspended_s)
         start = until
 
 

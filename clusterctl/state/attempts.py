@@ -17,12 +17,14 @@ class AttemptRecord:
     the end. Unix seconds.
 
     state: Slurm's state of an attempt that has ended, such as PREEMPTED. "": unknown.
+    suspended_s: seconds for which Slurm had stopped the job. Its nodes were those of other jobs.
     """
 
     start_time: int
     end_time: int | None = None
     nodes: tuple[str, ...] = ()
     state: str = ""
+    suspended_s: int = 0
 
     def __str__(self) -> str:
         """Return a text such as ``2026-11-27 09:30:00 UTC on 2 nodes for 42s``."""
@@ -32,9 +34,12 @@ class AttemptRecord:
 
     @property
     def seconds(self) -> int:
-        """Duration; 0 if the attempt has not ended."""
+        """Duration without suspended time, as sacct has it; 0 if the attempt has not ended."""
         return self.seconds_until(self.start_time)
 
     def seconds_until(self, now: int) -> int:
-        """Return the duration; until ``now``, in Unix seconds, if the attempt has not ended."""
-        return max(0, (now if self.end_time is None else self.end_time) - self.start_time)
+        """Return the duration without suspended time; until ``now``, in Unix seconds, if the
+        attempt has not ended.
+        """
+        whole = (now if self.end_time is None else self.end_time) - self.start_time
+        return max(0, whole - self.suspended_s)

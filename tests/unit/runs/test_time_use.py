@@ -27,13 +27,19 @@ def made(
     records: Iterable[tuple[float, Mapping[str, Any]]] = (),
     samples: Iterable[tuple[float, Mapping[str, Any]]] = (),
     tres: str = "cpu=2,node=1",
+    suspended_s: int = 0,
 ) -> RunRecord:
     """A run that was submitted at 0, with these attempts. All times are seconds since then.
 
     events: time, name and fields; records, samples: time and fields.
     """
     attempts = [
-        {"start_time": TIME + start, "end_time": TIME + end, "nodes": [NODE]}
+        {
+            "start_time": TIME + start,
+            "end_time": TIME + end,
+            "nodes": [NODE],
+            "suspended_s": suspended_s,
+        }
         for start, end in spans
     ]
     times = {"start_time": TIME + spans[0][0], "end_time": TIME + spans[-1][1]}
@@ -127,6 +133,16 @@ def test_first_epoch_with_the_number_0_is_not_redone(tmp_path: Path) -> None:
     records = [(10 + 5 * epoch, {"epoch": epoch, "loss": 4 - epoch}) for epoch in range(4)]
     run = made(tmp_path, [(0, 25)], events=[started(0), ended(25)], records=records)
     assert "redone" not in uses(run)
+
+
+def test_suspended_time_is_no_step_and_costs_nothing(tmp_path: Path) -> None:
+    """30 steps of a second; after the 8th, Slurm stopped the job for 70 s."""
+    records = [(at + (70 if at > 8 else 0), {"step": at, "loss": 1.0}) for at in range(1, 31)]
+    run = made(tmp_path, [(0, 100)], records=records, suspended_s=70)
+    assert uses(run) == {"useful": 30, "suspended": 70}
+    (task,) = run.tasks
+    assert task.elapsed_s == 30
+    assert task.node_hours == pytest.approx(30 / 3600)
 
 
 def test_time_use_counts_repeated_steps_as_redone(tmp_path: Path) -> None:

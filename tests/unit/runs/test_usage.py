@@ -42,6 +42,13 @@ def test_usage_counts_nodes_resources_and_prices() -> None:
     )
 
 
+def test_suspended_time_is_not_used() -> None:
+    times = "2026-10-31T23:00", "2026-11-01T01:00"
+    usage = summarize_usage([held(*times, suspended_s=1800)], [By.MONTH], ALL, source="accounting")
+    assert [row.node_hours for row in usage.rows] == [1.5, 1.5]
+    assert usage.total.cost_usd == 4.5
+
+
 def test_usage_of_unknown_resources_is_unknown_for_their_group_alone() -> None:
     usage = summarize_usage(
         [

@@ -110,6 +110,8 @@ def test_time_limit_is_parsed_to_seconds(limit, seconds):
 
 def test_sacct_tres_falls_back_to_the_request():
     assert sacct(with_field("sacct", "AllocTRES", "cpu=9"))[0].tres == "cpu=9"
+    assert sacct(with_field("sacct", "Suspended", "00:01:10"))[0].suspended_s == 70
+    assert sacct(with_field("sacct", "Suspended", "00:00:00"))[0].suspended_s == 0
     assert sacct(with_field("sacct", "AllocTRES", ""))[0].tres == "cpu=1,mem=1G,node=1,billing=1"
 
 
