@@ -41,7 +41,7 @@ def run(config: TelemetryConfig) -> int:
     memory = Memory(group=group)
     gpus = Gpus()
     # Read after the GPUs.
-    ranks = Ranks(lambda: gpus.users)
+    ranks = Ranks(lambda: gpus.users, limit_mib=None if memory.is_of_job else _limit_mib())
     sensors: Sequence[Sensor] = (
         Cpu(host.node_cores(), group=group),
         memory,
@@ -95,6 +95,12 @@ def _host(memory: Memory, gpus: Gpus, *, is_container: bool) -> dict[str, Any]:
         "machine_id": host.read("/etc/machine-id"),
         "boot_id": host.read("/proc/sys/kernel/random/boot_id"),
     }
+
+
+def _limit_mib() -> int | None:
+    """Return the job's memory on each node in MiB, if it asked for some (`--mem`)."""
+    asked = os.environ.get("SLURM_MEM_PER_NODE", "")
+    return int(asked) if asked.isdecimal() and int(asked) else None
 
 
 def _memory_in_slurm() -> int | None:

@@ -23,6 +23,8 @@ class Ranks:
 
     gpu_users: returns process id -> the indices of the GPUs that the process uses.
     ranks: returns rank -> its processes on this node.
+    limit_mib: the job's memory on this node, if no control group tells what it uses of it. None: one
+        does, or there is no limit.
     """
 
     def __init__(
@@ -30,18 +32,21 @@ class Ranks:
         gpu_users: Callable[[], Mapping[int, Sequence[int]]],
         ranks: Callable[[], Mapping[int, Sequence[Process]]] = ranks_here,
         proc: Path = PROC,
+        limit_mib: int | None = None,
     ) -> None:
         self._gpu_users = gpu_users
         self._ranks = ranks
         self._proc = proc
+        self._limit_mib = limit_mib
         # Rank -> when it was read, and the processor time that it had used, in seconds.
         self._last: dict[int, tuple[float, float]] = {}
 
     def read(self) -> dict[str, Any]:
         """Return the readings of each rank, by its number as text.
 
-        ``cpu_percent``: of one core, since the last reading. ``memory_mib``: what the rank shares
-        with no other process. ``gpus``: indices of the GPUs on which it has a process.
+        ``cpu_percent``: of one core, since the last reading. ``memory_mib``: without files, and
+        of memory that processes share, the rank's share. ``gpus``: indices of the GPUs on which
+        it has a process.
         """
         users = self._gpu_users()
         ranks = {}
@@ -60,7 +65,12 @@ class Ranks:
                 reading["gpus"] = gpus
             ranks[str(rank)] = reading
         self._last = last
-        return {"ranks": ranks} if ranks else {}
+        if not ranks:
+            return {}
+        if not self._limit_mib:
+            return {"ranks": ranks}
+        used = sum(reading["memory_mib"] for reading in ranks.values())
+        return {"ranks": ranks, "job_used_mib": used, "job_limit_mib": self._limit_mib}
 
     def _cpu_s(self, pid: int) -> float:
         """Return the processor time of a process and its ended children; 0 if it has ended."""
@@ -72,4 +82,4 @@ class Ranks:
         return sum(map(int, fields)) / TICKS_PER_S
 
     def _memory(self, pid: int) -> int:
-        return own_memory(self._proc / str(pid) / "status")
+        return own_memory(self._proc / str(pid))

@@ -115,6 +115,11 @@ class Memory:
                 fields |= _job_use(self._job.parent)
         return fields
 
+    @property
+    def is_of_job(self) -> bool:
+        """Whether the kernel counts the memory of this Slurm job."""
+        return self._job is not None
+
     def total_mib(self) -> int:
         """Return the machine's total memory in MiB, even in a container. Raises SensorError if that
         fails.
@@ -128,7 +133,7 @@ class Memory:
             return sizes["MemTotal"] - sizes["MemAvailable"]
         current = self._group / "memory.current"
         if not os.access(current, os.R_OK):
-            return sum(map(own_memory, self._proc.glob("[0-9]*/status")))
+            return sum(map(own_memory, self._proc.glob("[0-9]*")))
         with _source(current):
             lines = (self._group / "memory.stat").read_text().splitlines()
             return int(current.read_text()) - int(
@@ -218,18 +223,28 @@ def _job_use(group: Path) -> dict[str, int]:
     return {"job_used_mib": used // MIB, "job_limit_mib": int(limit) // MIB}
 
 
-def own_memory(status: Path) -> int:
-    """Return the bytes that a process shares with no other; 0 for a thread of the kernel.
+def own_memory(process: Path) -> int:
+    """Return the bytes of a process that are not in files: its own, and its share of the memory that
+    it shares with other processes. 0 for a thread of the kernel. process: its folder in /proc.
 
-    The memory controller may be missing in a container, and the kernel lets only root read more
-    exact sums.
+    The memory controller may be missing in a container. The share in a process of another user can
+    only be read by root, and does not count.
     """
+    own = _sizes_in(process / "status", "RssAnon:", "RssShmem:")
+    shared = own.get("RssShmem:", 0)
+    if shared:
+        # Reading this is slow, and few processes share memory.
+        shared = _sizes_in(process / "smaps_rollup", "Pss_Shmem:").get("Pss_Shmem:", 0)
+    return own.get("RssAnon:", 0) + shared
+
+
+def _sizes_in(path: Path, *names: str) -> dict[str, int]:
+    """Return the bytes in the lines of a file of /proc with these names."""
     # The process may have ended.
     with suppress(OSError):
-        for line in status.read_text(errors="replace").splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return 0
+        words = [line.split() for line in path.read_text(errors="replace").splitlines()]
+        return {line[0]: int(line[1]) * 1024 for line in words if line and line[0] in names}
+    return {}
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:

@@ -78,11 +78,12 @@ def test_cpu_of_a_container_is_read_from_its_control_group(
 def test_memory_of_a_container_is_read_from_its_control_group(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemAvailable: 1024 kB\n")
     for pid, text in (
-        (1, "Name:\ta\nRssAnon:\t  2048 kB\nRssFile:\t 9999 kB\n"),
+        (1, "Name:\ta\nRssAnon:\t  1024 kB\nRssFile:\t 9999 kB\nRssShmem:\t 2048 kB\n"),
         (2, "Name:\tkthread\n"),
     ):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / f"{pid}/status").write_text(text)
+    (tmp_path / "1/smaps_rollup").write_text("55-7f ---p 0 00:00 0 [rollup]\nPss_Shmem:  1024 kB\n")
     (tmp_path / "3").mkdir()
     group = _container(tmp_path / "group")
     memory = Memory(tmp_path, tmp_path, group)
@@ -214,6 +215,13 @@ def test_rank_has_the_use_of_all_its_processes(tmp_path: Path) -> None:
     shown = ranks.read()["ranks"]
     assert shown["0"]["cpu_percent"] > 0
     assert shown["1"]["cpu_percent"] == 0
+
+
+def test_memory_of_a_job_without_a_control_group_is_that_of_its_ranks(tmp_path: Path) -> None:
+    running = {0: _processes(tmp_path, p1=(0, 0), p2=(0, 0)), 1: _processes(tmp_path, p3=(0, 0))}
+    read = Ranks(dict, lambda: running, tmp_path, limit_mib=512).read()
+    assert (read["job_used_mib"], read["job_limit_mib"]) == (6, 512)
+    assert "job_used_mib" not in Ranks(dict, lambda: running, tmp_path).read()
 
 
 def test_process_that_has_ended_ends_no_telemetry(tmp_path: Path) -> None:
