@@ -223,15 +223,18 @@ def _same(word: str, output: str) -> bool:
 
 
 def with_jobs(text: str, jobs: dict[str, str]) -> str:
-    """A command with the job ids that the manual's jobs have here. The value of an option is no
-    id.
+    """A command with the job ids that the manual's jobs have here. The value of an option is no id,
+    unless the option names a job.
     """
     if not jobs:
         return text
     known: Sequence[str] = sorted(jobs, key=len, reverse=True)
     # In the name of a run, the cluster of the manual stands before.
     start = r"(?:(?<=\bdemo-)|(?<![\w.:-]))"
-    pattern = re.compile(rf"(--[\w-]+ )?{start}({'|'.join(known)})(?=$|[\s_-])", re.MULTILINE)
+    pattern = re.compile(
+        rf"(--(?!(?:run|from-run|after) )[\w-]+ )?{start}({'|'.join(known)})(?=$|[\s_-])",
+        re.MULTILINE,
+    )
     return pattern.sub(lambda match: match[0] if match[1] else jobs[match[2]], text)
 
 

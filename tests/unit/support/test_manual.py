@@ -109,7 +109,7 @@ def test_later_commands_get_the_id_that_the_job_has_here() -> None:
     """Also with a task and in the name of a run, but not in a decimal number, nor as the value of an
     option.
     """
-    typed = "logs 12 -f; cancel 12_3; sleep 0.12; submit --nodes 12 --from-run runs/demo-12-count"
+    typed = "logs 12 -f; cancel 12_3; sleep 0.12; submit --nodes 12 --after 12 --from-run runs/demo-12-count"
     assert with_jobs(typed, {"12": "3"}) == (
-        "logs 3 -f; cancel 3_3; sleep 0.12; submit --nodes 12 --from-run runs/demo-3-count"
+        "logs 3 -f; cancel 3_3; sleep 0.12; submit --nodes 12 --after 3 --from-run runs/demo-3-count"
     )
