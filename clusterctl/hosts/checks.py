@@ -164,7 +164,7 @@ def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Find
 @_check_of_host
 def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Check disks before the host joins. Afterwards its health check does."""
-    for disk in facts.space if expected.free_mib else ():
+    for disk in () if expected.has_joined else facts.space:
         path = disk.paths[0]
         is_memory = disk.paths == (SHARED_MEMORY,)
         level: Level = "warning" if is_memory else "error"
@@ -437,13 +437,14 @@ def _daemons(host: str, facts: HostFacts, expected: HostRequirements) -> Iterato
 
 
 @_check_of_host
-def _unmet_needs(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
+def _unmet_needs(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield what a node lacks to run jobs, as its health check reports it (`needs` of
     touches.yml).
     """
-    if facts.unmet is None:
-        cause = f"{HEALTH_PROGRAM} did not answer in time, or failed"
-        fix = f"run it by hand: `clusterctl ssh {host} --admin -- sudo {HEALTH_PROGRAM} report`"
+    if facts.unmet is None and expected.has_joined:
+        cause = f"{HEALTH_PROGRAM} is missing, did not answer in time, or failed"
+        by_hand = f"`clusterctl ssh {host} --admin -- sudo {HEALTH_PROGRAM} report`"
+        fix = f"`clusterctl up` restores it; {by_hand} runs it by hand"
         yield Finding(
             host, "error", "health-silent", "the health check does not answer", cause, fix
         )

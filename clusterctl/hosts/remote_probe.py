@@ -79,8 +79,8 @@ OPENMPI_RPM = ["rpm", "--query", "--list", "openmpi"]
 OPENMPI_PARAMS = "/openmpi-mca-params.conf"
 SSHD_SETTINGS = ["/usr/sbin/sshd", "-T"]
 LOGIN_S = 5
-# Folders in the home of a job's user in which the user makes folders of jobs.
-FOLDERS_OF_JOBS = ("clusterctl", "clusterctl/jobs")
+# The home of a job's user, and the folders in it in which the user makes folders of jobs.
+FOLDERS_OF_JOBS = (".", "clusterctl", "clusterctl/jobs")
 TEST_FOLDER = '[ -w "$1" ] && [ -x "$1" ] || echo closed'
 # Mount points of file systems that did not answer.
 SILENT = set()  # type: Set[str]
@@ -333,12 +333,10 @@ def processes_left() -> List[str]:
 
 
 def unmet_needs() -> Optional[List[Dict[str, str]]]:
-    """Return what the host lacks to run jobs, if it is a node of a cluster: code, what, why, fix.
+    """Return what the host lacks to run jobs: code, what, why, fix.
 
-    None: its health check does not answer.
+    None: it has no health check, as before it joins a cluster, or its health check does not answer.
     """
-    if not Path(HEALTH).exists():
-        return []
     try:
         unmet = json.loads(run([HEALTH, "report"], HEALTH_S) or "")
     except ValueError:
@@ -505,11 +503,11 @@ def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
 
 
 def closed_folder(entry: pwd.struct_passwd) -> str:
-    """Return the first folder for jobs in an account's home in which the account may not write.
-    "": none, or unknown.
+    """Return the first of an account's home and the folders for jobs in it in which the account may
+    not write. "": none, or unknown.
     """
     for below in FOLDERS_OF_JOBS:
-        path = os.path.join(entry.pw_dir, below)
+        path = os.path.normpath(os.path.join(entry.pw_dir, below))
         try:
             status = os.stat(path)
         except OSError:

@@ -371,6 +371,11 @@ class HostRequirements:
     cgroups: bool = False
     own_homes: bool = False
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether the host has the cluster's software, and so a health check."""
+        return not self.free_mib
+
 
 # Disk space in MiB to install Slurm, MariaDB, Open MPI and Python.
 _BEFORE: Final = {

@@ -661,8 +661,9 @@ def test_accounts_of_a_directory_service_are_asked_by_name(
     ("uid", "mode", "is_closed"),
     [("nobody", 0o700, False), (0, 0o700, True), (0, 0o777, False), ("nobody", 0o500, True)],
 )
+@pytest.mark.parametrize("below", [".", "clusterctl/jobs"])
 def test_folder_of_jobs_that_its_user_may_not_write_is_found(
-    uid: str | int, mode: int, *, is_closed: bool
+    below: str, uid: str | int, mode: int, *, is_closed: bool
 ) -> None:
     account = pwd.getpwnam("nobody")
     with tempfile.TemporaryDirectory() as home:
@@ -671,7 +672,8 @@ def test_folder_of_jobs_that_its_user_may_not_write_is_found(
         for folder in (Path(home), jobs.parent, jobs):
             folder.chmod(0o700)
             os.chown(folder, account.pw_uid, -1)
-        shutil.chown(jobs, uid)
-        jobs.chmod(mode)
+        closed = Path(home, below)
+        shutil.chown(closed, uid)
+        closed.chmod(mode)
         entry = SimpleNamespace(pw_name="nobody", pw_uid=account.pw_uid, pw_dir=home)
-        assert remote_probe.closed_folder(entry) == (str(jobs) if is_closed else "")
+        assert remote_probe.closed_folder(entry) == (str(closed) if is_closed else "")

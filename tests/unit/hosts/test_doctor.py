@@ -83,11 +83,10 @@ def answer(**facts: object) -> str:
     return json.dumps({"state": "", "host": facts})
 
 
-def expected(address: str, **differs: Any) -> HostRequirements:
+def expected(address: str, *, joined: bool = False, **differs: Any) -> HostRequirements:
     accounts = {"hpc": 10000, "slurm": 64030, "munge": 64031}
-    return HostRequirements(
-        address, PORTS, accounts, {"/": 20, "/var": 4096, "/dev/shm": 32}, **differs
-    )
+    free_mib = {} if joined else {"/": 20, "/var": 4096, "/dev/shm": 32}
+    return HostRequirements(address, PORTS, accounts, free_mib, **differs)
 
 
 def found(
@@ -551,5 +550,6 @@ def test_doctor_shows_what_the_health_check_of_a_node_reports() -> None:
     uid = {**NEED, "code": "account-differs"}
     (once,) = found({"unmet": [uid], "accounts": {**WELL["accounts"], "hpc": 1001}})
     assert once.code == "account-differs"
-    (silent,) = found({"unmet": None})
+    assert found({"unmet": None}) == []  # a new host
+    (silent,) = found({"unmet": None}, joined=True)
     assert (silent.level, silent.code) == ("error", "health-silent")
