@@ -137,8 +137,8 @@ class Space(_Answer):
         return self.free < _LEAST_FREE or self.inodes == 0
 
     def __str__(self) -> str:
-        size = formatting.exact_size(max(1, self.size >> 20))
-        remaining = "no inodes free" if self.inodes == 0 else f"{self.free} bytes of {size} free"
+        room = f"{formatting.size(self.free)} of {formatting.size(self.size)} free"
+        remaining = "no inodes free" if self.inodes == 0 else room
         return f"{self.paths[0]} is full ({remaining})"
 
 
