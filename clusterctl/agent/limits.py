@@ -23,26 +23,41 @@ _CLOCK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """The cluster that a call is about.
+
+    id: its name, and what tells it from another cluster of this name. here: whether it is on this
+    machine. commands: those on its login node in the last hour. account: of jobs that name none, if
+    the spec has one. own_hosts: whether the call would connect to hosts, or to a project at a
+    provider, that only a spec of the agent's names, and no spec that the user has applied.
+    """
+
+    name: str = ""
+    id: str = ""
+    here: bool = True
+    commands: int = 0
+    account: str = ""
+    own_hosts: bool = False
+
+
+NOWHERE: Final = Place()
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A call that an agent asks for.
 
-    cluster: the name of the cluster. here: whether it is on this machine.
     changes: whether the call changes the cluster or submits jobs. submits: whether it submits jobs.
     bound: the most that it can use.
     accounts: the Slurm accounts that its jobs name; "" for a job that names none.
-    commands: the commands that ran on the cluster's login node in the last hour.
-    own_hosts: whether the call would connect to hosts that no spec of the user's names.
     """
 
     verb: str
-    cluster: str = ""
-    here: bool = True
+    place: Place = NOWHERE
     changes: bool = False
     submits: bool = False
     bound: Bound = FREE
     accounts: Collection[str] = ()
-    commands: int = 0
-    own_hosts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +189,7 @@ def check(limits: AgentLimits, file: Path, history: History, asked: Asked) -> No
 
 
 def _check_place(limits: AgentLimits, file: Path, asked: Asked) -> None:
+    place = asked.place
     if asked.verb in limits.verbs_off:
         raise LimitError(
             f"agents may not use `{asked.verb}`",
@@ -183,32 +199,32 @@ def _check_place(limits: AgentLimits, file: Path, asked: Asked) -> None:
             limit={"name": "verbs_off", "value": [*limits.verbs_off]},
         )
     most = limits.commands_per_hour
-    if most is not None and asked.commands >= most:
+    if most is not None and place.commands >= most:
         raise LimitError(
-            f"{asked.commands} commands ran on the login node of {asked.cluster} in the last hour",
+            f"{place.commands} commands ran on the login node of {place.name} in the last hour",
             code="agent-commands",
             why=f"the limit `agent.commands_per_hour` of the user is {most}",
             fix=f"wait some minutes, and poll less: `wait` is one call; {_who(file, 'commands_per_hour')}",
-            limit={"name": "commands_per_hour", "value": most, "used": asked.commands},
+            limit={"name": "commands_per_hour", "value": most, "used": place.commands},
         )
-    if asked.own_hosts:
+    if place.own_hosts:
         raise LimitError(
-            f"agents may not choose the hosts, the project or the login of {asked.cluster}",
+            f"agents may not choose the hosts, the project or the login of {place.name}",
             code="agent-hosts",
             why="those in the spec are not those that the user has used last",
             fix="ask the user, who may run `clusterctl up` or `attach` with them once",
-            limit={"name": "clusters", "value": limits.clusters, "asked": asked.cluster},
+            limit={"name": "clusters", "value": limits.clusters, "asked": place.name},
         )
     if not asked.changes:
         return
-    if not (asked.here if limits.clusters is None else asked.cluster in limits.clusters):
+    if not (place.here if limits.clusters is None else place.name in limits.clusters):
         names = "those on this machine" if limits.clusters is None else ", ".join(limits.clusters)
         raise LimitError(
-            f"agents may not change the cluster {asked.cluster}, nor submit to it",
+            f"agents may not change the cluster {place.name}, nor submit to it",
             code="agent-cluster",
             why=f"the user allows these clusters: {names or 'none'}",
             fix=_who(file, "clusters"),
-            limit={"name": "clusters", "value": limits.clusters, "asked": asked.cluster},
+            limit={"name": "clusters", "value": limits.clusters, "asked": place.name},
         )
     allowed = limits.accounts or ("",)
     wrong = [account for account in asked.accounts if account not in allowed]

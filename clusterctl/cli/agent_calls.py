@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from clusterctl.agent.journal import DONE, FREE, Bound, History, Journal
-from clusterctl.agent.limits import Asked, Use, check, identity, usage
+from clusterctl.agent.limits import NOWHERE, Asked, Place, Use, check, identity, usage
 from clusterctl.agent.tokens import VALID_S, Planned, Tokens
 from clusterctl.cli.agent_program import (
     Answer,
@@ -52,27 +52,6 @@ _PACE_S: Final = 20.0
 _SELDOM_S: Final = 300.0
 # Commands that connect to the hosts, or the provider, that a spec file names.
 _BY_SPEC: Final = frozenset({"plan", "up", "doctor"})
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The cluster that a call is about.
-
-    id: its name, and what tells it from another cluster of this name. here: whether it is on this
-    machine. commands: those on its login node in the last hour. account: of jobs that name none, if
-    the spec has one. own_hosts: whether the call would connect to hosts, or to a project at a
-    provider, that only a spec of the agent's names, and no spec that the user has applied.
-    """
-
-    name: str = ""
-    id: str = ""
-    here: bool = True
-    commands: int = 0
-    account: str = ""
-    own_hosts: bool = False
-
-
-NOWHERE: Final = Place()
 
 
 def place_of(
@@ -293,12 +272,9 @@ class _Call:
         self.place = place_of(self.verb, self._given, self._calls.project, self._confined)
         asked = Asked(
             verb=self.verb,
-            cluster=self.place.name,
-            here=self.place.here,
+            place=self.place,
             changes=not effect.only_shows and effect is not Effect.FETCHES,
             submits=effect is Effect.SUBMITS,
-            commands=self.place.commands,
-            own_hosts=self.place.own_hosts,
         )
         if not effect.needs_plan:
             return self._simple(asked)

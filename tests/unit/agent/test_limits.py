@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.journal import Bound, Call, History
-from clusterctl.agent.limits import DAY_S, Asked, LimitError, check, usage
+from clusterctl.agent.limits import DAY_S, Asked, Place, check, usage
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.confine import LimitError
 from tests.support.messages import refused
 
 FILE = Path("/home/ada/.config/clusterctl/config.yaml")
 ASKED = Asked(
     verb="submit",
-    cluster="demo",
+    place=Place("demo"),
     changes=True,
     submits=True,
     bound=Bound(1, 1.0, 0.0),
@@ -57,7 +58,7 @@ def _job(ledger: Ledger, job_id: str, state: str = "", **changes: Any) -> None:
     entry = ledger.add(
         JobEntry(token=f"t{number}", name="job", user="ada", submitted_at=time.time())
     )
-    ends = {"state": state, "state_at": time.time() + number} if state else {}
+    ends: dict[str, Any] = {"state": state, "state_at": time.time() + number} if state else {}
     ledger.update(entry, job_id=job_id, **ends, **changes)
 
 
@@ -138,11 +139,11 @@ def test_failures_before_a_cluster_was_removed_count_on(ledger: Ledger) -> None:
         ({"verbs_off": ("submit",)}, {}, {}, "agent-verb-off"),
         ({"clusters": ("lab",)}, {}, {}, "agent-cluster"),
         ({"clusters": ()}, {}, {}, "agent-cluster"),
-        ({}, {"here": False}, {}, "agent-cluster"),
+        ({}, {"place": Place("demo", here=False)}, {}, "agent-cluster"),
         ({}, {"accounts": ["big"]}, {}, "agent-account"),
         ({"accounts": ("small",)}, {"accounts": [""]}, {}, "agent-account"),
         ({"accounts": ("small",)}, {"accounts": ["small", "big"]}, {}, "agent-account"),
-        ({"commands_per_hour": 9}, {"commands": 9}, {}, "agent-commands"),
+        ({"commands_per_hour": 9}, {"place": Place("demo", commands=9)}, {}, "agent-commands"),
         ({"failures_in_a_row": 2}, {}, {"failed": 2}, "agent-failures"),
         ({"jobs_at_once": 4}, {"bound": Bound(5, 0.0, 0.0)}, {}, "agent-limit"),
         ({"node_hours_per_day": 8}, {"bound": Bound(1, 8.5, 0.0)}, {}, "agent-limit"),
@@ -186,8 +187,8 @@ def test_check_lets_an_agent_read_and_cancel_over_its_limits() -> None:
     """Whoever has used up everything must still be able to look, and to stop jobs."""
     history = _history(_call(1, Bound(99, 999.0, 0.0)), failed=8)
     limits = AgentLimits()
-    check(limits, FILE, history, Asked(verb="jobs", cluster="lab", here=False))
-    check(limits, FILE, history, Asked(verb="cancel", cluster="demo", changes=True))
+    check(limits, FILE, history, Asked(verb="jobs", place=Place("lab", here=False)))
+    check(limits, FILE, history, Asked(verb="cancel", place=Place("demo"), changes=True))
 
 
 def test_check_with_unlimited_takes_unknown_bounds() -> None:
