@@ -63,7 +63,7 @@ def test_spent_budget_refuses_a_job(cluster: PlayedCluster, tmp_path: Any) -> No
     (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
     job = JobSpec(name="mine", script=tmp_path / "job.sh")
     session = used(cluster, 25, gpu_hours=100)
-    with refused("budget-spent", UsageError, "100.0 of 100"):
+    with refused("budget-spent", UsageError, "100 of 100"):
         Preparer(lambda _: None).prepare(session, Submission.of([job]))
     assert cluster.calls("sbatch") == 0
 
