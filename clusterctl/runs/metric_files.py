@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedReader
 from itertools import groupby, islice, takewhile
-from operator import itemgetter, lt
+from operator import itemgetter, le, lt
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -157,10 +157,11 @@ class MetricFiles:
                 if kind == "run":
                     # Those of the bundled `train` are written by rank 0.
                     return frozenset()
-                if kind not in _NO_SERIES and (run := _text(line, _RUN)):
+                run = _text(line, _RUN)
+                if run and kind not in _NO_SERIES:
                     runs.add(run)
                 if isinstance(rank := line.get(_RANK), int):
-                    place = *map(line.get, (_EPOCH, "step", _RUN)), *line
+                    place = finite(line.get(_EPOCH)), finite(line.get("step")), run, *line
                     if ranks.setdefault(place, rank) != rank:
                         found.add(_RANK)
             found |= {_RUN} if len(runs) > 1 else set()
@@ -440,6 +441,21 @@ class _StepsOfEpochs:
         self._top = max(self._top, place)
         return place
 
+    def are_of_the_run(self, steps: Sequence[Any], epochs: Sequence[Any]) -> bool:
+        """Return whether many steps never fall, and so have the numbers that they have. Faster than
+        ``place``, which then need not be called.
+        """
+        if not (_are_finite(steps) and _are_finite(epochs)):
+            return False
+        numbers = {*map(math.floor, epochs)}
+        starts = {self._starts.get(number, self._start) for number in numbers} | {self._start}
+        if starts != {0.0} or steps[0] < self._last or not all(map(le, steps, steps[1:])):
+            return False
+        self._starts |= dict.fromkeys(numbers, 0.0)
+        self._last = steps[-1]
+        self._top = max(self._top, self._last)
+        return True
+
 
 # By the run and the rank that wrote the steps.
 _Steps: TypeAlias = defaultdict[tuple[object, ...], _StepsOfEpochs]
@@ -457,9 +473,7 @@ def _blocks_of(
     """Yield lines as blocks. row: the number of lines before them. writers: the keys of runs and
     ranks that wrote to the same file.
     """
-    for line in lines:
-        if _EPOCH in line:
-            _count_on(line, steps)
+    _count_on([line for line in lines if _EPOCH in line], steps)
     part = _Part(range(row + 1, row + 1 + len(lines)), lines)
     if not writers:
         yield from _shaped(part, names, prefix)
@@ -468,14 +482,24 @@ def _blocks_of(
         yield from _shaped(own, names, f"{writer}{prefix}")
 
 
-def _count_on(line: _Line, steps: _Steps) -> None:
-    """Replace the step of a line that also has an epoch by the number of steps of all epochs."""
-    key = next((key for key, axis in METRICS_PLACES if axis == STEP and key in line), None)
-    step, epoch = finite(line.get(key or "")), finite(line[_EPOCH])
-    if key is not None and step is not None and epoch is not None:
-        counted_on = steps[_text(line, _RUN), line.get(_RANK)].place(step, epoch)
-        # A whole number stays one.
-        line[key] = line[key] if counted_on == step else counted_on
+def _count_on(lines: Sequence[_Line], steps: _Steps) -> None:
+    """Replace the steps of lines that also have an epoch by the number of steps of all epochs."""
+    if not lines:
+        return
+    keys = [key for key, axis in METRICS_PLACES if axis == STEP]
+    first = next((key for key in keys if key in lines[0]), keys[0])
+    values = [line.get(first) for line in lines]
+    epochs = [line[_EPOCH] for line in lines]
+    is_one = not any(_RANK in line or _RUN in line for line in lines)
+    if is_one and steps["", None].are_of_the_run(values, epochs):
+        return
+    for line, of in zip(lines, map(finite, epochs), strict=True):
+        key = next((key for key in keys if key in line), keys[0])
+        value = finite(line.get(key))
+        if value is not None and of is not None:
+            place = steps[_text(line, _RUN), finite(line.get(_RANK))].place(value, of)
+            # A whole number stays one.
+            line[key] = line[key] if place == value else place
 
 
 def _writer(line: _Line, writers: frozenset[str]) -> str:

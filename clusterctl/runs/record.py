@@ -23,14 +23,17 @@ from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, write_kept, write_sums
 from clusterctl.runs.packed import packed_tasks
 from clusterctl.runs.series import (
+    StepsAround,
+    Summary,
     config_of_task,
     gpu_energy_j,
     history_in,
+    restart_times,
     restarts_in,
     sample_times,
     summarize,
 )
-from clusterctl.runs.time_use import find_time_use
+from clusterctl.runs.time_use import Records, find_time_use
 from clusterctl.scheduler.arrays import tasks_of
 from clusterctl.scheduler.base import (
     GOING_ON,
@@ -126,7 +129,6 @@ class Recorder:
         source = _json(kept.get(SOURCE_FILE, b""))
         record = self._record(tree, manifest, source["hash"] if source else None)
         record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
-        record = _with_time_use(record, tree)
         if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             diagnosis = diagnose_run(self.session, job, tree).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
@@ -135,7 +137,7 @@ class Recorder:
         return record
 
     def _task(self, job: JobInfo, tree: Path) -> TaskRecord:
-        """Return the record of a job or of an array's task, with its attempts and restarts."""
+        """Return the record of a job or of an array's task, with its attempts."""
         folder = tree / f"task-{job.task}" if job.task is not None else tree
         history = history_in(folder)
         job = with_recorded_exit(job, history)
@@ -143,9 +145,8 @@ class Recorder:
         job = with_all_attempts(job, history, () if job.attempts else sample_times(folder, history))
         nodes = job.nodes or (job.attempts[-1].nodes if job.attempts else ())
         task = TaskRecord.model_validate(replace(job, nodes=nodes), from_attributes=True)
-        restarts = tuple(attempt.as_dict() for attempt in restarts_in(folder, task.attempts))
         joules = gpu_energy_j(folder, task.attempts)
-        return task.model_copy(update={"interruptions": restarts, "gpu_energy_j": joules})
+        return task.model_copy(update={"gpu_energy_j": joules})
 
     def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
         jobs = self.jobs
@@ -206,8 +207,6 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     with suppress(ValidationError):
         submitted["scaling"] = TypeAdapter(ScalingRecord | None).validate_python(job.get("scaling"))
     submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
-    if not record.is_array:
-        record = record.model_copy(update=vars(summarize(tree, args)))
     if job.get("pack") and isinstance(array := job.get("array"), str):
         packed = packed_tasks(tree, record.job_id, tasks_of(array), has_ended=record.final)
         record = record.model_copy(update={"packed": packed})
@@ -218,27 +217,38 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
         # Older versions of clusterctl did not record them.
         sweep.pop("arguments", None)
 
-    def summarized(tasks: Sequence[TaskRecord]) -> Iterator[TaskRecord]:
+    def told(tasks: Sequence[TaskRecord]) -> Iterator[TaskRecord]:
         for task in tasks:
-            summary = summarize(tree / task.folder, args)
+            summary, more = _program_of(record, task, tree, args)
             if task.number.isdecimal() and int(task.number) < len(values):
                 summary.config |= config_of_task(values[int(task.number)], form)
-            yield task.model_copy(update=vars(summary))
+            yield task.model_copy(update={**vars(summary), **more})
 
     if record.is_array:
-        submitted["tasks"] = tuple(summarized(record.tasks))
-    submitted["packed"] = tuple(summarized(record.packed))
+        submitted["tasks"] = tuple(told(record.tasks))
+    else:
+        (task,) = record.tasks
+        summary, more = _program_of(record, task, tree, args)
+        submitted |= {**vars(summary), "tasks": (task.model_copy(update=more),)}
+    submitted["packed"] = tuple(told(record.packed))
     return record.model_copy(update={**submitted, "sweep": sweep})
 
 
-def _with_time_use(record: RunRecord, tree: Path) -> RunRecord:
-    def divided(tasks: Sequence[TaskRecord]) -> Iterator[TaskRecord]:
-        for task in tasks:
-            seconds = find_time_use(record, task, task.folder_in(tree))
-            yield task.model_copy(update={"time_use": seconds})
-
-    divided_tasks = {"tasks": tuple(divided(record.tasks)), "packed": tuple(divided(record.packed))}
-    return record.model_copy(update=divided_tasks)
+def _program_of(
+    record: RunRecord, task: TaskRecord, tree: Path, args: Sequence[str]
+) -> tuple[Summary, dict[str, Any]]:
+    """Return what the program of a job or task wrote, and its restarts and use of time. Its metrics
+    are read once.
+    """
+    folder = task.folder_in(tree)
+    steps = StepsAround(restart_times(folder, task.attempts))
+    records = Records()
+    summary = summarize(folder, args, (steps.add, records.add))
+    restarts = restarts_in(folder, task.attempts, steps)
+    return summary, {
+        "interruptions": tuple(attempt.as_dict() for attempt in restarts),
+        "time_use": find_time_use(record, task, folder, records),
+    }
 
 
 def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:

@@ -11,7 +11,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -26,6 +26,7 @@ from clusterctl.runs.metric_files import (
     MAX_DEPTH,
     MAX_NAMES,
     MAX_TEXT,
+    Block,
     MetricFiles,
     Names,
     json_lines,
@@ -153,35 +154,50 @@ def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | Non
     return sum(joules) if joules else None
 
 
-def restarts_in(folder: Path, accounted: Sequence[AttemptRecord]) -> tuple[Attempt, ...]:
+class StepsAround:
+    """The time and step of the first and the last metrics between each two of some moments."""
+
+    def __init__(self, moments: Iterable[float]) -> None:
+        self._moments = sorted(set(moments))
+        self._ends: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
+
+    def add(self, block: Block) -> None:
+        place = block.place
+        if not self._moments or block.axis != STEP:
+            return
+        for time, step in zip(place.times or (), place.xs or (), strict=False):
+            if time is not None:
+                at = bisect_right(self._moments, time)
+                point = (time, int(step))
+                first, last = self._ends.get(at, (point, point))
+                self._ends[at] = min(first, point), max(last, point)
+
+    @property
+    def points(self) -> list[tuple[float, int]]:
+        return [point for both in self._ends.values() for point in both]
+
+
+def restart_times(folder: Path, accounted: Sequence[AttemptRecord]) -> list[float]:
+    """Return when a job or array task was restarted, in Unix seconds."""
+    return [attempt.again for attempt in restarts_of(history_in(folder), accounted)]
+
+
+def restarts_in(
+    folder: Path, accounted: Sequence[AttemptRecord], steps: StepsAround | None = None
+) -> tuple[Attempt, ...]:
     """Return the attempts after which a job or array task was restarted.
 
-    folder: of a collected run. accounted: its attempts in run.json.
+    folder: of a collected run. accounted: its attempts in run.json. steps: around the restarts. None:
+        they are read.
     """
-    history = history_in(folder)
     # Most jobs have no restart, and their metrics need not be read.
-    if not (restarts := restarts_of(history, accounted)):
+    if not (times := restart_times(folder, accounted)):
         return ()
-    moments = sorted({attempt.again for attempt in restarts})
-    return restarts_of(history, accounted, _steps_around(folder, moments))
-
-
-def _steps_around(folder: Path, moments: Sequence[float]) -> list[tuple[float, int]]:
-    """Return the time and step of the first and the last metrics between each two of these
-    moments.
-    """
-    ends: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
-    for block in MetricFiles(folder).blocks():
-        place = block.place
-        for time, step in (
-            zip(place.times or (), place.xs or (), strict=False) if block.axis == STEP else ()
-        ):
-            if time is not None:
-                at = bisect_right(moments, time)
-                point = (time, int(step))
-                first, last = ends.get(at, (point, point))
-                ends[at] = min(first, point), max(last, point)
-    return [point for both in ends.values() for point in both]
+    if steps is None:
+        steps = StepsAround(times)
+        for block in MetricFiles(folder).blocks():
+            steps.add(block)
+    return restarts_of(history_in(folder), accounted, steps.points)
 
 
 def result_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
@@ -208,14 +224,18 @@ class Summary:
     left_out: tuple[str, ...] = ()
 
 
-def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
+def summarize(
+    folder: Path, args: Sequence[str] = (), readers: Sequence[Callable[[Block], None]] = ()
+) -> Summary:
     """Summarize a run or an array task from its folder and the command-line arguments of its
-    program.
+    program. readers: get all metrics, too, so that they are read once.
     """
     config = config_of(args)[0]
     curves: dict[str, Curve] = defaultdict(Curve)
     files = MetricFiles(folder)
     for block in files.blocks():
+        for read in readers:
+            read(block)
         for line in block.lines if block.lines and CONFIG in block.lines[0] else ():
             if isinstance(given := line[CONFIG], dict):
                 # The options in the arguments come first, and keep their values.

@@ -121,19 +121,25 @@ class Evidence:
 
     @classmethod
     def of(
-        cls, folder: Path, nodes: Sequence[str], gpus: float = 0, *, suspended: bool = False
+        cls,
+        folder: Path,
+        nodes: Sequence[str],
+        gpus: float,
+        records: Records | None,
+        *,
+        suspended: bool,
     ) -> Evidence:
         """Read a folder. nodes: of the job. gpus: that it had on each node."""
-        records, lost = _records_in(folder)
+        own, lost = (records or Records.of(folder)).parts()
         history = [attempt for attempt in history_in(folder) if attempt.start]
         needs_samples = any(attempt.ended is None for attempt in history)
         return cls(
             history=history,
             samples=sample_times(folder, history) if needs_samples or suspended else (),
             staged=_merged(_staged_times(each for part in history for each in part.events)),
-            hangs=_hang_times((hang for part in history for hang in part.hangs), records),
+            hangs=_hang_times((hang for part in history for hang in part.hangs), own),
             idle=_idle_times(folder, nodes, gpus),
-            records=records,
+            records=own,
             lost=lost,
         )
 
@@ -155,11 +161,14 @@ def total_time_use(rows: Iterable[Row]) -> dict[str, float]:
     return {use: sums[use] for use in Use if sums[use] > 0}
 
 
-def find_time_use(run: RunRecord, task: TaskRecord, folder: Path) -> dict[str, float]:
+def find_time_use(
+    run: RunRecord, task: TaskRecord, folder: Path, records: Records | None = None
+) -> dict[str, float]:
     """Return the seconds of a job or array task by use, from its folder and the scheduler's times.
 
     They sum to the time from the submission to the end or, of a job that has not ended, until it
-    was collected. Empty if there is no time.
+    was collected. Empty if there is no time. records: of the metrics in the folder. None: they are
+    read.
     """
     attempts = task.known_attempts
     end: float | None = task.end_time
@@ -182,7 +191,7 @@ def find_time_use(run: RunRecord, task: TaskRecord, folder: Path) -> dict[str, f
     asked = amounts_of(task.tres)
     gpus = asked.get(GPU, 0.0) / max(1.0, asked.get("node", 1.0))
     is_suspended = any(attempt.suspended_s for attempt in attempts)
-    evidence = Evidence.of(folder, nodes, gpus, suspended=is_suspended)
+    evidence = Evidence.of(folder, nodes, gpus, records, suspended=is_suspended)
     if is_packed:
         # A packed task has no events of its own. Its only attempt is its program.
         start: Event = {"event": "start", "time": attempts[0].start_time}
@@ -408,17 +417,29 @@ class _Attempt:
         line.add(self.end, Use.EXIT if is_over else Use.UNKNOWN)
 
 
-def _records_in(folder: Path) -> tuple[list[_Record], list[_Lost]]:
-    """Return the records of the metrics in a folder; none if there are very many."""
-    files = MetricFiles(folder)
-    found = (record for block in files.blocks() for record in _records_of(block))
-    records = [*islice(found, _MOST_RECORDS + 1)]
-    if len(records) > _MOST_RECORDS:
-        return [], []
-    return (
-        [record for record in records if isinstance(record, _Record)],
-        [record for record in records if isinstance(record, _Lost)],
-    )
+class Records:
+    """The records of the metrics of a job or task; none if there are very many."""
+
+    def __init__(self) -> None:
+        self._found: list[_Record | _Lost] = []
+
+    def add(self, block: Block) -> None:
+        room = max(0, _MOST_RECORDS + 1 - len(self._found))
+        self._found += islice(_records_of(block), room)
+
+    @classmethod
+    def of(cls, folder: Path) -> Records:
+        records = cls()
+        for block in MetricFiles(folder).blocks():
+            records.add(block)
+        return records
+
+    def parts(self) -> tuple[list[_Record], list[_Lost]]:
+        found = self._found if len(self._found) <= _MOST_RECORDS else []
+        return (
+            [record for record in found if isinstance(record, _Record)],
+            [record for record in found if isinstance(record, _Lost)],
+        )
 
 
 def _records_of(block: Block) -> Iterator[_Record | _Lost]:

@@ -69,6 +69,16 @@ def test_one_writer_has_no_rank_in_its_metrics(tmp_path: Path) -> None:
     assert list(found) == ["loss"]
 
 
+def test_ranks_and_epochs_that_are_no_numbers_count_for_nothing(tmp_path: Path) -> None:
+    odd: list[Any] = [[1], {"a": 1}, "0", None, True, 1e400]
+    lines = [
+        {"step": n, "epoch": value, "rank": value, "run": value, "loss": 1.0}
+        for n, value in enumerate([*odd, 0, 1])
+    ]
+    found, _ = curves(tmp_path, lines)
+    assert found["loss"].count == len(lines)
+
+
 def test_torn_lines_are_counted(tmp_path: Path) -> None:
     _, left_out = curves(tmp_path, [{"step": 1, "loss": 1}, '{"step": 2, "lo', "7", '{"st'])
     assert left_out == ["3 lines of metrics.jsonl, torn or no JSON object"]
