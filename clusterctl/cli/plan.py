@@ -206,7 +206,9 @@ def cost_lines(planned: HostPlan) -> list[str]:
 
 
 def _money(per_hour: float) -> str:
-    return f"{formatting.cost(per_hour)} an hour, {formatting.cost(per_hour * HOURS_A_DAY)} a day"
+    return (
+        f"{formatting.cost(per_hour)} an hour, {formatting.cost(per_hour * HOURS_A_DAY, '')} a day"
+    )
 
 
 def doctor(

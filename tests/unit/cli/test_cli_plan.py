@@ -51,7 +51,7 @@ def test_plan_shows_equal_hosts_in_a_row_and_the_cost_below() -> None:
         "other changes:",
         "  a disk of 10GiB is made",
         "",
-        "cost: 2.50 USD an hour, 60.00 USD a day; now 0.75 USD an hour, 18.00 USD a day",
+        "cost: 2.50 USD an hour, 60.00 a day; now 0.75 USD an hour, 18.00 a day",
         "list prices of 2026-10-01",
     ]
 
