@@ -223,7 +223,7 @@ def left_notes(run: RunRecord, workspace: Workspace) -> list[Notice]:
     adopts_hosts = inventory.traits.adopts_hosts
     if left and (adopts_hosts or keeps_storage(workspace)):
         stays = [skipped for group in left.values() for skipped in group]
-        place = "your machines" if adopts_hosts else "the kept storage"
+        place = "your machines" if adopts_hosts else "the storage"
         text = f"{run_name}: not collected: {_shown(run, stays)}; they stay on {place}"
         return [Notice("files-stay", text), *notes]
     verb = "detach" if inventory.is_foreign else "down"

@@ -1,4 +1,4 @@
-"""The commands down, storage remove, orphans list and orphans remove."""
+"""The commands down, orphans list and orphans remove."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import excluded
 from clusterctl.providers.base import Prompts, pending_releases
 from clusterctl.providers.registry import provider_of
-from clusterctl.providers.storage import KeptStorage
+from clusterctl.providers.storage import REMOVE
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.spec.names import Local
 from clusterctl.state.chosen import ChosenCluster
@@ -59,7 +59,7 @@ _DOWN_FLAGS: Final = {
     "yes": Yes,
     "discard": flag(
         bool,
-        "Delete everything on the cluster and on kept storage, without collecting anything.",
+        "Delete everything on the cluster, without collecting anything.",
         "--discard",
     ),
     "discard_runs": flag(
@@ -181,14 +181,14 @@ def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:
         **screen.partial_answer,
         "discarded": [entry.job_id for entry in result.discarded],
         "lost": [file.as_dict() for file in result.lost.files],
-        "storage": [storage.as_dict() for storage in result.kept],
+        "storage": result.storage,
         "kept_images": [asdict(image) for image in result.images],
         "phases": phase_dicts(result.phases),
         "cache_mib": size,
     }
     verified = "cleanup verified" if result.verified else "the cluster had no machines"
     prune = "remove it with `clusterctl cache prune --images` and this spec"
-    lines = [f"cluster {name!r} is down; {verified}", *_kept_lines(name, result.kept)]
+    lines = [f"cluster {name!r} is down; {verified}", *_storage_lines(result.storage)]
     lines += [f"kept: {image}; {prune}" for image in result.images]
     if size:
         lines.append(
@@ -197,42 +197,11 @@ def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:
     screen.result(answer, *lines)
 
 
-def _kept_lines(name: str, kept: Iterable[KeptStorage]) -> list[str]:
-    then = "the next `clusterctl up` with `storage: {keep: true}` reuses it"
-    return [f"kept storage of {name!r}: {storage}; {then}" for storage in kept]
-
-
-def storage_remove(
-    screen: Screen,
-    name: Name = None,
-    yes: Yes = False,
-    discard: DiscardAll = False,
-    ask_become_pass: AskBecomePass = False,
-    accept_host_key: AcceptHostKey = None,
-) -> None:
-    """Remove kept storage with all data on it. Lists the storage first, and asks.
-
-    Without --discard, exits with code 1, even with --yes: the storage may hold the only copy of
-    files.
-    """
-    phases = Phases(screen)
-    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-    with screen.working("searching"):
-        prompts = replace(prompts, reporter=phases)
-        storage = cluster_down.find_storage(_chosen(screen, name), prompts, named=yes)
-    cluster = storage.name
-    screen.note(*(f"kept storage of {cluster!r}: {kept}" for kept in storage.kept))
-    cluster_down.reject_storage(storage, discard=discard)
-    if storage.kept:
-        screen.confirm("remove the kept storage with all data on it?", yes=yes)
-    with phases.shown():
-        cluster_down.remove_storage(
-            PhaseRunner(workspace=Workspace.of(cluster), reporter=phases), storage
-        )
-    screen.note(*(f"discarded: {kept.dated}" for kept in storage.kept))
-    removed = f"removed the kept storage of cluster {cluster!r}"
-    answer = {"cluster": cluster, "storage": [kept.as_dict() for kept in storage.kept]}
-    screen.result(answer, removed if storage.kept else f"cluster {cluster!r} has no kept storage")
+def _storage_lines(name: str | None) -> list[str]:
+    if name is None:
+        return []
+    remove = REMOVE.format(name=name)
+    return [f"storage {name!r} stays, with its files; `{remove}` deletes it"]
 
 
 def _chosen(screen: Screen, name: str | None) -> ChosenCluster:
@@ -285,9 +254,8 @@ def orphans_remove(
         )
         with phases.shown():
             runner = PhaseRunner(workspace=Workspace.of(orphans.name), reporter=phases)
-            kept = cluster_down.remove_orphans(runner, orphans)
-        down_line = f"removed cluster {orphans.name!r} ({orphans.ids}); cleanup verified"
-        lines = [down_line, *_kept_lines(orphans.name, kept)]
+            cluster_down.remove_orphans(runner, orphans)
+        lines = [f"removed cluster {orphans.name!r} ({orphans.ids}); cleanup verified"]
     _show_orphans(screen, orphans, lines)
 
 

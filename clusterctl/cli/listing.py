@@ -1,4 +1,4 @@
-"""The commands list, storage list, cache list and cache prune: clusters, storage, node images."""
+"""The commands list, cache list and cache prune: clusters and node images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.providers.base import Prompts
 from clusterctl.providers.registry import provider_of
-from clusterctl.providers.storage import REMOVE, KeptStorage, damaged_records, load_all_kept
 from clusterctl.providers.templates import KeptImage
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.chosen_spec import spec_of
@@ -37,7 +36,7 @@ class _Listed:
 
 
 def list_(screen: Screen) -> None:
-    """List your clusters, kept storage, and orphans on this machine.
+    """List your clusters, and orphans on this machine.
 
     States: `up`; `unfinished` and `damaged` (finish or repair it with `clusterctl up`, or remove it with
     `clusterctl down`); `leaving` (its `down` did not finish: run it again); `elsewhere` (created
@@ -46,43 +45,8 @@ def list_(screen: Screen) -> None:
     """
     recorded = list(_recorded_clusters())
     listed = recorded + list(_unrecorded_clusters({entry.id for entry in recorded}))
-    kept, storage = _storage(screen)
-    lines = [
-        *(_table(screen, listed) if listed else ["no clusters"]),
-        *([""] if kept else []),
-        *storage,
-    ]
-    answer = {
-        "clusters": [asdict(entry) for entry in listed],
-        "storage": [entry.as_dict() for entry in kept],
-    }
-    screen.result(answer, *lines)
-
-
-def storage_list(screen: Screen) -> None:
-    """List the kept storage of all clusters.
-
-    `clusterctl down` keeps a cluster's storage if its spec has `storage: {keep: true}`.
-    """
-    kept, lines = _storage(screen)
-    screen.result({"storage": [entry.as_dict() for entry in kept]}, *(lines or ["no kept storage"]))
-
-
-def _storage(screen: Screen) -> tuple[list[KeptStorage], list[str]]:
-    for path in damaged_records():
-        screen.note(
-            f"note: the record of kept storage can't be read: {path}; find the storage with the "
-            "cluster's spec: `clusterctl storage remove -f SPEC`"
-        )
-    kept = list(load_all_kept())
-    lines = []
-    for storage in kept:
-        remove = f"remove it with `{REMOVE.format(name=storage.cluster)}`"
-        lines += [
-            f"kept storage of {storage.cluster!r}: {storage}",
-            f"  `clusterctl up` reuses it; {remove}",
-        ]
-    return kept, lines
+    lines = _table(screen, listed) if listed else ["no clusters"]
+    screen.result({"clusters": [asdict(entry) for entry in listed]}, *lines)
 
 
 def _table(screen: Screen, clusters: Sequence[_Listed]) -> list[str]:

@@ -1,12 +1,10 @@
 """The steps of `down`: collect runs → find files that exist only on the cluster → destroy → verify.
 
-Also removes storage that earlier clusters left behind, and orphans: clusters without records on
-this machine.
+Also removes orphans: clusters without records on this machine.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,7 +14,6 @@ from clusterctl.cluster.losses import (
     all_answer,
     check_only_copies,
     find_only_copies,
-    note_discarded,
     note_removal,
     without_known_losses,
 )
@@ -47,28 +44,19 @@ from clusterctl.providers.base import (
     load_known_hosts,
     pending_releases,
 )
-from clusterctl.providers.storage import (
-    KeptStorage,
-    StorageRecord,
-    load_all_kept,
-    load_record,
-    new_record,
-    save_record,
-)
 from clusterctl.providers.templates import KeptImage
 from clusterctl.runs.collect import collect_all, uncollected
-from clusterctl.runs.only_copies import NOTHING, OnlyCopies, record_kept_copies
+from clusterctl.runs.only_copies import NOTHING, OnlyCopies
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.load import read_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, AnyProvider, settings_of_project
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.chosen_spec import spec_of, spec_of_existing
+from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import (
     applied_if_known,
     applied_spec,
     identity_of,
     inventory_if_known,
-    may_keep_storage,
 )
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.removal import BegunRemoval, begun_removal
@@ -78,14 +66,6 @@ from clusterctl.transport.master import end_all_connections
 from clusterctl.util.digest import digest_of, plan_changed, require_digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
-from clusterctl.util.progress import SILENT
-
-_BRING = (
-    "collect the files: run `clusterctl up` with `storage: {keep: true}`, then `clusterctl "
-    "collect --all`, then `clusterctl down`"
-)
-# Home folders on machines that the user owns can't be collected.
-_COPY = "copy the files that you need from these machines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +116,8 @@ class DownResult:
     runs: the runs that were collected before the cluster was removed.
     on_this_machine: whether the nodes ran on this machine.
     verified: whether the provider was searched for leftovers. False if nothing had been created.
-    discarded: submissions with runs that the user chose not to collect. kept: storage that remains.
+    discarded: submissions with runs that the user chose not to collect.
+    storage: the name of the storage with the shared folder, which stays. None: there is none.
     lost: jobs and files that existed only on the cluster and were deleted.
     images: node images that remain and are billed.
     """
@@ -146,7 +127,7 @@ class DownResult:
     on_this_machine: bool = False
     verified: bool = False
     discarded: tuple[JobEntry, ...] = ()
-    kept: tuple[KeptStorage, ...] = ()
+    storage: str | None = None
     lost: OnlyCopies = NOTHING
     images: tuple[KeptImage, ...] = ()
 
@@ -248,10 +229,9 @@ def down_locked(
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
         result = run_phases(writing_runner, options, discarded, shown)
-    # Without kept storage, the list of copies describes files that are gone.
-    if load_record(workspace.root.name) is None:
-        with suppress(OSError):
-            workspace.copies.unlink(missing_ok=True)
+    # Without the cluster, nobody asks which of its files were copied.
+    with suppress(OSError):
+        workspace.copies.unlink(missing_ok=True)
     end_all_connections(workspace.ssh_config)
     workspace.remove()
     return result
@@ -286,16 +266,14 @@ def run_phases(
     if not _has_begun(workspace):
         return DownResult(runs, tuple(runner.phases), discarded=discarded, lost=lost)
     spec = applied_if_known(workspace)
-    left = new_record(settings, spec.users if spec else ())
-    may_keep = may_keep_storage(workspace) or load_record(workspace.root.name) is not None
     runner.run("destroy", destroy, provider, lost, discarded)
-    kept = runner.run("keep_storage", keep_storage, provider, left) if may_keep else ()
     images: tuple[KeptImage, ...] = ()
     # The cluster is down, so a failure to list images is no failure of `down`.
     with suppress(ClusterctlError):
         images = provider.kept_images()
     phases = tuple(runner.phases)
-    return DownResult(runs, phases, settings.shares_kernel, True, discarded, kept, lost, images)
+    storage = spec.storage.name if spec else None
+    return DownResult(runs, phases, settings.shares_kernel, True, discarded, storage, lost, images)
 
 
 def _reject_unshown(shown: Removal, discarded: Sequence[JobEntry], lost: OnlyCopies) -> None:
@@ -411,32 +389,6 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
         )
 
 
-def keep_storage(
-    runner: PhaseRunner, provider: Provider, left: StorageRecord
-) -> PhaseResult[tuple[KeptStorage, ...]]:
-    """Save ``left``, the record of the storage that the cluster leaves, for the next `up`."""
-    name = runner.workspace.root.name
-    now = time.time()
-    earlier = load_record(name)
-    earlier_ids = {storage.id for storage in earlier.kept} if earlier else set()
-    storages = find_kept(name, provider, left)
-    kept = tuple(storage.model_copy(update={"since": storage.since or now}) for storage in storages)
-    if any(storage.id not in earlier_ids for storage in kept) and runner.workspace.root.is_dir():
-        record_kept_copies(runner.workspace)
-    save_record(name, left.model_copy(update={"kept": kept}))
-    return PhaseResult(kept, "; ".join(map(str, kept)) or "no storage was kept")
-
-
-def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptStorage, ...]:
-    """Return storage that clusters of this name left behind, with the time when it was left."""
-    earlier = load_record(name)
-    since = {storage.id: storage.since for storage in earlier.kept} if earlier else {}
-    return tuple(
-        storage.model_copy(update={"since": storage.since or since.get(storage.id)})
-        for storage in provider.kept_storage(name, left.users)
-    )
-
-
 def to_discard(
     workspace: Workspace, ids: Collection[str], *, everything: bool
 ) -> tuple[JobEntry, ...]:
@@ -509,97 +461,6 @@ def _applied_settings(workspace: Workspace) -> AnyProvider:
             raise
         # At Google nothing is created before the spec is written.
         return DEFAULT_PROVIDER
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """The storage that earlier clusters with this name left behind, as found by the provider."""
-
-    name: str
-    provider: Provider
-    record: StorageRecord
-    kept: tuple[KeptStorage, ...]
-
-
-def find_storage(
-    chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named: bool = False
-) -> Storage:
-    """Ask the provider for the storage that earlier clusters of the chosen name left behind.
-
-    The record of the storage names the provider, else the spec file does. Without both, search this
-    machine.
-
-    named: reject a cluster that is chosen only because it is the only cluster that is up.
-    Raise NotUpError if no storage and no record has that name.
-    """
-    name = chosen.workspace(named=named).root.name
-    earlier = load_record(name)
-    by_spec = earlier is None and chosen.name is None
-    if by_spec:
-        # The note on the chosen cluster was printed above.
-        spec = spec_of_existing(replace(chosen, note=SILENT.note))
-        left = new_record(spec.provider, spec.users)
-    else:
-        left = earlier or new_record(DEFAULT_PROVIDER, ())
-    provider = provider_of(left.provider, prompts)
-    kept = find_kept(name, provider, left)
-    if not kept and earlier is None and not by_spec:
-        names = ", ".join(dict.fromkeys(record.cluster for record in load_all_kept()))
-        raise NotUpError(
-            f"no storage was kept for a cluster {name!r}",
-            code="unknown-cluster",
-            why=f"storage was kept only for {names}"
-            if names
-            else "no storage was kept for any cluster",
-            fix=f"{'pass one of these names; ' if names else ''}if the record of the storage was "
-            "lost, pass the spec of its cluster: -f FILE",
-        )
-    return Storage(name, provider, left, kept)
-
-
-def reject_storage(storage: Storage, *, discard: bool) -> None:
-    """Raise UsageError if a cluster or another machine may be using the storage.
-
-    Raise OnlyCopyError unless ``discard``, which accepts that files are lost. The files can't be
-    listed, because no cluster uses the storage.
-    """
-    if storage.kept and Workspace.of(storage.name).root.is_dir():
-        raise UsageError(
-            f"cluster {storage.name!r} may be using the kept storage",
-            code="storage-in-use",
-            why="the cluster is up, or its last `up` or `down` did not finish",
-            fix=f"take the cluster down first: `clusterctl down --cluster {storage.name}`",
-        )
-    for kept in storage.kept:
-        storage.provider.refuse_used(kept)
-    if storage.kept and not discard:
-        how_to_copy = _COPY if storage.record.provider.adopts_hosts else _BRING
-        raise _unexamined(storage).error(
-            f"kept storage of cluster {storage.name!r} was not removed: it may hold the only "
-            "copy of files",
-            fix=f"{how_to_copy}\nthen, or to delete all files, pass --discard",
-        )
-
-
-def _unexamined(storage: Storage) -> OnlyCopies:
-    reason = "its files can be listed only while a cluster uses the storage"
-    return OnlyCopies(unknown=tuple(f"{kept.dated}: {reason}" for kept in storage.kept))
-
-
-def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
-    """Remove the storage with all its files, and its record."""
-    with runner.workspace.lock("down", wait_s=runner.wait_s, waiting=runner.reporter.note):
-        runner.reporter.step("remove_storage")
-        note_discarded(runner.workspace, _unexamined(storage).lines)
-        for kept in storage.kept:
-            storage.provider.remove_storage(kept)
-        save_record(
-            storage.name, storage.record.model_copy(update={"kept": ()}) if storage.kept else None
-        )
-        # While a cluster of this name exists, the list of copies describes that cluster's files.
-        if not runner.workspace.root.is_dir():
-            with suppress(OSError):
-                runner.workspace.copies.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -701,11 +562,8 @@ def reject_unsearched(orphans: Orphans) -> None:
         )
 
 
-def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, ...]:
-    """Remove these clusters. Return the kept storage. LeftoversError: other parts still exist."""
+def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> None:
+    """Remove these clusters. LeftoversError: parts of them still exist."""
     runner.reporter.step("destroy")
     for orphan, _ in orphans.clusters:
         remove_cluster(orphans.provider, orphan.id, None)
-    if not orphans.settings.shares_kernel:
-        return ()
-    return keep_storage(runner, orphans.provider, new_record(orphans.settings, ())).value

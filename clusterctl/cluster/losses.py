@@ -22,7 +22,7 @@ from clusterctl.runs.only_copies import NOTHING, OnlyCopies, Search, search_all
 from clusterctl.scheduler.admin import active_jobs, scheduler_of
 from clusterctl.scheduler.base import JobInfo, Jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
+from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.removal import BegunRemoval, begun_removal, record_removal
 from clusterctl.state.workspace import Workspace
@@ -75,9 +75,7 @@ def reject_losses(workspace: Workspace, copies: OnlyCopies) -> None:
             f"cluster {workspace.root.name!r} was not removed: it holds the only copy of jobs or "
             "files"
         )
-        raise copies.error(
-            message, fix=_fix(copies, repair="`clusterctl up`", keep=_how_to_keep(workspace))
-        )
+        raise copies.error(message, fix=_fix(copies, repair="`clusterctl up`"))
 
 
 def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:
@@ -231,6 +229,7 @@ def note_discarded(workspace: Workspace, lines: Sequence[str]) -> None:
     if lines:
         row = {"time": time.time(), "cluster": workspace.root.name, "discarded": lines}
         with suppress(ClusterctlError, OSError):
+            workspace.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             append_line(workspace.root.parent / DISCARDED, json.dumps(row))
 
 
@@ -249,18 +248,7 @@ def _summary(copies: OnlyCopies) -> str:
     return f"discarded: {copies.shown}" if copies else "nothing would be lost"
 
 
-def _how_to_keep(workspace: Workspace) -> str:
-    """Return how to keep the shared folder. "" if it is kept already, or can't be any more."""
-    with suppress(UsageError):
-        spec = applied_spec(workspace)
-        if spec.storage.keep or spec.provider.keeps_from_start:
-            return ""
-    return (
-        "or keep the shared folder: add `storage: {keep: true}` to the spec and run `clusterctl up`"
-    )
-
-
-def _fix(copies: OnlyCopies, *, repair: str = "", keep: str = "") -> str:
+def _fix(copies: OnlyCopies, *, repair: str = "") -> str:
     fixes = []
     if copies.jobs:
         fixes.append("wait until the jobs have ended, or cancel them: `clusterctl cancel`")
@@ -270,8 +258,6 @@ def _fix(copies: OnlyCopies, *, repair: str = "", keep: str = "") -> str:
         fixes.append("collect the runs: `clusterctl collect`")
     if copies.files:
         fixes.append("collect the files: `clusterctl collect --all`")
-        if keep and not all(file.host for file in copies.files):
-            fixes.append(keep)
     if copies.disks:
         fixes.append("keep the disks in the spec until you have copied the files that you need")
     if copies.unknown:

@@ -29,7 +29,6 @@ from clusterctl.errors import (
 from clusterctl.hosts.checks import findings_as_failures
 from clusterctl.jobs.environment import describe_pending_build
 from clusterctl.providers.base import HostOptions, HostPlan
-from clusterctl.providers.storage import notes_on_unused_storage, reject_storage_elsewhere
 from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_values import fold_nodes
@@ -128,9 +127,8 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ph
     hosts = provider.plan(spec, workspace, options)
     notes = software_notes(spec, hosts.distribution or planned_distribution(spec, workspace))
     if inventory is None:
-        reject_storage_elsewhere(spec)
         plan = Plan(hosts)
-        return PhaseResult(plan, plan.summary, (*notes, *notes_on_unused_storage(spec)))
+        return PhaseResult(plan, plan.summary, notes)
     unknown = (Difference("spec", "the applied spec is unknown"),)
     plan = Plan(hosts, differences(cluster.applied, spec) if cluster.applied else unknown)
     return PhaseResult(plan, plan.summary, notes)
@@ -151,6 +149,10 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
     elif inventory and applied and applied.software.slurm.kind != spec.software.slurm.kind:
         difference = f"with `software.slurm.from: {applied.software.slurm.origin}`"
         spec_key = "software.slurm"
+    elif applied and applied.storage != spec.storage:
+        name = applied.storage.name
+        difference = f"with `storage.name: {name}`" if name else "without `storage.name`"
+        spec_key = "storage.name"
     else:
         return
     raise UsageError(

@@ -40,7 +40,6 @@ from clusterctl.hosts.probe import (
 from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
 from clusterctl.providers.base import HostOptions, Provisioned
-from clusterctl.providers.storage import save_record as record_storage
 from clusterctl.providers.templates import NodeFiles, NodeTemplates
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
@@ -248,9 +247,6 @@ def provision(
     variables = inventory_file.cluster_variables(spec, inventory, workspace)
     inventory_file.write_inventory(inventory, workspace, variables)
     record_inventory(inventory, workspace)
-    # The kept storage is in use again, so its record is removed.
-    if spec.storage.keep:
-        record_storage(spec.name, None)
     _report_started(cluster, made)
     provisioned = replace(made, inventory=inventory)
     return PhaseResult(

@@ -434,23 +434,13 @@ class Provider(ABC):
         On machines that other people may also use for clusters, find the clusters of everybody.
         """
 
-    @abstractmethod
-    def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
-        """Return the shared folders that `down` kept for the caller's clusters of this name and
-        users.
-        """
+    def storages(self) -> tuple[KeptStorage, ...]:
+        """Return the storages that exist: the caller's on this machine, or the project's."""
+        return ()
 
-    def refuse_used(self, kept: KeptStorage) -> None:
-        """Raise a UsageError if a cluster or another machine uses a shared folder that `down`
-        kept.
-        """
-        return
-
-    @abstractmethod
-    def remove_storage(self, kept: KeptStorage) -> None:
-        """Delete a shared folder that `down` kept, if it exists. Raise a UsageError if it is in
-        use.
-        """
+    def remove_storage(self, storage: KeptStorage) -> None:
+        """Delete a storage with all its files, if it exists. Raise a UsageError if it is in use."""
+        raise TypeError("the provider has no storages")
 
     # Prices and images
 

@@ -20,7 +20,6 @@ from typing import Any
 from clusterctl.errors import (
     CollectError,
     Failure,
-    MachineError,
     OnlyCopyError,
     TransportError,
     printable,
@@ -414,17 +413,3 @@ def _copies(workspace: Workspace) -> Iterator[Copies]:
             files = entry.files or ""
             yield Copies("", entry.remote_dir, entry.run_dir, renamed=renamed, files=files)
     yield from read_copies(workspace)
-
-
-def record_kept_copies(workspace: Workspace) -> None:
-    """Record the folders of collected runs. A later `down` of storage that this `down` keeps needs
-    them.
-    """
-    # The later `down` no longer has the list of jobs, which also names these folders.
-    noted_copies = {*read_copies(workspace)}
-    # If this machine's disk is full, the next `down` treats the files on kept storage as only
-    # copies.
-    with suppress(MachineError):
-        record_copies(
-            workspace, (copies for copies in _copies(workspace) if copies not in noted_copies)
-        )

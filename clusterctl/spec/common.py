@@ -30,7 +30,6 @@ from clusterctl.spec.base import (
     Model,
     SizeMib,
     SlurmName,
-    Toggle,
     UnixName,
     Usd,
     at_least,
@@ -154,10 +153,10 @@ class Storage(Model):
     docs/data.md.
     """
 
-    keep: Toggle = Field(
-        False,
-        description="`down` keeps it with all its files, and the next `up` with this name reuses it; "
-        "`storage remove` deletes it",
+    name: ClusterName | None = Field(
+        None,
+        description="a storage that outlives clusters: `up` creates it if it is missing, `down` never "
+        "touches it, `storage remove` deletes it; default: the folder goes with the cluster",
     )
 
 
@@ -319,7 +318,6 @@ class ProviderSettings(Model):
     shares_kernel: whether the hosts use this machine's kernel. Then they can't reboot and have no
         firewall.
     is_cloud: whether the hosts are rented, by machine type.
-    keeps_from_start: whether storage.keep can't be changed while the cluster is up.
     first_verb: the verb of clusterctl that makes a cluster of a spec ready for jobs.
     default_uid: uid of the job user if the spec has no users. None: the uid that runs clusterctl.
     """
@@ -332,7 +330,6 @@ class ProviderSettings(Model):
     shares_kernel: ClassVar[bool]
     reaches: ClassVar[tuple[str, ...]]
     is_cloud: ClassVar[bool]
-    keeps_from_start: ClassVar[bool]
     first_verb: ClassVar[str]
     default_uid: ClassVar[int | None]
 
@@ -459,9 +456,7 @@ class Cluster(Model):
         description="accounts on all nodes; default: you (with uid 10000 on gcp), or hpc if you are root",
     )
     software: Software = Field(Software(), description="software on the nodes beyond the defaults")
-    storage: Storage = Field(
-        Storage(), description="whether the shared folder outlives the cluster"
-    )
+    storage: Storage = Field(Storage(), description="the shared folder, if it outlives the cluster")
     scheduler: Literal["slurm", "none"] = Field(
         "slurm",
         description="the scheduler of jobs; none: plain mpirun over SSH, a single job at a time",

@@ -157,7 +157,11 @@ def starter_spec(provider: str) -> str:
         package.joinpath("providers", f"{provider}.yaml"),
         *(package.joinpath("starter", f"{part}.yaml") for part in more),
     )
-    return "".join(part.read_text(encoding="utf-8") for part in parts)
+    text = "".join(part.read_text(encoding="utf-8") for part in parts)
+    if traits.foreign or traits.adopts_hosts:
+        return text
+    storage = package.joinpath("starter", "storage.yaml").read_text(encoding="utf-8")
+    return f"{text}\n{storage}"
 
 
 FALLBACK_USER: Final = User(name="hpc", uid=10_000)
@@ -239,7 +243,7 @@ _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A changed setting. ``key``: such as ``storage.keep``. ``what``: text with the old and the new
+    """A changed setting. ``key``: such as ``storage.name``. ``what``: text with the old and the new
     value.
     """
 
@@ -264,7 +268,7 @@ def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ..
 
 def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     """Yield (dotted key, value) of each setting that is not about hosts, such as
-    ``storage.keep``.
+    ``storage.name``.
     """
     values = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=_OF_THE_HOSTS)
     for key, value in values.items():

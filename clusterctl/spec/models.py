@@ -77,7 +77,6 @@ class UnknownProvider(ProviderSettings):
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
     is_cloud: ClassVar[bool] = False
-    keeps_from_start: ClassVar[bool] = False
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = None
 

@@ -386,25 +386,10 @@ def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
     return None
 
 
-def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
-    """Return whether the last `up`'s spec keeps the shared folder; ``if_damaged`` if it can't be
-    read.
-    """
-    try:
-        return applied_spec(workspace).storage.keep
-    except UsageError:
-        return if_damaged
-
-
-def may_keep_storage(workspace: Workspace) -> bool:
-    """Return whether a shared folder may remain after `down`: the spec keeps it, or `up` never
-    finished.
-
-    In the second case, `up` may have attached the folder of an earlier cluster.
-    """
-    if keeps_storage(workspace, if_damaged=True):
-        return True
-    return not (workspace.configured.exists() or applied_spec(workspace).provider.adopts_hosts)
+def keeps_storage(workspace: Workspace) -> bool:
+    """Return whether the shared folder of the last `up` outlives the cluster, as far as known."""
+    spec = applied_if_known(workspace)
+    return spec is not None and spec.storage.name is not None
 
 
 def planned_distribution(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:

@@ -7,6 +7,9 @@ locals {
   labels = merge(var.labels, {
     clusterctl-cluster = var.cluster
     clusterctl-id      = var.cluster_id
+    }, var.storage == null ? {} : {
+    # `storage remove` finds the hosts that use a storage by this label.
+    clusterctl-uses-storage = var.storage.name
   })
 
   # The same in the description of resources without labels. The name alone could be another cluster's.
@@ -15,6 +18,9 @@ locals {
   # Filestore peers directly only with a network of its own project (cloud.google.com/filestore/docs/architecture). For a
   # Shared VPC, the host project must have private services access.
   connect_mode = coalesce(var.network.host_project, var.project) == var.project ? "DIRECT_PEERING" : "PRIVATE_SERVICE_ACCESS"
+
+  # Not `compact`, with which the number of ranges would be unknown before a Filestore instance exists.
+  storage_ranges = [for range in [try(var.storage.filestore.range, null)] : range if range != null]
 
   controller = one([for name, host in var.hosts : merge(host, { name = name }) if host.role == "controller"])
   compute    = { for name, host in var.hosts : name => host if host.role == "compute" }
@@ -60,7 +66,7 @@ module "network" {
   mark             = local.mark
   network          = var.network
   service_accounts = values(module.iam.emails)
-  filestore_ranges = flatten([module.filestore[*].range, module.storage[*].ranges])
+  filestore_ranges = concat(module.filestore[*].range, local.storage_ranges)
 }
 
 module "controller" {
@@ -70,7 +76,7 @@ module "controller" {
   common          = local.common
   service_account = module.iam.emails.controller
   manageable      = var.auto_down
-  shared_disks    = flatten(module.storage[*].disks)
+  shared_disks    = compact([try(var.storage.disk, null)])
 }
 
 module "nodes" {
@@ -84,25 +90,6 @@ module "nodes" {
   common          = local.common
   service_account = module.iam.emails.compute
   manageable      = var.auto_down
-}
-
-module "storage" {
-  source     = "./modules/storage"
-  count      = var.storage == null ? 0 : 1
-  depends_on = [google_project_service.needed]
-
-  project   = var.project
-  region    = var.region
-  zone      = var.zone
-  name      = var.storage.name
-  disk      = var.storage.disk
-  filestore = var.storage.filestore
-  network   = module.network.network
-
-  connect_mode = local.connect_mode
-  cidr         = module.network.cidr
-  kms_key      = var.kms_key
-  labels       = merge(var.labels, var.storage.labels)
 }
 
 module "filestore" {

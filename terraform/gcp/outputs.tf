@@ -18,7 +18,11 @@ output "shared" {
       disk   = try(var.storage.disk, null) == null ? null : "shared"
     }],
     [for each in module.filestore : { kind = "filestore", server = each.address, path = "/${each.share}" }],
-    [for each in module.storage : merge({ kind = "filestore" }, each.filestore) if each.filestore != null],
+    [for each in [try(var.storage.filestore, null)] : {
+      kind   = "filestore"
+      server = each.server
+      path   = each.path
+    } if each != null],
   )...)
 }
 

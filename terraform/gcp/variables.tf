@@ -305,19 +305,16 @@ variable "filestore" {
 
 variable "storage" {
   description = <<-EOT
-    A shared folder that outlives the cluster: a disk of the controller, or a Filestore instance. It has labels of its
-    own, because clusterctl-id would make it a part of this cluster.
+    An existing shared folder that outlives the cluster: the path of a disk for the controller, or a Filestore instance,
+    with the range of addresses from which it calls the hosts. terraform/gcp-storage creates one.
   EOT
   type = object({
-    name   = string
-    labels = map(string)
-    disk = optional(object({
-      size_gib = number
-      type     = string
-    }))
+    name = string
+    disk = optional(string)
     filestore = optional(object({
-      tier         = string
-      capacity_gib = number
+      server = string
+      path   = string
+      range  = string
     }))
   })
   default = null
@@ -325,11 +322,6 @@ variable "storage" {
   validation {
     condition     = var.storage == null || (try(var.storage.disk, null) == null) != (try(var.storage.filestore, null) == null)
     error_message = "storage must have either a disk or a filestore."
-  }
-
-  validation {
-    condition     = var.storage == null || !contains(keys(try(var.storage.labels, {})), "clusterctl-id")
-    error_message = "storage.labels must not have clusterctl-id, by which a cluster's resources are found and deleted."
   }
 }
 

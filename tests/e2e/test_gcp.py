@@ -61,7 +61,7 @@ provider:
 partitions:
   - {{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}}
 software: {{cupy: false}}
-storage: {{keep: true}}
+storage: {{name: e2e-data}}
 """
 L4 = {"gpus": [nvidia.gpu(0, "NVIDIA L4")]}
 # The machines have a share of this one each, and their shared folder is mounted already.
@@ -194,7 +194,16 @@ def gcp(
             google.faults.clear()
             if cluster.workspace.is_dir():
                 runner("-f", cluster.spec, "down", "--yes", "--discard", rc=None)
-                runner("-f", cluster.spec, "storage", "remove", "--yes", "--discard", rc=None)
+                runner(
+                    "-f",
+                    cluster.spec,
+                    "storage",
+                    "remove",
+                    "e2e-data",
+                    "--yes",
+                    "--discard",
+                    rc=None,
+                )
     assert not google.violations
 
 
@@ -383,17 +392,17 @@ def test_down_names_remaining_storage_with_its_cost(gcp: Gcp) -> None:
     assert not gcp.workspace.exists()
 
 
-def test_kept_storage_is_listed_reused_and_removed(gcp: Gcp) -> None:
-    (kept,) = gcp.json("list")["storage"]
+def test_storage_is_listed_used_again_and_removed(gcp: Gcp) -> None:
+    (kept,) = gcp.json("storage", "list")["storage"]
     assert (kept["size_mib"], kept["usd_per_month"]) == (100 * 1024, pytest.approx(10.0, rel=0.1))
     planned = gcp.json("plan")
-    assert any("is reused" in note and kept["what"] in note for note in planned["notes"])
-    refused = gcp.runner("storage", "remove", "--yes", rc=1).stderr
+    assert any(kept["what"] in note for note in planned["notes"])
+    refused = gcp.runner("storage", "remove", "e2e-data", "--yes", rc=1).stderr
     # Nobody can look at it.
     assert f"{kept['what']} (100GiB, 10.00 USD a month)" in refused
-    gcp.runner("storage", "remove", "--discard", "--yes")
+    gcp.runner("storage", "remove", "e2e-data", "--discard", "--yes")
     assert in_the_cloud(gcp) == []
-    assert gcp.json("list")["storage"] == []
+    assert gcp.json("storage", "list")["storage"] == []
     text = f"orphans list {gcp.name} --project {PROJECT}"
     output = gcp.runner(*text.split())
     gcp.as_shown(output, "clusterctl orphans list demo --project my-project")

@@ -1,4 +1,4 @@
-"""Kept storage of a local cluster survives a killed `down`, and the next `up` reuses it.
+"""The storage of a local cluster survives a killed `down`, and the next `up` uses it.
 
 Users log in with their own keys. No secret passes to another cluster of the same layer.
 """
@@ -29,7 +29,7 @@ SPEC = """\
 version: 1
 name: {name}
 provider: {{type: local}}
-storage: {{keep: true}}
+storage: {{name: {name}}}
 partitions:
   - {{name: train, nodes: 1, cpus: 8}}
 users:
@@ -37,7 +37,7 @@ users:
   - {{name: bob, uid: 12002}}
   - {{name: cyd, uid: 12004}}
 """
-KEEP = "storage: {keep: true}\n"
+STORAGE = re.compile("storage: .*\n")
 OWNERS = "cd /shared/home; sudo stat -c '%n %u' ada/datasets/set.txt ada/out/weights bob bob/notes"
 # A line each: what must be a cluster's own. MariaDB's accounts have no passwords: theirs are the
 # system's.
@@ -303,7 +303,7 @@ def phase_note(up: dict[str, Any], name: str) -> str:
 def test_clusters_from_one_layer_share_no_secret(storage_cluster: Cluster, tmp_path: Path) -> None:
     """Two clusters of one kind with two names; the shared layer contains no secret either."""
     name = f"{storage_cluster.name}x"
-    text = storage_cluster.spec.read_text().replace(KEEP, "").replace(storage_cluster.name, name)
+    text = STORAGE.sub("", storage_cluster.spec.read_text()).replace(storage_cluster.name, name)
     with raised(name, text, tmp_path / "home", tmp_path) as other_cluster:
         assert phase_note(other_cluster.raised, "prepare_template") == "cached"
         assert as_class(storage_cluster.raised) == 2
@@ -418,10 +418,16 @@ def test_killed_down_is_finished_by_the_next(storage_cluster: Cluster) -> None:
     assert eventually_none(storage_cluster.runner.home) == []
 
 
-def test_up_reuses_kept_storage(storage_cluster: Cluster) -> None:
+def storage_of(cluster: Cluster) -> dict[str, Any] | None:
+    listed = cluster.json("storage", "list")["storage"]
+    return next((one for one in listed if one["name"] == cluster.name), None)
+
+
+def test_up_uses_the_storage_again(storage_cluster: Cluster) -> None:
     """Files keep their owners. Another uid is refused before anything is created."""
-    (storage,) = storage_cluster.json("list")["storage"]
-    assert storage["usd_per_month"] == 0.0
+    storage = storage_of(storage_cluster)
+    assert storage is not None
+    assert storage["used_by"] == []
     other = storage_cluster.runner.cwd / "other.yaml"
     other.write_text(storage_cluster.spec.read_text().replace("12001", "12003"))
     (refused,) = storage_cluster.runner("-o", "json", "-f", other, "up", rc=2).json["failures"]
@@ -432,7 +438,9 @@ def test_up_reuses_kept_storage(storage_cluster: Cluster) -> None:
     assert any(storage["what"] in note for note in storage_cluster.json("up")["notes"])
     assert as_person(storage_cluster, "ada", storage_cluster.runner.cwd / "late", "id -un") == "ada"
     assert as_person(storage_cluster, "ada", storage_cluster.runner.cwd / "ada") == "refused"
-    assert storage_cluster.json("list")["storage"] == []
+    used = storage_of(storage_cluster)
+    assert used is not None
+    assert used["used_by"] == [storage_cluster.name]
     look = f"sudo du -sm /shared/home/{STAYS} | cut -f 1"
     theirs = int(storage_cluster.ssh(f"{storage_cluster.name}-ctl", look))
     # The files, and the archive of the payload.
@@ -464,8 +472,8 @@ def test_colleague_attaches_again_after_down_and_up(storage_cluster: Cluster) ->
     assert cyd(f"ssh {invitation['login']} rm -r data").returncode == 0
 
 
-def test_storage_remove_deletes_kept_storage(storage_cluster: Cluster) -> None:
-    """The storage holds the only copies: `down` keeps it, and `collect --all` copies them to this
+def test_storage_remove_deletes_the_storage(storage_cluster: Cluster) -> None:
+    """The storage holds the only copies: `down` leaves it, and `collect --all` copies them to this
     machine.
     """
     (storage_cluster.runner.cwd / "set.txt").unlink()
@@ -474,12 +482,14 @@ def test_storage_remove_deletes_kept_storage(storage_cluster: Cluster) -> None:
     assert {"set.txt", "weights"} <= brought
     storage_cluster("down", "--yes")
     remove = ("storage", "remove", storage_cluster.name)
-    (storage,) = storage_cluster.json("storage", "list")["storage"]
+    storage = storage_of(storage_cluster)
+    assert storage is not None
     assert storage["what"] in storage_cluster.runner(*remove, "--yes", rc=1).stderr
     # --discard does not replace the confirmation.
     assert codes(storage_cluster.runner("-o", "json", *remove, "--discard", rc=2)) == [
         "needs-confirmation"
     ]
     assert storage["what"] in storage_cluster.runner(*remove, "--yes", "--discard").stderr
-    assert storage_cluster.json("list")["storage"] == []
-    assert codes(storage_cluster.runner("-o", "json", *remove, rc=2)) == ["unknown-cluster"]
+    assert storage_of(storage_cluster) is None
+    ran = storage_cluster.runner("-o", "json", *remove, rc=None)
+    assert codes(ran) == ["unknown-storage"]

@@ -21,7 +21,7 @@ class BareProvider(Provider):
         raise AssertionError("the test expects no such call of the provider")
 
     check = plan = apply = alive = destroy = _unexpected
-    leftovers = orphans = kept_storage = remove_storage = _unexpected
+    leftovers = orphans = storages = remove_storage = _unexpected
 
 
 def use_provider(

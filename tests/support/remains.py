@@ -83,15 +83,11 @@ def _began(pid: int) -> str:
 
 
 def remove_clusters(call: Callable[..., dict[str, Any]]) -> Iterator[str]:
-    """Remove the clusters of runs that are no more, and the storage that theirs left."""
+    """Remove the clusters of runs that are no more."""
     for one in call("clusters", {})["clusters"]:
         if is_over(one["workspace"]):
             call("down", {"id": one["id"]})
             yield f"removed cluster {one['name']} ({one['id']}) of {one['workspace']}"
-    for one in call("storage", {})["kept"]:
-        if is_over(one["workspace"]):
-            call("storage", {"remove": [one["id"]]})
-            yield f"removed storage {one['name']} ({one['id']}) of {one['workspace']}"
 
 
 def remove() -> Iterator[str]:

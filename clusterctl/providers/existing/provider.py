@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NoReturn
 
 from clusterctl.providers.attached import (
@@ -16,7 +15,6 @@ from clusterctl.providers.base import Leftover, OrphanSearch, Prompts, Provider
 from clusterctl.providers.existing.attach import attach, record_proof
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.facts import examine_site
-from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.existing import ExistingSettings, operators_only
 from clusterctl.state.workspace import Workspace
@@ -52,12 +50,6 @@ class ExistingProvider(Provider):
 
     def orphans(self, name: str) -> OrphanSearch:  # noqa: ARG002
         return OrphanSearch()
-
-    def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
-        return ()
-
-    def remove_storage(self, kept: KeptStorage) -> None:  # noqa: ARG002
-        return
 
     def attach(self, request: AttachRequest) -> Attached:
         return attach(request)

@@ -89,17 +89,22 @@ ANYWHERE: Final = Area()
 
 @dataclass(frozen=True, slots=True)
 class _LabelQuery:
-    """A search by label. ``name``: a regular expression for names of resources that can't carry
-    labels.
+    """A search by label. ``value``: None finds any. ``name``: a regular expression for names of
+    resources that can't carry labels.
     """
 
     label: str
-    value: str
+    value: str | None
     name: str
     area: Area = ANYWHERE
 
     def is_on(self, resource: Json) -> bool:
-        return read_labels(resource).get(self.label) == self.value
+        labels = read_labels(resource)
+        return self.label in labels and self.value in (None, labels[self.label])
+
+    @property
+    def filter(self) -> str:
+        return f"labels.{self.label}" + (":*" if self.value is None else f'="{self.value}"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +150,11 @@ def find_resources(api: Api, cluster_id: str, area: Area = ANYWHERE) -> tuple[Cl
 
 
 def find_labelled(
-    api: Api, label: str, value: str, kinds: Collection[str], area: Area = ANYWHERE
+    api: Api, label: str, value: str | None, kinds: Collection[str], area: Area = ANYWHERE
 ) -> Iterator[tuple[str, str, Json]]:
-    """Yield (kind, path, REST resource) of each resource of these kinds with this label and
-    value.
+    """Yield (kind, path, REST resource) of each resource of these kinds with this label and value.
+
+    value: None finds any.
     """
     query = _LabelQuery(label, value, "", area)
     for kind in (candidate for candidate in _KINDS if candidate.word in kinds):
@@ -260,7 +266,7 @@ def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json
             key = _ROWS[kind.service]
             yield from (("", row) for page in pages for row in page.get(key, ()))
         else:
-            search = {} if kind.named else {"filter": f'labels.{query.label}="{query.value}"'}
+            search = {} if kind.named else {"filter": query.filter}
             path = f"{project}/{kind.path}"
             for page in api.pages("compute", path, region=query.area.region, **search):
                 items: Any = page.get("items", ())

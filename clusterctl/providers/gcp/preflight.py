@@ -323,7 +323,7 @@ def notes(spec: ClusterSpec) -> tuple[str, ...]:
     messages = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
     if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
         messages.append(
-            "provider.shared_disk is ignored, because it requires storage.keep and no filestore"
+            "provider.shared_disk is ignored, because it requires storage.name and no filestore"
         )
     if gcp.settings_of(spec).bucket and spec.provider.expected_release(spec) == "rocky-10":
         messages.append(

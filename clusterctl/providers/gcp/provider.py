@@ -5,6 +5,7 @@ inventory.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Network
@@ -41,7 +42,7 @@ from clusterctl.providers.gcp.terraform import (
     Plan,
     Terraform,
 )
-from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
+from clusterctl.providers.storage import KeptStorage, storage_note, storage_of
 from clusterctl.providers.templates import KeptImage
 from clusterctl.spec.common import Partition
 from clusterctl.spec.distributions import UNSEEN
@@ -129,8 +130,8 @@ class GcpProvider(Provider):
             "partition": apply.IMAGE_PARTITION,
         }
         machine["image"] = image.base.model_dump(mode="json")
-        kept = self._storage_to_reuse(spec)
-        self._write_module(spec, workspace, kept, {name: machine})
+        used = self._storage_of(spec)
+        self._write_module(spec, workspace, used, {name: machine})
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
         record_applied(workspace.terraform)
@@ -143,16 +144,16 @@ class GcpProvider(Provider):
                 images.build(self._api, image, name, self._settings)
         finally:
             # The user may run plain `terraform`, which must not create the machine again.
-            self._write_module(spec, workspace, kept)
+            self._write_module(spec, workspace, used)
 
     def plan(
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> HostPlan:
         _reject_changes(spec, workspace)
         self._use_images(spec, options.inputs)
-        kept = self._storage_to_reuse(spec)
+        used = self._storage_of(spec)
         is_new = not (has_module(workspace.terraform) or workspace.inventory.exists())
-        variables_digest = self._write_module(spec, workspace, kept)
+        variables_digest = self._write_module(spec, workspace, used)
         terraform = self._terraform(workspace, spec.controller_host, searches=not is_new)
         terraform.init()
         plan = terraform.plan()
@@ -167,6 +168,10 @@ class GcpProvider(Provider):
         then, unpriced = costs.other_costs(
             (c.type, c.after) for c in plan.changes if c.after is not None
         )
+        price = storage.usd_per_hour(spec, used)
+        now += (price or 0.0) if used else 0.0
+        then += price or 0.0
+        unpriced += () if price is not None else (f"storage {spec.storage.name}",)
         to_build = tuple(images.describe_missing(self._api, spec, self._images))
         created = {host.name for host in hosts if host.action in {"make", "replace"}}
         new_nodes = created - {spec.controller_host}
@@ -187,7 +192,7 @@ class GcpProvider(Provider):
             notes=(
                 *notes(spec),
                 *host_warnings(spec, new_nodes),
-                *_reuse_notes(plan, kept),
+                *(storage_note(spec, used) if is_new else ()),
                 *(images.partitions_without_base(spec, self._images) if options.inputs else ()),
                 *(to_build if new_nodes else ()),
                 *filter(None, [costs.caveat(self._settings.region_name)]),
@@ -199,8 +204,12 @@ class GcpProvider(Provider):
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> Provisioned:
         self._use_images(spec, options.templates.keys[COMPUTE] if options.templates else "")
-        kept = self._storage_to_reuse(spec)
-        variables_digest = self._write_module(spec, workspace, kept)
+        used = self._storage_of(spec)
+        if spec.storage.name and used is None:
+            used = self._create_storage(spec)
+            # The address of a new Filestore instance was not known when the plan was shown.
+            self._shown = None if self._settings.filestore else self._shown
+        variables_digest = self._write_module(spec, workspace, used)
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
         digest_of_shown, plan = self._shown or (variables_digest, self._new_plan(terraform))
@@ -213,7 +222,7 @@ class GcpProvider(Provider):
         self._is_done = True
         made, started = _new_hosts(plan)
         inventory = self._inventory(spec, workspace, terraform.outputs())
-        return Provisioned(inventory, (*notes(spec), *_reuse_notes(plan, kept)), made, started)
+        return Provisioned(inventory, notes(spec), made, started)
 
     def _new_plan(self, terraform: Terraform) -> Plan:
         plan = terraform.plan()
@@ -246,9 +255,6 @@ class GcpProvider(Provider):
         terraform = self._terraform(workspace, controller_of(workspace.terraform), searches=False)
         try:
             terraform.init()
-            storage.write_imports(workspace.terraform, None)
-            if storage.read_storage(workspace.terraform):
-                terraform.forget(storage.MODULE)
             plan = terraform.plan(destroy=True)
             apply.reject_foreign_state(plan, cluster_id)
             apply.apply_plan(terraform, plan, clock=self._api.clock)
@@ -266,25 +272,45 @@ class GcpProvider(Provider):
     def orphans(self, name: str) -> OrphanSearch:
         return OrphanSearch(tuple(map(Orphan, orphans.orphan_ids(self._api, name))))
 
-    def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
-        return storage.find(self._api, name, users[0]) if users else ()
+    def storages(self) -> tuple[KeptStorage, ...]:
+        return storage.find(self._api)
 
-    def refuse_used(self, kept: KeptStorage) -> None:
-        storage.reject_in_use(self._api, kept)
+    def remove_storage(self, storage_: KeptStorage) -> None:
+        storage_.reject_use()
+        orphans.remove_resources(self._api, [storage.as_resource(storage_)])
+        shutil.rmtree(storage.folder(self._settings.project, storage_.name), ignore_errors=True)
 
-    def remove_storage(self, kept: KeptStorage) -> None:
-        self.refuse_used(kept)
-        orphans.remove_resources(self._api, [storage.as_resource(kept)])
+    def _storage_of(self, spec: ClusterSpec) -> KeptStorage | None:
+        """Return the spec's storage. None: the spec names none, or it does not exist yet."""
+        used = storage_of(spec, self.storages() if spec.storage.name else ())
+        if used is not None:
+            storage.reject_elsewhere(spec, used)
+            used.reject_use(_names(spec))
+        return used
 
-    def _storage_to_reuse(self, spec: ClusterSpec) -> KeptStorage | None:
-        """Return the storage that `down` kept for a cluster of this name. None: there is no such
-        storage.
-        """
-        storages = self.kept_storage(spec.name, [spec.job_user.name]) if spec.storage.keep else ()
-        kept = choose_storage_to_reuse(spec, storages)
-        if kept is not None:
-            storage.reject_mismatch(spec, kept)
-        return kept
+    def _create_storage(self, spec: ClusterSpec) -> KeptStorage:
+        name = str(spec.storage.name)
+        folder = storage.folder(self._settings.project, name)
+        self._api.reporter.progress(f"creating storage {name}")
+        write_module(
+            folder,
+            storage.own_variables(spec),
+            self._settings.state,
+            cluster=f"storage/{name}",
+            module="gcp-storage",
+        )
+        terraform = self._terraform_in(folder, "")
+        terraform.init()
+        apply.apply_plan(terraform, terraform.plan(), clock=self._api.clock)
+        made = self._storage_of(spec)
+        if made is None:
+            raise ProvisionError(
+                f"storage {name!r} was created, but Google does not list it yet",
+                code="storage-not-ready",
+                where="storage.name",
+                fix="run the command again",
+            )
+        return made
 
     def _delete_labelled(self, cluster_id: str, area: Area) -> None:
         resources = orphans.find_resources(self._api, cluster_id, area)
@@ -297,11 +323,14 @@ class GcpProvider(Provider):
         self,
         spec: ClusterSpec,
         workspace: Workspace,
-        kept: KeptStorage | None,
+        used: KeptStorage | None,
         more_hosts: Mapping[str, Variables] = MappingProxyType({}),
     ) -> str:
         module_variables = variables(
-            spec, workspace.cluster_id(), workspace.public_key.read_text(), kept
+            spec,
+            workspace.cluster_id(),
+            workspace.public_key.read_text(),
+            storage.variable(self._api, spec, used),
         )
         boot = {
             name: {"boot_image": images.path_of(self._api, i.name)}
@@ -313,7 +342,6 @@ class GcpProvider(Provider):
         }
         module_variables["hosts"] = {**hosts, **more_hosts}
         write_module(workspace.terraform, module_variables, self._settings.state, cluster=spec.name)
-        storage.write_imports(workspace.terraform, kept)
         return digest((workspace.terraform / VARIABLES).read_bytes())
 
     def _terraform(
@@ -323,15 +351,18 @@ class GcpProvider(Provider):
 
         searches: import what a plan creates although it exists. False: nothing can exist.
         """
-        settings = self._settings
-        place = apply.Place(
-            settings.project, settings.zone, controller, enables_apis=settings.enable_apis
-        )
-        terraform = Terraform(workspace.terraform, self._api.reporter, place.explain, place.name)
+        terraform = self._terraform_in(workspace.terraform, controller)
         if searches:
             area = _area_of(workspace)
             terraform.existing = partial(import_ids, self._api, workspace.cluster_id(), area)
         return terraform
+
+    def _terraform_in(self, folder: Path, controller: str) -> Terraform:
+        settings = self._settings
+        place = apply.Place(
+            settings.project, settings.zone, controller, enables_apis=settings.enable_apis
+        )
+        return Terraform(folder, self._api.reporter, place.explain, place.name)
 
     def _inventory(
         self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any]
@@ -397,11 +428,6 @@ class GcpProvider(Provider):
         return str(IPv4Network(self._api.get("compute", path)["ipCidrRange"]))
 
 
-def _reuse_notes(plan: Plan, kept: KeptStorage | None) -> tuple[str, ...]:
-    is_new = kept is not None and any(change.adopts == kept.id for change in plan.changes)
-    return (reuse_note(kept),) if kept is not None and is_new else ()
-
-
 def _names(spec: ClusterSpec) -> tuple[str, ...]:
     return (spec.controller_host, *(name for p in spec.partitions for name in spec.node_names(p)))
 
@@ -434,13 +460,11 @@ Variables = dict[str, Any]
 
 
 def variables(
-    spec: ClusterSpec, cluster_id: str, public_key: str, kept: KeptStorage | None = None
+    spec: ClusterSpec, cluster_id: str, public_key: str, used: Variables | None = None
 ) -> Variables:
-    """Return the variables of Terraform's root module, ready for JSON. ``kept``: storage to use
-    again.
-    """
+    """Return the variables of Terraform's root module, ready for JSON. ``used``: the storage."""
     settings = gcp.settings_of(spec)
-    share = None if spec.storage.keep else settings.filestore
+    share = None if spec.storage.name else settings.filestore
     hosts = _hosts(spec, settings, cluster_id)
     common = {
         "project",
@@ -466,7 +490,7 @@ def variables(
             *dict.fromkeys(host["placement"] for host in hosts.values() if host.get("placement"))
         ],
         "filestore": share and {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB},
-        "storage": storage.variable(spec, cluster_id, kept),
+        "storage": used,
     }
 
 
@@ -548,9 +572,7 @@ def _reject_changes(spec: ClusterSpec, workspace: Workspace) -> None:
     """Raise a UsageError if settings differ that a cluster keeps from its first `up`."""
     applied = _applied_variables(workspace)
     if applied is not None:
-        wanted = variables(spec, "", "")
-        storage.reject_move(applied, wanted)
-        fixed.reject_changes(applied, wanted)
+        fixed.reject_changes(applied, variables(spec, "", ""))
 
 
 def _applied_variables(workspace: Workspace) -> Mapping[str, Any] | None:
@@ -581,15 +603,22 @@ def record_applied(folder: Path) -> None:
 
 
 def write_module(
-    folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str
+    folder: Path,
+    variables: Mapping[str, Any],
+    state: GcsState | None,
+    *,
+    cluster: str,
+    module: str = "gcp",
 ) -> None:
     """Update clusterctl's files in Terraform's folder. Leave the user's files `*_override.tf`
     unchanged.
+
+    cluster: the end of the prefix of a state in a bucket. module: the name of the root module.
     """
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     backend = _backend(state, cluster)
     _refuse_moved_state(folder, backend)
-    source = data_folder("terraform") / "gcp"
+    source = data_folder("terraform") / module
     files = {path.relative_to(source): path.read_bytes() for path in tree_files(source)}
     for path in [*folder.glob("*.tf"), *folder.glob("modules/**/*.tf")]:
         if path.relative_to(folder) not in files and not path.name.endswith("_override.tf"):

@@ -1,88 +1,150 @@
-"""The shared folder that `down` keeps on Google Cloud: a disk or a Filestore instance with labels
-of its own.
+"""Storage on Google Cloud: a disk or a Filestore instance that outlives clusters.
 
-Kept storage lacks the label of the cluster's id, so that deleting a cluster never finds it. While
-the cluster is up, Terraform's state contains the storage: ``write_imports`` adds it, and
-``Terraform.forget`` removes it from the state before the other resources are destroyed.
+Terraform creates it, with a state of its own. Clusters only use it. It lacks the label of a cluster's
+id, so that deleting a cluster never finds it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp import costs, orphans
 from clusterctl.providers.gcp.api import Api, Json
-from clusterctl.providers.storage import REMOVE, KeptStorage
+from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp
 from clusterctl.spec.units import GIB_MIB
-from clusterctl.state.workspace import write_atomic
-from clusterctl.util import formatting
+from clusterctl.state.workspace import state_home
 
-# The labels of kept storage: the cluster's name, and the name and uid of the first user. Cluster
-# and user together identify the owner.
+# The labels of a storage: its name, and the name and uid of the first user of the spec that created
+# it.
 LABEL: Final = "clusterctl-storage"
 USER_LABEL: Final = "clusterctl-user"
 UID_LABEL: Final = "clusterctl-uid"
-MODULE: Final = "module.storage"
-_ADDRESSES: Final = {
-    "disk": f"{MODULE}[0].google_compute_disk.shared[0]",
-    "shared folder": f"{MODULE}[0].google_filestore_instance.shared[0]",
-}
-_IMPORTS: Final = "clusterctl_storage.tf.json"
+# The label of the hosts that use a storage: its name.
+USES_LABEL: Final = "clusterctl-uses-storage"
 VARIABLES: Final = "clusterctl.auto.tfvars.json"
 
 
-def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> dict[str, Any] | None:
-    """Return Terraform's variable `storage` for ``kept`` or new storage. None: `storage.keep` is
-    off.
-    """
-    if not spec.storage.keep:
-        return None
+def folder(project: str, name: str) -> Path:
+    """Return the folder of the Terraform state of a storage."""
+    return state_home() / ".storage" / project / name
+
+
+def own_variables(spec: ClusterSpec) -> dict[str, Any]:
+    """Return the variables of the Terraform module that creates the spec's storage."""
+    settings = gcp.settings_of(spec)
     disk = gcp.shared_disk(spec)
-    share = gcp.settings_of(spec).filestore
+    share = settings.filestore
+    is_shared_vpc = settings.network_project != settings.project
+    network = f"projects/{settings.network_project}/global/networks/{settings.network.network}"
     return {
-        "name": kept.id.rpartition("/")[2] if kept else f"{spec.name}-{cluster_id}-shared",
+        **settings.model_dump(mode="json", include={"project", "zone", "kms_key", "enable_apis"}),
+        "region": settings.region_name,
+        "name": spec.storage.name,
         "labels": {
-            orphans.CLUSTER_LABEL: spec.name,
-            LABEL: spec.name,
+            **settings.labels,
+            LABEL: spec.storage.name,
             USER_LABEL: spec.job_user.name,
             UID_LABEL: str(spec.job_user.uid),
         },
-        "disk": {"size_gib": disk[0], "type": disk[1]} if disk else None,
-        "filestore": {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB}
-        if share
-        else None,
+        "services": ["file.googleapis.com" if share else "compute.googleapis.com"],
+        "disk": disk and {"size_gib": disk[0], "type": disk[1]},
+        "filestore": share and {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB},
+        "network": network if share else None,
+        "connect_mode": "PRIVATE_SERVICE_ACCESS" if is_shared_vpc else "DIRECT_PEERING",
     }
 
 
-def find(api: Api, name: str, user: str) -> tuple[KeptStorage, ...]:
-    """Return the kept storage of clusters called ``name`` with ``user`` as the first user of their
-    spec.
+def usd_per_hour(spec: ClusterSpec, storage: KeptStorage | None) -> float | None:
+    """Return the hourly price of the spec's storage; 0: it names none. None: unknown.
+
+    storage: the storage of that name. None: it does not exist yet.
     """
-    resources = orphans.find_labelled(api, LABEL, name, _ADDRESSES)
-    own = (r for r in resources if orphans.read_labels(r[2]).get(USER_LABEL) == user)
-    return tuple(_kept(name, *resource) for resource in own)
+    if spec.storage.name is None:
+        return 0.0
+    if storage:
+        return storage.usd_per_month and storage.usd_per_month / costs.HOURS_A_MONTH
+    if disk := gcp.shared_disk(spec):
+        return costs.of_disk(disk[1], disk[0])
+    share = gcp.settings_of(spec).filestore
+    if share is None:
+        return 0.0
+    return costs.of_gib(costs.table()["filestore"].get(share.tier), share.capacity / GIB_MIB)
 
 
-def _kept(name: str, kind: str, path: str, row: Json) -> KeptStorage:
+def variable(api: Api, spec: ClusterSpec, storage: KeptStorage | None) -> dict[str, Any] | None:
+    """Return the cluster's Terraform variable `storage`. None: the spec names no storage.
+
+    storage: the storage of that name. None: it does not exist yet.
+    """
+    name = spec.storage.name
+    if name is None:
+        return None
+    settings = gcp.settings_of(spec)
+    if storage is None and settings.filestore is None:
+        path = f"projects/{settings.project}/zones/{settings.zone}/disks/{name}"
+        return {"name": name, "disk": path}
+    if storage is not None and _is_disk(storage):
+        return {"name": name, "disk": storage.id}
+    mount = _mount(api, storage) if storage else {"server": None, "path": "/", "range": None}
+    return {"name": name, "filestore": mount}
+
+
+def _mount(api: Api, storage: KeptStorage) -> dict[str, Any]:
+    """Return server and path of a Filestore instance, and the range from which it calls hosts."""
+    rows = orphans.find_labelled(api, LABEL, storage.name, ["shared folder"])
+    row = next(row for _, path, row in rows if path == storage.id)
+    addresses = [ip for network in row.get("networks", ()) for ip in network.get("ipAddresses", ())]
+    if not addresses:
+        raise ProvisionError(
+            f"{storage.what} is not ready",
+            code="storage-not-ready",
+            where="storage.name",
+            why=f"Google says: {row.get('state')}",
+            fix="run the command again in some minutes",
+        )
+    # See the output `range` of the module filestore.
+    bits = 29 if str(row["tier"]).startswith("BASIC") else 24
+    return {
+        "server": addresses[0],
+        "path": f"/{row['fileShares'][0]['name']}",
+        "range": str(ip_network(f"{addresses[0]}/{bits}", strict=False)),
+    }
+
+
+def find(api: Api) -> tuple[KeptStorage, ...]:
+    """Return all storages of the project."""
+    users: dict[str, set[str]] = {}
+    for _, path, row in orphans.find_labelled(api, USES_LABEL, None, ["instance"]):
+        name = orphans.read_labels(row)[USES_LABEL]
+        users.setdefault(name, set()).add(path)
+    rows = orphans.find_labelled(api, LABEL, None, ["disk", "shared folder"])
+    return tuple(_storage(kind, path, row, users) for kind, path, row in rows)
+
+
+def _storage(kind: str, path: str, row: Json, users: Mapping[str, set[str]]) -> KeptStorage:
     labels = orphans.read_labels(row)
-    usd_per_month = costs.of_row(kind, row)
+    usd_per_hour = costs.of_row(kind, row)
     gib = (
         [row["sizeGb"]] if "sizeGb" in row else [share["capacityGb"] for share in row["fileShares"]]
     )
     uid = labels.get(UID_LABEL, "")
+    # Other machines may have attached the disk.
+    used_by = {*users.get(labels[LABEL], ()), *row.get("users", ())}
     return KeptStorage(
-        cluster=name,
+        name=labels[LABEL],
         id=path,
         what=f"{kind} {path.rpartition('/')[2]} in {_place(path)}",
         kind=str(row["type"]).rpartition("/")[2] if "type" in row else str(row["tier"]),
         size_mib=sum(map(int, gib)) * GIB_MIB,
-        usd_per_month=None if usd_per_month is None else usd_per_month * costs.HOURS_A_MONTH,
+        usd_per_month=None if usd_per_hour is None else usd_per_hour * costs.HOURS_A_MONTH,
+        used_by=tuple(sorted({used.rpartition("/")[2] for used in used_by})),
         homes={labels[USER_LABEL]: int(uid)} if uid.isdigit() else {},
     )
 
@@ -91,102 +153,28 @@ def _place(path: str) -> str:
     return path.split("/")[3]
 
 
-def as_resource(kept: KeptStorage) -> orphans.CloudResource:
-    kind, service = ("disk", "compute") if "/disks/" in kept.id else ("shared folder", "file")
-    return orphans.CloudResource(kind, kept.id.rpartition("/")[2], "", service, kept.id, "")
+def _is_disk(storage: KeptStorage) -> bool:
+    return "/disks/" in storage.id
 
 
-def reject_in_use(api: Api, kept: KeptStorage) -> None:
-    """Raise a UsageError if instances may use the storage. Google would delete even a Filestore in
-    use.
-    """
-    if as_resource(kept).kind == "disk":
-        disks = orphans.find_labelled(api, LABEL, kept.cluster, ["disk"])
-        users = [url for _, path, row in disks if path == kept.id for url in row.get("users", ())]
-    else:
-        instances = orphans.find_labelled(api, orphans.CLUSTER_LABEL, kept.cluster, ["instance"])
-        zones = ((path, _place(path)) for _, path, _ in instances)
-        users = [path for path, zone in zones if _place(kept.id) in {zone, zone.rpartition("-")[0]}]
-    if users:
-        message = f"a cluster {kept.cluster!r} uses the kept storage, {kept.what}"
-        names = sorted({f"instance {path.rpartition('/')[2]}" for path in users})
-        fix = "take that cluster down first; if its workspace is lost: `clusterctl orphans remove`"
-        raise UsageError(message, code="storage-in-use", why=f"used by {', '.join(names)}", fix=fix)
+def as_resource(storage: KeptStorage) -> orphans.CloudResource:
+    kind, service = ("disk", "compute") if _is_disk(storage) else ("shared folder", "file")
+    name = storage.id.rpartition("/")[2]
+    return orphans.CloudResource(kind, name, "", service, storage.id, "")
 
 
-def reject_mismatch(spec: ClusterSpec, kept: KeptStorage) -> None:
-    """Raise a UsageError if the spec asks for another type or zone than ``kept`` has, or for less
-    space.
-    """
+def reject_elsewhere(spec: ClusterSpec, storage: KeptStorage) -> None:
+    """Raise a UsageError if the controller can't have the storage, because it is in another zone."""
     settings = gcp.settings_of(spec)
-    disk = gcp.shared_disk(spec)
-    share = gcp.settings_of(spec).filestore
-    place = settings.zone
-    size_mib = 0
-    kind = ""
-    if disk:
-        size_mib = disk[0] * GIB_MIB
-        kind = disk[1]
-    elif share:
-        size_mib = share.capacity
-        kind = share.tier
-        place = settings.region_name if share.tier == "REGIONAL" else settings.zone
-    is_smaller = size_mib < (kept.size_mib or 0)
-    if (kind, place) != (kept.kind, _place(kept.id)) or is_smaller:
+    place = _place(storage.id)
+    if _is_disk(storage) and place != settings.zone:
         raise UsageError(
-            f"the spec does not match the kept storage, {kept.what}",
+            f"storage {storage.name!r} is in {place}, and the cluster in {settings.zone}",
             code="storage-unfit",
-            where="storage.keep",
-            why=f"the storage is {_shown(kept.kind, _place(kept.id), kept.size_mib)}; the spec "
-            f"asks for {_shown(kind, place, size_mib)}; the only possible change is a larger "
-            "disk",
-            fix="adapt the spec, rename the cluster, or remove the kept storage: "
-            f"`{REMOVE.format(name=spec.name)}`",
+            where="storage.name",
+            why=f"{storage.what} can only be attached to hosts of its zone",
+            fix=f"set zone: {place}, or choose another storage",
         )
-
-
-def _shown(kind: str, place: str, size_mib: int | None) -> str:
-    return f"{kind} of {formatting.exact_size(size_mib or 0)} in {place}"
-
-
-def write_imports(folder: Path, kept: KeptStorage | None) -> None:
-    """Write the file that makes Terraform import the storage ``kept``. If ``kept`` is None, delete
-    it.
-    """
-    path = folder / _IMPORTS
-    if kept is None:
-        path.unlink(missing_ok=True)
-        return
-    resource = as_resource(kept)
-    block = {"to": _ADDRESSES[resource.kind], "id": resource.path}
-    write_atomic(path, json.dumps({"import": [block]}) + "\n")
-
-
-def reject_move(applied: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
-    """Raise a UsageError if `storage.keep` changed while the cluster is up. clusterctl moves no
-    files.
-    """
-    previous_storage = applied["storage"]
-    if (previous_storage is None) != (variables["storage"] is None):
-        old_value, copy_first = (
-            ("true", "")
-            if previous_storage
-            else ("false", "copy your files to this machine, then ")
-        )
-        message = "storage.keep can't be changed while the cluster is up"
-        reason = f"`keep` was {old_value} at the first `up`, and `up` can't move the shared folder"
-        fix = f"set `keep: {old_value}`, or {copy_first}take the cluster down before you change it"
-        raise UsageError(
-            message, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix
-        )
-
-
-def read_storage(folder: Path) -> Mapping[str, Any] | None:
-    """Return Terraform's variable `storage`, as last written to the folder. None: `storage.keep`
-    was off.
-    """
-    storage: Mapping[str, Any] | None = read_variables(folder).get("storage")
-    return storage
 
 
 def read_variables(folder: Path) -> dict[str, Any]:

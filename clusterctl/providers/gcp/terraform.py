@@ -158,14 +158,6 @@ class Terraform:
         plan.reject_additions(remaining)
         return remaining
 
-    def forget(self, module: str) -> None:
-        """Remove a module's resources from the state, so that Terraform no longer touches them."""
-        message = f"{module} could not be removed from the state"
-        prefixes = (f"{module}.", f"{module}[")
-        addresses = self._run_for_text(message, "state list").split("\n")
-        if to_forget := [address for address in addresses if address.startswith(prefixes)]:
-            self._run_for_text(message, "state rm", *to_forget)
-
     def outputs(self) -> Mapping[str, Any]:
         """Return output name -> value, for all outputs of the module that are not sensitive."""
         answer = self._run_for_json("Terraform's outputs could not be read", "output")

@@ -17,7 +17,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -219,7 +218,7 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         state = _assign_numbers(state, request)
         facts = state.model_dump(include={"subnet", "distribution", "slurm"})
         answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **facts)
-        shared = _prepare_shared_folder(request)
+        shared = _shared_folder(state)
         notes += _mount_again(request, state, shared)
         nodes = _start_nodes(request, state, answer, lower, shared)
     more = {*request.packages} - {*state.packages}
@@ -330,25 +329,10 @@ def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFi
     }
 
 
-def _prepare_shared_folder(request: layout.ClusterRequest) -> Path:
-    """Create the folder that nodes mount as /shared, or reuse the kept folder of an earlier
-    cluster.
-    """
-    shared = layout.shared_folder(request.id)
-    layout.storage_file(request.id).unlink(missing_ok=True)
-    # An empty folder comes from an interrupted `up`.
-    is_new = not shared.exists() or not any(shared.iterdir())
-    if request.storage is not None and is_new:
-        kept = next((folder for folder in _kept_folders() if folder.id == request.storage), None)
-        if kept is None or kept.owner != request.owner:
-            where = str(layout.shared_folder(request.storage))
-            message = "the kept storage no longer exists"
-            fix = "run `clusterctl up` again"
-            raise ProvisionError(message, code="storage-gone", where=where, fix=fix)
-        layout.shared_folder(kept.id).rename(shared)
-        system.erase(layout.cluster_dir(kept.id))
-    shared.mkdir(exist_ok=True, mode=0o755)
-    return shared
+def _shared_folder(state: layout.ClusterState) -> Path:
+    """Return the folder that nodes mount as /shared. Create it if it is missing."""
+    state.shared.mkdir(parents=True, exist_ok=True, mode=0o755)
+    return state.shared
 
 
 def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
@@ -361,10 +345,16 @@ def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
             request.packages
         )
     image.layers(request.image)
-    # A storage file without a record is left by an interrupted `down`.
-    keep = request.keep_storage or layout.storage_file(request.id).exists()
-    own = {"subnet": image.free_subnet(request.id, request.subnet), "keep_storage": keep}
-    state = layout.ClusterState.model_validate(request.model_dump() | own)
+    if request.storage and (others := _users_of(request.owner, request.storage)):
+        raise ProvisionError(
+            f"storage {request.storage!r} is in use",
+            code="storage-in-use",
+            where="storage.name",
+            why=f"cluster {', '.join(others)} uses it",
+            fix="take that cluster down first, or choose another name",
+        )
+    subnet = image.free_subnet(request.id, request.subnet)
+    state = layout.ClusterState.model_validate(request.model_dump() | {"subnet": subnet})
     layout.make_private(path.parent)
     write_atomic(path, state.model_dump_json())
     return state
@@ -375,9 +365,7 @@ def _assign_numbers(
 ) -> layout.ClusterState:
     """Give each requested node a number, write this to `cluster.json`, and return the new state."""
     numbers = layout.numbered((node.name for node in request.nodes), state.numbers)
-    # Once true, this stays true until a `down` with another value.
-    keep = state.keep_storage or request.keep_storage
-    state = state.model_copy(update={"numbers": numbers, "keep_storage": keep})
+    state = state.model_copy(update={"numbers": numbers})
     write_atomic(layout.state_file(request.id), state.model_dump_json())
     return state
 
@@ -409,18 +397,14 @@ def _remove_nodes(
 
 
 def down(message: dict[str, Any]) -> dict[str, Any]:
-    """Remove a cluster, but not a shared folder that is to be kept. A repeated call changes
-    nothing.
-    """
-    query = layout.ClusterQuery.model_validate(message)
-    cluster_id = query.id
+    """Remove a cluster, but not its storage. A repeated call changes nothing."""
+    cluster_id = layout.ClusterQuery.model_validate(message).id
     with state_lock("down"):
         machine.stop(machines_of(cluster_id, machine.alive()))
         machine.end_rooted(layout.cluster_dir(cluster_id))
         machine.remove_cgroups(f"c{cluster_id}-")
         system.remove_network(cluster_id)
-        if not _keep_shared(cluster_id, wish=query.keep_storage):
-            system.erase(layout.cluster_dir(cluster_id))
+        system.erase(layout.cluster_dir(cluster_id))
         system.erase_doomed(layout.STATE)
         for place in (layout.STATE, layout.CACHE):
             system.erase(place / system.CHECK)
@@ -431,57 +415,31 @@ def down(message: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
-    folder = layout.cluster_dir(cluster_id)
-    record = layout.state_file(cluster_id)
-    shared = layout.shared_folder(cluster_id)
-    note = layout.storage_file(cluster_id)
-    if not record.exists():
-        return note.exists()
-    state = layout.ClusterState.model_validate_json(record.read_bytes())
-    keep = state.keep_storage if wish is None else wish
-    if not (keep and shared.exists()):
-        return False
-    system.progress("measuring the shared folder")
-    size_mib = int(
-        system.run(["du", "-sm", str(shared)], action="measuring the shared folder").split()[0]
-    )
-    with suppress(OSError):
-        (shared / "home" / f".clusterctl-{cluster_id}").rmdir()
-    kept = layout.KeptFolder(**state.model_dump(), since=time.time(), size_mib=size_mib)
-    write_atomic(note, kept.model_dump_json())
-    for path in folder.iterdir():
-        if path not in (shared, note, record):
-            system.erase(path)
-    record.unlink()
-    return True
-
-
-def _kept_folders() -> tuple[layout.KeptFolder, ...]:
-    """Return the shared folders that `down` has kept. The caller must hold ``state_lock``."""
-    folders = []
-    for note in sorted(layout.STATE.glob("[!.]*/storage.json")):
-        kept = layout.KeptFolder.model_validate_json(note.read_bytes())
-        shared = layout.shared_folder(kept.id)
-        # Skip the folder of an unfinished `down`. Delete the remains of a reused folder.
-        if layout.state_file(kept.id).exists():
-            continue
-        if not shared.exists():
-            system.erase(note.parent)
-            continue
-        homes = {path.name: path.lstat().st_uid for path in (shared / "home").glob("[!.]*")}
-        folders.append(kept.model_copy(update={"homes": homes}))
-    return tuple(folders)
-
-
 def storage(message: dict[str, Any]) -> dict[str, Any]:
-    """Remove the kept shared folders of the requested clusters. Return the remaining folders."""
-    remove = layout.StorageQuery.model_validate(message).remove
-    with state_lock("down" if remove else "list"):
-        for kept in _kept_folders():
-            if kept.id in remove:
-                system.erase(layout.cluster_dir(kept.id))
-        return {"kept": [kept.model_dump(mode="json") for kept in _kept_folders()]}
+    """Delete a storage of an account, if requested. Return the account's remaining storages."""
+    query = layout.StorageQuery.model_validate(message)
+    top = layout.storages_folder(query.owner)
+    with state_lock("storage remove" if query.remove else "storage list"):
+        # An interrupted removal continues.
+        system.erase_doomed(top)
+        if query.remove and not _users_of(query.owner, query.remove):
+            system.erase(top / query.remove)
+        folders = sorted(top.glob("[!.]*"))
+        return {"storages": [_stored(query.owner, folder).model_dump() for folder in folders]}
+
+
+def _users_of(owner: int, name: str) -> tuple[str, ...]:
+    """Return the names of the account's clusters that use this storage."""
+    states = image.states()
+    return tuple(state.name for state in states if (state.owner, state.storage) == (owner, name))
+
+
+def _stored(owner: int, folder: Path) -> layout.StoredFolder:
+    system.progress(f"measuring {folder.name}")
+    size = system.run(["du", "-sm", str(folder)], action=f"measuring {folder}").split()[0]
+    homes = {path.name: path.lstat().st_uid for path in (folder / "home").glob("[!.]*")}
+    users = _users_of(owner, folder.name)
+    return layout.StoredFolder(name=folder.name, size_mib=int(size), used_by=users, homes=homes)
 
 
 def machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
@@ -525,11 +483,7 @@ def look(message: dict[str, Any]) -> dict[str, Any]:
     residue += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
     if (system.NETNS_DIR / netns).exists():
         residue.append(f"network namespace {netns}")
-    is_kept = (
-        layout.storage_file(cluster_id).exists() and not layout.state_file(cluster_id).exists()
-    )
-    folders = (system.doomed(folder), *(() if is_kept else (folder,)))
-    residue += [f"folder {path}" for path in folders if path.exists()]
+    residue += [f"folder {path}" for path in (system.doomed(folder), folder) if path.exists()]
     return {"residue": residue}
 
 

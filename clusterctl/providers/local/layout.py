@@ -25,6 +25,7 @@ RUN = Path("/run/clusterctl")
 STATE_FILE = "cluster.json"
 
 ClusterId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6}$")]
+StorageName = Annotated[str, PATTERNS["label"]]
 HostName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 SlurmRelease = Annotated[str, StringConstraints(pattern=r"^[0-9]{2}\.[0-9]{2}$")]
@@ -53,11 +54,9 @@ def state_file(cluster_id: str) -> Path:
 SHARED = "/shared"
 
 
-def shared_folder(cluster_id: str) -> Path:
-    """Return the folder that nodes mount as /shared. After `down`, this folder may remain as kept
-    storage.
-    """
-    return cluster_dir(cluster_id) / "shared"
+def storages_folder(owner: int) -> Path:
+    """Return the folder of an account's storages, each a folder of its own that outlives clusters."""
+    return STATE / "storage" / str(owner)
 
 
 def class_folder(key: str) -> Path:
@@ -70,10 +69,6 @@ def class_note(node: Path) -> Path:
     template.
     """
     return node / "class"
-
-
-def storage_file(cluster_id: str) -> Path:
-    return cluster_dir(cluster_id) / "storage.json"
 
 
 def netns_name(cluster_id: str) -> str:
@@ -130,9 +125,9 @@ class _OfCluster(BaseModel):
 
 
 class _Installed(_OfCluster):
-    """A cluster with its image and release of Slurm. ``keep_storage``: whether `down` keeps
-    /shared.
+    """A cluster with its image and release of Slurm.
 
+    storage: the owner's storage that is /shared. None: /shared goes with the cluster.
     packages: the spec's packages: those of the request, or those in the image that the nodes
         started from.
     """
@@ -140,7 +135,14 @@ class _Installed(_OfCluster):
     image: ImageKey
     packages: tuple[Package, ...] = ()
     slurm: SlurmRelease | None = None
-    keep_storage: bool = False
+    storage: StorageName | None = None
+
+    @property
+    def shared(self) -> Path:
+        """The folder that nodes mount as /shared."""
+        if self.storage is None:
+            return cluster_dir(self.id) / "shared"
+        return storages_folder(self.owner) / self.storage
 
 
 class ClusterRequest(_Installed):
@@ -153,9 +155,6 @@ class ClusterRequest(_Installed):
     distribution: Release
     admin_key: AdminKey
     subnet: IPv4Network | None = None
-    storage: ClusterId | None = Field(
-        None, description="the cluster whose kept shared folder is reused"
-    )
     node_class: ImageKey | None = Field(None, description="the template of new compute nodes")
     controller_class: ImageKey | None = Field(None, description="the template of a new controller")
     homes: tuple[Home, ...] = Field(
@@ -200,12 +199,9 @@ class ClassRequest(_Message):
 
 
 class ClusterQuery(_Message):
-    """A cluster to examine or remove. ``keep_storage``: keep /shared. Default: as the last `up`
-    requested.
-    """
+    """A cluster to examine or remove."""
 
     id: ClusterId
-    keep_storage: bool | None = None
 
 
 class HostQuery(_Message):
@@ -266,13 +262,15 @@ class ClusterState(_Installed):
             )
 
 
-class KeptFolder(_OfCluster):
-    """The content of `storage.json`, about a shared folder that `down` kept. ``homes``: account ->
-    uid.
+class StoredFolder(_Message):
+    """A storage of an account.
+
+    used_by: the clusters that use it. homes: account -> uid of its home folder there.
     """
 
-    since: float
+    name: str
     size_mib: int
+    used_by: tuple[str, ...] = ()
     homes: dict[str, int] = Field(default_factory=dict)
 
 
@@ -287,11 +285,10 @@ class CacheQuery(_Message):
 
 
 class StorageQuery(_Message):
-    """A request to delete the kept shared folders of the clusters ``remove``, and to list all that
-    remain.
-    """
+    """A request to delete the storage ``remove`` of an account, and to list all that remain."""
 
-    remove: tuple[ClusterId, ...] = ()
+    owner: int
+    remove: StorageName | None = None
 
 
 class Existing(_Message):

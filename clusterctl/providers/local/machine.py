@@ -178,7 +178,7 @@ def make_homes(request: layout.ClusterRequest, shared: Path, lower: Sequence[Pat
     """Create the users' homes on a new cluster's empty shared folder. A rename adds all homes at
     once.
     """
-    top = shared.with_name("homes")
+    top = layout.cluster_dir(request.id) / "homes"
     # An interrupted `up` leaves this folder.
     if top.exists():
         system.erase(top)

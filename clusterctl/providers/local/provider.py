@@ -45,7 +45,7 @@ from clusterctl.providers.local.client import (
     start_ahead,
 )
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
-from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
+from clusterctl.providers.storage import KeptStorage, storage_note, storage_of
 from clusterctl.providers.templates import NodeFile
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
@@ -55,10 +55,8 @@ from clusterctl.state.inventory import (
     CONTROLLER,
     Host,
     Inventory,
-    keeps_storage,
-    may_keep_storage,
 )
-from clusterctl.state.workspace import Workspace, state_home
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.numbers import counted
 
@@ -68,7 +66,7 @@ _KEEP_IMAGE: Final = (
 )
 _DOWN_AND_UP: Final = (
     "run `clusterctl down`, then `clusterctl up`: collected runs stay, and with `storage: "
-    "{keep: true}` the shared folder; accounts come from the spec; submit waiting jobs again; "
+    "{name: NAME}` the shared folder; accounts come from the spec; submit waiting jobs again; "
     "the accounting history is lost"
 )
 
@@ -183,25 +181,29 @@ class LocalProvider(Provider):
         shares, notes = shares_here(spec)
         hosts = load_known_hosts(workspace)
         existing = layout.Existing()
-        kept = tuple[KeptStorage, ...]()
+        storages = tuple[KeptStorage, ...]()
         try:
             if cluster_id := workspace.known_id():
                 existing = self._existing(cluster_id)
-            if spec.storage.keep:
-                kept = self.kept_storage(spec.name, ())
+            if spec.storage.name:
+                storages = self.storages()
         # A plan is shown even without root access.
         except MachineError as exc:
             disks = {host.name: host.disk_mib for host in hosts.values()}
             existing = layout.Existing(nodes=disks, running=frozenset(disks))
             notes += (
                 (
-                    "nodes and kept storage are shown as `up` left them; they could not be "
+                    "nodes and storage are shown as `up` left them; they could not be "
                     f"checked: {exc.cause}"
                 ),
             )
         if existing.state is not None:
             notes += self._notes_on(existing.state, spec)
-        notes += _storage_notes(spec, kept, existing)
+        storage = storage_of(spec, storages)
+        if not existing.nodes:
+            if storage:
+                storage.reject_use([spec.name])
+            notes += storage_note(spec, storage)
         return HostPlan(
             tuple(compare(spec, shares, existing, hosts, options.recreated)), notes=notes
         )
@@ -249,14 +251,7 @@ class LocalProvider(Provider):
     ) -> Provisioned:
         node_class = options.templates
         shares, notes = shares_here(spec)
-        kept = (
-            choose_storage_to_reuse(spec, self.kept_storage(spec.name, ()))
-            if spec.storage.keep
-            else None
-        )
-        request = self._request(
-            spec, workspace, shares, kept, node_class.keys if node_class else {}
-        )
+        request = self._request(spec, workspace, shares, node_class.keys if node_class else {})
         request = request.model_copy(update={"anew": tuple(options.recreated)})
         classed: tuple[str, ...] = ()
         self._helper.report(f"starting {counted(len(request.nodes), 'node')}")
@@ -274,8 +269,6 @@ class LocalProvider(Provider):
                 )
             made = layout.MadeCluster.model_validate(exchange.result())
         removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
-        if kept:
-            notes += (reuse_note(kept),)
         return Provisioned(
             _inventory(spec, request, shares, made),
             notes + made.notes + _unused_gpus() + removed,
@@ -289,7 +282,6 @@ class LocalProvider(Provider):
         spec: ClusterSpec,
         workspace: Workspace,
         sizes: Sequence[Share],
-        kept: KeptStorage | None,
         classes: Mapping[str, str],
     ) -> layout.ClusterRequest:
         image = _image(self._settings, spec, workspace)
@@ -309,8 +301,7 @@ class LocalProvider(Provider):
             slurm=_slurm_of_new_nodes(self._settings, spec),
             admin_key=image.admin_key,
             subnet=self._settings.subnet,
-            keep_storage=spec.storage.keep,
-            storage=kept and kept.id,
+            storage=spec.storage.name,
             node_class=classes.get(COMPUTE),
             controller_class=classes.get(CONTROLLER),
             homes=tuple(homes),
@@ -332,11 +323,8 @@ class LocalProvider(Provider):
     def alive(self, cluster_id: str) -> bool:
         return bool(self._existing(cluster_id).machines)
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
-        keep: bool | None = None
-        if workspace is not None and keeps_storage(workspace) == may_keep_storage(workspace):
-            keep = keeps_storage(workspace)
-        self._helper.call("down", {"id": cluster_id, "keep_storage": keep})
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:  # noqa: ARG002
+        self._helper.call("down", {"id": cluster_id})
 
     def leftovers(self, cluster_id: str, *, workspace: Workspace | None) -> tuple[Leftover, ...]:  # noqa: ARG002
         return tuple(map(Leftover, self._helper.call("look", {"id": cluster_id})["residue"]))
@@ -345,15 +333,17 @@ class LocalProvider(Provider):
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
         return OrphanSearch(tuple(Orphan(c.id) for c in mine if is_orphan(c)))
 
-    def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
-        # The helper lists the kept folders of all accounts.
-        folders = map(layout.KeptFolder.model_validate, self._helper.call("storage", {})["kept"])
+    def storages(self) -> tuple[KeptStorage, ...]:
+        answer = self._helper.call("storage", {"owner": os.getuid()})
+        folders = map(layout.StoredFolder.model_validate, answer["storages"])
+        top = layout.storages_folder(os.getuid())
         return tuple(
-            _kept(folder) for folder in folders if folder.name == name and _is_ours(folder)
+            KeptStorage(id=folder.name, what=f"folder {top / folder.name}", **folder.model_dump())
+            for folder in folders
         )
 
-    def remove_storage(self, kept: KeptStorage) -> None:
-        self._helper.call("storage", {"remove": [kept.id]})
+    def remove_storage(self, storage: KeptStorage) -> None:
+        self._helper.call("storage", {"owner": os.getuid(), "remove": storage.name})
 
     def cached_images(self, *, prune: bool = False) -> tuple[CachedImage, ...]:
         answer = self._helper.call("cache", {"prune": prune})
@@ -375,24 +365,6 @@ class LocalProvider(Provider):
             for cluster in clusters()
             if cluster.owner == os.getuid()
         )
-
-
-def _storage_notes(
-    spec: ClusterSpec, storages: Sequence[KeptStorage], existing: layout.Existing
-) -> tuple[str, ...]:
-    kept = choose_storage_to_reuse(spec, storages)
-    if kept and existing.nodes:
-        summary = (
-            f"cluster {spec.name!r} uses a new shared folder instead of the kept shared folder"
-        )
-        reason = f"the cluster was created without `keep: true`, so it did not reuse {kept}"
-        fix = (
-            "run `clusterctl down` with the spec as it was, then `clusterctl up` with `keep: true`"
-        )
-        raise UsageError(
-            summary, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix
-        )
-    return (reuse_note(kept),) if kept else ()
 
 
 def is_orphan(cluster: layout.ClusterState) -> bool:
@@ -450,18 +422,6 @@ def _placed(path: str, file: NodeFile) -> dict[str, Any]:
         path=path, data=data, mode=file.mode, owner=file.owner, edges=file.edges
     )
     return placed.model_dump(mode="json")
-
-
-def _is_ours(kept: layout.KeptFolder) -> bool:
-    # If the caller has several state folders, only that of the cluster manages its storage.
-    folder = Path(kept.workspace).parent
-    return kept.owner == os.getuid() and (folder == state_home() or not folder.exists())
-
-
-def _kept(kept: layout.KeptFolder) -> KeptStorage:
-    description = f"folder {layout.shared_folder(kept.id)}"
-    fields = {key: getattr(kept, key) for key in ("id", "size_mib", "since", "homes")}
-    return KeptStorage(cluster=kept.name, what=description, usd_per_month=0.0, **fields)
 
 
 def _inventory(

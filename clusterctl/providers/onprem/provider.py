@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from clusterctl.errors import (
-    ClusterctlError,
     Failure,
     MachineError,
     ProvisionError,
@@ -38,7 +37,6 @@ from clusterctl.providers.base import (
 from clusterctl.providers.onprem import members, release, single_hosts
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import OWNER_ANSWER_S, Login, create_account
-from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
@@ -53,7 +51,6 @@ from clusterctl.util.progress import NO_LIMIT, Clock, HostStep, Limit
 # CPU seconds of this machine that examining a host may take.
 _HOST_S: Final = 0.5
 _THEN: Final = "nothing was changed; fix these problems, then run the same command again"
-_KEPT: Final = "kept-storage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +152,7 @@ class OnpremProvider(Provider):
             for name, host in previous.items()
             if name not in names
         ]
-        kept = self._kept_storage_notes(spec) if not previous else ()
-        lines = (*kept, *examination.notes, *examination.preview, *map(str, pending))
+        lines = (*examination.notes, *examination.preview, *map(str, pending))
         return HostPlan(
             tuple(changes), notes=lines, distribution=examination.inventory.distribution
         )
@@ -226,15 +222,6 @@ class OnpremProvider(Provider):
         with self._login(None) as login:
             return release.find_orphans(login, name)
 
-    def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
-        with self._login(Workspace.of(name)) as login:
-            return find_homes(login, self._settings, name, users)
-
-    def remove_storage(self, kept: KeptStorage) -> None:
-        self._prompts.reporter.progress(f"removing {kept.what}")
-        with self._login(Workspace.of(kept.cluster)) as login:
-            remove_homes(login, self._settings, kept)
-
     def limited(
         self, spec: ClusterSpec, workspace: Workspace, limit: Collection[str]
     ) -> ClusterSpec:
@@ -263,36 +250,13 @@ class OnpremProvider(Provider):
             temporary.create()
             yield Login(self._settings.machines, temporary, self._prompts, answer_s=answer_s)
 
-    def _kept_storage_notes(self, spec: ClusterSpec) -> tuple[str, ...]:
-        if not spec.storage.keep:
-            return ()
-        storages = self.kept_storage(spec.name, [user.name for user in spec.users])
-        kept = choose_storage_to_reuse(spec, storages)
-        return (reuse_note(kept),) if kept else ()
-
-    def _kept_storage_findings(
-        self, spec: ClusterSpec, workspace: Workspace, login: Login, report: DoctorReport
-    ) -> tuple[Finding, ...]:
-        leader = self._settings.controller
-        if not spec.storage.keep or leader not in report.facts or load_known_hosts(workspace):
-            return ()
-        try:
-            choose_storage_to_reuse(
-                spec,
-                find_homes(login, self._settings, spec.name, [user.name for user in spec.users]),
-            )
-        except ClusterctlError as exc:
-            return (Finding(leader, "error", _KEPT, exc.what, exc.why, exc.fix),)
-        return ()
-
     def _examine_machines(self, spec: ClusterSpec, workspace: Workspace) -> _Examination:
         """Examine the machines. Raise a ProvisionError if they can't form the cluster."""
         hosts = members.members(spec, self._settings)
         self._prompts.reporter.progress(f"checking {counted(len(hosts), 'machine')}")
         login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP_S / 2)
         joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
-        # ``plan`` raises the error about kept storage, which is a problem of the spec.
-        if any(finding.code != _KEPT for finding in blocking):
+        if blocking:
             summary = "these machines don't meet the requirements of a cluster: {hosts}"
             failures = findings_as_failures(blocking, phase="plan")
             raise ProvisionError.of_hosts(summary, failures, code="hosts-unfit", then=_THEN)
@@ -358,7 +322,7 @@ class OnpremProvider(Provider):
             joined,
             silent,
             report,
-            (*blocking, *self._kept_storage_findings(spec, workspace, login, report)),
+            blocking,
         )
 
     def _join(self, examination: _Examination, joining: Sequence[str], login: Login) -> None:
@@ -447,76 +411,3 @@ def _change(
 
 def _roles(host: Host) -> str:
     return ", ".join(host.roles) + (f", partition {host.partition}" if host.partition else "")
-
-
-# Arguments: PATH USER... Prints each user's home with the owner's uid. Needs no root.
-_LIST_HOMES: Final = """
-cd "$1/home" 2>/dev/null || exit 0
-shift
-for user do
-    if [ -d "$user" ] && [ ! -L "$user" ]; then stat -c '%n %u' -- "$user"; fi
-done
-"""
-# Arguments: PATH NAME UID... If the account still exists, only ~/clusterctl is removed.
-_REMOVE_HOMES: Final = """
-path=$1
-cd "$path/home" 2>/dev/null || exit 0
-shift
-while [ $# -gt 0 ]; do
-    if [ -d "$1" ] && [ ! -L "$1" ] && [ "$(stat -c %u -- "$1")" = "$2" ]; then
-        if getent passwd "$1" >/dev/null; then
-            rm -rf --one-file-system -- "./$1/clusterctl"
-        else
-            rm -rf --one-file-system -- "./$1"
-        fi
-    fi
-    shift 2
-done
-cd /
-rmdir "$path/home" "$path" 2>/dev/null || true
-"""
-
-
-def find_homes(
-    login: Login, settings: OnpremSettings, name: str, users: Sequence[str]
-) -> tuple[KeptStorage, ...]:
-    """Return the home folders of these users in the shared folder as kept storage, all in a single
-    object.
-
-    `down` keeps home folders; `storage remove` deletes them. Empty if the spec names an NFS server.
-    """
-    shared = settings.shared
-    host = settings.controller
-    if shared.server is not None:
-        return ()
-    if lost := login.trust([host]):
-        raise lost[host]
-    lines = login.run(host, ("sh", "-c", _LIST_HOMES, "sh", shared.path, *users)).splitlines()
-    homes = {name: int(uid) for name, uid in map(str.split, lines)}
-    if not homes:
-        return ()
-    size_mib = None
-    # Without a sudo password the sizes of the homes can't be read.
-    with suppress(ClusterctlError):
-        stdout = login.root(
-            host, ("du", "-smc", "--", *(f"{shared.path}/home/{user}" for user in homes))
-        )
-        size_mib = int(stdout.splitlines()[-1].split()[0])
-    description = f"folder {shared.path}/home on {host}"
-    kept = KeptStorage(
-        cluster=name,
-        id=shared.path,
-        what=description,
-        size_mib=size_mib,
-        usd_per_month=0.0,
-        homes=homes,
-    )
-    return (kept,)
-
-
-def remove_homes(login: Login, settings: OnpremSettings, kept: KeptStorage) -> None:
-    host = settings.controller
-    if lost := login.trust([host]):
-        raise lost[host]
-    pairs = [word for user, uid in kept.homes.items() for word in (user, str(uid))]
-    login.root(host, ("sh", "-c", _REMOVE_HOMES, "sh", kept.id, *pairs))

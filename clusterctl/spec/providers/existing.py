@@ -25,7 +25,7 @@ _REFUSED: Final[tuple[Refusal, ...]] = (
         for key in ("slurm", "packages", "mirrors", "apptainer", "nvidia")
     ),
     *((f"slurm.{key}", _OPERATED, f"remove {key}") for key in ("version", "qos", "extra")),
-    ("storage.keep", "`clusterctl detach` never removes your own files", "remove keep"),
+    ("storage.name", "`clusterctl detach` never removes your own files", "remove name"),
     *((f"monitoring.{key}", _OPERATED, f"remove {key}") for key in ("health", "missed_checks")),
 )
 
@@ -42,7 +42,6 @@ class ExistingSettings(ProviderSettings):
     shares_kernel: ClassVar[bool] = False
     reaches: ClassVar[tuple[str, ...]] = ("login",)
     is_cloud: ClassVar[bool] = False
-    keeps_from_start: ClassVar[bool] = False
     first_verb: ClassVar[str] = "attach"
     default_uid: ClassVar[int | None] = None
 

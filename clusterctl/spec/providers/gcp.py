@@ -152,7 +152,6 @@ class GcpSettings(ProviderSettings):
     shares_kernel: ClassVar[bool] = False
     reaches: ClassVar[tuple[str, ...]] = ("project", "zone", "state")
     is_cloud: ClassVar[bool] = True
-    keeps_from_start: ClassVar[bool] = True
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = 10_000
 
@@ -178,8 +177,7 @@ class GcpSettings(ProviderSettings):
     )
     shared_disk: GcpDisk | None = Field(
         None,
-        description="the controller's disk for the shared folder, with storage.keep and without "
-        "filestore; by default 100GiB",
+        description="the disk of a new `storage.name`, without filestore; by default 100GiB",
     )
     bucket: Bucket | None = Field(None, description="a bucket that every node mounts as /bucket")
     kms_key: Annotated[str, PATTERNS["kms_key"]] | None = Field(
@@ -321,9 +319,9 @@ DEFAULT_SHARED_DISK: Final = GcpDisk.model_validate({"size": "100GiB"})
 
 
 def shared_disk(spec: Cluster) -> tuple[int, str] | None:
-    """Return (size in GiB, type) of the disk that keeps the shared folder after `down`, if any."""
+    """Return (size in GiB, type) of the disk for `storage.name`, if it is to be a disk."""
     settings = settings_of(spec)
-    if not spec.storage.keep or settings.filestore:
+    if not spec.storage.name or settings.filestore:
         return None
     disk = settings.shared_disk or DEFAULT_SHARED_DISK
     return disk.size // GIB_MIB, disk_type(disk, controller_machine(spec).extra_disks)
@@ -596,14 +594,14 @@ def _filestore_faults(provider: GcpSettings) -> Iterator[Fault]:
 def _kept_storage_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     disk = provider.shared_disk
     at = ("provider", "shared_disk")
-    if spec.storage.keep and provider.filestore and provider.network.network is None:
+    if spec.storage.name and provider.filestore and provider.network.network is None:
         message = (
             "a Filestore instance can't outlive its network, which `down` deletes with the cluster"
         )
         fix = (
             "use an existing network (provider.network.network and subnetwork), or remove filestore"
         )
-        yield Fault("storage-goes-with-network", ("storage", "keep"), message, fix)
+        yield Fault("storage-goes-with-network", ("storage", "name"), message, fix)
     if disk is None:
         return
     if disk.size:

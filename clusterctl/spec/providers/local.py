@@ -47,7 +47,6 @@ class LocalSettings(ProviderSettings):
     shares_kernel: ClassVar[bool] = True
     reaches: ClassVar[tuple[str, ...]] = ()
     is_cloud: ClassVar[bool] = False
-    keeps_from_start: ClassVar[bool] = False
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = None
 

@@ -44,6 +44,7 @@ SwitchName = Annotated[str, AfterValidator(_is_name)]
 AbsolutePath = Annotated[str, PATTERNS["absolute_path"]]
 
 
+_STORAGE: Final = ("storage.name", "your machines keep all home folders anyway", "remove name")
 _OF_LOCAL_NODES: Final = tuple(
     (f"partitions.{key}", f"{key} is only for local nodes", f"remove {key}; clusterctl measures it")
     for key in ("cpus", "memory", "disk")
@@ -66,14 +67,13 @@ class OnpremShared(Model):
 class OnpremSettings(ProviderSettings):
     """Your own machines: Rocky Linux, Debian or Ubuntu. See docs/onprem.md."""
 
-    refuses: ClassVar[tuple[Refusal, ...]] = _OF_LOCAL_NODES
+    refuses: ClassVar[tuple[Refusal, ...]] = (*_OF_LOCAL_NODES, _STORAGE)
     foreign: ClassVar[bool] = False
     adopts_hosts: ClassVar[bool] = True
     may_have_fabric: ClassVar[bool] = True
     shares_kernel: ClassVar[bool] = False
     reaches: ClassVar[tuple[str, ...]] = ("hosts", "controller", "login", "access", "shared")
     is_cloud: ClassVar[bool] = False
-    keeps_from_start: ClassVar[bool] = False
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = None
 
@@ -289,10 +289,6 @@ def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[F
         yield Fault(
             "shared-system-folder", (*at, "path"), message, "use another folder, such as /shared"
         )
-    if spec.storage.keep and shared.kind == "none":
-        message = "there is no shared folder to keep"
-        hint = "remove keep, or write shared: {kind: nfs}"
-        yield Fault("no-storage-to-keep", ("storage", "keep"), message, hint)
     is_one_host = all(partition.hosts == provider.controller for partition in spec.partitions)
     if spec.scheduler == "none" and shared.kind == "none" and not is_one_host:
         message = "without Slurm, jobs need a folder that all hosts see"

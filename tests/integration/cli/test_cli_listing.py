@@ -17,8 +17,8 @@ from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.templates import KeptImage
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_of
-from tests.support.messages import codes, shows
 from tests.support.messages import refused as rejected
+from tests.support.messages import shows
 from tests.support.verbs import Clusterctl
 
 
@@ -77,51 +77,6 @@ def test_list_first_up_that_did_not_finish_is_unfinished(cli: Clusterctl) -> Non
     (cli.home / "leaves" / "removing").write_text('{"looked_at": null}')
     states = {c["cluster"]: c["state"] for c in cli("-o", "json", "list").json["clusters"]}
     assert [states[name] for name in records] == ["unfinished", "unfinished", "up", "leaving"]
-
-
-def keep_storage(home: Path) -> dict[str, object]:
-    """Of a cluster d, which is down; as `list` shows it."""
-    disk = {
-        "cluster": "d",
-        "what": "disk d-shared",
-        "size_mib": 102400,
-        "usd_per_month": 10.0,
-        "since": 7.0,
-    }
-    home.mkdir(exist_ok=True)
-    noted = {
-        "provider": {"type": "local"},
-        "kept": [{**disk, "id": "d-shared", "homes": {"ada": 1001}}],
-    }
-    (home / "d.storage.json").write_text(json.dumps(noted))
-    return disk
-
-
-def test_kept_storage_is_listed_with_size_and_cost(cli: Clusterctl) -> None:
-    disk = keep_storage(cli.home)
-    shown = cli("list").stdout
-    assert "'d': disk d-shared (100GiB, 10.00 USD " in shown
-    assert "storage remove d`" in shown
-    assert cli("-o", "json", "list").json["storage"] == [disk]
-
-
-def test_storage_of_unknown_name_is_usage_error_with_names(cli: Clusterctl) -> None:
-    keep_storage(cli.home)
-    result = cli("-o", "json", "storage", "remove", "dd", "--yes", rc=2)
-    assert codes(result) == ["unknown-cluster"]
-    (cause,) = (failure["cause"] for failure in result.json["failures"])
-    assert all(part in cause for part in ("'dd'", " d"))
-    # It was removed by hand: then only its record goes.
-    assert cli("-o", "json", "storage", "remove", "d").json["storage"] == []
-    assert not (cli.home / "d.storage.json").exists()
-
-
-def test_damaged_record_of_kept_storage_is_named(cli: Clusterctl) -> None:
-    cli.home.mkdir()
-    (cli.home / "demo.storage.json").write_text("{")
-    result = cli("list")
-    assert f"can't be read: {cli.home / 'demo.storage.json'}; " in result.stderr
-    assert "storage remove -f" in result.stderr
 
 
 CLOUD = """\

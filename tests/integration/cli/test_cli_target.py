@@ -163,7 +163,6 @@ def test_empty_name_does_not_mean_the_cluster_here(cli: Clusterctl) -> None:
     for argv in (
         ["down", "--yes", "--cluster", ""],
         ["detach", "--cluster", ""],
-        ["storage", "remove", "", "--yes"],
         ["orphans", "remove", "", "--yes"],
     ):
         assert not_up(cli, "", *argv, code="unknown-cluster"), argv
@@ -242,7 +241,7 @@ def test_down_without_spec_names_cluster_and_yes_needs_name(cli: Clusterctl) -> 
     stderr = cli("down", rc=2).stderr
     assert shows(stderr, "needs-confirmation")
     assert all(value in stderr for value in ("cluster 'demo'", "--yes"))
-    for argv in (["down", "--yes"], ["storage", "remove", "--yes"], ["down", "--yes", "--discard"]):
+    for argv in (["down", "--yes"], ["down", "--yes", "--discard"]):
         assert codes(cli("-o", "json", *argv, rc=2)) == ["no-cluster-named"]
     assert (cli.home / "demo" / "hosts.json").exists()
 

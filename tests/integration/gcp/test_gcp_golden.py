@@ -23,6 +23,7 @@ from tests.unit.gcp.sent import REQUESTS, unrecorded
 pytestmark = pytest.mark.platform("rendered", "google-terraform")
 
 KMS_KEY = "projects/my-keys/locations/europe-west4/keyRings/disks/cryptoKeys/hpc"
+DISK = "projects/my-project/zones/us-central1-a/disks/lasting-data"
 GOLDEN = Path(__file__).with_name("golden")
 SIMPLEST = "t4"  # the others show only in what they differ from it
 # Said once for all: they follow from others, or say the same of every resource.
@@ -35,7 +36,9 @@ Plan = Mapping[str, Any]
 
 def variables_by_name() -> dict[str, dict[str, Any]]:
     """Return spec name -> variables of the module."""
-    return {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in NAMES}
+    found = {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in NAMES}
+    found["kept"]["storage"] = {"name": "lasting-data", "disk": DISK}
+    return found
 
 
 @pytest.fixture(scope="module")

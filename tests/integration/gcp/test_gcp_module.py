@@ -256,15 +256,10 @@ def _texts(folder: Path) -> Iterable[str]:
             yield path.read_bytes().decode("utf-8", "replace")
 
 
-DISK = {"size_gib": 100, "type": "pd-balanced"}
 WRONG_VALUES = {
     "nowhere": (
-        {"storage": {"name": "s", "labels": {}}},
+        {"storage": {"name": "s"}},
         "storage must have either a disk or a filestore",
-    ),
-    "mortal": (
-        {"storage": {"name": "s", "labels": {"clusterctl-id": "0123ab"}, "disk": DISK}},
-        "storage.labels must not have clusterctl-id",
     ),
     "project": ({"project": "My Project"}, "project must be a project id"),
     "region": ({"region": "us-central1-a"}, "region must be the name of a region"),

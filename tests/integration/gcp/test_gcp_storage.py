@@ -1,7 +1,8 @@
-"""Shared storage that outlives its cluster, with real Terraform."""
+"""Storage that outlives clusters, with real Terraform."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,34 +10,43 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import TerraformError
+from clusterctl.providers.gcp import storage
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
-from tests.support.google.api import Google
+from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
 from tests.support.terraform import RecordingReporter
 from tests.support.verbs import Clusterctl
 from tests.unit.gcp.clusters import provider_of, put_own_network, workspace_in
-from tests.unit.gcp.test_gcp_storage import DISK, FILESTORE, ON_FILESTORE, kept, left_disk, spec_of
+from tests.unit.gcp.test_gcp_storage import (
+    DISK,
+    FILESTORE,
+    ON_FILESTORE,
+    put_disk,
+    spec_of,
+    storages,
+)
 
 
 @pytest.fixture
-def cloud(cloud: GoogleCloud) -> GoogleCloud:
+def cloud(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
     """A cloud with a network that belongs to no cluster."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
     put_own_network(cloud)
     return cloud
 
 
 def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
-    """Plan and apply as `up` does. Return the notes."""
+    """Plan and apply as `up` does. Return the plan's notes."""
     provider = provider_of(spec)
-    provider.plan(spec, workspace)
+    planned = provider.plan(spec, workspace)
     done = provider.apply(spec, workspace)
     workspace.inventory.write_text(done.inventory.text)
-    return done.notes
+    return planned.notes
 
 
 def down(spec: ClusterSpec, workspace: Workspace) -> None:
@@ -60,89 +70,102 @@ def only(cloud: GoogleCloud, kind: str) -> Mapping[str, Any]:
     return found
 
 
-def left_by_a_cluster(
+def made_by_a_cluster(
     cloud: GoogleCloud, spec: ClusterSpec, workspace: Workspace, kind: str
 ) -> KeptStorage:
-    """Create and remove a cluster. Return the storage that it leaves."""
-    assert up(spec, workspace) == ()
-    name = f"demo-{workspace.cluster_id()}-shared"
+    """Create and remove a cluster. Return the storage that it created."""
+    planned = provider_of(spec).plan(spec, workspace)
+    assert any("does not exist" in note for note in planned.notes)
+    assert cloud.resources(kind) == {}
+    up(spec, workspace)
     made = only(cloud, kind)
-    assert made["name"] == name
+    assert made["name"] == "data"
     assert made["labels"] == {
-        "clusterctl-cluster": "demo",
-        "clusterctl-storage": "demo",
+        "clusterctl-storage": "data",
         "clusterctl-user": "ada",
         "clusterctl-uid": "3001",
     }
+    state = json.loads((storage.folder(PROJECT, "data") / "terraform.tfstate").read_text())
+    assert [one["type"] for one in state["resources"] if one["mode"] == "managed"] == [kind]
+    (one,) = storages()
+    assert "demo-ctl" in one.used_by
     again = provider_of(spec).plan(spec, workspace)
     assert (again.changes, again.other, again.notes) == ((), (), ())
-    with refused("terraform", TerraformError, "prevent_destroy"):
-        provider_of(spec)._terraform(workspace, spec.controller_host).plan(destroy=True)
-
     down(spec, workspace)
     assert only(cloud, kind) == made
     assert {each for each in cloud.resources().values() if "instance" in each} <= {FILESTORE}
-    (storage,) = kept(spec)
-    assert storage.what.split()[-3:] == [name, "in", "us-central1-a"]
-    assert storage.homes == {"ada": 3001}
-    assert storage.size_mib == (100 if kind == DISK else 1024) * 1024
-    assert storage.usd_per_month == pytest.approx({DISK: 10.0, FILESTORE: 163.84}[kind], rel=0.05)
-    return storage
+    (one,) = storages()
+    assert (one.used_by, one.homes) == ((), {"ada": 3001})
+    assert one.what.split()[-3:] == ["data", "in", "us-central1-a"]
+    assert one.size_mib == (100 if kind == DISK else 1024) * 1024
+    assert one.usd_per_month == pytest.approx({DISK: 10.0, FILESTORE: 163.84}[kind], rel=0.05)
+    return one
 
 
 @pytest.mark.parametrize(("kind", "more"), [(DISK, {}), *in_sweep((FILESTORE, ON_FILESTORE))])
-def test_kept_storage_is_reused_by_the_next_cluster(
+def test_storage_is_used_by_the_next_cluster(
     cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]
 ) -> None:
-    """The next cluster succeeds in its second `up`, enlarges the storage, and loses its state."""
+    """The next cluster succeeds in its second `up`, without the storage's state, and loses its own
+    state.
+    """
     spec = spec_of(**more)
     second = workspace_in(tmp_path / "2")
-    storage = left_by_a_cluster(cloud, spec, workspace_in(tmp_path / "1"), kind)
+    one = made_by_a_cluster(cloud, spec, workspace_in(tmp_path / "1"), kind)
+    (storage.folder(PROJECT, "data") / "terraform.tfstate").unlink()
     cloud.forget_log()
     provider = provider_of(spec)
     planned = provider.plan(spec, second)
-    (note,) = (note for note in planned.notes if "reused" in note)
-    assert storage.id.rpartition("/")[2] in note
+    assert any(str(one) in note for note in planned.notes)
     # It costs what it cost all the time.
     assert planned.cost is not None
     assert planned.cost.now > 0
     cloud.fail("quota_of_region", name="demo-train-*", times=1)
     with refused("quota", TerraformError):
         provider.apply(spec, second)
-    larger = {} if more else {"shared_disk": {"size": "200GiB"}}
-    up(spec_of(**more, **larger), second)
-    assert not [one for one in cloud.done("create", "delete") if one[1] == kind]
+    up(spec, second)
+    assert not [each for each in cloud.done("create", "delete") if each[1] == kind]
     there = only(cloud, kind)
-    assert there["id"] == storage.id
+    assert there["id"] == one.id
     if kind == DISK:
         (disk,) = cloud.instances["demo-ctl"]["attached_disk"]
         assert (disk["source"], disk["device_name"]) == (there["self_link"], "shared")
-        assert there["size"] == 200
 
     (second.terraform / "terraform.tfstate").unlink()
     provider_of(spec).destroy(second.cluster_id(), workspace=None)
     assert provider_of(spec).leftovers(second.cluster_id(), workspace=None) == ()
-    (last,) = kept(spec)
-    assert last.id == storage.id
-    provider_of(spec).remove_storage(last)
-    assert kept(spec) == ()
+    provider_of(spec).remove_storage(one)
+    assert storages() == ()
     assert not cloud.resources(kind)
-    provider_of(spec).remove_storage(storage)  # done twice
+    assert not storage.folder(PROJECT, "data").exists()
+    provider_of(spec).remove_storage(one)  # done twice
+
+
+def test_failed_up_keeps_the_storage_that_it_created(cloud: GoogleCloud, tmp_path: Path) -> None:
+    spec = spec_of()
+    workspace = workspace_in(tmp_path)
+    cloud.fail("quota_of_region", name="demo-*", times=5)
+    with refused("quota", TerraformError):
+        up(spec, workspace)
+    made = only(cloud, DISK)
+    provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace)
+    assert only(cloud, DISK) == made
 
 
 def test_storage_remove_needs_discard_and_confirmation(google: Google, tmp_path: Path) -> None:
-    left_disk(google)
+    put_disk(google)
     cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", google.environment)
     cli.cwd.mkdir()
     (cli.cwd / "cluster.yaml").write_text(dump_spec(spec_of()))
-    remove = ("-f", "cluster.yaml", "storage", "remove")
+    remove = ("-f", "cluster.yaml", "storage", "remove", "data")
     said = cli(*remove, "--yes", rc=1).stderr
-    assert "disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD" in said
+    assert "disk data in us-central1-a (100GiB, 10.00 USD" in said
     assert "--discard" in said
-    assert kept(spec_of())
+    assert storages()
     # --discard does not replace the confirmation.
     assert "pass --yes" in cli(*remove, "--discard", rc=2).stderr
-    done = cli(*remove, "--discard", "--yes")
-    assert "discarded: disk demo-a1b2c3-shared" in done.stderr
-    assert "disk demo-a1b2c3-shared" in (cli.home / "discarded.jsonl").read_text()
-    assert not kept(spec_of())
+    (listed,) = cli("-o", "json", "storage", "list", "--project", PROJECT).json["storage"]
+    assert (listed["name"], listed["used_by"]) == ("data", [])
+    cli(*remove, "--discard", "--yes")
+    assert "disk data" in (cli.home / "discarded.jsonl").read_text()
+    assert not storages()

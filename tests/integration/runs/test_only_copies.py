@@ -464,26 +464,6 @@ def test_only_copies_ignore_a_copy_that_is_the_file_itself(stage: Stage, how: st
     assert [one.what for one in stage.search.find().files] == [str(stage.home / "set")]
 
 
-def test_copies_of_kept_storage_are_known_to_later_workspaces(stage: Stage) -> None:
-    """A copy counts while the local file exists and the file on the cluster is unchanged."""
-    sent = stage.put("set.csv")
-    stage.submitted("set.bin")
-    stage.write("weights")
-    stage.bring()
-    only_copies.record_kept_copies(stage.workspace)
-    before = stage.workspace.copies.read_text()
-    only_copies.record_kept_copies(stage.workspace)
-    assert stage.workspace.copies.read_text() == before
-    stage.workspace.remove()
-    stage.workspace.create()
-    assert not stage.search.find()
-    os.utime(stage.home / "weights", (1e9, 1e9))
-    sent.unlink()
-    (stage.run / "stdout.log").unlink()
-    names = {one.what.rpartition("/")[2] for one in stage.search.find().files}
-    assert names == {"weights", "set.csv", "mine-a1b2"}
-
-
 def test_only_copies_show_both_sizes_of_sparse_files(stage: Stage) -> None:
     for number in range(2):
         os.truncate(stage.write(f"vm/disk{number}", "x"), 2 << 20)

@@ -273,7 +273,14 @@ def _filestore(row: Row, project: str) -> Row:
         "name": f"projects/{project}/locations/{row['location']}/instances/{row['name']}",
         "labels": _labels(row),
         "tier": row.get("tier", "BASIC_HDD"),
-        "fileShares": [{"name": "share", "capacityGb": str(row["file_shares"][0]["capacity_gb"])}],
+        "fileShares": [
+            {"name": share.get("name", "share"), "capacityGb": str(share["capacity_gb"])}
+            for share in row["file_shares"]
+        ],
+        "networks": [
+            {"ipAddresses": network.get("ip_addresses") or []}
+            for network in row.get("networks") or ()
+        ],
     }
 
 

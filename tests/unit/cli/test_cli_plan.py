@@ -191,9 +191,6 @@ class Imaging(BareProvider):
     def leftovers(self, *_: object, **__: object) -> tuple[()]:
         return ()
 
-    def kept_storage(self, *_: object, **__: object) -> tuple[()]:
-        return ()
-
 
 @pytest.mark.parametrize("yes", [True, False])
 def test_plan_with_an_image_asks_on_a_terminal(

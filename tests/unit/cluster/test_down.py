@@ -70,9 +70,6 @@ class Cloud(BareProvider):
     def leftovers(self, cluster_id: str, **_: object) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
 
-    def kept_storage(self, _name: str, _users: object) -> tuple[()]:
-        return ()
-
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         self.on_destroy()
         self.destroyed.append((cluster_id, workspace))

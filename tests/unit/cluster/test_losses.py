@@ -33,7 +33,6 @@ from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import OnlyCopies, UncopiedFiles
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Nodes
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
@@ -124,9 +123,10 @@ class Stage:
     def record(self, inventory: Inventory) -> None:
         self.workspace.inventory.write_text(inventory.text)
 
-    def keep(self, keep: bool, **settings: Any) -> None:
-        """Record a spec with or without kept storage. settings: other keys of the spec."""
-        spec = spec_of(storage={"keep": keep}, **settings, users=[{"name": "ada", "uid": 2000}])
+    def keep(self, keep: bool) -> None:
+        """Record a spec with or without a storage of its own."""
+        storage = {"name": "data"} if keep else {}
+        spec = spec_of(storage=storage, users=[{"name": "ada", "uid": 2000}])
         self.workspace.spec.write_text(dump_spec(spec))
 
     def look(self, *discarded: str, discard: bool = False) -> OnlyCopies:
@@ -223,7 +223,6 @@ def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
     for answer in (
         "`clusterctl cancel`",
         "`clusterctl collect --all`",
-        "storage: {keep: true}",
         "--discard",
     ):
         assert answer in caught.value.fix
@@ -386,7 +385,7 @@ def test_check_of_onprem_machines_stops_only_for_running_jobs(stage: Stage) -> N
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_check_does_not_search_kept_storage(stage: Stage, *, keep: bool) -> None:
+def test_check_does_not_search_a_storage(stage: Stage, *, keep: bool) -> None:
     stage.keep(keep)
     stage.look()
     assert {host: request["local"] for host, request in stage.searches.items()} == dict.fromkeys(
@@ -394,16 +393,6 @@ def test_check_does_not_search_kept_storage(stage: Stage, *, keep: bool) -> None
     )
     of_shared = [host for host, request in stage.searches.items() if request["look_at_shared"]]
     assert of_shared == ([] if keep else ["d-ctl"])
-
-
-def test_fix_does_not_advise_keep_if_it_is_too_late(stage: Stage) -> None:
-    gcp = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
-    assert GcpSettings.keeps_from_start
-    stage.keep(False, provider=gcp)
-    stage.files = (MODEL,)
-    with pytest.raises(OnlyCopyError) as caught:
-        stage.look()
-    assert "keep" not in caught.value.fix
 
 
 def change(name: str, action: Any, **more: Any) -> HostChange:

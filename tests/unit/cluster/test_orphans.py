@@ -11,7 +11,6 @@ from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Failure, OnlyCopyError, ProvisionError, UsageError
 from clusterctl.providers.base import Leftover, Orphan, OrphanSearch, Prompts
-from clusterctl.providers.storage import KeptStorage, load_all_kept
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.util.progress import SILENT, Reporter
@@ -21,14 +20,11 @@ from tests.support.providers import BareProvider, use_provider
 DISK = Leftover("disk d-ctl in us-central1-a", 0.0125)
 ORIGIN = "created by marta on laptop"
 RULE = Leftover("firewall rule d-a1b2c3-ssh")
-SHARED = KeptStorage(cluster="d", id="a1b2c3", what="folder /a1b2c3/shared", since=7)
 
 
 @dataclass
 class Cloud(BareProvider):
-    """A provider with two clusters `d`, one of which has a workspace. Removed clusters leave
-    storage.
-    """
+    """A provider with two clusters `d`, one of which has a workspace."""
 
     clusters: dict[str, tuple[Leftover, ...]]
     destroyed: list[str] = field(default_factory=list)
@@ -43,9 +39,6 @@ class Cloud(BareProvider):
 
     def leftovers(self, cluster_id: str, **_: object) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
-
-    def kept_storage(self, _name: str, _users: object) -> tuple[KeptStorage, ...]:
-        return (SHARED,) * bool(self.destroyed)
 
     def destroy(self, cluster_id: str, *, workspace: None) -> None:
         assert workspace is None
@@ -114,8 +107,6 @@ def test_storage_left_by_a_removed_orphan_is_listed(
     cloud: Cloud, capfd: pytest.CaptureFixture[str]
 ) -> None:
     remove(yes=True, project=None)
-    assert list(load_all_kept()) == [SHARED]
-    assert f"kept storage of 'd': {SHARED}" in capfd.readouterr().out
 
 
 def test_orphans_list_with_project_needs_another_option(cloud: Cloud) -> None:

@@ -159,6 +159,18 @@ def test_cluster_that_is_up_keeps_the_source_of_slurm(tmp_path: Path) -> None:
         look(workspace, Stub(), SPEC.model_copy(update={"software": changed}))
 
 
+def test_cluster_that_is_up_keeps_its_storage(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.inventory.write_text(inventory_of().text)
+    storage = SPEC.storage.model_copy(update={"name": "data"})
+    named = SPEC.model_copy(update={"storage": storage})
+    for applied, wanted in ((SPEC, named), (named, SPEC)):
+        workspace.spec.write_text(dump_spec(applied))
+        with rejected("up-with-other-provider", UsageError, "storage.name"):
+            look(workspace, Stub(), wanted)
+
+
 def test_mirror_of_slurm_may_move_while_the_cluster_is_up(tmp_path: Path) -> None:
     def spec_of(url: str) -> ClusterSpec:
         source = SlurmSource.model_validate({"from": url, "key": f"{url}/key"})

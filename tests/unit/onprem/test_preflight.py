@@ -353,9 +353,7 @@ def test_unsupported_release_is_reported_once(machines: Machines) -> None:
 
 
 def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspace, OnpremProvider]:
-    """Return a cluster of the local machine, which has no address in the network of the spec and
-    has kept storage of another user `ada`.
-    """
+    """Return a cluster of the local machine, which has no address in the network of the spec."""
     shared = folder / "shared"
     workspace = Workspace(folder / "d")
     (shared / "home/ada").mkdir(parents=True)
@@ -373,7 +371,6 @@ def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspa
         provider=given,
         partitions=partitions,
         users=users,
-        storage={"keep": True},
         # With it, no repository is tried.
         software={"mirrors": {"bundle": "file:///srv/demo.bundle"}},
     )

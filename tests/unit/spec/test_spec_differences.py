@@ -55,7 +55,7 @@ def test_differences_leave_hosts_to_the_provider(more: dict[str, Any]) -> None:
         ),
         ({}, {"monitoring": {"interval": "90s"}}, ["monitoring.interval: 2s -> 1m30s"]),
         ({}, {"budget": {"cost": 500}}, ["budget.cost: not set -> 500.0"]),
-        ({}, {"storage": {"keep": True}}, ["storage.keep: false -> true"]),
+        ({}, {"storage": {"name": "data"}}, ["storage.name: not set -> data"]),
         (
             {"partitions": [TRAIN | {"max_time": "2h"}]},
             {},

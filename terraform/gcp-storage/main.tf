@@ -1,8 +1,26 @@
-# The shared folder of a cluster with storage.keep: a disk of the controller, or a Filestore instance. It is removed
-# from the state before the cluster is destroyed, and imported by the next cluster. Terraform never deletes it.
+# A shared folder that outlives clusters: a disk for their controllers, or a Filestore instance. No cluster's state has it,
+# and Terraform never deletes it.
+
+provider "google" {
+  project = var.project
+
+  # All calls are counted on this project, even if the login or the environment names another project.
+  billing_project       = var.project
+  user_project_override = true
+}
+
+resource "google_project_service" "needed" {
+  for_each = var.enable_apis ? toset(var.services) : toset([])
+
+  project = var.project
+  service = each.value
+  # Other users of the project may need the service.
+  disable_on_destroy = false
+}
 
 resource "google_compute_disk" "shared" {
-  count = var.disk == null ? 0 : 1
+  count      = var.disk == null ? 0 : 1
+  depends_on = [google_project_service.needed]
 
   project = var.project
   zone    = var.zone
@@ -25,7 +43,8 @@ resource "google_compute_disk" "shared" {
 }
 
 resource "google_filestore_instance" "shared" {
-  count = var.filestore == null ? 0 : 1
+  count      = var.filestore == null ? 0 : 1
+  depends_on = [google_project_service.needed]
 
   project  = var.project
   name     = var.name
@@ -40,7 +59,6 @@ resource "google_filestore_instance" "shared" {
     capacity_gb = var.filestore.capacity_gib
 
     nfs_export_options {
-      ip_ranges   = var.cidr == null ? null : [var.cidr]
       access_mode = "READ_WRITE"
       squash_mode = "NO_ROOT_SQUASH"
     }

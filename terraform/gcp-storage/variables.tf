@@ -14,7 +14,7 @@ variable "zone" {
 }
 
 variable "name" {
-  description = "Name of the storage, without the cluster's id if it is reused."
+  description = "Name of the storage."
   type        = string
 }
 
@@ -37,12 +37,7 @@ variable "filestore" {
 }
 
 variable "network" {
-  description = "Id of the network of a Filestore instance."
-  type        = string
-}
-
-variable "cidr" {
-  description = "Addresses that may mount a Filestore instance. Null for all addresses of the network."
+  description = "Id of the network of a Filestore instance. Null for a disk."
   type        = string
   default     = null
 }
@@ -61,4 +56,17 @@ variable "labels" {
 variable "connect_mode" {
   description = "How a Filestore instance is connected to the network, in Google's words."
   type        = string
+  default     = "DIRECT_PEERING"
+}
+
+variable "enable_apis" {
+  description = "Whether to enable the services that are not enabled."
+  type        = bool
+  default     = false
+}
+
+variable "services" {
+  description = "Google APIs that the storage needs."
+  type        = list(string)
+  default     = []
 }
