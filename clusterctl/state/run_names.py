@@ -212,14 +212,15 @@ def _paths_of(name: str, folders: Iterable[Path]) -> list[Path]:
     """Return the folder with this path or, in the folders of runs, those with this name."""
     if not name:
         return []
-    if os.path.isdir(name):
-        reject_read(name)
     texts = (
         [name]
         if os.path.isdir(name) and "/" in name
         else [name, *(f"{folder}/{name}" for folder in folders)]
     )
-    return [Path(os.path.realpath(text)) for text in texts if os.path.isdir(text)]
+    found = [text for text in texts if os.path.isdir(text)]
+    # A name without a slash may be that of a run in another folder of runs.
+    reject_read(*(text for text in found if text == name or "/" in name))
+    return [Path(os.path.realpath(text)) for text in found]
 
 
 def _whole(path: Path) -> tuple[Path, str]:

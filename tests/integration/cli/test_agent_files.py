@@ -59,6 +59,8 @@ def call(project: Project, verb: str, arguments: dict[str, Any]) -> str:
         ("replay", {"run": "OUT/run"}),
         ("report", {"run": ["OUT/run"]}),
         ("runs show", {"run": "OUT/run"}),
+        # Below the folder of runs.
+        ("runs show", {"run": "../../outside/run"}),
         ("collect", {"out": "OUT"}),
         ("collect", {"out": "linked"}),
         ("down", {"out": "OUT"}),
@@ -92,6 +94,7 @@ def test_file_outside_is_neither_read_nor_written(
         "list.yaml": "job: train\nsweep: {list: ../outside/table.csv}\n",
     }.items():
         (folder / name).write_text(text)
+    (folder / "runs").mkdir()
     (folder / "sub").mkdir()
     (folder / "sub" / "sends.py").write_text("open('data')\n")
     (folder / "sub" / "data").symlink_to(outside / "secret")
