@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.state.workspace import state_home
@@ -130,10 +131,12 @@ class Journal:
         cluster: str,
         bound: Bound,
         failures: int | None = None,
+        used: Mapping[str, tuple[float, float | None]] = MappingProxyType({}),
     ) -> str:
         """Write that a call is carried out from now on. Return its id.
 
-        failures: failed jobs in a row, if the call may remove a cluster's ledger.
+        failures, used: if the call may remove a cluster's ledger: failed jobs in a row, and call ->
+        (node hours, usd) of the calls whose jobs have ended.
         """
         call = secrets.token_hex(6)
         self._write(
@@ -145,6 +148,7 @@ class Journal:
             cluster=cluster,
             bound=asdict(bound),
             failures=failures,
+            used=dict(used),
         )
         return call
 
@@ -199,6 +203,8 @@ def _apply(history: History, row: Mapping[str, Any]) -> None:
         )
         if row.get("failures") is not None:
             history.failures.append((seconds, int(row["failures"])))
+        for ended, (node_hours, usd) in row.get("used", {}).items():
+            history.calls[ended].bound = Bound(0, node_hours, usd)
         return
     call = history.calls[call_id]
     if event == "end":

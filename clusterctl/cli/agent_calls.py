@@ -353,9 +353,7 @@ class _Call:
                 )
             self._check_planned(history, asked, planned)
             self._check_jobs(history)
-            # `down` removes the ledger, which tells of failed jobs.
-            failures = usage(history).failures if self.verb == "down" else None
-            call = self._begin(planned.bound, failures)
+            call = self._begin(planned.bound, history)
         words = self._words(f"--if-digest={planned.digest}")
         return self._run(call, words, acts=True)
 
@@ -396,14 +394,23 @@ class _Call:
                     limit={"name": "others_jobs", "value": False},
                 )
 
-    def _begin(self, bound: Bound, failures: int | None = None) -> str:
+    def _begin(self, bound: Bound, history: History | None = None) -> str:
+        """Write that the call begins. history: of a call that acts."""
+        lost: dict[str, Any] = {}
+        if history is not None and self.verb == "down":
+            # It removes the ledger, which tells what the jobs have used, and which have failed.
+            uses = {each.id: Use.of(each) for each in history.calls.values() if each.jobs}
+            ended = {
+                one: (use.node_hours, use.usd) for one, use in uses.items() if not use.is_bound
+            }
+            lost = {"failures": usage(history).failures, "used": ended}
         return self._calls.journal.begin(
             self.verb,
             self.shown,
             project=str(self._calls.project),
             cluster=self.place.id,
             bound=bound,
-            failures=failures,
+            **lost,
         )
 
     def _run(self, call: str, words: Sequence[str], *, acts: bool, free: bool = False) -> Answer:

@@ -338,6 +338,10 @@ def test_failures_are_not_forgotten_with_the_cluster(
     assert code(calls.call("down", {"token": token})) == "ok"
     shutil.rmtree(Workspace.of("local").root)
     assert code(submit(calls)) == "agent-failures"
+    # Nor is what the jobs have used, which is less than their bounds.
+    Workspace.of("local").root.mkdir()
+    Workspace.of("local").adopt_id("abc123")
+    assert _used(calls).node_hours == 1.0
 
 
 def test_limits_that_change_after_the_dry_run_count(
