@@ -26,7 +26,6 @@ from clusterctl.util.numbers import counted
 _TEST: Final = "sbatch --test-only"
 # The names of the facts that ``proof_facts`` yields.
 OF_PROOF: Final = ("MPI", "compute nodes")
-_YES: Final = {True: "yes", False: "no"}
 
 
 def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
@@ -86,17 +85,9 @@ def _probed(transport: Transport, spec: ClusterSpec) -> tuple[Probed, list[SiteF
 def site_facts(probed: Probed) -> Iterator[SiteFact]:
     """Yield the facts that the login node has printed."""
     site = probed.site
-    learned = probed.site.learned
-    yield SiteFact(
-        "Slurm", f"{site.slurm_version}, cluster {site.cluster_name}", learned["slurm_version"]
-    )
-    internet = f"internet: {_YES[site.internet]}"
-    clock = f"clock {site.clock_ahead_s:+.1f} s"
-    yield SiteFact(
-        "login node",
-        f"{site.host}, glibc {site.glibc}, {internet}, {clock}",
-        "uname, getconf, date",
-    )
+    cluster = f"{site.slurm_version}, cluster {site.cluster_name}"
+    yield SiteFact("Slurm", cluster, "sinfo --version")
+    yield SiteFact("login node", f"{site.host}, glibc {site.glibc}", "uname, getconf")
     yield SiteFact("account", probed.account or "your default account", _TEST)
     for partition in probed.usable:
         limit = f", {formatting.duration(partition.max_time_s)}" if partition.max_time_s else ""
@@ -112,9 +103,7 @@ def site_facts(probed: Probed) -> Iterator[SiteFact]:
     for attempt in probed.refused:
         yield SiteFact(f"partition {attempt.partition}", f"not for you: {attempt.answer}", _TEST)
     records = f"{site.accounting}; final states come from the jobs' own records"
-    yield SiteFact(
-        "accounting", records if site.accounting else "yours is readable", learned["accounting"]
-    )
+    yield SiteFact("accounting", records if site.accounting else "yours is readable", "sacct")
 
 
 def placed_facts(placed: Placed) -> Iterator[SiteFact]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -40,23 +39,6 @@ _TEST: Final = "sbatch --test-only"
 _OF_TEST: Final = ("account", "partition", "time", "slurm")
 # remote_probe.sh writes it in place of the line feeds in a value.
 _LINE: Final = "\x1f"
-# Field of SiteDescription -> the command on the login node that printed it.
-_LEARNED: Final = {
-    "slurm_version": "sinfo --version",
-    "slurm_path": "the PATH of a login shell",
-    "cluster_name": "scontrol show config",
-    "max_array": "scontrol show config",
-    "mpi_types": "srun --mpi=list",
-    "accounting": "sacct",
-    "max_submit": "sacctmgr show assoc, sacctmgr show qos",
-    "needs_time": _TEST,
-    "partitions": "sinfo",
-    "modules": "module avail",
-    "pythons": "python3 --version, on the login node",
-    "internet": "a request to pypi.org, on the login node",
-    "quotas": "quota",
-    "glibc": "getconf GNU_LIBC_VERSION, on the login node",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +189,7 @@ def probe(transport: Transport, choices: Choices) -> Probed:
     argv += [choices.python, " ".join(choices.modules), choices.slurm_path, LISTED_MODULES]
     argv += [choices.minutes, shlex.join(choices.slurm), "routed" if choices.routed else ""]
     output = transport.run(argv, timeout_s=_PROBE_S).stdout
-    return parse(output, choices, transport.host, time.time())
+    return parse(output, choices, transport.host)
 
 
 class _Answer:
@@ -274,8 +256,8 @@ class _Association(NamedTuple):
     allowed_qos: str
 
 
-def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
-    """Parse the output of remote_probe.sh. now: this machine's clock. Errors: see ``probe``."""
+def parse(text: str, choices: Choices, host: str) -> Probed:
+    """Parse the output of remote_probe.sh. Errors: see ``probe``."""
     answer = _Answer(text)
     if not answer.first("slurm_path"):
         raise _no_slurm(answer, choices, host)
@@ -298,7 +280,7 @@ def parse(text: str, choices: Choices, host: str, now: float) -> Probed:
     ]
     # Empty if no job is accepted.
     account, partition, minutes = answer.chosen or next(iter(accepted), ("", "", ""))
-    site = _site(answer, partitions, choices, now)
+    site = _site(answer, partitions, choices)
     is_routed = bool(accepted) and not partition
     default = next((part.name for part in partitions if part.is_default), "")
     probed = Probed(site, account, partition or default, attempts, is_routed, minutes)
@@ -413,7 +395,6 @@ def _site(
     answer: _Answer,
     partitions: tuple[SitePartition, ...],
     choices: Choices,
-    now: float,
 ) -> SiteDescription:
     config = {name: value for name, value, *_ in answer.rows("config", 2)}
     pythons = {path: version for path, version, *_ in answer.rows("python", 2)}
@@ -421,11 +402,9 @@ def _site(
         slurm_version=answer.first("slurm_version").rpartition(" ")[2],
         cluster_name=config.get("ClusterName", ""),
         account=answer.first("account"),
-        shell=answer.first("shell"),
         home=answer.first("home"),
         slurm_path=answer.first("slurm_path"),
         host=answer.first("host"),
-        system=answer.first("system"),
         accounting=answer.first("sacct"),
         pythons={path: version for path, version in pythons.items() if version},
         modules=answer.column("module"),
@@ -434,12 +413,9 @@ def _site(
         max_submit=_max_submit(answer, choices),
         needs_time=any(not row.is_accepted for row in answer.attempts("timeless")),
         mpi_types=answer.column("mpi"),
-        internet=answer.first("internet") == "yes",
         quotas=answer.column("quota"),
         glibc=answer.first("glibc"),
         arch=answer.first("arch"),
-        clock_ahead_s=round(_number(answer.first("clock"), int(now)) - now, 1),
-        learned=_LEARNED,
         variables={name: value for name, value, *_ in answer.rows("variable", 2)},
     )
 
@@ -478,11 +454,10 @@ def _default_qos(associations: Sequence[_Association]) -> str:
 def _partitions(answer: _Answer) -> tuple[SitePartition, ...]:
     """Return the partitions. sinfo has a line for each kind of nodes in a partition."""
     partitions: dict[str, SitePartition] = {}
-    lines = [(row, False) for row in answer.rows("partition", 7)]
-    visible = {shown.removesuffix("*") for (shown, *_), _ in lines}
+    rows = answer.rows("partition", 7)
+    visible = {shown.removesuffix("*") for shown, *_ in rows}
     named = answer.rows("named", 7)
-    lines += [(row, True) for row in named if row[0].removesuffix("*") not in visible]
-    for row, hidden in lines:
+    for row in (*rows, *(row for row in named if row[0].removesuffix("*") not in visible)):
         shown, limit, default_limit, count, nodes, gres, state, *more = row
         # Numbers of allocated, idle, other and all nodes. Other nodes are drained or down.
         allocated, idle, *_ = (*(more[0] if more else "").split("/"), "")
@@ -495,7 +470,6 @@ def _partitions(answer: _Answer) -> tuple[SitePartition, ...]:
             node_count=_number(count, 0),
             gpus="" if gres == "(null)" else gres,
             state=state,
-            hidden=hidden,
             default_time_s=_seconds(default_limit),
             in_service=int(allocated) + int(idle)
             if allocated.isdecimal() and idle.isdecimal()

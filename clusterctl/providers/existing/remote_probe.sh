@@ -26,17 +26,6 @@ profile() {
 }
 list_modules() { profile '(module -t avail) 2>&1' | sed 's/(.*)$//; s/<.*//' | grep -v '/$' | grep -iE "$1" | sort -u; }
 
-{
-    answer=no
-    if have curl; then
-        curl -sS -m 4 -o /dev/null https://pypi.org/simple/pip/ 2>/dev/null && answer=yes
-    elif have python3; then
-        python3 -c 'import urllib.request as u; u.urlopen("https://pypi.org/simple/pip/", timeout=4)' 2>/dev/null &&
-            answer=yes
-    fi
-    say internet "$answer"
-} </dev/null &
-
 # The modules are loaded for all that follows, and later for all of Slurm's commands: the variables that they set, and
 # SLURM_CONF of a login shell. Its other variables may be those of an allocation, or a token.
 variables=$(profile 'trap - EXIT
@@ -104,14 +93,10 @@ fi
 printf '%s\n' "$listed" | sed 's/^/partition|/' | tr '|' '\t'
 [ -z "$3" ] || sinfo -h -a -p "$3" -O "$format" 2>/dev/null | sed 's/^/named|/' | tr '|' '\t'
 
-shell=$(getent passwd "$me" 2>/dev/null | cut -d: -f7)
 say account "$me"
-say shell "${shell:-$SHELL}"
 say home "$HOME"
 say host "$(uname -n)"
 say arch "$(uname -m)"
-# shellcheck source=/dev/null
-say system "$(. /etc/os-release 2>/dev/null && printf '%s %s' "$ID" "$VERSION_ID")"
 say glibc "$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)"
 
 have quota && quota -s 2>/dev/null | while read -r line; do [ -z "$line" ] || say quota "$line"; done
@@ -213,6 +198,4 @@ if [ "$found" = yes ]; then
     try "$chosen" "$first" 1 ''
     say partition_qos "$(scontrol show partition ${first:+"$first"} 2>/dev/null | sed -n 's/.* QoS=\([^ ]*\).*/\1/p' | head -n 1)"
 fi
-say clock "$(date +%s)"
-wait
 say end

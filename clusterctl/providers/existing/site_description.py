@@ -40,7 +40,7 @@ class SitePartition:
     nodes: the names of its nodes as Slurm writes them, such as `gpu[01-40]`.
     gpus: the generic resources of its nodes, such as `gpu:a100:4`. Different nodes: separated by a
         comma.
-    state: `up`, `down`, `drain` or `inact`. hidden: Slurm lists it only on request.
+    state: `up`, `down`, `drain` or `inact`.
     in_service: how many of its nodes Slurm would start a job on. None: unknown.
     """
 
@@ -51,7 +51,6 @@ class SitePartition:
     node_count: int
     gpus: str = ""
     state: str = "up"
-    hidden: bool = False
     default_time_s: int | None = None
     in_service: int | None = None
 
@@ -60,8 +59,7 @@ class SitePartition:
 class SiteDescription:
     """A Slurm site, as its login node describes it to an ordinary account.
 
-    account: the user's account name on the login node. shell: the login shell. home: the home
-        folder.
+    account: the user's account name on the login node. home: the home folder.
     slurm_path: the folder of Slurm's commands.
     accounting: why sacct gives no answer, in its own words. Empty: it answers.
     pythons: path on the login node -> version, such as `3.11.2`.
@@ -70,11 +68,8 @@ class SiteDescription:
         is known.
     needs_time: whether Slurm refuses jobs without a time limit of their own.
     mpi_types: the values that `srun --mpi` accepts.
-    internet: whether the login node reaches a package index.
     quotas: lines of `quota`. glibc, arch: of the login node, such as `2.36` and `x86_64`.
-    clock_ahead_s: by how many seconds the login node's clock is ahead of this machine's.
     variables: those that the chosen modules and a login shell set for Slurm's commands.
-    learned: name of a field -> the command that printed it.
     facts: those that `doctor` does not ask for again. proof: the job that proves MPI. None: none has
         proven it, and none waits.
     """
@@ -82,11 +77,9 @@ class SiteDescription:
     slurm_version: str
     cluster_name: str
     account: str
-    shell: str
     home: str
     slurm_path: str
     host: str = ""
-    system: str = ""
     accounting: str = ""
     pythons: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
@@ -95,12 +88,9 @@ class SiteDescription:
     max_submit: int | None = None
     needs_time: bool = False
     mpi_types: tuple[str, ...] = ()
-    internet: bool = False
     quotas: tuple[str, ...] = ()
     glibc: str = ""
     arch: str = "x86_64"
-    clock_ahead_s: float = 0.0
-    learned: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     facts: tuple[SiteFact, ...] = ()
     proof: ProofJob | None = None

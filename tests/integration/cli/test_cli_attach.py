@@ -31,7 +31,7 @@ PENDING = Proof("pending", Launcher.SRUN, "33", why="33 is PENDING")
 
 
 def attached(**more: object) -> Attached:
-    probed = parse(CAPTURE.read_text(), Choices(), "login", 0.0)
+    probed = parse(CAPTURE.read_text(), Choices(), "login")
     values = {
         "workspace": Workspace(Path("/w")),
         "spec": parse_spec(SPEC, "spec"),

@@ -25,7 +25,6 @@ SITE = SiteDescription(
     "24.11.5",
     "campus",
     "ada",
-    "/bin/bash",
     "/home/ada",
     "/opt/slurm/bin",
     glibc="2.36",
@@ -77,7 +76,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
         config = "echo 'ClusterName             = campus'\n"
         texts = {"sinfo": sinfo, "sbatch": sbatch, "sacctmgr": associations, "scontrol": config}
         texts["getconf"] = "echo glibc 2.36\n"
-        for name in (*texts, "sacct", "srun", "curl"):
+        for name in (*texts, "sacct", "srun"):
             (folder / name).write_text(f"#!/bin/sh\n{texts.get(name, 'exit 1')}")
             (folder / name).chmod(0o755)
         return calls

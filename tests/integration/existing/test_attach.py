@@ -34,7 +34,7 @@ from tests.support.messages import refused
 from tests.support.standalone import small_python, standalone_list
 from tests.support.wheels import a_wheel
 
-SITE = SiteDescription("24.11.5", "campus", "ada", "/bin/bash", "/home/ada", "/opt/slurm/bin")
+SITE = SiteDescription("24.11.5", "campus", "ada", "/home/ada", "/opt/slurm/bin")
 RELEASE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 

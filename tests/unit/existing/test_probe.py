@@ -20,11 +20,10 @@ from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
 
 CAPTURES = Path(__file__).parent / "captures"
-NOW = 1_795_762_700.0
 
 
 def probed(name: str, choices: Choices = Choices()) -> Probed:  # noqa: B008 - it is frozen
-    return parse((CAPTURES / f"{name}.txt").read_text(), choices, "login", NOW)
+    return parse((CAPTURES / f"{name}.txt").read_text(), choices, "login")
 
 
 def with_lines(name: str, *lines: str, without: str = "") -> str:
@@ -80,7 +79,7 @@ def test_limit_of_jobs_is_that_of_the_account(
     lines = [f"association\t{a}\t\t{n}\t\tnormal" for a, n in limits.items()]
     text = with_lines(name, *lines, f"chosen\t{chosen}\tmain\t5", without="association\t")
     text = text.replace("chosen\tproj1\tmain\t5\n", "", 1) if chosen != "proj1" else text
-    assert parse(text, Choices(), "login", NOW).site.max_submit == most
+    assert parse(text, Choices(), "login").site.max_submit == most
 
 
 def test_partition_with_two_node_types_is_listed_once() -> None:
@@ -115,7 +114,7 @@ def test_chosen_partition_is_listed_first() -> None:
         "try\tproj1\tshort\t1\t0\tJob 2\t5",
     ]
     answer = parse(
-        with_lines("slurm-22.05-no-accounting", *lines, without="chosen"), Choices(), "login", NOW
+        with_lines("slurm-22.05-no-accounting", *lines, without="chosen"), Choices(), "login"
     )
     assert [partition.name for partition in answer.usable] == ["gpuq", "short"]
 
@@ -145,7 +144,7 @@ def test_unknown_partition_error_lists_the_partitions() -> None:
 
 def test_machine_without_slurm_is_refused() -> None:
     with refused("no-slurm-here", MachineError):
-        parse("slurm_path\t\n", Choices(), "login", NOW)
+        parse("slurm_path\t\n", Choices(), "login")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_machine_without_slurm_is_refused() -> None:
 def test_row_without_its_values_is_skipped(key: str) -> None:
     good = probed("slurm-24.11-associations")
     lines = (CAPTURES / "slurm-24.11-associations.txt").read_text().splitlines()
-    assert parse("\n".join([f"{key}\tx", *lines]), Choices(), "login", NOW) == good
+    assert parse("\n".join([f"{key}\tx", *lines]), Choices(), "login") == good
 
 
 def test_partition_with_a_name_unfit_for_a_spec_is_not_usable() -> None:
@@ -164,14 +163,14 @@ def test_partition_with_a_name_unfit_for_a_spec_is_not_usable() -> None:
         "try\tproj1\tshort\t1\t0\tJob 2\t5",
     ]
     text = with_lines("slurm-22.05-no-accounting", *lines, without="chosen")
-    answer = parse(text, Choices(), "login", NOW)
+    answer = parse(text, Choices(), "login")
     assert answer.partition == "short"
     assert {attempt.partition for attempt in answer.refused} == {"a/b", "gpuq"}
 
 
 def test_site_without_a_partition_of_its_answers_is_refused() -> None:
     with refused("no-partition-accepts", SlurmError):
-        parse(with_lines("slurm-24.11-associations", without="partition"), Choices(), "login", NOW)
+        parse(with_lines("slurm-24.11-associations", without="partition"), Choices(), "login")
 
 
 def test_site_survives_its_file(tmp_path: Path) -> None:
