@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.foreign.site import PASSWORD, Kind, Site, site
+from tests.support.foreign.site import NODES, PASSWORD, Kind, Site, site
 from tests.support.foreign.user import User, user_of
 from tests.support.messages import codes
 from tests.support.processes import eventually
@@ -71,6 +71,41 @@ def bashrc(text: str) -> Change:
     return lambda one: one.file(["login1"], "/home/stud/.bashrc", text)
 
 
+# slurmctld reads it again after a change.
+LUA = """\
+function slurm_job_submit(job, partitions, uid)
+    if REFUSED then slurm.log_user("WORDS"); return 2045 end
+    return slurm.SUCCESS
+end
+function slurm_job_modify() return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+
+
+def refusing(condition: str, words: str) -> Change:
+    """Let campus refuse the jobs of which the condition holds, in Lua."""
+    text = LUA.replace("REFUSED", condition).replace("WORDS", words)
+    return lambda one: one.file(["login1"], "/etc/slurm/job_submit.lua", text)
+
+
+def without_homes(one: Site) -> AbstractContextManager[None]:
+    """Let the compute nodes have an empty home of their own."""
+    own = "mount -t tmpfs -o uid=3001,gid=3000,mode=700 none /home/stud"
+    return one.changed(NODES, own, "umount --lazy /home/stud")
+
+
+def without_module(one: Site) -> AbstractContextManager[None]:
+    """Let the module of MPI be on the login nodes only."""
+    folder = "/opt/site/modulefiles/openmpi"
+    return one.changed(NODES, f"mv {folder} {folder}.away", f"mv {folder}.away {folder}")
+
+
+SETTINGS = """\
+cd /tmp
+set -u
+trap 'echo bye' EXIT
+export SINFO_FORMAT=%all SQUEUE_FORMAT=%i SLURM_TIME_FORMAT=relative SACCT_FORMAT=User
+"""
 CELLS = (
     Cell("slurm-22.05-without-accounting", "campus"),
     Cell("slurm-24.11-with-associations"),
@@ -99,6 +134,18 @@ CELLS = (
     Cell("job-requeue-0", change=lambda one: one.slurm("JobRequeue=0"), submit=("--requeue",)),
     Cell("sbatch-export-none", change=bashrc("export SBATCH_EXPORT=NONE\necho hello\n")),
     Cell("variables-of-sbatch", change=bashrc(f"export {SBATCH}\necho hello\n")),
+    Cell("bashrc-with-settings", change=bashrc(SETTINGS)),
+    Cell(
+        "ten-minutes-or-more",
+        "campus",
+        change=refusing("job.time_limit < 10", "10 minutes or more"),
+        submit=("--time", "10m"),
+    ),
+    Cell(
+        "partitions-refused", "campus", change=refusing("job.partition ~= nil", "name no partition")
+    ),
+    Cell("homes-not-on-nodes", change=without_homes, refused="proof-failed"),
+    Cell("module-not-on-nodes", change=without_module, refused="proof-failed"),
     Cell("python-3.6", change=lambda one: one.only_python("3.6"), has_download=True),
     Cell("python-3.9", change=lambda one: one.only_python("3.9"), has_download=True),
     Cell(
