@@ -18,16 +18,16 @@ from clusterctl.providers.attached import Attached, AttachRequest, Proof
 from clusterctl.providers.base import Provider
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobInfo, JobState
-from clusterctl.scheduler.history import EVENTS_FILE
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.job import job_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.state.inventory import job_inventory
 from clusterctl.util.progress import Reporter
 
-# bash ends a job's script so if its last command, the Python of jobs, is missing or does not start.
-# Otherwise, this Python writes job.events first.
+# bash ends a job's script so, and writes this, if the script's last command is missing or does not
+# start: the Python of jobs.
 _NOT_FOUND: Final = {126, 127}
+_LACKS_PYTHON: Final = "/bin/python: "
 
 
 def attach(provider: Provider, request: AttachRequest) -> tuple[Attached, Proof]:
@@ -111,8 +111,16 @@ def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> Proof:
         run.nodes,
         why=diagnosis.cause if diagnosis else f"{job.state.value}, without an answer",
         fix=diagnosis.fix_with_log if diagnosis else "",
-        lacks_python=job.exit_code in _NOT_FOUND and not (folder / EVENTS_FILE).exists(),
+        lacks_python=job.exit_code in _NOT_FOUND and _LACKS_PYTHON in _text(folder / "stderr.log"),
     )
+
+
+def _text(log: Path) -> str:
+    """Return a log's text. "": there is none, because the node does not see the job's folder."""
+    try:
+        return log.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _versions(log: Path) -> list[str] | None:
@@ -120,10 +128,10 @@ def _versions(log: Path) -> list[str] | None:
     is missing, or not a single one, or a check has failed.
     """
     try:
-        (line,) = [line for line in log.read_text().splitlines() if line.startswith("{")]
+        (line,) = [line for line in _text(log).splitlines() if line.startswith("{")]
         answer = json.loads(line)
         versions = [str(rank["glibc"]).rpartition(" ")[2] for rank in answer["ranks"]]
         is_right = answer["ok"] is True
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None
     return [text for text in versions if re.fullmatch(r"\d+\.\d+", text)] if is_right else None

@@ -1,5 +1,7 @@
 # Runs on the login node: mpi PYTHON MODULES..., in bash. Prints the number, from 0 on, of the first of MODULES, separated
-# by blanks, with which mpi4py finds its MPI library, or nothing.
+# by blanks, with which mpi4py finds its MPI library, or nothing. Under sshd, bash has read ~/.bashrc, with any settings.
+set +u
+trap - EXIT
 finds_mpi() {
     [[ ! $1 ]] || type module >/dev/null 2>&1 || { path=$PATH && . /etc/profile; PATH=$path:$PATH; }
     for module in $1; do module load "$module" || return; done

@@ -558,7 +558,9 @@ def test_module_of_mpi_is_found_on_the_login_node(
     """Together with the modules that the user has chosen. Its newest version does not load."""
     build(home / "ours")
     # bash reads this file as a site's shells read the definition of the command `module`.
-    (home / "modules").write_text('module() { [[ $2 != openmpi/5.0 ]] && export "SITE_MPI=$2"; }\n')
+    settings = "set -u\ntrap 'echo bye' EXIT\necho hello\n"
+    module = 'module() { : "$unset"; [[ $2 != openmpi/5.0 ]] && export "SITE_MPI=$2"; }\n'
+    (home / "modules").write_text(settings + module)
     monkeypatch.setenv("BASH_ENV", str(home / "modules"))
     (packages,) = (home / "ours/env/lib").glob("python3*/site-packages")
     (packages / "mpi4py").mkdir()
