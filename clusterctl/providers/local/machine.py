@@ -265,6 +265,9 @@ def launch(
         systemd.
     """
     if booted_with_systemd():
+        # At a shutdown systemd stops units before it unmounts file systems. In a control group of
+        # our own, nodes would outlive sessions too, but would run until the last kill, and
+        # /var/lib/clusterctl could not be unmounted.
         # systemd's own systemd-nspawn@.service has the same settings. Exit status 1 is normal,
         # because `stop` kills machines.
         settings = ("KillMode=mixed", "Delegate=yes", "TasksMax=16384", "SuccessExitStatus=1 133")
