@@ -144,14 +144,11 @@ class Cluster:
     spec: the spec file. name: the cluster's name, instead of a spec file. Default: ./cluster.yaml;
         if it does not exist, the only cluster that is up.
     report: called with each line of progress. ``report=print`` shows them.
-    accept_host_key, become_password: for your own machines, as the options of `up`.
     """
 
     spec: str | Path | None = None
     name: str | None = None
     report: LineReporter = field(default=SILENT.note, repr=False)
-    accept_host_key: Sequence[str] = ()
-    become_password: str | None = field(default=None, repr=False)
 
     def _note(self, line: str) -> None:
         self.report(printable(line))
@@ -162,9 +159,8 @@ class Cluster:
 
     @property
     def _prompts(self) -> Prompts:
-        accepted = tuple(self.accept_host_key)
         reporter = PhaseLines(self._note)
-        return Prompts(accepted=accepted, password=lambda: self.become_password, reporter=reporter)
+        return Prompts(reporter=reporter)
 
     def _session(self, patience_s: float = PATIENCE_S) -> AbstractContextManager[Session]:
         return open_session(self._chosen, patience_s=patience_s)
@@ -235,7 +231,7 @@ class Cluster:
             out=_path(out),
             on_run=lambda run: self._note(f"collected {run.directory}"),
             gone=expand_hosts(_as_list(forget)),
-            prompts=down.accepting_keys_of_spec(self._prompts, self._chosen, workspace),
+            prompts=self._prompts,
         )
         reporter = PhaseLines(self._note)
         wait_s = 0 if no_wait else WAIT_S

@@ -33,6 +33,7 @@ REFUSALS: Final = tuple(
     for name in (
         "providers/gcp/data/diagnoses.yaml",
         "providers/onprem/data/refusals.yaml",
+        "transport/data/sudo.yaml",
         "transport/data/tunnels.yaml",
     )
 )

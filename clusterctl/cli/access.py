@@ -54,7 +54,11 @@ def ssh(
         str | None, option("Login user. Default: the job user.", "--user", "-u")
     ] = None,
     admin: Annotated[
-        bool, option(f"Log in as the administrator {ADMIN_USER}, with sudo rights.")
+        bool,
+        option(
+            f"Log in as the administrator: {ADMIN_USER}, or you on your own machines, with sudo "
+            "rights."
+        ),
     ] = False,
 ) -> int:
     """Open a shell on a host, or run a command there.

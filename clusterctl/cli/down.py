@@ -20,8 +20,6 @@ from clusterctl.cli.options import (
 )
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import (
-    AcceptHostKey,
-    AskBecomePass,
     NoWait,
     Phases,
     Yes,
@@ -78,8 +76,6 @@ _DOWN_FLAGS: Final = {
         local=Local.WRITTEN,
     ),
     "no_wait": NoWait,
-    "ask_become_pass": AskBecomePass,
-    "accept_host_key": AcceptHostKey,
     "gone": flag(
         list[str],
         "Do not release this on-prem host, because it no longer exists. Repeatable.",
@@ -98,8 +94,6 @@ def down(
     *,
     yes: bool = False,
     no_wait: bool = False,
-    ask_become_pass: bool = False,
-    accept_host_key: Sequence[str] = (),
     gone: Sequence[str] = (),
     dry_run: bool = False,
     **given: Any,
@@ -132,11 +126,7 @@ def down(
         screen.note(f"collected {run.directory}")
         screen.note(*left_notes(run, workspace))
 
-    prompts = cluster_down.accepting_keys_of_spec(
-        prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key),
-        screen.chosen(),
-        workspace,
-    )
+    prompts = prompts_for(screen)
     down_options = DownOptions(**given, on_run=on_run, gone=expand_hosts(gone), prompts=prompts)
     with phases.shown("`clusterctl down` continues from here"):
         runner = PhaseRunner(workspace=workspace, reporter=phases, wait_s=0 if no_wait else WAIT_S)
@@ -215,14 +205,12 @@ def orphans_list(
     screen: Screen,
     name: Name = None,
     project: Project = None,
-    ask_become_pass: AskBecomePass = False,
-    accept_host_key: AcceptHostKey = None,
 ) -> None:
     """List orphans: clusters with this name but no workspace, with their cost.
 
     Exits with code 1 if a host can't be searched.
     """
-    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    prompts = prompts_for(screen)
     orphans = _orphans(screen, replace(prompts, reporter=Phases(screen)), name, project)
     _show_orphans(screen, orphans, _orphan_lines(orphans))
 
@@ -233,8 +221,6 @@ def orphans_remove(
     project: Project = None,
     yes: Yes = False,
     discard: DiscardAll = False,
-    ask_become_pass: AskBecomePass = False,
-    accept_host_key: AcceptHostKey = None,
 ) -> None:
     """Remove orphans: clusters with this name but no workspace. Lists them with their cost, and
     asks.
@@ -243,7 +229,7 @@ def orphans_remove(
     data can't be examined.
     """
     phases = Phases(screen)
-    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    prompts = prompts_for(screen)
     orphans = _orphans(screen, replace(prompts, reporter=phases), name, project)
     lines = list(_orphan_lines(orphans))
     if orphans.clusters:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from clusterctl.cli.options import IfDigest, argument, flag, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Yes, for_operators
+from clusterctl.cli.phases import NoWait, Yes, for_operators
 from clusterctl.cli.up import Discard, bring_up, show_changes
 from clusterctl.cli.waiting import timeout_of
 from clusterctl.cluster import nodes
@@ -36,8 +36,6 @@ _REASON_REBOOT = "clusterctl: is to be booted"
 _JOINING = {
     "yes": Yes,
     "no_wait": NoWait,
-    "ask_become_pass": AskBecomePass,
-    "accept_host_key": AcceptHostKey,
 }
 
 

@@ -34,6 +34,7 @@ from clusterctl.errors import (
 )
 from clusterctl.spec.names import Local
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
+from clusterctl.transport.sudo import PASSWORDS
 from clusterctl.util.confine import reject_written
 from clusterctl.util.disk import REFUSALS, disk_error, permission_error, read_rows
 
@@ -318,6 +319,7 @@ def _call(
     output = common.pop("output")
     no_color = common.pop("no_color") or os.environ.get("NO_COLOR")
     screen = Screen(json=output == "json", markdown=output == "md", color=not no_color, **common)
+    PASSWORDS.ask = screen.sudo_password
     given = given_flags(flags, arguments)
     arguments = {name: arguments[name] for name in arguments if name not in flags} | given
     try:

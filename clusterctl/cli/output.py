@@ -7,6 +7,7 @@ string.
 from __future__ import annotations
 
 import functools
+import getpass
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.cli.advice import cluster_option, with_cluster
 from clusterctl.errors import ClusterctlError, Failure, Quoted, UsageError, printable
+from clusterctl.transport.sudo import asked_of_program
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -305,6 +307,14 @@ class Screen:
     @property
     def can_prompt(self) -> bool:
         return sys.stdin.isatty() and sys.stderr.isatty()
+
+    def sudo_password(self) -> str | None:
+        """Ask for the sudo password: on the terminal, or the program SUDO_ASKPASS. None: no answer."""
+        if not self.can_prompt:
+            return asked_of_program()
+        with self.still(), suppress(EOFError):
+            return getpass.getpass("sudo password: ") or None
+        return None
 
     def confirm(self, prompt: str, *, yes: bool) -> None:
         """Ask for confirmation on a terminal. Without a terminal, ``--yes`` is required.

@@ -1,23 +1,20 @@
-"""The display of the phases of `up` and `down`. Prompts for host keys and the sudo password."""
+"""The display of the phases of `up` and `down`. Prompts for host keys."""
 
 from __future__ import annotations
 
 import functools
-import getpass
-import shlex
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from clusterctl.cli.options import Words, option
+from clusterctl.cli.options import option
 from clusterctl.cli.output import ENDINGS, Screen, can_draw
 from clusterctl.cli.pictures import console, running_tasks
 from clusterctl.cli.verbs import VerbFunction
 from clusterctl.errors import UsageError, printable
-from clusterctl.providers.base import FINGERPRINT, OfferedKey, Prompts
+from clusterctl.providers.base import OfferedKey, Prompts
 from clusterctl.state.chosen_spec import reject_foreign
 from clusterctl.util.progress import HostStep, PhaseLines, shown_phase
 
@@ -30,24 +27,6 @@ Yes = Annotated[bool, option("Do not prompt.", "--yes", "-y")]
 NoWait = Annotated[
     bool, option("Fail at once if another clusterctl holds the cluster's lock.", "--no-wait")
 ]
-AskBecomePass = Annotated[
-    bool,
-    option(
-        "Prompt for the sudo password of on-prem hosts at once, not when sudo asks for it. Without a "
-        "terminal, it is read from stdin.",
-        "--ask-become-pass",
-        "-K",
-    ),
-]
-AcceptHostKey = Annotated[
-    Words,
-    option(
-        "Accept an on-prem host's key with this fingerprint. Repeatable.",
-        "--accept-host-key",
-        metavar="SHA256:...",
-    ),
-]
-_QUESTION: Final = "sudo password: "
 
 
 def for_operators(function: VerbFunction) -> VerbFunction:
@@ -61,75 +40,9 @@ def for_operators(function: VerbFunction) -> VerbFunction:
     return command
 
 
-def prompts_for(
-    screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None
-) -> Prompts:
-    """Read the sudo password if ``ask_password``. Return Prompts, which ask about host keys later,
-    and for the sudo password if a machine requires one.
-
-    accepted: fingerprints of host keys to accept without a prompt.
-
-    Raises:
-        UsageError: a fingerprint is malformed, or the password is empty.
-    """
-    for text in accepted or ():
-        if not FINGERPRINT.fullmatch(text):
-            raise UsageError(
-                f"{text!r} is not a fingerprint",
-                code="not-a-fingerprint",
-                where="--accept-host-key",
-                fix="copy it from `ssh-keygen -lf`: SHA256: and 43 characters",
-            )
-    return Prompts(
-        confirm=functools.partial(_confirm, screen),
-        accepted=tuple(accepted or ()),
-        password=_password_source(screen, ask=ask_password),
-    )
-
-
-def _password_source(screen: Screen, *, ask: bool) -> Callable[[], str | None]:
-    """Return a function that returns the sudo password. It asks the user at its first call, if
-    there is a terminal. ``ask``: ask now, or read the password from stdin.
-    """
-    if ask:
-        text = _read_password()
-        return lambda: text
-    if not screen.can_prompt:
-        return lambda: None
-    # Machines are asked in parallel.
-    lock = threading.Lock()
-
-    @functools.cache
-    def answer() -> str | None:
-        with screen.still():
-            return _ask_password() or None
-
-    def answer_once() -> str | None:
-        with lock:
-            return answer()
-
-    return answer_once
-
-
-def _read_password() -> str:
-    """Return the sudo password: prompted on a terminal, otherwise read from stdin."""
-    text = _ask_password() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
-    if not text:
-        raise UsageError(
-            "the password is empty",
-            code="no-password",
-            where="--ask-become-pass",
-            fix="type the password, or remove the option",
-        )
-    return text
-
-
-def _ask_password() -> str:
-    """Return what the user types on the terminal; "" after Ctrl-D."""
-    try:
-        return getpass.getpass(_QUESTION)
-    except EOFError:
-        return ""
+def prompts_for(screen: Screen) -> Prompts:
+    """Return Prompts, which ask about host keys."""
+    return Prompts(confirm=functools.partial(_confirm, screen))
 
 
 def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
@@ -140,13 +53,11 @@ def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
         )
         screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
         if not screen.can_prompt:
-            flags = [word for key in offered for word in ("--accept-host-key", key.fingerprint)]
             raise UsageError(
                 "host keys must be confirmed",
                 code="host-keys-unconfirmed",
                 why="there is no terminal to prompt on",
-                fix="if the keys are correct, run "
-                f"`{shlex.join(['clusterctl', *sys.argv[1:], *flags])}`",
+                fix="run the command on a terminal, or log in to these hosts once with `ssh`",
                 failures=tuple(key.failure for key in offered),
             )
         screen.confirm("are these keys correct?", yes=False)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
-from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, for_operators, prompts_for
+from clusterctl.cli.phases import for_operators, prompts_for
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.phases import provider_of
 from clusterctl.cluster.plan import Plan, preview
@@ -48,8 +48,6 @@ def plan(
     preflight: Annotated[
         bool, option("List problems that would stop `up`; exit 1 if there are any.")
     ] = False,
-    ask_become_pass: AskBecomePass = False,
-    accept_host_key: AcceptHostKey = None,
 ) -> int:
     """Show what `up` would change, and its cost.
 
@@ -57,7 +55,7 @@ def plan(
     why `up` would refuse, such as jobs that would end. Changes nothing.
     """
     spec = spec_of(screen.chosen())
-    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    prompts = prompts_for(screen)
     if not preflight:
         return show_plan(screen, spec, prompts, check=check, diff=diff)
     if check or diff:
@@ -220,8 +218,6 @@ def doctor(
             metavar="[HOST]...",
         ),
     ] = None,
-    ask_become_pass: AskBecomePass = False,
-    accept_host_key: AcceptHostKey = None,
 ) -> int:
     """Check the hosts and report problems.
 
@@ -231,7 +227,7 @@ def doctor(
     cluster and how it was learned.
     """
     spec = spec_of_existing(screen.chosen())
-    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    prompts = prompts_for(screen)
     provider = provider_of(spec.provider, prompts)
     with screen.working("checking the hosts"):
         facts = provider.examine_site(Workspace.of(spec.name))

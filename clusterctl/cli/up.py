@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -10,8 +9,6 @@ from clusterctl.cli.advice import first_job
 from clusterctl.cli.options import IfDigest, flag, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import (
-    AcceptHostKey,
-    AskBecomePass,
     NoWait,
     Phases,
     Yes,
@@ -55,8 +52,6 @@ _UP_FLAGS: Final = {
     ),
     "no_wait": NoWait,
     "yes": Yes,
-    "ask_become_pass": AskBecomePass,
-    "accept_host_key": AcceptHostKey,
     "dry_run": flag(
         bool,
         "Show what would change, as `clusterctl plan` does, or why `up` would refuse it.",
@@ -91,14 +86,12 @@ def show_changes(
     screen: Screen,
     spec: ClusterSpec,
     *,
-    ask_become_pass: bool = False,
-    accept_host_key: Sequence[str] = (),
     yes: bool = False,
     no_wait: bool = False,
     **options: Any,
 ) -> int:
     """Show what ``bring_up`` with the same arguments would do. Return the exit code."""
-    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    prompts = prompts_for(screen)
     up_options = UpOptions(**options)
     limited = spec
     if up_options.limit is not None:
@@ -135,13 +128,11 @@ def bring_up(
     *,
     yes: bool = False,
     no_wait: bool = False,
-    ask_become_pass: bool = False,
-    accept_host_key: tuple[str, ...] = (),
     if_digest: str | None = None,
     **options: Any,
 ) -> int:
     """Create or repair this spec's cluster, and show the result. ``options``: as in UpOptions."""
-    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    prompts = prompts_for(screen)
     phases = Phases(screen)
     cluster = ClusterContext.of(
         spec, reporter=phases, prompts=prompts, wait_s=0 if no_wait else WAIT_S

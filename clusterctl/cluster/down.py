@@ -5,7 +5,7 @@ Also removes orphans: clusters without records on this machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,15 +40,11 @@ from clusterctl.providers.base import (
     Orphan,
     Prompts,
     Provider,
-    fingerprint,
-    load_known_hosts,
     pending_releases,
 )
 from clusterctl.providers.templates import KeptImage
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies
-from clusterctl.spec.hosts import OnpremHost
-from clusterctl.spec.load import read_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, AnyProvider, settings_of_project
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of
@@ -89,24 +85,6 @@ class DownOptions:
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
     if_digest: str | None = None
-
-
-def accepting_keys_of_spec(
-    prompts: Prompts, chosen: ChosenCluster, workspace: Workspace
-) -> Prompts:
-    """Return ``prompts``, which also accept host keys that the chosen spec file has and that differ
-    from those of the last `up`.
-
-    Without a readable spec file, return ``prompts`` unchanged.
-    """
-    if not workspace.adopts_hosts or chosen.name is not None or chosen.spec_file is None:
-        return prompts
-    known = {host.host_key for host in load_known_hosts(workspace).values()}
-    machines: Mapping[str, OnpremHost] = {}
-    with suppress(UsageError):
-        machines = read_spec(chosen.spec_file).provider.machines
-    keys = {machine.host_key for machine in machines.values() if machine.host_key} - known
-    return replace(prompts, accepted=(*prompts.accepted, *map(fingerprint, sorted(keys))))
 
 
 @dataclass(frozen=True, slots=True)

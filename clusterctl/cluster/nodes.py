@@ -207,7 +207,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
         return
     inventory = inventory_of(workspace)
     provider = provider_of(applied_spec(workspace).provider)
-    files = (workspace.inventory, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
+    files = (workspace.inventory, workspace.joining, workspace.known_hosts)
     contents = {path: path.read_bytes() for path in files if path.exists()}
     releases = [
         provider.record_pending(host, inventory, workspace, why=REPLACED) for host in former
@@ -298,9 +298,7 @@ def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
             hosts[0] = replace(hosts[0], roles=(CONTROLLER, *hosts[0].roles))
         inventory = replace(inventory, hosts=tuple(hosts))
         write_atomic(path, inventory.text)
-    for file in (workspace.trusted_hosts, workspace.known_hosts):
-        if file.exists():
-            lines = file.read_text().splitlines(keepends=True)
-            write_atomic(
-                file, "".join(line for line in lines if line.partition(" ")[0] not in names)
-            )
+    file = workspace.known_hosts
+    if file.exists():
+        lines = file.read_text().splitlines(keepends=True)
+        write_atomic(file, "".join(line for line in lines if line.partition(" ")[0] not in names))

@@ -24,6 +24,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import ssh_config_text, write_ssh_files
+from clusterctl.transport.sudo import PASSWORDS
 from clusterctl.util.assets import data_folder
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import SHORT, lines_in_time, running, temporary_folder
@@ -324,7 +325,14 @@ def _play(
     names = [host.name for host in inventory.hosts if host.name in hosts]
     log = (logs or workspace).logs / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
     return run_playbook(
-        PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, names, log, check)
+        PlaybookRun(
+            f"{playbook}.yml",
+            workspace.ansible_inventory,
+            names,
+            log,
+            check,
+            PASSWORDS.of(names),
+        )
     )
 
 

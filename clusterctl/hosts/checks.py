@@ -31,7 +31,7 @@ from clusterctl.hosts.probe import (
 from clusterctl.hosts.remote_probe import UNKNOWN
 from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, SHARED_MEMORY, HostRequirements
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
+from clusterctl.spec.names import SYSTEM_ACCOUNTS
 from clusterctl.spec.software import LAST_FOR_VOLTA
 from clusterctl.state.inventory import ARCHITECTURE, HEALTH_PROGRAM
 from clusterctl.util import formatting
@@ -574,7 +574,7 @@ def _refused_logins(
         takes_users = host == leader or expected[host].own_homes
         by_setting: defaultdict[str, list[str]] = defaultdict(list)
         for name, setting in examined.facts.refused.items():
-            if not expected[host].here and (takes_users or name == ADMIN_USER):
+            if not expected[host].here and takes_users:
                 by_setting[setting].append(name)
         for setting, names in by_setting.items():
             shown = " and ".join(names)

@@ -37,7 +37,7 @@ from clusterctl.hosts.probe import ProbeRequest
 from clusterctl.packages.os_packages import packages_of
 from clusterctl.spec.distributions import Distribution, releases
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
+from clusterctl.spec.names import SYSTEM_ACCOUNTS
 from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import data_folder, read_table
@@ -407,7 +407,7 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         "accounts": [*required_accounts(spec)],
         "uids": [*required_accounts(spec).values()],
         "users": [user.name for user in spec.users],
-        "entrants": [ADMIN_USER, *(user.name for user in spec.users)],
+        "entrants": [user.name for user in spec.users],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),
         "texts": [*TEXTS],
         "packages": sorted(packages),

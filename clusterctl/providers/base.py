@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
@@ -596,8 +596,8 @@ class OfferedKey:
             self.title,
             "plan",
             f"compare it with the output of `ssh-keygen -lf {file}` on that machine; if it is "
-            f"correct, pass --accept-host-key {self.fingerprint}, or write it into the spec as "
-            "host_key",
+            "correct, log in there once with `ssh`, or run the command on a terminal, or write it "
+            "into the spec as host_key",
         )
 
 
@@ -633,16 +633,11 @@ class Prompts:
     """Callbacks that ask the user, and answers that the user has already given on the command line.
 
     confirm: called with unknown host keys. Raises to reject the keys.
-    accepted: fingerprints of host keys that the user has already confirmed.
-    password: called, perhaps several times, if sudo on a machine requires a password. Returns it, or
-        None if the user can't be asked.
     remove_cluster: called to remove the cluster from hosts that leave it.
     reporter: receives progress and notes.
     """
 
     confirm: Confirm = reject_unknown_keys
-    accepted: tuple[str, ...] = ()
-    password: Callable[[], str | None] = field(default=lambda: None, repr=False)
     remove_cluster: RemoveCluster = lambda _i, _h, _w, _s: {}
     reporter: Reporter = SILENT
 

@@ -131,7 +131,7 @@ HostKey = Annotated[str, PATTERNS["host_key"], AfterValidator(_is_host_key)]
 
 
 class Access(Model):
-    """The first login to a host. Afterwards clusterctl uses its own admin account."""
+    """Your login to the hosts, with sudo."""
 
     user: Login | None = Field(None, description="login name; by default yours")
     port: Port = Field(22, description="sshd's port")

@@ -63,6 +63,8 @@ class Host:
     """A machine of the cluster.
 
     address: the address that Slurm, MPI and the other hosts use.
+    user: the account with which clusterctl becomes root. key_file: its private key. Default: on a
+        machine of the user's own any of the user's keys, otherwise the cluster's.
     ssh_address: the address for SSH, if it is not ``address``.
     roles: a subset of CONTROLLER, COMPUTE and LOGIN.
     host_key: its public host key, as `ssh-ed25519 AAAA...`.
@@ -86,6 +88,7 @@ class Host:
     ssh_address: str | None = None
     port: int = 22
     user: str = ADMIN_USER
+    key_file: str | None = None
     roles: tuple[str, ...]
     partition: str | None = None
     host_key: str
@@ -326,6 +329,7 @@ class Inventory:
             node_idle_s=_NODE_IDLE_S,
             timeouts=timeouts,
             keepalive=KEEPALIVE,
+            is_own=bool(self.provider) and self.traits.adopts_hosts,
         )
 
     def known_hosts(self) -> str:

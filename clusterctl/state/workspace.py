@@ -183,13 +183,13 @@ class Workspace:
     known_hosts = _Path("known_hosts")
     key = _Path("id_ed25519")
     public_key = _Path("id_ed25519.pub")
+    # The sshd of this machine as a host of its own cluster.
     host_key = _Path("ssh_host_ed25519_key")
+    sshd_config = _Path("sshd_config")
     # The ssh_config for the first login to machines that the user owns.
     access_config = _Path("access_config")
-    # Confirmed host keys of these machines and of jump hosts.
+    # The host keys of these machines and of jump hosts that the user trusts.
     trusted_hosts = _Path("trusted_hosts")
-    # Exists once the user has confirmed host keys.
-    confirmed = _Path("confirmed")
     # The inventory that machines of the user are being added to.
     joining = _Path("joining.json")
     munge_key = _Path("munge.key")
@@ -273,17 +273,14 @@ class Workspace:
     def begun(self) -> Iterator[None]:
         """Create the workspace. If it is new and the `with` block fails, remove it again.
 
-        It is not removed if the block has written the spec, or if the user has confirmed host keys.
+        It is not removed if the block has written the spec.
         """
         existed = self.root.exists()
         try:
             self.create()
             yield
         except BaseException:
-            if (
-                not (existed or self.spec.exists() or self.confirmed.exists())
-                and self.root.exists()
-            ):
+            if not (existed or self.spec.exists()) and self.root.exists():
                 self.remove()
             raise
 

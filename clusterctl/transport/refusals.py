@@ -128,6 +128,10 @@ def _host_error(
             "removes the cluster",
             host=host,
         )
+    if re.search(_REFUSED, stderr) and user is None and Workspace(config.parent).adopts_hosts:
+        problem = f"{host} refuses your SSH login"
+        fix = f"make `ssh -F {config} {host}` work: a key with a passphrase must be in ssh-agent"
+        return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
     if re.search(_REFUSED, stderr):
         problem = f"{host} does not accept the cluster's SSH key" + (
             f" for user {user}" if user else ""

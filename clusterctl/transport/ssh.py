@@ -37,6 +37,7 @@ from clusterctl.transport.login import HERE, LOGIN_HOST, count_call, here_words,
 from clusterctl.transport.master import Master, end_connection, may_ask, open_master
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, Talk, prepare_pipes, start_program
 from clusterctl.transport.refusals import connection_error, proxy_of
+from clusterctl.transport.sudo import AS_ROOT, PASSWORDS, Passwords, Way
 from clusterctl.util.process import Result
 
 _SETTLE_S = 1.0
@@ -73,14 +74,12 @@ class CommandTransport(ABC):
         env: Mapping[str, str] | None = None,
     ) -> Result:
         deadline = time.monotonic() + timeout_s
-        line, script = self._wrapped(argv, env, reads=stdin is not None)
+        line, script, reads = self._wrapped(argv, env, reads=stdin is not None)
         with self._talk(argv, line, timeout_s) as talk:
             talk.deadline = deadline
             talk.most_stderr = self.max_output
             # If the command reads no stdin, closing stdin would end it.
-            stdout = talk.exchange(
-                script + (stdin or b""), self.max_output, close=stdin is not None
-            )
+            stdout = talk.exchange(script + (stdin or b""), self.max_output, close=reads)
             rc = talk.status()
             result = Result(rc, stdout.decode(errors="replace"), talk.stderr_tail())
         if check and rc != 0:
@@ -102,18 +101,31 @@ class CommandTransport(ABC):
     def _conversation(
         self, argv: Sequence[str], silence_s: float, *, reads: bool = True
     ) -> Iterator[Talk]:
-        line, script = self._wrapped(argv, reads=reads)
+        line, script, _ = self._wrapped(argv, reads=reads)
         with self._talk(argv, line, silence_s) as talk:
             talk.send(script)
             yield talk
 
     def _wrapped(
         self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool
-    ) -> tuple[str, bytes]:
-        """Count the command, and return it as ``wrap_command`` does."""
+    ) -> tuple[str, bytes, bool]:
+        """Count the command. Return (line, script, whether it reads stdin), see ``wrap_command``.
+
+        sudo reads a password from stdin, before the command reads the rest.
+        """
+        secret = b""
+        if tuple(argv[: len(AS_ROOT)]) == AS_ROOT:
+            argv, secret = self._sudo_way().command(argv)
+            reads = reads or bool(secret)
         if self.calls is not None:
             count_call(self.calls)
-        return wrap_command(argv, {**self.variables, **(env or {})}, reads=reads, path=self.path)
+        variables = {**self.variables, **(env or {})}
+        line, script = wrap_command(argv, variables, reads=reads, path=self.path)
+        return line, script + secret, reads
+
+    def _sudo_way(self) -> Way:
+        """Return how the user runs sudo. Raises SudoError. Default: without a password."""
+        return Way()
 
     @abstractmethod
     def _talk(
@@ -130,6 +142,7 @@ class SSHTransport(CommandTransport):
     stays: ``close`` leaves the connection open for the next clusterctl command, which uses it
         without a check within a minute. That of an attached cluster stays open.
     jump_to: returns the transport to a jump host. Default: a new one.
+    passwords: for sudo on machines of the user.
     """
 
     config: Path
@@ -137,6 +150,9 @@ class SSHTransport(CommandTransport):
     user: str | None = None
     stays: bool = False
     jump_to: Callable[[str], Transport] | None = None
+    passwords: Passwords = PASSWORDS
+    _sudo: Way | None = field(default=None, init=False, repr=False)
+    _sudo_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _master: Master | None = field(default=None, init=False)
     _failed: TransportError | None = field(default=None, init=False)
     _refused: tuple[TransportError | None, float] = field(default=(None, 0.0), init=False)
@@ -144,6 +160,17 @@ class SSHTransport(CommandTransport):
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
     _begun: dict[tuple[str, ...], tuple[ExitStack, Talk]] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def _sudo_way(self) -> Way:
+        if not Workspace(self.config.parent).adopts_hosts:
+            return Way()
+        with self._sudo_lock:
+            if self._sudo is None:
+                self._sudo = self.passwords.way_to(self.host, self._run_sudo)
+            return self._sudo
+
+    def _run_sudo(self, argv: Sequence[str], stdin: bytes) -> Result:
+        return self.run(argv, stdin=stdin, check=False)
 
     def log_in(self) -> None:
         """Open the shared connection; ssh may ask on this terminal. The first command raises the
@@ -396,7 +423,7 @@ class Connections(ExitStack):
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self._ssh_config = ssh_config
+        self.ssh_config = ssh_config
         self._stays = stays
         self._path, self._variables = (
             _attached_setting(ssh_config) if path is None else (path, variables)
@@ -405,7 +432,7 @@ class Connections(ExitStack):
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        if login_of(self._ssh_config) is not None and may_ask():
+        if login_of(self.ssh_config) is not None and may_ask():
             login = self.to(LOGIN_HOST)
             if isinstance(login, SSHTransport):
                 login.log_in()
@@ -417,7 +444,7 @@ class Connections(ExitStack):
         The user of an attached cluster is always that of the login, so that there is only one
         connection.
         """
-        login = login_of(self._ssh_config)
+        login = login_of(self.ssh_config)
         if login is not None:
             user = None
         with self._lock:
@@ -428,7 +455,7 @@ class Connections(ExitStack):
                 else:
                     transport = SSHTransport(
                         host,
-                        self._ssh_config,
+                        self.ssh_config,
                         user=user,
                         path=self._path,
                         variables=self._variables,
@@ -436,7 +463,7 @@ class Connections(ExitStack):
                         jump_to=self.to,
                     )
                 transport.calls = (
-                    Workspace(self._ssh_config.parent).calls if login is not None else None
+                    Workspace(self.ssh_config.parent).calls if login is not None else None
                 )
                 self._open[host, user] = transport
                 self.callback(transport.leave)
@@ -450,7 +477,7 @@ class Connections(ExitStack):
         """
         transport = self.to(host)
         if isinstance(transport, SSHTransport):
-            if login_of(self._ssh_config) is None:
+            if login_of(self.ssh_config) is None:
                 transport.connect_jump()
             else:
                 transport.connect()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.own import raised
+from tests.e2e.own import asking, knowing, raised
 from tests.support.cluster import Cluster
 from tests.support.lab import GATE, PASSWORD, ROUTE_OUT, Box, Lab, copy_folder, lab
 from tests.support.verbs import Clusterctl
@@ -85,7 +85,7 @@ def test_up_reports_all_wrong_machines_before_changing_any(
     spec = tmp_path / "wrong.yaml"
     wrong = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPUbN2nHEYzKZ8DzT2M9bTGUQcxJ4z2mR0n9ZkYxT3pQ"
     hosts = {
-        "node1": {"address": machines.host("node1").address, "host_key": wrong},
+        "node1": {"address": machines.host("node1").address},
         "node2": {"address": machines.host("node2").address, "host_key": machines.host("node2").host_key},
         "spare": {"address": machines.host("spare").address, "host_key": machines.host("spare").host_key,
                   "user": "nobody-here"},
@@ -94,23 +94,23 @@ def test_up_reports_all_wrong_machines_before_changing_any(
     asked = clusterctl("-o", "json", "-f", spec, "up", rc=2)  # nobody confirmed the gate's key yet
     (gate,) = asked.json["failures"]
     assert gate["code"] == "host-key"
-    fingerprint = gate["cause"].rsplit(" ", 1)[1]
-    assert f"--accept-host-key {fingerprint}" in asked.stderr
-    ran = clusterctl("-o", "json", "-f", spec, "up", "--accept-host-key", fingerprint, rc=1)
+    user = Clusterctl(clusterctl.home, clusterctl.cwd, knowing(machines, tmp_path))
+    known = tmp_path / ".ssh/known_hosts"
+    known.write_text(known.read_text().replace(machines.host("node1").host_key, wrong))
+    ran = user("-o", "json", "-f", spec, "up", rc=1)
     failures = {one["host"]: one for one in ran.json["failures"]}
     assert {host: one["code"] for host, one in failures.items()} == {
         "node1": "host-key",
         "node2": "sudo-password",
         "spare": "login-refused",
     }
-    assert "--ask-become-pass" in failures["node2"]["fix"]
+    assert "SUDO_ASKPASS" in failures["node2"]["fix"]
     assert "nobody-here" in failures["spare"]["cause"]
-    for host in hosts:
-        assert machines.enter(host, ["getent", "passwd", "clusterctl"]).rc != 0
-    bad = clusterctl("-o", "json", "-f", spec, "up", "-K", rc=1, stdin="wrong\n")
+    wrongly = Clusterctl(user.home, user.cwd, {**user.environ, **asking(tmp_path, "wrong")})
+    bad = wrongly("-o", "json", "-f", spec, "up", rc=1)
     codes = {one["host"]: one["code"] for one in bad.json["failures"]}
     assert codes["node2"] == "sudo-wrong-password"
-    clusterctl("-f", spec, "down", "--yes")
+    assert not (clusterctl.home / cluster_name).exists()  # nothing was begun
 
 
 def test_machines_are_reached_by_the_jump_host_only(machines: Lab) -> None:
@@ -147,15 +147,13 @@ def cluster(
     clusterctl_home: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
-    """A cluster, up from a bundle and verified. Its host keys were confirmed one by one."""
+    """A cluster, up from a bundle and verified."""
     cwd = tmp_path_factory.mktemp("own")
     bundle = debian_bundle()
-    environ = unconnected(tmp_path_factory.mktemp("cache"), bundle)
+    environ = {**unconnected(tmp_path_factory.mktemp("cache"), bundle), **asking(cwd)}
     copy_folder(bundle, machines, "node1", BUNDLE)
     text = spec_of(machines, cluster_name)
-    with raised(
-        machines, cluster_name, text, clusterctl_home, cwd, password=True, environ=environ
-    ) as one:
+    with raised(machines, cluster_name, text, clusterctl_home, cwd, environ=environ) as one:
         yield one
 
 
@@ -178,23 +176,21 @@ def test_training_on_a_node_is_collected(cluster: Cluster) -> None:
 
 def test_login_host_has_the_slurm_commands(cluster: Cluster) -> None:
     assert cluster.ssh("node2", "sinfo -h -o %n").split() == ["node1"]
-    ran = cluster.ssh("node2", f"sudo -iu {cluster.user} srun hostname")
+    ran = cluster.ssh("node2", "srun hostname", user=cluster.user)
     assert ran.split() == ["node1"]
     assert cluster.ssh("node2", "pgrep -x 'slurmd|slurmctld|mariadbd'", rc=1) == ""
 
 
-def test_up_again_needs_only_the_admin_account(cluster: Cluster, machines: Lab) -> None:
-    keys = "~rocky/.ssh/authorized_keys"
-    machines.enter("node2", ["bash", "-c", f"mv {keys} {keys}.away"])
-    try:
-        phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}
-    finally:
-        machines.enter("node2", ["bash", "-c", f"mv {keys}.away {keys}"])
+def test_up_again_changes_nothing_and_there_is_no_account_of_clusterctl(
+    cluster: Cluster, machines: Lab
+) -> None:
+    phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}
     assert phases["plan_changes"] == "hosts: all 2 stay"
     assert phases["converge"].startswith("unchanged: 2 ")
-    assert {
-        cluster.ssh(node, "id -u clusterctl; id -g clusterctl") for node in ("node1", "node2")
-    } == {"64100\n64100\n"}
+    for host in HOSTS:
+        assert machines.enter(host, ["getent", "passwd", "clusterctl"]).rc != 0
+        assert machines.enter(host, ["grep", "-r", "clusterctl", "/etc/sudoers.d"]).rc != 0
+        assert cluster.ssh(host, "whoami").strip() == machines.user
 
 
 @pytest.mark.story

@@ -97,7 +97,6 @@ table ip lab {
 # policies.
 TRACES = """\
 set +e
-getent passwd clusterctl
 ls /etc/slurm/slurm.conf /etc/munge/munge.key /var/lib/mysql/slurm_acct_db /etc/dnf/modules.d 2>/dev/null
 find /etc /opt /usr/local /var/lib -xdev -name '*clusterctl*'
 systemctl list-units --state=active --plain --no-legend 'slurm*' 'munge*' 'mariadb*' 'nvidia*'

@@ -29,7 +29,8 @@ name: mine
 provider: {type: onprem, controller: desk, hosts: {desk: localhost}}
 partitions: [{name: train, hosts: desk}]
 """
-CLUSTERCTL = (f"{PLACE}/bin/python", "-m", "clusterctl")
+ASKPASS = f"/home/{USER}/askpass"
+CLUSTERCTL = ("env", f"SUDO_ASKPASS={ASKPASS}", f"{PLACE}/bin/python", "-m", "clusterctl")
 # The wheels of jobs are lent: there is no package index here.
 MAKE = f"""\
 systemctl disable --quiet --now ssh
@@ -37,10 +38,11 @@ mkdir -p ~{USER}/.cache/clusterctl /shared
 ln -s /lent/wheels-* ~{USER}/.cache/clusterctl/
 chown -R {USER}: ~{USER}/.cache
 printf '{SPEC}' > ~{USER}/cluster.yaml
+printf '#!/bin/sh\necho "{PASSWORD}"\n' > {ASKPASS}; chmod 755 {ASKPASS}
 """
 # Ends clusterctl, and nothing else, once it has begun to change the machine.
 KILLED = f"""\
-echo '{PASSWORD}' | {" ".join(CLUSTERCTL)} up -K & up=$!
+{" ".join(CLUSTERCTL)} up & up=$!
 until [ -e /var/lib/clusterctl-host.json ]; do kill -0 $up; sleep 0.1; done
 kill -KILL $up
 """
@@ -80,7 +82,7 @@ def test_localhost_becomes_a_cluster_and_down_restores_it(desk: Host) -> None:
     before = picture(desk)
     listened = listening(desk)
     desk("bash", "-c", KILLED, user=USER, rc=None)
-    up = clusterctl(desk, "up")  # without a password: our account is there
+    up = clusterctl(desk, "up")
     assert (up["ready"], up["probed"]) == (True, ["desk"])
     job = clusterctl(desk, "submit", "train", "--nodes", "1", "--wait", "--", "--epochs", "1")[
         "job_id"

@@ -96,9 +96,12 @@ class Cluster:
             check=False,
         )
 
-    def ssh(self, host: str, command: str, *, user: str = "clusterctl", rc: int | None = 0) -> str:
-        """Plain `ssh -F` with the file that clusterctl wrote; the command's stdout."""
-        argv = ["ssh", "-F", str(self.workspace / "ssh_config"), "-l", user, host, command]
+    def ssh(self, host: str, command: str, *, user: str | None = None, rc: int | None = 0) -> str:
+        """Plain `ssh -F` with the file that clusterctl wrote; the command's stdout. Default user: that
+        of the file.
+        """
+        login = ["-l", user] if user else []
+        argv = ["ssh", "-F", str(self.workspace / "ssh_config"), *login, host, command]
         done = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=120, check=False
         )

@@ -1,3 +1,1 @@
-"""Existing machines: SSH access as their owner, host keys, clusterctl's admin account, and its
-removal.
-"""
+"""Existing machines: SSH access and sudo as their owner, host keys, and the way back."""

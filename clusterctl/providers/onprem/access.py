@@ -1,16 +1,9 @@
-"""SSH access to on-prem machines as their owner: plain ssh with the owner's keys and agent, and
-sudo.
-
-clusterctl logs in this way until its admin account exists on a machine. Commands run without a
-terminal. clusterctl writes a password for sudo only to sudo's standard input.
-"""
+"""SSH access to on-prem machines as their owner: plain ssh with the owner's keys and agent."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,15 +20,17 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import FINGERPRINT, Confirm, OfferedKey, host_port
 from clusterctl.spec.hosts import OnpremHost
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import KEEPALIVE
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.master import Master, open_master
 from clusterctl.transport.openssh import BRIEF_S
-from clusterctl.transport.refusals import entry_of
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
-from clusterctl.util.process import call_on_hosts, run, temporary_folder
+from clusterctl.util.disk import translating_write_errors
+from clusterctl.util.process import call_on_hosts, parallel_map, run, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
 
+_SSH_PORT: Final = 22
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")
 
 
@@ -92,74 +87,55 @@ def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
     return (*sorted(jumps, key=lambda jump: len(jump.path)), *ends)
 
 
-def access_config(machines: Mapping[str, OnpremHost], workspace: Workspace) -> str:
+def as_ssh_resolves(settings: OnpremSettings) -> OnpremSettings:
+    """Return the settings with the user, address and port that ssh uses for each machine, which the
+    owner's own configuration may set.
+    """
+    machines = settings.machines
+    resolved = parallel_map([*machines.items()], lambda pair: _as_ssh_resolves(*pair))
+    return settings.model_copy(update={"hosts": dict(zip(machines, resolved, strict=True))})
+
+
+def _as_ssh_resolves(name: str, machine: OnpremHost) -> OnpremHost:
+    if machine.is_here:
+        return machine
+    words = ["ssh", "-G"]
+    if machine.address not in (None, name):
+        words += ["-o", f"HostName={machine.address}"]
+    if machine.port not in (None, _SSH_PORT):
+        words += ["-p", str(machine.port)]
+    if machine.user:
+        words += ["-l", machine.user]
+    try:
+        lines = run([*words, "--", name]).stdout.splitlines()
+    except OSError as exc:
+        raise no_ssh(exc) from exc
+    said = dict(line.partition(" ")[::2] for line in lines)
+    if "hostname" not in said:
+        # ssh names the mistake in the owner's configuration when it connects.
+        return machine
+    found = {"address": said["hostname"], "user": said["user"], "port": int(said["port"])}
+    return machine.model_copy(update=found)
+
+
+def access_config(
+    machines: Mapping[str, OnpremHost],
+    workspace: Workspace,
+    proxies: Mapping[str, Sequence[str]],
+) -> str:
     """Return the ssh_config for logging in to all machines and jump hosts as their owner.
 
-    ssh shares the connections to jump hosts.
+    proxies: name of a machine -> its ProxyCommand. ssh shares all connections.
     """
-    hosts = ssh_hosts(machines)
     return render(
         "access_config.j2",
-        hosts=hosts,
-        shared={host.jump.alias for host in hosts if host.jump},
+        hosts=ssh_hosts(machines),
+        here={name for name, machine in machines.items() if machine.is_here},
+        proxies=proxies,
         workspace=workspace,
         idle_s=BRIEF_S,
         keepalive=KEEPALIVE,
     )
-
-
-def address_of(host: str, config: Path) -> str:
-    """Return the address of a host of an `ssh_config`. Raise a TransportError if the file has
-    none.
-    """
-    if address := entry_of(host, config).get("HostName"):
-        return address
-    raise TransportError(
-        f"the address of {host} can't be read from the ssh_config",
-        code="ssh-config-incomplete",
-        where=str(config),
-        fix="run `clusterctl up`, which writes this file again",
-        host=host,
-    )
-
-
-# A server whose MaxStartups is exhausted closes the connection before it is asked for a login.
-_DROPPED: Final = "kex_exchange_identification"
-_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 0.0)
-
-
-class JumpConnections:
-    """Opens the owner's connections to jump hosts before the logins through them, which share
-    them: sshd closes further connections if ten others are not logged in yet (MaxStartups).
-    """
-
-    def __init__(self, config: Path) -> None:
-        """config: ssh_config with the machines and jump hosts."""
-        self.config = config.absolute()
-        self._masters: dict[str, Master | None] = {}
-        self._lock = threading.Lock()
-
-    def open(self, peer: SshHost) -> None:
-        """Open the connection to the jump host of ``peer``, if it has one.
-
-        If that fails, ssh opens one itself, and names what is wrong.
-        """
-        if peer.jump is None:
-            return
-        with self._lock:
-            master = self._masters.get(peer.jump.alias)
-            if master is None or master.has_ended():
-                self._masters[peer.jump.alias] = self._open(peer.jump.alias)
-
-    def _open(self, alias: str) -> Master | None:
-        for pause_s in _PAUSES_S:
-            try:
-                return open_master(self.config, alias, None)
-            except ClusterctlError as exc:
-                if _DROPPED not in exc.why:
-                    return None
-            time.sleep(pause_s)
-        return None
 
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.yaml"
@@ -167,7 +143,7 @@ NO_LOGIN: Final = "login failed"
 
 
 class AccessError(ProvisionError):
-    """The owner of a machine can't log in to it, or can't become root on it."""
+    """The owner of a machine can't log in to it."""
 
     def __init__(self, failure: Failure) -> None:
         cause = failure.cause
@@ -182,9 +158,7 @@ class AccessError(ProvisionError):
 
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
-    """Return an error that explains a message of ssh or sudo, if a rule in refusals.yaml matches
-    it.
-    """
+    """Return an error that explains a message of ssh, if a rule in refusals.yaml matches it."""
     if (match := first_rule(read_table(_RULES, tuple[Rule, ...]), stderr)) is None:
         return None
     rule, groups = match
@@ -228,19 +202,26 @@ _KINDS: Final = ("ssh-ed25519", *(f"ecdsa-sha2-nistp{bits}" for bits in (256, 38
 
 
 class HostKeys:
-    """The trusted host keys of a cluster's machines and jump hosts, stored in a file."""
+    """The host keys of a cluster's machines and jump hosts that the owner trusts: those in the
+    owner's known_hosts and in the spec. ``file`` has them by name, for ssh.
+    """
 
-    def __init__(
-        self, file: Path, jumps: JumpConnections, *, accepted: Collection[str] = ()
-    ) -> None:
-        """file: where the keys are kept. accepted: fingerprints of keys to trust without asking."""
+    def __init__(self, file: Path, connections: Connections) -> None:
+        """Read no file yet. connections: to the jump hosts."""
         self._file = file
-        self._jumps = jumps
-        self._accepted = frozenset(accepted)
-        self._keys = _read(file)
+        self._connections = connections
+        self._keys: dict[str, str] = {}
 
     def key_of(self, host: str) -> str:
         return self._keys[host]
+
+    def remember(self, keys: Mapping[str, str]) -> None:
+        """Trust these keys, by the name of the machine."""
+        self._keys |= keys
+        every = {**_read(self._file), **self._keys}
+        write_atomic(
+            self._file, "".join(f"{title} {key}\n" for title, key in sorted(every.items()))
+        )
 
     def trust(
         self,
@@ -253,8 +234,8 @@ class HostKeys:
         """Find a trusted key of each machine and jump host. Return name -> error, for machines
         without a key.
 
-        confirm: asks the user about keys that are not trusted yet. If ``confirm`` raises, no key is
-            saved.
+        confirm: asks the user about keys that are not trusted yet. Confirmed keys are added to the
+            user's known_hosts. If ``confirm`` raises, no key is saved.
         find_all: whether to return errors about unconfirmed keys, instead of raising an error.
         """
         peers = ssh_hosts(machines)
@@ -275,28 +256,14 @@ class HostKeys:
     def _round(
         self, peers: Sequence[SshHost], confirm: Confirm, limit: Limit, *, find_all: bool
     ) -> Mapping[str, ClusterctlError]:
-        for peer in peers:
-            if key := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
-                self._keys[peer.title] = key
-        # Only a fingerprint in `accepted` replaces a trusted key: any other change may be an
-        # attack.
-        to_ask = {
-            peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted
-        }
+        self._keys |= {peer.title: key for peer in peers if (key := _trusted_key(peer))}
+        to_ask = {peer.title: peer for peer in peers if peer.title not in self._keys}
         offered, failed = call_on_hosts(
-            list(to_ask), lambda title: _offered_key(to_ask[title], self._jumps), limit=limit
+            list(to_ask), lambda title: _offered_key(to_ask[title], self._connections), limit=limit
         )
-        accepted = {
-            title: key for title, key in offered.items() if key.fingerprint in self._accepted
-        }
-        unconfirmed = [
-            key
-            for title, key in offered.items()
-            if title not in accepted and title not in self._keys
-        ]
         try:
-            if unconfirmed:
-                confirm(unconfirmed)
+            if offered:
+                confirm([*offered.values()])
         except ProvisionError as exc:
             if not find_all:
                 raise
@@ -306,12 +273,11 @@ class HostKeys:
                 )
                 for failure in exc.failures
             }
-            unconfirmed = []
-        self._keys |= {key.title: key.key for key in (*accepted.values(), *unconfirmed)}
-        write_atomic(
-            self._file, "".join(f"{title} {key}\n" for title, key in sorted(self._keys.items()))
-        )
-        return {title: exc for title, exc in failed.items() if title not in self._keys}
+        else:
+            _add_to_users_own(offered.values())
+            self._keys |= {title: key.key for title, key in offered.items()}
+        self.remember({})
+        return failed
 
 
 def _read(file: Path) -> dict[str, str]:
@@ -321,10 +287,28 @@ def _read(file: Path) -> dict[str, str]:
     return {}
 
 
-def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
-    """Return the host key of ``peer`` in the known_hosts files of the user and of this machine, if
-    any.
+def _add_to_users_own(keys: Collection[OfferedKey]) -> None:
+    """Add host keys that the user has confirmed to the user's known_hosts."""
+    if not keys:
+        return
+    file = USERS_OWN[0].expanduser()
+    with translating_write_errors(file):
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        with file.open("a+") as stream:
+            stream.seek(0)
+            text = stream.read()
+            stream.write("\n" if text and not text.endswith("\n") else "")
+            stream.writelines(f"{key.address} {key.key}\n" for key in keys)
+
+
+def _trusted_key(peer: SshHost) -> str | None:
+    """Return the host key of ``peer`` in the known_hosts files of the user and of this machine, else
+    that in the spec, if any.
     """
+    return _users_own(peer) or peer.host_key
+
+
+def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
     for file in files:
         command = ("ssh-keygen", "-F", peer.address, "-f", str(file.expanduser()))
         with suppress(OSError):
@@ -340,11 +324,13 @@ def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
     return None
 
 
-def _offered_key(peer: SshHost, jumps: JumpConnections) -> OfferedKey:
+def _offered_key(peer: SshHost, connections: Connections) -> OfferedKey:
     """Ask a machine for its host key without logging in. Its jump hosts' keys must be trusted
     already.
     """
-    jumps.open(peer)
+    # If that fails, ssh opens the connection to the jump host itself, and names what is wrong.
+    with suppress(TransportError):
+        connections.prepare(peer.alias)
     with temporary_folder() as folder:
         shown = folder / "known_hosts"
         options = ("StrictHostKeyChecking=accept-new", f'UserKnownHostsFile="{shown}"', "HashKnownHosts=no",
@@ -352,7 +338,7 @@ def _offered_key(peer: SshHost, jumps: JumpConnections) -> OfferedKey:
         words = (
             "ssh",
             "-F",
-            str(jumps.config),
+            str(connections.ssh_config),
             *(f"-o{option}" for option in options),
             "--",
             peer.alias,

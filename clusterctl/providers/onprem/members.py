@@ -4,10 +4,11 @@ hosts.
 
 from __future__ import annotations
 
+import getpass
 import json
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -36,16 +37,16 @@ from clusterctl.hosts.roles import (
 )
 from clusterctl.packages.os_packages import INDEXES, left_out_repositories
 from clusterctl.providers.base import address_of
-from clusterctl.providers.onprem import remote_account
-from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
-from clusterctl.providers.onprem.login import Login, check_sudo, connect
+from clusterctl.providers.onprem import remote_claim
+from clusterctl.providers.onprem.access import NO_LOGIN, AccessError, SshHost, ssh_host
+from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.distributions import differing, distribution_of
 from clusterctl.spec.models import ClusterSpec, software_refusals
-from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.names import ROOT
 from clusterctl.spec.providers.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, Conversation, Transport, remote_program
+from clusterctl.transport.base import remote_program
 from clusterctl.util.process import call_on_hosts, parallel_map
 from clusterctl.util.progress import NO_LIMIT, Limit
 
@@ -86,6 +87,8 @@ def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
             address=_HERE if settings.machines[name].is_here else _resolved(target),
             ssh_address=target.host,
             port=target.port,
+            user=target.user or getpass.getuser(),
+            key_file=target.key,
             roles=tuple(roles),
             partition=partitions.get(name),
             host_key=target.host_key or "",
@@ -227,31 +230,13 @@ def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
     return tuple(map(IPv4Interface, facts.addresses))
 
 
-def admin_login(workspace: Workspace) -> Connect:
-    """Return a function that takes a host's name and connects to the host as the admin account."""
-    return lambda host: connect(host, workspace.ssh_config)
-
-
-def log_in(
-    hosts: Sequence[str], workspace: Workspace, limit: Limit = NO_LIMIT
-) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
-    """Log in as the admin account and try sudo. Return (hosts where both work, other host ->
-    error).
-    """
-    return call_on_hosts(hosts, lambda host: check_sudo(admin_login(workspace)(host)), limit=limit)
-
-
 def joined_members(
-    hosts: Sequence[Host],
-    previous: Mapping[str, Host],
-    workspace: Workspace,
-    limit: Limit = NO_LIMIT,
-) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
-    """Log in as the admin account to the hosts in ``previous``, except hosts with a new address or
-    host key.
+    hosts: Sequence[Host], previous: Mapping[str, Host], login: Login, limit: Limit = NO_LIMIT
+) -> tuple[Mapping[str, Host], Mapping[str, Host], Mapping[str, ClusterctlError]]:
+    """Ask the hosts in ``previous`` for their cluster, except hosts with a new address or host key.
 
-    Return (hosts that accept the login, hosts that do not answer), both name -> host in
-    ``previous``.
+    Return (hosts of the cluster, hosts that do not answer, other host -> error), the first two name
+    -> host in ``previous``.
     """
     pairs = [(host, previous[host.name]) for host in hosts if host.name in previous]
     unchanged = [
@@ -259,11 +244,35 @@ def joined_members(
         for host, before in pairs
         if host.host_key in ("", before.host_key) and address_of(host) == address_of(before)
     ]
-    joined, failed = log_in(unchanged, workspace, limit)
-    silent = {
-        name: previous[name] for name, exc in failed.items() if isinstance(exc, UnreachableError)
-    }
-    return {name: previous[name] for name in joined}, silent
+    claims, failed = call_on_hosts(unchanged, lambda host: claim_on(host, login), limit=limit)
+    cluster_id = login.workspace.known_id()
+    joined = {name: previous[name] for name in claims if claims[name].get("id") == cluster_id}
+    silent = {name: previous[name] for name, exc in failed.items() if is_silent(exc)}
+    return joined, silent, {name: exc for name, exc in failed.items() if name not in silent}
+
+
+def is_silent_in(host: str, lost: Mapping[str, ClusterctlError]) -> bool:
+    return host in lost and is_silent(lost[host])
+
+
+def is_silent(error: ClusterctlError) -> bool:
+    """Return whether an error of a login tells that the host does not answer."""
+    return any(failure.code == UnreachableError.code for failure in error.failures)
+
+
+# Prints a new line after the file, so that an empty file differs from a missing one.
+_READ_CLAIM: Final = ("sh", "-c", '[ ! -e "$1" ] || { cat "$1" && echo; }', "sh", CLAIM)
+
+
+def claim_on(host: str, login: Login) -> Mapping[str, Any]:
+    """Read a host's claim file, which names the host's cluster. Empty if the file does not exist.
+    Raise an AccessError if it is damaged.
+    """
+    text = login.run(host, _READ_CLAIM)
+    try:
+        return remote_claim.parse_claim(text) if text else {}
+    except remote_claim.RefusedError as exc:
+        raise AccessError.of(host, exc.code, exc.cause, exc.fix) from exc
 
 
 def examine(
@@ -278,8 +287,7 @@ def examine(
 ) -> DoctorReport:
     """Collect data about the hosts, and return it with all findings.
 
-    ours: names of hosts to examine as the admin account. The other hosts are examined as their
-        owner.
+    ours: names of hosts that belong to the cluster already.
     only: names of the hosts to examine; ``hosts`` has all hosts of the cluster.
     lost: host -> error, for hosts where the login failed. Each error becomes a finding.
     limit: time limit. A host that has not answered by then gets a finding.
@@ -287,36 +295,13 @@ def examine(
     all_checks = requirements_of_hosts(spec, hosts, installed=ours)
     examined = [host.name for host in hosts if host.name in only and host.name not in lost]
     expectations = {name: all_checks[name] for name in examined}
-    with ExitStack() as stack:
-
-        def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
-            if host not in ours:
-                return login.root(host, argv, stdin)
-            admin = connect_as_admin(host)
-            return admin.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=login.answer_s).stdout
-
-        def connect_as_admin(host: str) -> Transport:
-            transport = connect(host, login.workspace.ssh_config)
-            stack.callback(transport.leave)
-            return transport
-
-        def start(host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-            return (
-                connect_as_admin(host).converse(argv)
-                if host in ours
-                else login.converse(host, argv)
-            )
-
-        request = host_facts_request(spec, hosts)
-        leader = hosts[0].name
-        report = checks.examine(request, expectations, root, leader=leader, limit=limit)
-        new = [name for name in expectations if name not in ours]
-        shared = (
-            spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
-        )
-        workspace = login.workspace
-        check = _NetworkCheck(spec, shared, hosts, new, workspace)
-        unreached = _examine_network(check, report.facts, root, start, limit)
+    request = host_facts_request(spec, hosts)
+    leader = hosts[0].name
+    report = checks.examine(request, expectations, login.root, leader=leader, limit=limit)
+    new = [name for name in expectations if name not in ours]
+    shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
+    check = _NetworkCheck(spec, shared, hosts, new, login.workspace)
+    unreached = _examine_network(check, report.facts, login.root, login.converse, limit)
     login_findings = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
         for host, exc in lost.items()
@@ -536,9 +521,9 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
     for host, host_facts in facts.items():
         text = host_facts.texts.get(CLAIM, "")
         try:
-            claim = remote_account.parse_claim(text) if text else {}
-            remote_account.reject_other_cluster(claim, cluster_id)
-        except remote_account.RefusedError as exc:
+            claim = remote_claim.parse_claim(text) if text else {}
+            remote_claim.reject_other_cluster(claim, cluster_id)
+        except remote_claim.RefusedError as exc:
             summary = "the machine is not free"
             findings.append(Finding(host, "error", exc.code, summary, exc.cause, exc.fix))
     return tuple(findings)
@@ -581,8 +566,8 @@ def preview(
 
 def _preview_of(spec: ClusterSpec, host: Host, facts: HostFacts) -> Iterator[str]:
     yield (
-        f"account to create: {ADMIN_USER}, for the cluster's key, which has no passphrase, and with "
-        f"sudo without a password ({remote_account.SUDOERS})"
+        f"to create as root, by sudo of {host.user}: {ROOT}, {CLAIM} and files named clusterctl, such "
+        "as units of systemd and settings of sysctl"
     )
     packages = role_packages(spec, host.roles, distribution_of(facts.system.release))
     if missing := [name for name in packages if name not in facts.packages]:

@@ -1,13 +1,15 @@
-"""The provider of existing machines: creates an admin account on each and describes them as an
+"""The provider of existing machines: claims each for the cluster and describes them as an
 Inventory.
 """
 
 from __future__ import annotations
 
+import getpass
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from clusterctl.errors import (
@@ -35,18 +37,20 @@ from clusterctl.providers.base import (
     pending_releases,
 )
 from clusterctl.providers.onprem import members, release, single_hosts
-from clusterctl.providers.onprem.access import raise_failures
-from clusterctl.providers.onprem.login import OWNER_ANSWER_S, Login, create_account
+from clusterctl.providers.onprem.access import as_ssh_resolves, raise_failures
+from clusterctl.providers.onprem.login import OWNER_ANSWER_S, Login
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts, temporary_folder
-from clusterctl.util.progress import NO_LIMIT, Clock, HostStep, Limit
+from clusterctl.util.progress import NO_LIMIT, Clock, Limit
 
 # CPU seconds of this machine that examining a host may take.
 _HOST_S: Final = 0.5
@@ -62,7 +66,7 @@ class _Examination:
     silent: name -> host, for hosts of the cluster that do not answer.
     previous_settings: the provider settings of the last `up`.
     preview: lines about the changes that `up` will make on new machines.
-    joined: names of new hosts that already have the admin account.
+    joined: names of new hosts that already are recorded on the host itself.
     """
 
     text: str
@@ -79,6 +83,8 @@ class _Examination:
 # Time limits for examining a few hosts. A host that does not answer in time would end `up`.
 _PREFLIGHT_S: Final = 28.0
 _UP_S: Final = 60.0
+# Time for the user to type the password for sudo.
+_TYPING_S: Final = 120.0
 
 
 class OnpremProvider(Provider):
@@ -96,7 +102,11 @@ class OnpremProvider(Provider):
         # Notes about the pending releases, once they have been tried again.
         self._retry_notes: tuple[str, ...] | None = None
 
-    def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
+    @cached_property
+    def _resolved(self) -> OnpremSettings:
+        return as_ssh_resolves(self._settings)
+
+    def check(self, spec: ClusterSpec) -> None:
         if shutil.which("ssh") is None:
             raise MachineError(
                 "missing tool: ssh",
@@ -104,24 +114,34 @@ class OnpremProvider(Provider):
                 why="clusterctl reaches your machines with ssh",
                 fix="install OpenSSH's client",
             )
+        user = getpass.getuser()
+        is_here = any(machine.is_here for machine in self._settings.machines.values())
+        if is_here and user not in ("root", spec.job_user.name):
+            raise UsageError(
+                f"jobs of {spec.job_user.name} can't be sent to this machine",
+                code="other-user",
+                where="users",
+                why=f"you are {user}, and clusterctl logs in to its own machine only as you",
+                fix=f"name {user} first in `users`, or leave `users` out",
+            )
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
     ) -> DoctorReport | None:
-        hosts_of_spec = members.members(spec, self._settings)
+        hosts_of_spec = members.members(spec, self._resolved)
         reject_unknown(hosts, [host.name for host in hosts_of_spec], "the cluster has no host")
         only = [host.name for host in hosts_of_spec if not hosts or host.name in hosts]
         with self._login(workspace) as login:
             login.check_keys(only)
             lost = login.trust(only)
             failed = login.try_sudo([name for name in only if name not in lost])
-            lost = {**lost, **login.ask_password(failed)}
+            lost = {**lost, **failed}
             report = members.examine(spec, hosts_of_spec, login, (), only=only, lost=lost)
         claims = members.claim_findings(report.facts, workspace.known_id() or "")
         return replace(report, findings=(*report.findings, *claims))
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        hosts = members.members(spec, self._settings)
+        hosts = members.members(spec, self._resolved)
         with self._login(workspace, _PREFLIGHT_S * 2 / 3) as login:
             *_, report, blocking = self._collect_findings(
                 spec, workspace, hosts, login, find_all=True
@@ -170,7 +190,7 @@ class OnpremProvider(Provider):
         ):
             examination = self._examine_machines(spec, workspace)
         previous_inventory = load_known_inventory(workspace)
-        login = Login(self._settings.machines, workspace, self._prompts)
+        login = Login(self._machines(workspace), workspace, self._prompts)
         absent = release.release_removed(examination.inventory, login)
         if previous_inventory is not None:
             settings = examination.previous_settings
@@ -194,9 +214,9 @@ class OnpremProvider(Provider):
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         if workspace is None:
             with self._login(None) as login:
-                release.release_orphan(login, self._settings, cluster_id)
+                release.release_orphan(login, self._resolved, cluster_id)
             return
-        login = Login(self._settings.machines, workspace, self._prompts)
+        login = Login(self._machines(workspace), workspace, self._prompts)
         failed: list[Failure] = []
         try:
             release.release_all(login, cluster_id)
@@ -235,6 +255,13 @@ class OnpremProvider(Provider):
     ) -> PendingRelease:
         return release.record_pending(host, inventory, self._settings, workspace, why=why)
 
+    def _machines(self, workspace: Workspace) -> Mapping[str, OnpremHost]:
+        """Return how to log in to the machines of the spec, and to those that leave the cluster."""
+        settings = _previous_settings(workspace) or self._resolved
+        known = load_known_hosts(workspace).values()
+        former = {host.name: release.machine_of(host, settings) for host in known}
+        return {**former, **self._resolved.machines}
+
     @contextmanager
     def _login(
         self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S
@@ -243,38 +270,41 @@ class OnpremProvider(Provider):
         folder.
         """
         if workspace is not None and workspace.root.is_dir():
-            yield Login(self._settings.machines, workspace, self._prompts, answer_s=answer_s)
+            yield Login(self._resolved.machines, workspace, self._prompts, answer_s=answer_s)
             return
         with temporary_folder() as folder:
             temporary = Workspace(folder / (workspace.root.name if workspace else "lost"))
             temporary.create()
-            yield Login(self._settings.machines, temporary, self._prompts, answer_s=answer_s)
+            try:
+                yield Login(self._resolved.machines, temporary, self._prompts, answer_s=answer_s)
+            finally:
+                end_all_connections(temporary.access_config)
 
     def _examine_machines(self, spec: ClusterSpec, workspace: Workspace) -> _Examination:
         """Examine the machines. Raise a ProvisionError if they can't form the cluster."""
-        hosts = members.members(spec, self._settings)
+        hosts = members.members(spec, self._resolved)
         self._prompts.reporter.progress(f"checking {counted(len(hosts), 'machine')}")
-        login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP_S / 2)
+        login = Login(self._resolved.machines, workspace, self._prompts, answer_s=_UP_S / 2)
         joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
         if blocking:
             summary = "these machines don't meet the requirements of a cluster: {hosts}"
             failures = findings_as_failures(blocking, phase="plan")
             raise ProvisionError.of_hosts(summary, failures, code="hosts-unfit", then=_THEN)
         new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
-        keys = {name: host.host_key for name, host in joined.items()}
-        keys |= {name: login.key_of(name) for name in new}
+        keys = {host.name: login.key_of(host.name) for host in hosts if host.name not in silent}
         inventory = members.inventory(
             spec,
-            self._settings,
+            self._resolved,
             hosts,
             report.facts,
             keys,
             cluster_id=workspace.cluster_id(),
-            proxies=login.proxies([host.name for host in hosts]),
+            proxies=login.proxies(),
             silent=silent,
         )
+        inventory = replace(inventory, hosts=tuple(map(login.reached, inventory.hosts)))
         notes = members.notes(spec, report.findings, joined=joined)
-        settings = _previous_settings(workspace) or self._settings
+        settings = _previous_settings(workspace) or self._resolved
         preview = members.preview(spec, hosts, report.facts, new)
         self._examination = _Examination(
             dump_spec(spec), workspace, inventory, new, silent, settings, notes, preview
@@ -292,8 +322,8 @@ class OnpremProvider(Provider):
     ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport, tuple[Finding, ...]]:
         """Examine all machines that answer.
 
-        Return (hosts with the admin account, hosts that do not answer, report, findings that stop
-        `up`). The first two are mappings of name -> host.
+        Return (hosts of the cluster, hosts that do not answer, report, findings that stop `up`). The
+        first two are mappings of name -> host.
         find_all: whether an unconfirmed host key becomes a finding, not an error, as for `plan
             --preflight`.
         """
@@ -301,20 +331,23 @@ class OnpremProvider(Provider):
         limit, login_limit = (
             Limit.within(seconds, self._clock) for seconds in (total_s, total_s / 3)
         )
-        joined, silent = members.joined_members(
-            hosts, load_known_hosts(workspace), workspace, login_limit
-        )
-        new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
-        login.check_keys(new)
-        lost = login.trust(new, limit if find_all else NO_LIMIT, find_all=find_all)
+        names = [host.name for host in hosts]
+        login.check_keys(names)
+        lost = login.trust(names, limit if find_all else NO_LIMIT, find_all=find_all)
         if not find_all:
             # The limit does not include the time until the user confirms host keys.
             limit = Limit.within(total_s, self._clock)
-        failed = login.try_sudo([name for name in new if name not in lost], limit)
-        rest_s = limit.rest_s
-        lost = {**lost, **login.ask_password(failed)}
-        # Nor does it include the time until the user has typed a password.
-        limit = Limit.within(rest_s, self._clock)
+        known = load_known_hosts(workspace)
+        silent = {name: known[name] for name in known if members.is_silent_in(name, lost)}
+        reachable = [host for host in hosts if host.name not in lost]
+        joined, unanswering, refused = members.joined_members(reachable, known, login, login_limit)
+        silent = {**silent, **unanswering}
+        lost = {name: exc for name, exc in {**lost, **refused}.items() if name not in silent}
+        new = tuple(name for name in names if name not in {**joined, **silent})
+        patience = Limit.within(total_s + _TYPING_S, self._clock)
+        asked = [name for name in names if name not in {**lost, **silent}]
+        lost |= login.try_sudo(asked, patience)
+        limit = Limit.within(total_s, self._clock)
         answering = [host.name for host in hosts if host.name not in silent]
         report = members.examine(spec, hosts, login, joined, only=answering, lost=lost, limit=limit)
         blocking = blocking_findings(report, hosts, new, workspace, silent)
@@ -330,17 +363,12 @@ class OnpremProvider(Provider):
         workspace = login.workspace
         write_atomic(workspace.joining, inventory.text)
         write_ssh_files(inventory, workspace)
-        claim = login.claim(inventory.cluster_id, inventory.cluster)
-        created, failed = call_on_hosts(
-            joining,
-            lambda host: create_account(host, login.root, claim, members.admin_login(workspace)),
+        joined, failed = call_on_hosts(
+            joining, lambda host: login.join(host, inventory.cluster_id, inventory.cluster)
         )
-        for host in joining:
-            step = HostStep(host, "admin account", len(joining), failed=host in failed)
-            self._prompts.reporter.progress(step)
-        examination.joined.update(created)
+        examination.joined.update(joined)
         then = "the other machines are ready; run `clusterctl up` again"
-        raise_failures(failed, summary="the admin account could not be created", then=then)
+        raise_failures(failed, summary="the machine could not join the cluster", then=then)
 
 
 def blocking_findings(
@@ -396,7 +424,7 @@ def _change(
         action = "replace"
         reason = REPLACED
     elif host.name in examination.new and host.name in previous:
-        reason = "its clusterctl account is missing, or it is another machine"
+        reason = "it has no record of the cluster, or it is another machine"
     elif host.name in examination.silent:
         reason = "it does not answer"
     return HostChange(

@@ -1,25 +1,21 @@
-"""Releasing machines: remove the cluster, remove the admin account, check that no file
-remains.
-"""
+"""Releasing machines: remove the cluster and the record of it, check that no file remains."""
 
 from __future__ import annotations
 
+import getpass
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import (
     ClusterctlError,
-    CommandError,
     ConfigureError,
     Notice,
     ProvisionError,
     UnreachableError,
 )
-from clusterctl.hosts.roles import CLAIM
 from clusterctl.providers.base import (
     REPLACED,
     Leftover,
@@ -32,29 +28,17 @@ from clusterctl.providers.base import (
     pending_releases,
     reject_unknown_keys,
 )
-from clusterctl.providers.onprem.access import AccessError, raise_failures, ssh_host
-from clusterctl.providers.onprem.login import (
-    Claim,
-    Login,
-    check_sudo,
-    create_account,
-    is_installation,
-    remove_account,
-)
-from clusterctl.providers.onprem.members import (
-    admin_login,
-    log_in,
-    shared_folder,
-)
-from clusterctl.providers.onprem.remote_account import RefusedError, claim_origin, parse_claim
+from clusterctl.providers.onprem.access import raise_failures, ssh_host
+from clusterctl.providers.onprem.login import Login, is_installation
+from clusterctl.providers.onprem.members import claim_on, is_silent, shared_folder
+from clusterctl.providers.onprem.remote_claim import claim_origin
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
-from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.removal import record_released
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Connect
 from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.sudo import SudoError
 from clusterctl.util.assets import digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts
@@ -79,43 +63,41 @@ def release_all(login: Login, cluster_id: str) -> None:
     if inventory is None:
         return
     names = [host.name for host in inventory.hosts]
-    inventory = _with_accepted_keys(inventory, login)
+    lost = login.trust(names)
+    reachable = [name for name in names if name not in lost]
+    inventory = _with_present_keys(inventory, login, reachable)
     write_ssh_files(inventory, login.workspace)
-    claim = login.claim(cluster_id, inventory.cluster)
     login.prompts.reporter.progress(f"checking {counted(len(names), 'machine')}")
-    is_ours_by_host, failed = call_on_hosts(names, lambda host: _is_ours(host, login, claim))
+    is_ours_by_host, failed = call_on_hosts(
+        reachable, lambda host: _is_ours(host, login, cluster_id)
+    )
+    failed = {**lost, **failed}
     ours = [host for host, is_ours in is_ours_by_host.items() if is_ours]
-    released, account_failures = _release(ours, inventory, claim, login)
+    released, release_failures = _release(ours, inventory, login)
     record_released(login.workspace, [*set(names).difference(failed, ours), *released])
     for host in released:
         login.prompts.reporter.progress(HostStep(host, "released", len(names)))
-    raise_failures({**failed, **account_failures}, summary=NOT_RELEASED, then=THEN)
+    raise_failures({**failed, **release_failures}, summary=NOT_RELEASED, then=THEN)
 
 
-def _with_accepted_keys(inventory: Inventory, login: Login) -> Inventory:
-    """Return the inventory with the host keys that changed and that the user accepts."""
-    remote = [host for host in inventory.hosts if host.name in login.hosts]
-    remote = [host for host in remote if not login.is_here(host.name)]
-    if not login.prompts.accepted or not remote:
-        return inventory
-    lost = login.trust([host.name for host in remote])
-    keys = {host.name: login.key_of(host.name) for host in remote if host.name not in lost}
-    hosts = (replace(host, host_key=keys.get(host.name, host.host_key)) for host in inventory.hosts)
+def _with_present_keys(inventory: Inventory, login: Login, trusted: Collection[str]) -> Inventory:
+    """Return the inventory with the keys that the owner trusts now, of the hosts ``trusted``."""
+    hosts = (
+        replace(host, host_key=login.key_of(host.name)) if host.name in trusted else host
+        for host in inventory.hosts
+    )
     return replace(inventory, hosts=tuple(hosts))
 
 
 def _release(
-    hosts: Sequence[str], inventory: Inventory, claim: Claim, login: Login
+    hosts: Sequence[str], inventory: Inventory, login: Login
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
-    connect = admin_login(login.workspace)
-    # Its claim says whether the machine had the account before.
-    claimed, damaged = call_on_hosts(hosts, lambda host: _claim_seen_by(host, connect))
-    failed = _remove_cluster(list(claimed), inventory, login)
-    removed = [host for host in claimed if host not in failed]
-    released, account_failures = call_on_hosts(
-        removed, lambda host: remove_account(host, claim, connect)
+    failed = _remove_cluster(hosts, inventory, login)
+    removed = [host for host in hosts if host not in failed]
+    released, still_claimed = call_on_hosts(
+        removed, lambda host: login.leave(host, inventory.cluster_id)
     )
-    return released, {**damaged, **failed, **account_failures}
+    return released, {**failed, **still_claimed}
 
 
 def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
@@ -132,24 +114,29 @@ def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
     if previous is None or not removed:
         return {}
     login.prompts.reporter.progress(f"releasing {', '.join(removed)}")
+    lost = login.trust(removed)
+    reachable = [host for host in removed if host not in lost]
+    previous = _with_present_keys(previous, login, reachable)
     write_ssh_files(previous, workspace)
-    claim = Claim(previous.cluster_id, previous.cluster, workspace.public_key.read_text().strip())
-    answering, failed = log_in(removed, workspace)
-    # A machine that an interrupted run released refuses the login. It must not stop this run.
-    absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
-    _, release_failures = _release(list(answering), previous, claim, login)
-    refused = {host: exc for host, exc in failed.items() if host not in absent}
+    is_ours_by_host, failed = call_on_hosts(
+        reachable, lambda host: _is_ours(host, login, previous.cluster_id)
+    )
+    ours = [host for host, is_ours in is_ours_by_host.items() if is_ours]
+    _, release_failures = _release(ours, previous, login)
+    refused = {host: exc for host, exc in failed.items() if _has_logged_in(exc)}
+    absent = {host: exc for host, exc in {**lost, **failed}.items() if host not in refused}
     raise_failures({**refused, **release_failures}, summary=NOT_RELEASED, then=_THEN_UP)
     return {
-        host: "it does not answer" if isinstance(exc, UnreachableError) else exc.cause
-        for host, exc in absent.items()
+        host: "it does not answer" if is_silent(exc) else exc.cause for host, exc in absent.items()
     }
 
 
+def _has_logged_in(error: ClusterctlError) -> bool:
+    return isinstance(error, SudoError) or error.code == "claim-unreadable"
+
+
 def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
-    """Return clusterctl's remaining files and accounts on the machines, as far as the owners can
-    see them.
-    """
+    """Return clusterctl's remaining files on the machines, as far as the owners can see them."""
     hosts = list(load_known_hosts(login.workspace)) or list(login.hosts)
     hosts = [host for host in hosts if host in login.hosts]
     lost = login.trust(hosts)
@@ -164,50 +151,20 @@ def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
 
 
 def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
-    """Return clusterctl's files and accounts on a host. Empty if the host now belongs to another
-    cluster.
-    """
+    """Return clusterctl's files on a host. Empty if the host now belongs to another cluster."""
     claim = claim_on(host, login)
     if claim and claim.get("id") != cluster_id:
         return ()
-    lines = login.run(host, ("sh", "-c", _LIST_TRACES, "sh", ADMIN_USER)).splitlines()
+    lines = login.run(host, ("sh", "-c", _LIST_TRACES)).splitlines()
     return [line for line in lines if not (login.is_here(host) and is_installation(line))]
 
 
-# Prints a new line after the file, so that an empty file differs from a missing one.
-_READ_CLAIM: Final = ("sh", "-c", '[ ! -e "$1" ] || { cat "$1" && echo; }', "sh", CLAIM)
-
-
-def claim_on(host: str, login: Login) -> Mapping[str, Any]:
-    """Read a host's claim file, which names the host's cluster. Empty if the file does not exist.
-    Raise an AccessError if it is damaged.
-    """
-    return _parse_claim(host, login.run(host, _READ_CLAIM))
-
-
-def _claim_seen_by(host: str, connect: Connect) -> Mapping[str, Any]:
-    """Read the claim as ``claim_on`` does, as the admin account."""
-    with closing(connect(host)) as transport:
-        return _parse_claim(host, transport.run(_READ_CLAIM).stdout)
-
-
-def _parse_claim(host: str, text: str) -> Mapping[str, Any]:
-    try:
-        return parse_claim(text) if text else {}
-    except RefusedError as exc:
-        raise AccessError.of(host, exc.code, exc.cause, exc.fix) from exc
-
-
-def _is_ours(host: str, login: Login, claim: Claim) -> bool:
-    try:
-        check_sudo(admin_login(login.workspace)(host))
-    except UnreachableError:
-        raise
-    except ClusterctlError:
-        if claim_on(host, login).get("id") != claim.cluster_id:
-            # The host has been released already, or never joined.
-            return False
-        create_account(host, login.root, claim, admin_login(login.workspace))
+def _is_ours(host: str, login: Login, cluster_id: str) -> bool:
+    """Return whether a host belongs to the cluster. If so, the owner can become root there."""
+    if claim_on(host, login).get("id") != cluster_id:
+        # The host has been released already, or never joined.
+        return False
+    login.root(host, ("true",))
     return True
 
 
@@ -263,28 +220,22 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> N
     )
     write_atomic(workspace.joining, inventory.text)
     write_ssh_files(inventory, workspace)
-    claim = login.claim(cluster_id, inventory.cluster)
-    connect = admin_login(workspace)
-    _, failed = call_on_hosts(
-        list(claimed), lambda host: create_account(host, login.root, claim, connect)
-    )
-    if len(failed) == len(claimed):
-        reason = str(next(iter(failed.values())))
-        summary = "clusterctl can't log in to any machine of the cluster"
-        raise ProvisionError(summary, code="all-hosts-unreachable", why=reason)
     release_all(login, cluster_id)
 
 
 def _claimed_host(name: str, settings: OnpremSettings, login: Login) -> Host:
     target = ssh_host(name, settings.machines[name])
-    return Host(
+    host = Host(
         name=name,
         address=target.host,
         port=target.port,
+        user=target.user or getpass.getuser(),
+        key_file=target.key,
         roles=(CONTROLLER if name == settings.controller else COMPUTE,),
         host_key=login.key_of(name),
-        proxy_command=login.proxies([name]).get(name, ()),
+        proxy_command=login.proxies().get(name, ()),
     )
+    return login.reached(host)
 
 
 def find_orphans(login: Login, name: str) -> OrphanSearch:
@@ -320,9 +271,7 @@ def _claims(
     return claims, {**lost, **failed}
 
 
-_TRACES: Final = (
-    "the machine still has the account clusterctl, the cluster's files and the records of them"
-)
+_TRACES: Final = "the machine still has the cluster's files and the records of them"
 
 
 def record_pending(
@@ -337,18 +286,13 @@ def record_pending(
     target.create()
     for path in (workspace.key, workspace.public_key, workspace.root / "id"):
         write_atomic(target.root / path.name, path.read_bytes())
-    trusted = workspace.trusted_hosts.read_text() if workspace.trusted_hosts.exists() else ""
-    other_lines = [line for line in trusted.splitlines() if line.partition(" ")[0] != host.name]
-    write_atomic(
-        target.trusted_hosts, "\n".join([*other_lines, f"{host.name} {host.host_key}", ""])
-    )
     write_atomic(target.inventory, replace(inventory, hosts=(host,)).text)
-    machine = _machine(host, settings)
+    machine = machine_of(host, settings)
     # `save` makes the release pending, so it is the last step.
     return PendingRelease(target, host, machine, time.time(), why).save()
 
 
-def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
+def machine_of(host: Host, settings: OnpremSettings) -> OnpremHost:
     """Return how to log in to a host: its entry in the spec if the address matches, or else
     `access`.
     """
@@ -389,8 +333,7 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
             notes.append(Notice("host-key-of-another", text))
             continue
         # Host keys that the user confirms for `up` belong to machines of the spec.
-        accepted = login.prompts.accepted if ending else ()
-        careful = replace(login.prompts, confirm=reject_unknown_keys, accepted=accepted)
+        careful = replace(login.prompts, confirm=reject_unknown_keys)
         login_for_release = Login({pending.host.name: pending.machine}, pending.workspace, careful)
         try:
             _release_pending(pending, login_for_release)
@@ -425,7 +368,7 @@ def _release_pending(pending: PendingRelease, login: Login) -> None:
     cluster_id = pending.workspace.cluster_id()
     if lost := login.trust([name]):
         raise lost[name]
-    host = replace(pending.host, proxy_command=login.proxies([name]).get(name, ()))
+    host = replace(pending.host, proxy_command=login.proxies().get(name, ()))
     inventory = Inventory.read(pending.workspace.inventory.read_bytes())
     inventory = replace(inventory, hosts=(host,))
     write_atomic(pending.workspace.inventory, inventory.text)

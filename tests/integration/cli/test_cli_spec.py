@@ -48,7 +48,7 @@ def test_missing_private_key_is_an_error_of_the_spec(verb: str, cli: Clusterctl)
 
 def test_host_keys_shown_before_confirmation_with_json(capsys):
     offered = OfferedKey("n1", "10.0.0.1", "ssh-ed25519 AAAA")
-    confirm = prompts_for(Screen(json=True, color=False), ask_password=False).confirm
+    confirm = prompts_for(Screen(json=True, color=False)).confirm
     with refused("host-keys-unconfirmed", UsageError):
         confirm([offered])
     assert fingerprint("ssh-ed25519 AAAA") in capsys.readouterr().err

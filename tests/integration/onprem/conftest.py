@@ -21,7 +21,11 @@ _SUDO = """\
 #!{python}
 import os, sys
 words, how = sys.argv[1:], open({folder!r} + "/" + os.environ["PLAYED_HOST"]).read().strip()
-assert "-k" in words and os.environ["LC_ALL"] == "C"
+flags = set()
+while words[0].startswith("-"):
+    flags.add(words.pop(0))
+    if "-p" in flags and words[0] == "":
+        words.pop(0)
 if how.startswith("requiretty "):
     # Its words: sudo 1.9, plugins/sudoers/sudoers.c.
     try:
@@ -32,7 +36,7 @@ if how.startswith("requiretty "):
 if how == "nobody":
     sys.exit("rocky is not in the sudoers file.")
 if how != "free":
-    if "-n" in words:
+    if "-n" in flags:
         sys.exit("sudo: a password is required")
     said = b""
     while not said.endswith(b"\\n"):
@@ -42,8 +46,7 @@ if how != "free":
         said += read
     if said.decode().rstrip("\\n") != how:
         sys.exit("Sorry, try again.\\nsudo: no password was provided\\nsudo: 1 incorrect password attempt")
-command = words[words.index("--") + 1 :] if "--" in words else words[-1:]
-os.execvp(command[0], command)
+os.execvp(words[0], words)
 """
 
 

@@ -13,35 +13,51 @@ from clusterctl.errors import (
     ClusterctlError,
     CommandError,
     ProvisionError,
-    TransportError,
     UnreachableError,
 )
-from clusterctl.providers.base import OfferedKey, Prompts, fingerprint, reject_unknown_keys
+from clusterctl.providers.base import OfferedKey, fingerprint, reject_unknown_keys
 from clusterctl.providers.onprem.access import (
-    AccessError,
     HostKeys,
-    JumpConnections,
     SshHost,
     access_config,
-    address_of,
+    as_ssh_resolves,
     explain,
     raise_failures,
     ssh_hosts,
 )
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.hosts import OnpremHost
+from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.process import call_on_hosts
+from clusterctl.transport.ssh import Connections, SSHTransport
+from clusterctl.transport.sudo import Passwords, SudoError
+from clusterctl.util.process import Result, call_on_hosts
 from tests.support.messages import refused as rejected
 
 PASSWORD = 'it\'s "a" $secret'  # noqa: S105
 
 
-def access(played: Path, password: str | None = None, **hosts: str) -> Login:
+def access(
+    played: Path, password: str | None = None, asked: list[str] | None = None, **hosts: str
+) -> Login:
+    """Return a login to hosts whose sudo does what ``hosts`` says. asked: gets a line for each
+    question.
+    """
     for name, how in hosts.items():
         (played / name).write_text(how)
-    machines = {name: OnpremHost(user="rocky", become="sudo") for name in hosts}
-    return Login(machines, Workspace(played), Prompts(password=lambda: password))
+    machines = {name: OnpremHost(user="rocky") for name in hosts}
+    login = Login(machines, Workspace(played))
+
+    def ask() -> str | None:
+        (asked if asked is not None else []).append("?")
+        return password
+
+    passwords = Passwords(ask)
+    for name in hosts:
+        transport = login._connections.to(name)
+        assert isinstance(transport, SSHTransport)
+        transport.passwords = passwords
+    return login
 
 
 def test_stdin_arrives_whole_with_and_without_a_sudo_password(played: Path) -> None:
@@ -67,7 +83,7 @@ def test_stdin_arrives_whole_with_and_without_a_sudo_password(played: Path) -> N
 def test_failed_sudo_has_a_code_and_a_fix(
     played: Path, how: str, password: str | None, code: str
 ) -> None:
-    with pytest.raises(AccessError) as caught:
+    with pytest.raises(SudoError) as caught:
         access(played, password, a=how).root("a", ("true",))
     (failure,) = caught.value.failures
     assert (failure.code, failure.host) == (code, "a")
@@ -77,21 +93,28 @@ def test_failed_sudo_has_a_code_and_a_fix(
 
 def test_password_is_asked_only_if_a_host_needs_it_and_bad_hosts_are_named(played: Path) -> None:
     """Hosts with another password, and those that no password helps, have errors of their own."""
-    asked = []
-
-    def ask() -> str:
-        asked.append("")
-        return PASSWORD
-
-    way = access(played, a="free", b=PASSWORD, c="other", d="nobody", e="requiretty free")
-    way.prompts = Prompts(password=ask)
-    assert way.ask_password(way.try_sudo(["a", "e"])) == {}
+    asked: list[str] = []
+    way = access(
+        played, PASSWORD, asked, a="free", b=PASSWORD, c="other", d="nobody", e="requiretty free"
+    )
+    assert way.try_sudo(["a", "e"]) == {}
     assert asked == []
-    assert [*way.ask_password(way.try_sudo("abcde"))] == ["d"]
-    assert len(asked) == 1
-    done, failed = call_on_hosts("abce", lambda host: way.root(host, ("echo", host)))
+    assert way.try_sudo(["b"]) == {}
+    done, failed = call_on_hosts("abcde", lambda host: way.root(host, ("echo", host)))
     assert done == {"a": "a\n", "b": "b\n", "e": "e\n"}
-    assert {host: exc.code for host, exc in failed.items()} == {"c": "sudo-wrong-password"}
+    assert {host: exc.code for host, exc in failed.items()} == {
+        "c": "sudo-wrong-password",
+        "d": "no-sudo",
+    }
+    assert len(asked) == 1
+
+
+def test_refused_password_is_asked_once_again_and_reaches_no_other_host(played: Path) -> None:
+    asked: list[str] = []
+    way = access(played, "mistyped", asked, a=PASSWORD, b=PASSWORD)
+    first, second = way.try_sudo(["a"]), way.try_sudo(["b"])
+    assert (first["a"].code, second["b"].code) == ("sudo-wrong-password", "sudo-password")
+    assert len(asked) == 2
 
 
 def test_host_that_hangs_after_login_is_unreachable(played: Path) -> None:
@@ -100,6 +123,22 @@ def test_host_that_hangs_after_login_is_unreachable(played: Path) -> None:
     with rejected("unreachable", UnreachableError) as caught:
         way.root("a", ("sleep", "3600"))
     assert "0.2 s" in caught.value.why
+
+
+def test_owners_ssh_configuration_fills_in_what_the_spec_leaves_out(played: Path) -> None:
+    """Played: `ssh -G`, with an owner whose configuration has the host gpu1."""
+    said = "#!/bin/sh\ncase $* in *HostName=*) name=10.0.0.9;; *) name=10.1.1.1;; esac\n"
+    ssh = played.parent / "bin/ssh"
+    ssh.write_text(f"{said}printf 'user marta\\nhostname %s\\nport 2222\\n' $name\n")
+    hosts = {"gpu1": {}, "gpu2": {"address": "10.0.0.9"}, "desk": {"address": "localhost"}}
+    given = {"type": "onprem", "controller": "gpu1", "hosts": hosts}
+    machines = as_ssh_resolves(OnpremSettings.model_validate(given)).machines
+    found = {name: (one.user, one.address, one.port) for name, one in machines.items()}
+    assert found == {
+        "gpu1": ("marta", "10.1.1.1", 2222),
+        "gpu2": ("marta", "10.0.0.9", 2222),
+        "desk": (None, "localhost", 22),
+    }
 
 
 def test_failed_command_is_no_failed_login(played: Path) -> None:
@@ -155,16 +194,30 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host"
         ("rocky@10.0.0.9: Permission denied (publickey,password).", "login-refused"),
         ("Host key verification failed.", "host-key"),
         ('Load key "/home/a/.ssh/x": error in libcrypto', "key-file"),
-        ("env: 'sudo': No such file or directory", "no-sudo"),
-        ("Sorry, user rocky is not allowed to execute '/usr/bin/true' as root on gpu9.", "no-sudo"),
-        ("sudo: sorry, you must have a tty to run sudo", "sudo-terminal"),
     ],
 )
-def test_explain_finds_causes_in_ssh_and_sudo_messages(said: str, code: str) -> None:
+def test_explain_finds_causes_in_messages_of_ssh(said: str, code: str) -> None:
     error = explain(f"{said}\n", host="gpu9", user="rocky", address="10.0.0.9")
     assert error is not None
     assert error.failures[0].code == code
     assert "{" not in f"{error.why}{error.fix}"
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("env: 'sudo': No such file or directory", "no-sudo"),
+        (
+            "Sorry, user rocky is not allowed to execute '/usr/bin/sh -c :' as root on gpu9.",
+            "no-sudo",
+        ),
+        ("sudo: sorry, you must have a tty to run sudo", "sudo-terminal"),
+        ("sudo: a word that no rule knows", "no-sudo"),
+    ],
+)
+def test_refusals_of_sudo_have_a_code(said: str, code: str) -> None:
+    with rejected(code, SudoError, "gpu9"):
+        Passwords().way_to("gpu9", lambda _argv, _stdin: Result(1, "", said))
 
 
 def test_changed_host_key_names_the_offered_key() -> None:
@@ -176,7 +229,8 @@ def test_changed_host_key_names_the_offered_key() -> None:
     )
     error = explain(said + "Host key verification failed.\n", host="a", user="b", address="c")
     assert error is not None
-    assert f"--accept-host-key {offered}" in error.fix
+    assert "ssh-keygen -R" in error.fix
+    assert offered in error.why
 
 
 def test_explain_of_an_unknown_message_is_none() -> None:
@@ -197,7 +251,8 @@ def test_access_config_is_read_by_ssh(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "a folder")
     workspace.root.mkdir()
     config = workspace.access_config
-    config.write_text(access_config(machines, workspace))
+    by_jump = {"gpu1": ("ssh", "-F", str(config), "-W", "x", ssh_hosts(machines)[1].alias)}
+    config.write_text(access_config(machines, workspace, by_jump))
 
     def of(host: str) -> dict[str, str]:
         said = subprocess.run(
@@ -222,10 +277,8 @@ def test_access_config_is_read_by_ssh(tmp_path: Path) -> None:
     )
     assert of(first.alias)["hostkeyalias"] == "[a]:23"
     assert "proxycommand" not in gpu2
-    # Only connections to jump hosts are shared.
     sockets = [of(host).get("controlpath") for host in ("gpu1", "gpu2", second.alias, first.alias)]
-    assert sockets[:2] == [None, None]
-    assert len({*sockets}) == 3
+    assert len({*sockets, None}) == 5
     workspace.connections.rmdir()
     workspace.connections.symlink_to(tmp_path)
     assert "controlpath" not in of(first.alias)
@@ -271,7 +324,7 @@ def test_host_key_in_a_hashed_known_hosts_file_is_found(
     known.write_text(f"{ADDRESS if port == 22 else f'[{ADDRESS}]:{port}'} {key}\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
     assert ADDRESS not in known.read_text()
-    keys = HostKeys(tmp_path / "kept", JumpConnections(tmp_path / "ssh_config"))
+    keys = HostKeys(tmp_path / "kept", Connections(tmp_path / "ssh_config"))
     assert keys.trust({"node": OnpremHost(address=ADDRESS, port=port)}, confirm) == {}
     assert keys.key_of("node") == key
 
@@ -282,26 +335,15 @@ def test_host_key_of_a_pattern_is_found_and_a_revoked_key_is_not(
     revoked = "ssh-ed25519 AAAAREVOKED"
     trusted = "ecdsa-sha2-nistp256 AAAATRUSTED"
     known.write_text(f"@revoked {ADDRESS} {revoked}\n192.0.2.* {trusted}\n")
-    keys = HostKeys(tmp_path / "kept", JumpConnections(tmp_path / "ssh_config"))
+    keys = HostKeys(tmp_path / "kept", Connections(tmp_path / "ssh_config"))
     assert keys.trust({"node": OnpremHost(address=ADDRESS)}, confirm) == {}
     assert keys.key_of("node") == trusted
 
 
-def test_address_of_a_host_in_an_ssh_config(tmp_path: Path) -> None:
-    config = tmp_path / "ssh_config"
-    with rejected("ssh-config-incomplete", TransportError) as caught:
-        address_of("node", config)
-    assert caught.value.where == str(config)
-    config.write_text("Host node\nHostName 192.0.2.7\n")
-    assert address_of("node", config) == "192.0.2.7"
-    with rejected("ssh-config-incomplete", TransportError):
-        address_of("other", config)
-
-
 def test_unresolved_name_is_not_a_dead_machine(known: Path, tmp_path: Path) -> None:
     machines = {"node": OnpremHost(address="no-such.invalid")}  # RFC 6761: nobody's
-    (tmp_path / "ssh_config").write_text(access_config(machines, Workspace(tmp_path)))
-    lost = HostKeys(tmp_path / "kept", JumpConnections(tmp_path / "ssh_config")).trust(
+    (tmp_path / "ssh_config").write_text(access_config(machines, Workspace(tmp_path), {}))
+    lost = HostKeys(tmp_path / "kept", Connections(tmp_path / "ssh_config")).trust(
         machines, confirm
     )
     (failure,) = lost["node"].failures
@@ -316,11 +358,11 @@ def test_unconfirmed_host_key_is_reported_with_other_obstacles(
 ) -> None:
     key = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'K' * 43}"
 
-    def offered(peer: SshHost, _: JumpConnections) -> OfferedKey:
+    def offered(peer: SshHost, _: Connections) -> OfferedKey:
         return OfferedKey(peer.title, peer.address, key)
 
     monkeypatch.setattr("clusterctl.providers.onprem.access._offered_key", offered)
-    keys = HostKeys(tmp_path / "kept", JumpConnections(tmp_path / "ssh_config"))
+    keys = HostKeys(tmp_path / "kept", Connections(tmp_path / "ssh_config"))
     known = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'J' * 43}"
     machines = {
         "n1": OnpremHost(address="10.0.0.1", host_key=known),
@@ -332,7 +374,37 @@ def test_unconfirmed_host_key_is_reported_with_other_obstacles(
     assert [*lost] == ["n2"]
     (failure,) = lost["n2"].failures
     assert fingerprint(key) in failure.cause
-    assert f"--accept-host-key {fingerprint(key)}" in failure.fix
     assert keys.key_of("n1") == known
     with pytest.raises(KeyError):
         keys.key_of("n2")
+
+
+def test_confirmed_host_key_is_added_to_the_users_known_hosts_and_asked_once(
+    known: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'K' * 43}"
+    monkeypatch.setattr(
+        "clusterctl.providers.onprem.access._offered_key",
+        lambda peer, _: OfferedKey(peer.title, peer.address, key),
+    )
+    known.write_text("# the user's own, without a line feed")
+    machines = {"n1": OnpremHost(address=ADDRESS, port=2222)}
+    asked: list[OfferedKey] = []
+    for _ in range(2):
+        keys = HostKeys(tmp_path / "kept", Connections(tmp_path / "ssh_config"))
+        assert keys.trust(machines, asked.extend) == {}
+        assert keys.key_of("n1") == key
+    others = HostKeys(tmp_path / "kept", Connections(tmp_path / "ssh_config"))
+    assert others.trust({"n2": OnpremHost(address="192.0.2.2")}, asked.extend) == {}
+    assert (tmp_path / "kept").read_text() == f"n1 {key}\nn2 {key}\n"
+    assert [one.title for one in asked] == ["n1", "n2"]
+    assert known.read_text().splitlines()[1:] == [f"[{ADDRESS}]:2222 {key}", f"192.0.2.2 {key}"]
+
+
+def test_host_key_of_the_user_goes_before_that_of_the_spec(known: Path, tmp_path: Path) -> None:
+    """The user has accepted the key of a machine that was installed anew."""
+    mine, old = (f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{letter * 43}" for letter in "KJ")
+    known.write_text(f"{ADDRESS} {mine}\n")
+    keys = HostKeys(tmp_path / "kept", Connections(tmp_path / "ssh_config"))
+    assert keys.trust({"n1": OnpremHost(address=ADDRESS, host_key=old)}, confirm) == {}
+    assert keys.key_of("n1") == mine

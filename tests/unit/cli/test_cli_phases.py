@@ -11,8 +11,7 @@ from rich.progress import Progress, TaskID
 
 from clusterctl.cli import pictures
 from clusterctl.cli.output import Screen
-from clusterctl.cli.phases import Phases, prompts_for
-from clusterctl.errors import UsageError
+from clusterctl.cli.phases import Phases
 from clusterctl.util.progress import HostStep, Waiting
 
 LONG = "slurmd: Do what has a name that goes far beyond what a terminal of eighty columns can show"
@@ -92,20 +91,11 @@ def test_phases_of_many_threads_share_a_progress_bar(monkeypatch: pytest.MonkeyP
     assert added == ["hashing"]
 
 
-@pytest.mark.parametrize("ask_password", [False, True])
-def test_ctrl_d_at_the_password_prompt_is_no_password(
-    monkeypatch: pytest.MonkeyPatch, ask_password: bool
-) -> None:
+def test_ctrl_d_at_the_password_prompt_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     def end_of_input(prompt: str) -> str:
         raise EOFError(prompt)
 
     monkeypatch.setattr("getpass.getpass", end_of_input)
     for stream in ("stdin", "stderr"):
         monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
-    screen = Screen(json=False, color=False)
-    if ask_password:
-        with pytest.raises(UsageError) as failed:
-            prompts_for(screen, ask_password=True)
-        assert failed.value.code == "no-password"
-    else:
-        assert prompts_for(screen, ask_password=False).password() is None
+    assert Screen(json=False, color=False).sudo_password() is None

@@ -16,7 +16,6 @@ from clusterctl.cluster import down, losses
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.down import (
     DownOptions,
-    accepting_keys_of_spec,
     not_collected_error,
     remove_cluster,
     to_discard,
@@ -33,16 +32,14 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.base import HostPlan, Leftover, Orphan, OrphanSearch, Prompts, fingerprint
+from clusterctl.providers.base import HostPlan, Leftover, Orphan, OrphanSearch
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, UncopiedFiles
 from clusterctl.spec.load import dump_spec
-from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.removal import BegunRemoval, begun_removal, record_released, record_removal
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
-from tests.support.inventories import host_of, inventory_of
+from tests.support.inventories import inventory_of
 from tests.support.messages import refused
 from tests.support.providers import BareProvider, use_provider
 from tests.support.scripted import ScriptedTransport, Step, use_hosts
@@ -415,43 +412,3 @@ def test_down_with_a_damaged_spec_keeps_the_terraform_state(tmp_path: Path) -> N
     with pytest.raises(UsageError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert state.read_text() == "resources that cost money"
-
-
-OLD_KEY, NEW_KEY = (f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{letter * 43}" for letter in ("J", "K"))
-
-
-@pytest.mark.parametrize("accepted", [(), ("SHA256:x",)])
-def test_down_accepts_host_keys_of_the_spec_that_differ_from_those_of_up(
-    tmp_path: Path, accepted: tuple[str, ...]
-) -> None:
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
-    hosts = tuple(host_of(name, host_key=OLD_KEY) for name in ("n1", "n2"))
-    workspace.inventory.write_text(
-        inventory_of(hosts=(host_of("ctl", CONTROLLER), *hosts), provider="onprem").text
-    )
-    spec = tmp_path / "cluster.yaml"
-    spec.write_text(
-        f"""
-version: 1
-name: d
-provider:
-  type: onprem
-  controller: ctl
-  hosts:
-    ctl: 10.0.0.1
-    n1: {{address: 10.0.0.2, host_key: {OLD_KEY}}}
-    n2: {{address: 10.0.0.3, host_key: {NEW_KEY}}}
-partitions: [{{name: train, hosts: "n[1-2]"}}]
-"""
-    )
-    workspace.access_config.touch()
-    given = Prompts(accepted=accepted)
-    chosen = ChosenCluster(spec)
-    assert accepting_keys_of_spec(given, chosen, workspace).accepted == (
-        *accepted,
-        fingerprint(NEW_KEY),
-    )
-    assert accepting_keys_of_spec(given, ChosenCluster(name="d"), workspace) == given
-    spec.write_text("torn")
-    assert accepting_keys_of_spec(given, chosen, workspace) == given

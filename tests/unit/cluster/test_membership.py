@@ -146,8 +146,7 @@ def workspace(make_workspace: MakeWorkspace) -> Workspace:
     workspace = make_workspace(spec(train="gpu[1-2]"))
     workspace.create_secrets()
     workspace.cluster_id()
-    for name in ("trusted_hosts", "known_hosts"):
-        (workspace.root / name).write_text("gpu1 ssh-ed25519 AAAA\ngpu10 ssh-ed25519 BBBB\n")
+    workspace.known_hosts.write_text("gpu1 ssh-ed25519 AAAA\ngpu10 ssh-ed25519 BBBB\n")
     workspace.joining.write_bytes(workspace.inventory.read_bytes())  # of an `up` that was killed
     return workspace
 
@@ -164,13 +163,11 @@ def test_replaced_machine_has_only_a_pending_release(workspace: Workspace) -> No
     with replacing(workspace, ["gpu1"]):
         pass
     assert known(workspace.inventory) == known(workspace.joining) == ["ctl", "gpu2"]
-    for name in ("trusted_hosts", "known_hosts"):
-        assert (workspace.root / name).read_text() == "gpu10 ssh-ed25519 BBBB\n"
+    assert workspace.known_hosts.read_text() == "gpu10 ssh-ed25519 BBBB\n"
     (one,) = pending_releases(workspace)
     assert (one.host.name, one.address, one.why) == ("gpu1", "10.0.0.2", REPLACED)
     assert one.workspace.known_id() == workspace.known_id()
     assert one.workspace.key.read_bytes() == workspace.key.read_bytes()
-    assert "gpu1 ssh-ed25519 AAAA" in one.workspace.trusted_hosts.read_text()
     assert (one.machine.address, one.machine.become) == ("10.0.0.2", "sudo")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.existing import prove
-from clusterctl.providers.onprem import remote_account
 from clusterctl.transport import remote_copies
 
 Changes = Callable[..., dict[str, Any]]
@@ -152,6 +151,5 @@ def test_mount_on_top_of_another_and_blanks_in_its_name_are_understood(
 def test_programs_for_hosts_know_the_same_network_file_systems(util: Util) -> None:
     """They run alone on other machines, and so can't share a list."""
     servers = util("host_mounts")._SERVERS
-    assert {*remote_account.FOREIGN} == servers | {"autofs"}
     assert {kind.decode() for kind in remote_copies.NETWORK} == servers | {"autofs", "fuse"}
     assert [kind for kind in (*servers, "autofs") if not prove._SHARED.match(kind)] == []

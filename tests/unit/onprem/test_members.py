@@ -199,8 +199,8 @@ def test_preview_groups_identical_machines() -> None:
     spec = spec.model_copy(
         update={"partitions": (spec.partitions[0].model_copy(update={"hosts": "n1"}),)}
     )
-    account, line = preview_of(spec, facts("n2"), facts("n3"))
-    assert account.startswith("n2, n3: account to create: clusterctl")
+    root, line = preview_of(spec, facts("n2"), facts("n3"))
+    assert root.startswith("n2, n3: to create as root")
     assert line.startswith(f"n2, n3: {INSTALLED}")
 
 

@@ -49,6 +49,8 @@ def play_release(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
     """Replace the commands on the machine: ``release_all`` and ``find_leftovers``."""
     for name in ("release_all", "find_leftovers"):
         monkeypatch.setattr(release, name, functions.get(name, lambda *_, **__: ()))
+    monkeypatch.setattr(Login, "trust", lambda *_, **__: {})
+    monkeypatch.setattr("clusterctl.providers.onprem.provider.as_ssh_resolves", lambda one: one)
 
 
 def retried(
@@ -84,7 +86,7 @@ def test_silent_machine_stays_pending(
     (note,) = retried(workspace, monkeypatch, release_all=silent)
     assert note.code == "still-pending"
     assert note.startswith("gpu1 (10.0.0.2)")
-    assert "the account" in note
+    assert "the cluster's files" in note
     (now,) = pending_releases(workspace)
     assert (now.since, now.failure.host) == (before.since, "gpu1")
     assert "--forget gpu1`" in now.failure.fix
@@ -100,10 +102,10 @@ def test_failed_release_note_names_cause_and_leftovers(
         workspace,
         monkeypatch,
         release_all=refuses,
-        find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",),
+        find_leftovers=lambda *_, **__: ("gpu1: /etc/clusterctl",),
     )
     assert note.code == "still-pending"
-    assert all(word in note for word in ("disk is full", "the account clusterctl"))
+    assert all(word in note for word in ("disk is full", "the cluster's files"))
 
 
 def test_released_machine_is_no_longer_pending(
@@ -163,9 +165,9 @@ def test_release_with_leftovers_stays_pending(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (note,) = retried(
-        workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",)
+        workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: /etc/clusterctl",)
     )
-    assert "the account clusterctl" in note
+    assert "/etc/clusterctl" in note
     assert len(pending_releases(workspace)) == 1
 
 

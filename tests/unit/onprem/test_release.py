@@ -15,48 +15,21 @@ from clusterctl.errors import (
     CommandError,
     HostKeyError,
     ProvisionError,
-    TransportError,
     UnreachableError,
 )
 from clusterctl.hosts.roles import CLAIM
-from clusterctl.providers.base import NO_PROMPTS, OfferedKey, Prompts, fingerprint
-from clusterctl.providers.onprem import access, login, members, release
+from clusterctl.providers.base import NO_PROMPTS
+from clusterctl.providers.onprem import members, release
+from clusterctl.providers.onprem.access import AccessError
 from clusterctl.providers.onprem.login import Login
-from clusterctl.providers.onprem.remote_account import ORIGIN
+from clusterctl.providers.onprem.remote_claim import ORIGIN
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.util.process import Result
+from clusterctl.transport.sudo import SudoError
 from tests.support.inventories import KEY, host_of, inventory_of
 from tests.support.messages import refused
-
-
-class AdminLogin:
-    """The ssh connection of the admin account to a host, which answers as the host's name says.
-
-    released: hosts whose admin account was removed. The claim of the host `damaged` is not JSON.
-    """
-
-    def __init__(self, host: str, released: set[str]) -> None:
-        self._host = host
-        self._released = released
-
-    def run(self, argv: tuple[str, ...], **_: Any) -> Result:
-        if self._host == "dead":
-            raise UnreachableError("no connection", host=self._host)
-        if self._host == "gone" or self._host in self._released:
-            raise TransportError("it does not accept our key", host=self._host)
-        if self._host == "weak":
-            raise CommandError("`sudo -n true` failed", rc=1, stderr="", where="weak", host="weak")
-        if "systemd-run" in argv:
-            self._released.add(self._host)
-        claim = '{"id": "a1b' if self._host == "damaged" else '{"id": "a1b2c3"}'
-        return Result(0, claim if CLAIM in argv else "", "")
-
-    def close(self) -> None:
-        """Close nothing, because no connection is open."""
 
 
 def inventory(*names: str) -> Inventory:
@@ -65,45 +38,65 @@ def inventory(*names: str) -> Inventory:
     return inventory_of(hosts=(controller, *nodes), provider="onprem", baked=False)
 
 
-def use_ssh(monkeypatch: pytest.MonkeyPatch, connect: Callable[[str, Path], AdminLogin]) -> None:
-    """Connect to hosts by a function, so that no ssh starts."""
-    monkeypatch.setattr(login, "SSHTransport", connect)
+class PlayedLogin(Login):
+    """Logins to machines that answer as their names say.
+
+    left: hosts whose record of the cluster was removed. The claim of the host `damaged` is not JSON.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.left: set[str] = set()
+
+    def trust(self, *_: Any, **__: Any) -> Mapping[str, ClusterctlError]:
+        return {}
+
+    def key_of(self, _: str) -> str:
+        return KEY
+
+    def run(self, host: str, argv: Sequence[str], *_: Any, **__: Any) -> str:
+        if host == "dead":
+            raise UnreachableError("no connection", host=host)
+        if host == "locked":
+            raise AccessError.of(host, "login-refused", "it refuses the login", "")
+        if host == "weak" and argv[0] == "sudo":
+            raise SudoError("you can't become root", code="no-sudo", host=host)
+        claims = {"damaged": '{"id": "a1b', "gone": ""}
+        return claims.get(host, '{"id": "a1b2c3"}') if CLAIM in argv else ""
+
+    def leave(self, host: str, cluster_id: str) -> None:
+        assert cluster_id == "a1b2c3"
+        self.left.add(host)
 
 
-@pytest.fixture
-def released(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Hosts whose admin account was removed. No ssh starts: hosts answer as ``AdminLogin``."""
-    hosts: set[str] = set()
-    use_ssh(monkeypatch, lambda host, _: AdminLogin(host, hosts))
-    return hosts
-
-
-def release_all_but(tmp_path: Path, *removed: str) -> Mapping[str, str]:
-    """Remove hosts from a cluster. Return unreachable host -> reason."""
+def release_all_but(
+    tmp_path: Path, *removed: str
+) -> tuple[Callable[[], Mapping[str, str]], set[str]]:
+    """Return a function that removes hosts from a cluster, with unreachable host -> reason, and the
+    hosts that it released.
+    """
     workspace = Workspace(tmp_path / "own")
     workspace.create()
     workspace.create_secrets()
     write_atomic(workspace.inventory, inventory("stays", *removed).text)
-    return release.release_removed(inventory("stays"), Login({}, workspace))
+    login = PlayedLogin({}, workspace)
+    return lambda: release.release_removed(inventory("stays"), login), login.left
 
 
-def test_machine_released_before_stops_nothing(tmp_path: Path, released: set[str]) -> None:
-    assert release_all_but(tmp_path, "gone", "well", "dead") == {
-        "gone": "it does not accept our key",
+def test_machine_released_before_stops_nothing(tmp_path: Path) -> None:
+    remove, released = release_all_but(tmp_path, "gone", "well", "dead", "locked")
+    assert remove() == {
         "dead": "it does not answer",
+        "locked": "login failed: it refuses the login",
     }
     assert released == {"well"}
 
 
-def test_machine_with_login_but_no_sudo_is_an_error(tmp_path: Path, released: set[str]) -> None:
-    with refused("hosts-unreachable", ProvisionError):
-        release_all_but(tmp_path, "weak", "well")
-    assert released == {"well"}
-
-
-def test_machine_with_a_damaged_claim_is_not_released(tmp_path: Path, released: set[str]) -> None:
-    with refused("claim-unreadable", ProvisionError, "damaged"):
-        release_all_but(tmp_path, "damaged", "well")
+@pytest.mark.parametrize(("host", "code"), [("weak", "no-sudo"), ("damaged", "claim-unreadable")])
+def test_machine_that_cannot_be_changed_is_an_error(tmp_path: Path, host: str, code: str) -> None:
+    remove, released = release_all_but(tmp_path, host, "well")
+    with refused(code, ProvisionError, host):
+        remove()
     assert released == {"well"}
 
 
@@ -123,10 +116,10 @@ def test_orphaned_controller_keeps_its_export(
     )
     workspace = Workspace(tmp_path / "own")
     workspace.create()
-    write_atomic(workspace.trusted_hosts, f"ctl {KEY}\nn1 {KEY}\n")
     claim = {"id": "abc", "name": "own"}
     claims = ({"ctl": claim, "n1": claim}, {})
-    played = {"_claims": claims, "create_account": None, "release_all": None}
+    monkeypatch.setattr(Login, "key_of", lambda *_: KEY)
+    played = {"_claims": claims, "release_all": None}
     for name, result in played.items():
         monkeypatch.setattr(release, name, lambda *_, result=result: result)
     owner = Login(settings.machines, workspace, NO_PROMPTS)
@@ -135,11 +128,8 @@ def test_orphaned_controller_keeps_its_export(
     assert (found.shared_folder.kind, found.controller.name) == ("nfs", "ctl")
 
 
-def test_joined_member_needs_same_address_and_given_host_key(
-    tmp_path: Path, released: set[str]
-) -> None:
-    released.add("weak")
-    cluster = inventory("same", "dead", "moved", "other-key", "weak")
+def test_joined_member_needs_same_address_given_host_key_and_its_record(tmp_path: Path) -> None:
+    cluster = inventory("same", "dead", "moved", "other-key", "gone", "locked")
     hosts = cluster.hosts
     before = {host.name: host for host in hosts}
     changes = {
@@ -150,10 +140,11 @@ def test_joined_member_needs_same_address_and_given_host_key(
     wanted = [replace(host, **changes.get(host.name, {})) for host in hosts]
     workspace = Workspace(tmp_path / "own")
     workspace.create()
-    write_ssh_files(cluster, workspace)
-    found, silent = members.joined_members(wanted, before, workspace)
+    workspace.adopt_id("a1b2c3")
+    found, silent, failed = members.joined_members(wanted, before, PlayedLogin({}, workspace))
     assert found == {name: before[name] for name in ("ctl", "same")}
     assert silent == {"dead": before["dead"]}
+    assert {host: exc.code for host, exc in failed.items()} == {"locked": "login-refused"}
 
 
 class OwnerLogin(Login):
@@ -194,45 +185,3 @@ def test_orphans_name_their_jobs_and_origin_and_hosts_that_cannot_be_asked(tmp_p
     assert "n1: job 7 (train) of hpc is RUNNING" in orphan.running
     assert [failure.host for failure in search.failures] == ["new-key", "damaged", "broken", "off"]
     assert search.failures[1].code == "claim-unreadable"
-
-
-NEW_KEY = "ssh-ed25519 BBBB"
-
-
-@pytest.mark.parametrize("accepted", [(), (fingerprint(NEW_KEY),)], ids=["refused", "accepted"])
-def test_down_releases_a_machine_with_another_host_key_once_it_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: tuple[str, ...]
-) -> None:
-    """n3 has another host key than at the last `up`. ssh compares those in known_hosts."""
-    keys = {"ctl": KEY, "stays": KEY, "n3": NEW_KEY}
-    workspace = Workspace(tmp_path / "own")
-    workspace.create()
-    workspace.create_secrets()
-    write_atomic(workspace.inventory, inventory("stays", "n3").text)
-    write_atomic(workspace.trusted_hosts, "".join(f"{name} {KEY}\n" for name in keys))
-
-    released: set[str] = set()
-
-    def connect(host: str, _: Path) -> AdminLogin:
-        if f"{host} {keys[host]}" not in workspace.known_hosts.read_text().splitlines():
-            raise HostKeyError("the host key differs", host=host)
-        return AdminLogin(host, released)
-
-    def refuse(_: Login, host: str, *__: Any, **___: Any) -> str:
-        raise HostKeyError("the host key differs", host=host)
-
-    use_ssh(monkeypatch, connect)
-    monkeypatch.setattr(Login, "run", refuse)
-    monkeypatch.setattr(
-        access,
-        "_offered_key",
-        lambda peer, _: OfferedKey(peer.title, peer.address, keys[peer.title]),
-    )
-    machines = {name: OnpremHost(address="10.0.0.2") for name in keys}
-    owner = Login(machines, workspace, Prompts(accepted=accepted))
-    if accepted:
-        release.release_all(owner, "a1b2c3")
-    else:
-        with refused("hosts-unreachable", ProvisionError, "n3"):
-            release.release_all(owner, "a1b2c3")
-    assert released == {"ctl", "stays", *(["n3"] if accepted else [])}

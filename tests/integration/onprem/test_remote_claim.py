@@ -1,0 +1,83 @@
+"""The program that records on a host, as root, to which cluster the host belongs."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.providers.onprem import remote_claim
+
+
+@pytest.fixture
+def claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "clusterctl" / "cluster.json"
+    monkeypatch.setattr(remote_claim, "CLAIM", file)
+    return file
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], do: str, cluster_id: str
+) -> dict[str, Any]:
+    """Run the program. Return its answer."""
+    request = {"do": do, "claim": {"id": cluster_id, "name": "demo"}}
+    monkeypatch.setattr(sys, "argv", ["remote_claim.py", json.dumps(request)])
+    umask = os.umask(0o077)
+    try:
+        remote_claim.main()
+    finally:
+        os.umask(umask)
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_everybody_can_read_the_claim_on_a_host_with_umask_077(
+    claim: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without Slurm, the folder also has the users' configuration of SSH."""
+    assert run(monkeypatch, capsys, "join", "abc") == {"ok": True}
+    assert stat.S_IMODE(claim.stat().st_mode) == 0o644
+    assert stat.S_IMODE(claim.parent.stat().st_mode) == 0o755
+    assert os.listdir(claim.parent) == [claim.name]
+
+
+def test_host_of_a_cluster_is_refused_to_others_and_stays_as_it_is(
+    claim: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, capsys, "join", "abc")
+    before = claim.read_bytes()
+    assert run(monkeypatch, capsys, "join", "def")["code"] == "claimed"
+    assert run(monkeypatch, capsys, "join", "abc") == {"ok": True}
+    assert run(monkeypatch, capsys, "leave", "def") == {"ok": True}
+    assert claim.read_bytes() == before
+    assert run(monkeypatch, capsys, "leave", "abc") == {"ok": True}
+    assert not claim.parent.exists()
+    assert run(monkeypatch, capsys, "leave", "abc") == {"ok": True}
+
+
+def test_host_with_an_empty_claim_is_not_changed(
+    claim: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim.parent.mkdir()
+    claim.write_text("")
+    for do in ("join", "leave"):
+        assert run(monkeypatch, capsys, do, "abc")["code"] == "claim-unreadable"
+    assert claim.read_text() == ""
+
+
+def test_leave_removes_what_a_killed_ansible_left(tmp_path: Path) -> None:
+    folder = tmp_path / ".ansible"
+    runner = folder / "tmp/ansible_mitogen_runner_abc"
+    runner.mkdir(parents=True)
+    (runner / "module.py").touch()
+    remote_claim.remove_ansibles_files(folder)
+    assert not folder.exists()
+    (folder / "tmp").mkdir(parents=True)
+    (folder / "galaxy_token").touch()
+    remote_claim.remove_ansibles_files(folder)
+    assert [path.name for path in folder.iterdir()] == ["galaxy_token"]
