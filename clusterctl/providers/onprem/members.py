@@ -145,7 +145,7 @@ def inventory(
 
 def _host(host: Host, facts: HostFacts, address: str, key: str, proxy: tuple[str, ...]) -> Host:
     hostname = facts.system.hostname.partition(".")[0]
-    interface = {own.partition("/")[0]: name for own, name in facts.interfaces.items()}[address]
+    interfaces = {own.partition("/")[0]: name for own, name in facts.interfaces.items()}
     return replace(
         host,
         address=address,
@@ -155,7 +155,10 @@ def _host(host: Host, facts: HostFacts, address: str, key: str, proxy: tuple[str
         cgroups=facts.cgroups,
         hostname=hostname if hostname != host.name else None,
         proxy_command=proxy,
-        job_environment={**job_variables(facts.fabric_ports, interface), **_JOB_NETWORK},
+        job_environment={
+            **job_variables(facts.fabric_ports, interfaces.get(address, "")),
+            **_JOB_NETWORK,
+        },
     )
 
 
