@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, UsageError
-from clusterctl.jobs.events import with_attempts
+from clusterctl.jobs.events import requeue_grace_s, with_attempts
 from clusterctl.scheduler.arrays import has_task, names_tasks
 from clusterctl.scheduler.base import (
     AccountingAwayError,
@@ -204,16 +204,22 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         jobs = exc.queued
         if missing := _missing(ids, jobs):
             raise exc.of_job(missing[0]) from exc
+        return jobs
     if unknown := _missing(ids, jobs):
         raise unknown_or_task(unknown[0], jobs, session.unknown(unknown))
-    _remember(session, jobs)
+    _remember(session, jobs, ids)
     return jobs
 
 
-def _remember(session: Session, jobs: Sequence[JobInfo]) -> None:
-    """Record final states if there is no accounting: Slurm's queue soon forgets them."""
-    if session.inventory.no_accounting:
-        remember_states(session.ledger, jobs)
+def _remember(session: Session, jobs: Sequence[JobInfo], asked: Collection[str]) -> None:
+    """Record the final states of jobs for the limits of agents, and because Slurm's queue, without
+    accounting, soon forgets them.
+
+    asked: the ids of which all tasks are among the jobs. Tasks do not tell how their array ends.
+    """
+    may_go_on = {job.whole_id for job in jobs if requeue_grace_s(job)}
+    whole = {*asked} - may_go_on
+    remember_states(session.ledger, [job for job in jobs if job.whole_id in whole])
 
 
 def find_or_list(session: Session, ids: Sequence[str], most: int | None = None) -> Listing:
@@ -267,12 +273,14 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     unlisted = 0
     try:
         by_id |= {job.id: job for job in session.scheduler.jobs([*queried, *arrays])}
+        whole = {job.whole_id for job in by_id.values()}
     except AccountingAwayError as exc:
         by_id |= {job.id: job for job in exc.queued}
         unlisted = len(_missing(others, exc.queued))
+        whole = set()
     jobs = tuple(sorted(by_id.values(), key=lambda job: (-job.number, job.task or 0)))
     ids = list(dict.fromkeys(job.whole_id for job in jobs))
-    _remember(session, jobs)
+    _remember(session, jobs, whole)
     remove_old_secrets(session)
     recent = {*ids[:most]}
     shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)

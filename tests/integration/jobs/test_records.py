@@ -185,16 +185,38 @@ def test_state_of_a_job_read_from_slurm_is_kept(session, cluster, tmp_path):
     assert (job.state.value, job.exit_code) == ("FAILED", None)
 
 
-def test_list_without_accounting_keeps_states_of_the_queue(session, cluster, tmp_path):
+@pytest.mark.parametrize("no_accounting", ["", "it is disabled"])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_states_that_are_shown_are_remembered(session, cluster, tmp_path, no_accounting, is_named):
+    """The limits of agents count by them, and Slurm's queue soon forgets them."""
     job_id = finished(session, cluster, tmp_path, "exit 3")
-    session = with_inventory(session, no_accounting="it is disabled")
-    list_jobs(session)
+    session = with_inventory(session, no_accounting=no_accounting)
+
+    def show():
+        return known_jobs(session, [job_id]) if is_named else list_jobs(session)
+
+    show()
     entry = session.ledger.find(job_id)
     assert (entry.state, entry.task_states) == ("FAILED", None)
     assert entry.state_at is not None
     size = session.ledger.workspace.jobs.stat().st_size
-    list_jobs(session)
+    show()
     assert session.ledger.workspace.jobs.stat().st_size == size
+
+
+def test_state_of_a_single_task_is_not_that_of_its_array(session, cluster, tmp_path, monkeypatch):
+    job_id = finished(session, cluster, tmp_path, "exit 3")
+    (job,) = session.scheduler.jobs([job_id])
+    tasks = tuple(replace(job, task=number) for number in (0, 1))
+
+    def told(_, ids):
+        return tuple(task for task in tasks if {task.id, task.whole_id}.intersection(ids))
+
+    monkeypatch.setattr(type(session.scheduler), "jobs", told)
+    known_jobs(session, [f"{job_id}_0"])
+    assert session.ledger.find(job_id).state is None
+    known_jobs(session, [job_id])
+    assert session.ledger.find(job_id).state == "FAILED"
 
 
 def write_events(folder: Path, *, started: float) -> None:
