@@ -217,10 +217,14 @@ def _paths_of(name: str, folders: Iterable[Path]) -> list[Path]:
         if os.path.isdir(name) and "/" in name
         else [name, *(f"{folder}/{name}" for folder in folders)]
     )
-    found = [text for text in texts if os.path.isdir(text)]
-    # A name without a slash may be that of a run in another folder of runs.
-    reject_read(*(text for text in found if text == name or "/" in name))
-    return [Path(os.path.realpath(text)) for text in found]
+    found = {text: Path(os.path.realpath(text)) for text in texts if os.path.isdir(text)}
+    # A name without a slash may be that of a run in another folder of runs; but runs, and `runs`
+    # itself, may be links to elsewhere.
+    known = {str(folder) for folder in folders if str(folder) == os.path.realpath(folder)}
+    for text, path in found.items():
+        if text == name or "/" in name or str(path.parent) not in known:
+            reject_read(text)
+    return [*found.values()]
 
 
 def _whole(path: Path) -> tuple[Path, str]:

@@ -61,6 +61,8 @@ def call(project: Project, verb: str, arguments: dict[str, Any]) -> str:
         ("runs show", {"run": "OUT/run"}),
         # Below the folder of runs.
         ("runs show", {"run": "../../outside/run"}),
+        ("runs show", {"run": "linked-run"}),
+        ("runs show", {"run": ".."}),
         ("collect", {"out": "OUT"}),
         ("collect", {"out": "linked"}),
         ("down", {"out": "OUT"}),
@@ -95,6 +97,7 @@ def test_file_outside_is_neither_read_nor_written(
     }.items():
         (folder / name).write_text(text)
     (folder / "runs").mkdir()
+    (folder / "runs" / "linked-run").symlink_to(outside / "run")
     (folder / "sub").mkdir()
     (folder / "sub" / "sends.py").write_text("open('data')\n")
     (folder / "sub" / "data").symlink_to(outside / "secret")
