@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.state.workspace import state_home
@@ -72,7 +71,7 @@ class History:
     """What the journal tells.
 
     failures: (time, failed jobs in a row at that time): none when the user ran `clusterctl agent
-        resume`; those before a `down`, which removes what the cluster's ledger tells of its jobs.
+        resume`; those before a `down` or `detach`, which removes what the cluster's ledger tells of its jobs.
     """
 
     calls: dict[str, Call] = field(default_factory=dict)
@@ -130,14 +129,8 @@ class Journal:
         project: str,
         cluster: str,
         bound: Bound,
-        failures: int | None = None,
-        used: Mapping[str, tuple[float, float | None]] = MappingProxyType({}),
     ) -> str:
-        """Write that a call is carried out from now on. Return its id.
-
-        failures, used: if the call may remove a cluster's ledger: failed jobs in a row, and call ->
-        (node hours, usd) of the calls whose jobs have ended.
-        """
+        """Write that a call is carried out from now on. Return its id."""
         call = secrets.token_hex(6)
         self._write(
             "begin",
@@ -147,8 +140,6 @@ class Journal:
             project=project,
             cluster=cluster,
             bound=asdict(bound),
-            failures=failures,
-            used=dict(used),
         )
         return call
 
@@ -172,6 +163,12 @@ class Journal:
         """Write how a call ended. free: it can have used nothing."""
         self._write("end", call, code=code, jobs=list(jobs), seconds=round(seconds, 3), free=free)
 
+    def keep(self, failures: int, used: Mapping[str, tuple[float | None, float | None]]) -> None:
+        """Write what a cluster's ledger tells, before it is removed: failed jobs in a row, and
+        call -> (node hours, usd) of the calls whose jobs have ended.
+        """
+        self._write("keep", "", failures=failures, used=dict(used))
+
     def resume(self) -> None:
         """Write that the user lets agents submit again after failed jobs."""
         self._write("resume", "")
@@ -188,6 +185,11 @@ def _apply(history: History, row: Mapping[str, Any]) -> None:
     if event == "resume":
         history.failures.append((seconds, 0))
         return
+    if event == "keep":
+        history.failures.append((seconds, int(row["failures"])))
+        for ended, (node_hours, usd) in row["used"].items():
+            history.calls[ended].bound = Bound(0, node_hours, usd)
+        return
     call_id = str(row["call"])
     if event in {"begin", "refuse"}:
         history.calls[call_id] = Call(
@@ -201,10 +203,6 @@ def _apply(history: History, row: Mapping[str, Any]) -> None:
             code=str(row.get("code", "")),
             refused=event == "refuse",
         )
-        if row.get("failures") is not None:
-            history.failures.append((seconds, int(row["failures"])))
-        for ended, (node_hours, usd) in row.get("used", {}).items():
-            history.calls[ended].bound = Bound(0, node_hours, usd)
         return
     call = history.calls[call_id]
     if event == "end":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from clusterctl.agent.journal import FREE, Bound, Call, History
+from clusterctl.agent.journal import FREE, Bound, Call, History, Journal
+from clusterctl.errors import MachineError
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
@@ -20,6 +23,8 @@ COMPLETED: Final = "COMPLETED"
 _ENDED_BY_OTHERS: Final = frozenset({"CANCELLED", "PREEMPTED", "REVOKED", "PURGED"})
 # Times of the journal are rounded.
 _CLOCK_S: Final = 1.0
+# Job ID -> its entries in a cluster's ledger, the oldest first.
+_Entries = Mapping[str, Sequence[JobEntry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +98,22 @@ class Use:
     open: Sequence[str] = ()
 
     @classmethod
-    def of(cls, call: Call) -> Use:
+    def of(cls, call: Call, entries: _Entries | None) -> Use:
+        """entries: of the call's cluster. None: it was removed."""
         bound = call.bound
         if not call.jobs:
             return cls(bound.jobs or 0, bound.node_hours, bound.usd)
-        workspace = Workspace.of(call.cluster.partition(" ")[0])
-        if identity(workspace) != call.cluster:
-            # The jobs have ended with their cluster. What they used is unknown.
+        if entries is None:
+            # The jobs have ended with their cluster. What they used is unknown, or is the bound
+            # since (``keep_uses``).
             return cls(0, bound.node_hours, bound.usd)
+        since = call.time - _CLOCK_S
         # Slurm may have begun its numbers again.
-        entries = {
-            entry.job_id: entry
-            for entry in reversed(Ledger(workspace.jobs).entries())
-            if entry.submitted_at >= call.time - _CLOCK_S
-        }
-        known = [entries[job] for job in call.jobs if job in entries]
+        found = (
+            next((each for each in entries.get(job, ()) if each.submitted_at >= since), None)
+            for job in call.jobs
+        )
+        known = [entry for entry in found if entry is not None]
         ended = [entry for entry in known if entry.state_at is not None or entry.refused]
         ends = [(entry.state_at or call.time, _end_of(entry)) for entry in ended]
         still = {*call.jobs} - {entry.job_id for entry in ended}
@@ -121,6 +127,38 @@ class Use:
         price = bound.usd / bound.node_hours if bound.usd and bound.node_hours else bound.usd
         usd = None if price is None else price * node_hours
         return cls(0, node_hours, usd, is_bound=False, ends=ends)
+
+
+def uses(calls: Iterable[Call]) -> dict[str, Use]:
+    """Return the id of each call -> what its jobs use. Each cluster's ledger is read once."""
+    entries_of = cache(_entries_of)
+    return {
+        call.id: Use.of(call, entries_of(call.cluster) if call.jobs else None) for call in calls
+    }
+
+
+def _entries_of(cluster: str) -> _Entries | None:
+    workspace = Workspace.of(cluster.partition(" ")[0])
+    if identity(workspace) != cluster:
+        return None
+    entries: dict[str, list[JobEntry]] = {}
+    for entry in Ledger(workspace.jobs).entries():
+        entries.setdefault(entry.job_id or "", []).append(entry)
+    return entries
+
+
+def keep_uses(workspace: Workspace) -> None:
+    """Write what agents' jobs on a cluster have used, and how many have failed, to the journal,
+    because the cluster's ledger is removed now. Ignore a full disk: then their bounds count.
+    """
+    journal = Journal()
+    if not journal.path.exists():
+        return
+    with suppress(MachineError), journal.lock() as history:
+        cluster = identity(workspace)
+        found = uses(call for call in history.calls.values() if call.cluster == cluster)
+        used = {one: (use.node_hours, use.usd) for one, use in found.items() if not use.is_bound}
+        journal.keep(usage(history).failures, used)
 
 
 def _end_of(entry: JobEntry) -> str:
@@ -138,14 +176,14 @@ def usage(history: History, now: float | None = None) -> Usage:
     not written, for a day.
     """
     now = time.time() if now is None else now
-    calls = history.calls.values()
-    uses = [(call, Use.of(call)) for call in calls if call.jobs or now - call.time < DAY_S]
-    recent = [use for call, use in uses if now - call.time < DAY_S]
+    calls = [call for call in history.calls.values() if call.jobs or now - call.time < DAY_S]
+    found = uses(calls)
+    recent = [found[call.id] for call in calls if now - call.time < DAY_S]
     return Usage(
         node_hours=sum(use.node_hours or 0.0 for use in recent),
         usd=sum(use.usd or 0.0 for use in recent),
-        jobs=sum(use.active for _, use in uses),
-        failures=_failures(history, [end for _, use in uses for end in use.ends]),
+        jobs=sum(use.active for use in found.values()),
+        failures=_failures(history, [end for use in found.values() for end in use.ends]),
     )
 
 

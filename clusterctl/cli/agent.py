@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from clusterctl.agent.journal import DONE, Call, Journal
-from clusterctl.agent.limits import Use, usage
+from clusterctl.agent.limits import Use, usage, uses
 from clusterctl.cli.agent_calls import Uses
 from clusterctl.cli.agent_tools import limits_of_user
 from clusterctl.cli.options import option
@@ -78,10 +78,11 @@ def log(
     """
     calls = [*Journal().read().calls.values()][-last:]
     head = ["TIME", "COMMAND", "CLUSTER", "ANSWER", "JOBS", "NODE_HOURS", "USD"]
-    rows = [_row(call) for call in calls]
+    found = uses(calls)
+    rows = [_row(call, found[call.id]) for call in calls]
     empty = [Notice("agent-log-empty", "no agent has called anything yet")]
     screen.result(
-        {"calls": [_answer(call) for call in calls]},
+        {"calls": [_answer(call, found[call.id]) for call in calls]},
         *(screen.table(head, rows) if rows else empty),
     )
 
@@ -106,9 +107,8 @@ def _shown(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _answer(call: Call) -> dict[str, Any]:
+def _answer(call: Call, use: Use) -> dict[str, Any]:
     """Return a call as `-o json` shows it: with what it used, or can use at most."""
-    use = Use.of(call)
     return {
         "id": call.id,
         "time": call.time,
@@ -126,9 +126,8 @@ def _answer(call: Call) -> dict[str, Any]:
     }
 
 
-def _row(call: Call) -> list[str]:
+def _row(call: Call, use: Use) -> list[str]:
     words = shlex.join([call.verb, *_words(call.arguments)])
-    use = Use.of(call)
     cost = [formatting.hours(use.node_hours), formatting.cost(use.usd, "")]
     return [
         f"{datetime.fromtimestamp(call.time).astimezone():%m-%d %H:%M:%S}",

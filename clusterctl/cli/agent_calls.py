@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from clusterctl.agent.journal import DONE, FREE, Bound, History, Journal
-from clusterctl.agent.limits import NOWHERE, Asked, Place, Use, check, identity, usage
+from clusterctl.agent.limits import NOWHERE, Asked, Place, check, identity, uses
 from clusterctl.agent.tokens import VALID_S, Planned, Tokens
 from clusterctl.cli.agent_program import (
     Answer,
@@ -123,9 +123,9 @@ class Uses:
         still: dict[str, list[str]] = {}
         # Also against other calls of this server, which read the same journal.
         with self.journal.lock() as history:
-            for call in history.calls.values():
-                if call.jobs and (jobs := Use.of(call).open):
-                    still.setdefault(call.cluster, []).extend(jobs)
+            for call_id, use in uses(history.calls.values()).items():
+                if use.open:
+                    still.setdefault(history.calls[call_id].cluster, []).extend(use.open)
         silent = []
         for other, jobs in still.items():
             pace_s = _PACE_S if other == cluster else _SELDOM_S
@@ -353,7 +353,7 @@ class _Call:
                 )
             self._check_planned(history, asked, planned)
             self._check_jobs(history)
-            call = self._begin(planned.bound, history)
+            call = self._begin(planned.bound)
         words = self._words(f"--if-digest={planned.digest}")
         return self._run(call, words, acts=True)
 
@@ -394,23 +394,14 @@ class _Call:
                     limit={"name": "others_jobs", "value": False},
                 )
 
-    def _begin(self, bound: Bound, history: History | None = None) -> str:
-        """Write that the call begins. history: of a call that acts."""
-        lost: dict[str, Any] = {}
-        if history is not None and self.verb == "down":
-            # It removes the ledger, which tells what the jobs have used, and which have failed.
-            uses = {each.id: Use.of(each) for each in history.calls.values() if each.jobs}
-            ended = {
-                one: (use.node_hours, use.usd) for one, use in uses.items() if not use.is_bound
-            }
-            lost = {"failures": usage(history).failures, "used": ended}
+    def _begin(self, bound: Bound) -> str:
+        """Write that the call begins."""
         return self._calls.journal.begin(
             self.verb,
             self.shown,
             project=str(self._calls.project),
             cluster=self.place.id,
             bound=bound,
-            **lost,
         )
 
     def _run(self, call: str, words: Sequence[str], *, acts: bool, free: bool = False) -> Answer:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clusterctl.agent.limits import keep_uses
 from clusterctl.cluster.losses import (
     all_answer,
     check_only_copies,
@@ -211,6 +212,7 @@ def down_locked(
     with suppress(OSError):
         workspace.copies.unlink(missing_ok=True)
     end_all_connections(workspace.ssh_config)
+    keep_uses(workspace)
     workspace.remove()
     return result
 

@@ -59,13 +59,15 @@ def test_journal_skips_torn_and_foreign_lines(tmp_path: Path) -> None:
     assert [*Journal(tmp_path).read().calls] == [first, second]
 
 
-def test_journal_keeps_the_failures_before_a_cluster_is_removed(tmp_path: Path) -> None:
+def test_journal_keeps_what_the_ledger_of_a_removed_cluster_told(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with journal.lock():
-        journal.begin("down", {}, project="/p", cluster="demo", bound=BOUND, failures=4)
-        _begin(journal)
+        call = _begin(journal)
+        journal.keep(4, {call: (0.5, None)})
     journal.resume()
-    assert [count for _, count in Journal(tmp_path).read().failures] == [4, 0]
+    history = Journal(tmp_path).read()
+    assert [count for _, count in history.failures] == [4, 0]
+    assert history.calls[call].bound == Bound(0, 0.5, None)
 
 
 def test_journal_lock_lets_one_at_a_time(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.journal import Bound, Call, History
-from clusterctl.agent.limits import DAY_S, Asked, Place, check, usage
+from clusterctl.agent.journal import Bound, Call, History, Journal
+from clusterctl.agent.limits import DAY_S, Asked, Place, check, keep_uses, usage, uses
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
@@ -96,6 +96,33 @@ def test_usage_of_a_removed_cluster_keeps_the_bound_and_no_jobs(ledger: Ledger) 
     gone = _call(1, jobs=["1"], cluster="demo 0a1b")
     _job(ledger, "1")
     assert (usage(_history(gone)).jobs, usage(_history(gone)).node_hours) == (0, 2.0)
+
+
+def test_removed_cluster_leaves_what_its_jobs_have_used_and_how_many_failed(
+    ledger: Ledger,
+) -> None:
+    ledger.workspace.adopt_id("abc123")
+    journal = Journal()
+    bound = Bound(1, 4.0, 8.0)
+    with journal.lock():
+        call = journal.begin("submit", {}, project="/p", cluster="demo abc123", bound=bound)
+    journal.end(call, "ok", jobs=["1"], seconds=1, free=False)
+    _job(ledger, "1", "FAILED", node_hours=0.25)
+    keep_uses(ledger.workspace)
+    ledger.workspace.remove()
+    used = usage(Journal().read())
+    assert (used.node_hours, used.usd, used.jobs, used.failures) == (0.25, 0.5, 0, 1)
+
+
+def test_ledger_is_read_once_for_all_calls(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        _job(ledger, str(number), "COMPLETED", node_hours=0.5)
+    read = []
+    entries = Ledger.entries
+    monkeypatch.setattr(Ledger, "entries", lambda self: read.append(self) or entries(self))
+    found = uses(_call(number, jobs=[str(number)]) for number in range(3))
+    assert [use.node_hours for use in found.values()] == [0.5] * 3
+    assert len(read) == 1
 
 
 def test_usage_job_with_the_number_of_an_earlier_one_is_another(ledger: Ledger) -> None:

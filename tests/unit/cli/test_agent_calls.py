@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -323,25 +322,6 @@ def test_failures_in_a_row_ask_a_person(
     assert code(calls.call("jobs", {})) == "ok"
     calls.journal.resume()
     assert code(submit(calls)) == "ok"
-
-
-def test_failures_are_not_forgotten_with_the_cluster(
-    calls: Calls, place: Place, played: PlayedProgram, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_calls, "_PACE_S", 0.0)
-    place.limit(failures_in_a_row=2)
-    for job_id in ("1", "2"):
-        assert code(submit(calls)) == "ok"
-        played.states[job_id] = "FAILED"
-    assert code(submit(calls)) == "agent-failures"
-    token = calls.call("down", {}).body["token"]
-    assert code(calls.call("down", {"token": token})) == "ok"
-    shutil.rmtree(Workspace.of("local").root)
-    assert code(submit(calls)) == "agent-failures"
-    # Nor is what the jobs have used, which is less than their bounds.
-    Workspace.of("local").root.mkdir()
-    Workspace.of("local").adopt_id("abc123")
-    assert _used(calls).node_hours == 1.0
 
 
 def test_limits_that_change_after_the_dry_run_count(

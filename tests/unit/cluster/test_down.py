@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from json import loads
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from clusterctl.agent.journal import Bound, Journal
 from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down, losses
@@ -412,3 +414,23 @@ def test_down_with_a_damaged_spec_keeps_the_terraform_state(tmp_path: Path) -> N
     with pytest.raises(UsageError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert state.read_text() == "resources that cost money"
+
+
+def test_down_keeps_what_jobs_of_agents_have_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    workspace = Workspace.of("demo")
+    workspace.create()
+    journal = Journal()
+    bound = Bound(1, 4.0, 0.0)
+    with journal.lock():
+        call = journal.begin("submit", {}, project="/p", cluster="demo new", bound=bound)
+    journal.end(call, "ok", jobs=["1"], seconds=1, free=False)
+    entry = JobEntry(token=str(1), name="job", user="ada", submitted_at=time.time(), job_id="1")
+    Ledger(workspace.jobs).add(replace(entry, state="FAILED", state_at=1.0, node_hours=0.25))
+    monkeypatch.setattr(down, "run_phases", lambda *_: None)
+    down.down_locked(PhaseRunner(workspace=workspace), DownOptions())
+    assert not workspace.root.exists()
+    assert Journal().read().calls[call].bound.node_hours == 0.25
+    assert [count for _, count in Journal().read().failures] == [1]
