@@ -473,8 +473,8 @@ def choose_entries(
             if entry.kind == Kind.FILE and not outputs.has_sent(path, entry.size):
                 unwanted.append(entry)
         elif name := refused_name(os.fsdecode(entry.path)):
-            reason = f"programs on this machine obey {name}"
-            skipped.append(_left_file(entry, _with_command(reason, source.job_id, "--all")))
+            reason = f"programs on this machine obey {name}: only the user may collect it"
+            skipped.append(_left_file(entry, reason))
         elif entry.kind == Kind.LINK:
             links.append(entry)
         elif reason := _skip_reason(entry, max_holes, selection.max_file, source.job_id):

@@ -39,6 +39,7 @@ from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import Kind, Progress, with_title
 from clusterctl.util import formatting
+from clusterctl.util.confine import refused_name
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts
 
@@ -171,6 +172,8 @@ class Search:
         self.hosts = hosts
         self.shared = shared
         self.left_out = left_out
+        # Names that keep `bring` from writing files.
+        self.refused: set[str] = set()
         self.entries = [entry for entry in Ledger(workspace.jobs).entries() if entry.remote_dir]
         # Digests of the files that are also on this machine. `bring` adds to them.
         self.known = array(
@@ -273,21 +276,35 @@ class Search:
                 closing(Sender(self.to(source_host), argv)) as sender,
                 sender.listed(encode_digests(self.known)) as download,
             ):
-                if not download.entries:
+                entries = self._writable(download.entries)
+                if not entries:
                     continue
-                for entry in download.entries:
+                for entry in entries:
                     entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
-                folder = self._folder_of(host, top, out.absolute(), download.entries)
+                folder = self._folder_of(host, top, out.absolute(), entries)
                 arrived = download.bring(
-                    download.entries, folder, progress=with_title(folder.name, progress)
+                    entries, folder, progress=with_title(folder.name, progress)
                 )
             folders.append(folder)
             self.known.extend(
                 digest(os.fsencode(host), source + b"/" + entry.path, entry.size, entry.mtime_ns)
-                for entry in download.entries
+                for entry in entries
                 if entry.kind == Kind.FILE and entry.index in arrived
             )
         return tuple(folders)
+
+    def _writable(self, listed: Sequence[Entry]) -> list[Entry]:
+        """Return the entries that this command may write, with the folders that these are in. Note
+        the names of others.
+        """
+        entries = []
+        for entry in listed:
+            if name := refused_name(os.fsdecode(entry.path)):
+                self.refused.add(name)
+            else:
+                entries.append(entry)
+        has_files = any(entry.kind != Kind.FOLDER for entry in entries)
+        return entries if has_files else []
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
         """Return the local folder of an earlier copy of ``top`` if no file is replaced, else a new
@@ -376,10 +393,20 @@ def bring_all(
             "some files that exist only on the cluster could not be collected",
             code="only-copies-not-collected",
             why="\n".join(only_copies.lines[:_MOST_SHOWN]),
-            fix="end the processes that write these files, then collect again; if a host does "
-            f"not answer, {search.site.advice.repair}; files that have arrived are kept",
+            fix=f"{_obeyed_fix(search.refused)}end the processes that write these files, then "
+            f"collect again; if a host does not answer, {search.site.advice.repair}; files that "
+            "have arrived are kept",
         )
     return tuple(folders)
+
+
+def _obeyed_fix(names: Collection[str]) -> str:
+    if not names:
+        return ""
+    return (
+        f"programs on this machine obey {', '.join(sorted(names))}: only the user may collect such "
+        "files, with `clusterctl collect --all`; "
+    )
 
 
 def _why_left(entry: JobEntry) -> str:

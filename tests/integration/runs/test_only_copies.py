@@ -37,6 +37,7 @@ from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import list_items
 from clusterctl.util import formatting
+from clusterctl.util.confine import Confinement
 from tests.support.inventories import host_of, inventory_of
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused, shows
@@ -740,6 +741,30 @@ def test_bring_of_a_file_that_keeps_changing_is_refused_by_name(
     monkeypatch.setattr(Search, "find", grown)
     with refused("only-copies-not-collected", CollectError, str(file)):
         only_copies.bring_all(up.workspace, up.out)
+
+
+def test_bring_all_for_an_agent_leaves_what_programs_here_obey(
+    up: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up.write("clone/main.py")
+    up.write("clone/.git/config")
+    for name, value in Confinement((str(tmp_path),)).environ.items():
+        monkeypatch.setenv(name, value)
+    with refused("only-copies-not-collected", CollectError, ".git"):
+        only_copies.bring_all(up.workspace, up.out)
+    (copy,) = up.out.glob("demo-home-*")
+    assert [path.name for path in copy.rglob("*") if path.is_file()] == ["main.py"]
+
+
+def test_bring_all_of_nothing_but_what_programs_here_obey_makes_no_folder(
+    up: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up.write("clone/.git/config")
+    for name, value in Confinement((str(tmp_path),)).environ.items():
+        monkeypatch.setenv(name, value)
+    with refused("only-copies-not-collected", CollectError):
+        only_copies.bring_all(up.workspace, up.out)
+    assert not [*up.out.glob("demo-home-*")]
 
 
 @pytest.mark.parametrize("provider", ["local", "onprem"])
