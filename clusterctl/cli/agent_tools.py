@@ -196,7 +196,7 @@ def checked(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
             )
     values: dict[str, Any] = {}
     for name, argument in known.items():
-        value = given.get(name, argument.default)
+        value = argument.default if given.get(name) is None else given[name]
         if argument.required and value in (None, "", []):
             raise _wrong(verb, name, "it is missing")
         if value is None:
