@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -33,44 +34,75 @@ _LACKS_PYTHON: Final = "/bin/python: "
 def attach(provider: Provider, request: AttachRequest) -> tuple[Attached, Proof]:
     """Make a cluster ready for jobs, or check it again, and prove MPI by a job.
 
-    Raises the errors of ``Provider.attach``, and those of `submit` but for a refusal of the job.
+    Raises the errors of ``Provider.attach`` and ``prove``.
     """
-    attached = provider.attach(request)
-    proof = _prove(attached, request)
+    attached, proof = _prove(provider, provider.attach(request), request)
     if proof.lacks_python and attached.site_python:
         request.reporter.note(f"the nodes lack the login node's Python: {attached.site_python}")
         attached = provider.attach(replace(request, own_python=True))
-        proof = _prove(attached, request)
-    return provider.record_proof(attached, proof), proof
+        attached, proof = _prove(provider, attached, request)
+    return attached, proof
 
 
-def _prove(attached: Attached, request: AttachRequest) -> Proof:
+def _prove(
+    provider: Provider, attached: Attached, request: AttachRequest
+) -> tuple[Attached, Proof]:
+    """Record all that jobs show at once: if this process ends, the next `attach` knows the job that
+    still waits.
+    """
     request.reporter.step("prove")
     workspace = attached.workspace
     with connect_session(job_inventory(workspace), workspace) as session:
-        return prove(session, attached, request)
+        for proof in prove(session, attached, request):
+            attached = provider.record_proof(attached, proof)
+    return attached, proof
 
 
-def prove(session: Session, attached: Attached, request: AttachRequest) -> Proof:
-    """Submit a job with each launcher until one has the right answer, or does not end in time."""
-    failed: list[Proof] = []
+def prove(session: Session, attached: Attached, request: AttachRequest) -> Iterator[Proof]:
+    """Submit a job with each launcher until one has the right answer, or does not end in time.
+
+    Yield what is known of each job: first that it is ``pending``, before the wait for it. The last
+    says why the launchers before it have failed, unless it is proven.
+
+    Raises the errors of `submit` but for a refusal of the job, and those of `wait` and `collect`.
+    """
+    causes: list[str] = []
+    waiting = attached.waiting
     for launcher in attached.launchers:
-        job_id = attached.waiting if launcher is attached.launchers[0] else ""
+        for proof in _trial(session, attached, launcher, waiting, request):
+            is_proven = proof.state == "proven"
+            yield proof if is_proven else replace(proof, why="; ".join([*causes, proof.why]))
+        if proof.state != "failed" or proof.lacks_python:
+            return
+        causes.append(proof.why)
+        waiting = ""
+
+
+def _trial(
+    session: Session, attached: Attached, launcher: Launcher, job_id: str, request: AttachRequest
+) -> Iterator[Proof]:
+    """Yield what is known of the job with a launcher. job_id: the job of an earlier `attach`. "":
+    none.
+    """
+    if not job_id or not _may_prove(session, job_id):
         try:
-            if not job_id or not _may_prove(session, job_id):
-                job_id = _submit(session, attached, launcher, request.reporter)
-            jobs = wait(session, [job_id], timeout_s=request.patience_s)
-        except WaitTimeoutError as exc:
-            return Proof("pending", launcher, job_id, why=exc.why)
+            job_id = _submit(session, attached, launcher, request.reporter)
         except (SchedulerError, UsageError) as exc:
             if exc.retryable:
                 raise
-            return Proof("refused", launcher, why=exc.cause, fix=exc.fix)
-        proof = _proof_of(session, jobs[0], launcher)
-        if proof.state == "proven" or proof.lacks_python:
-            return proof
-        failed.append(proof)
-    return replace(failed[-1], why="; ".join(f"{one.launcher}: {one.why}" for one in failed))
+            yield Proof("refused", launcher, why=exc.cause, fix=exc.fix)
+            return
+    request.reporter.note(
+        f"job {job_id} tests MPI with {launcher}. If this command ends before it, the job goes on, "
+        "and `clusterctl attach` again reads its result"
+    )
+    yield Proof("pending", launcher, job_id, why=f"job {job_id} has not ended")
+    try:
+        jobs = wait(session, [job_id], timeout_s=request.patience_s)
+    except WaitTimeoutError as exc:
+        yield Proof("pending", launcher, job_id, why=exc.why)
+        return
+    yield _proof_of(session, jobs[0], launcher)
 
 
 def _may_prove(session: Session, job_id: str) -> bool:
@@ -109,7 +141,7 @@ def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> Proof:
         launcher,
         job.id,
         run.nodes,
-        why=diagnosis.cause if diagnosis else f"{job.state.value}, without an answer",
+        why=f"{launcher}: {diagnosis.cause if diagnosis else f'{job.state.value}, no answer'}",
         fix=diagnosis.fix_with_log if diagnosis else "",
         lacks_python=job.exit_code in _NOT_FOUND and _LACKS_PYTHON in _text(folder / "stderr.log"),
     )
