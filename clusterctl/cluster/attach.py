@@ -23,6 +23,7 @@ from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.job import job_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.state.inventory import job_inventory
+from clusterctl.transport.base import remove_folder
 from clusterctl.util.progress import Reporter
 
 # bash ends a job's script so, and writes this, if the script's last command is missing or does not
@@ -126,15 +127,20 @@ def _submit(session: Session, attached: Attached, launcher: Launcher, reporter: 
 
 
 def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> Proof:
-    """Return what a job has shown that has ended, or that can never start. Collect its run."""
+    """Return what a job has shown that has ended, or that can never start. Collect its run,
+    which is not one of the user's. The job's folder stays only if it has proven nothing.
+    """
     diagnosis = diagnosis_of(session, [job])
     if not job.ended:
         session.scheduler.cancel([job.id])
-    (run,) = collect(session, [job.id], out=session.workspace.root / "proofs")
+    (run,) = collect(session, [job.id], out=session.workspace.root / "proofs", listed=False)
     folder = Path(run.directory)
     versions = _versions(folder / "stdout.log")
     if job.state is JobState.COMPLETED and versions is not None:
         oldest = min(versions, key=lambda version: [*map(int, version.split("."))], default="")
+        entry = session.ledger.find(job.id)
+        if entry is not None and entry.remote_dir:
+            remove_folder([session.transport], entry.remote_dir)
         return Proof("proven", launcher, job.id, run.nodes, oldest)
     return Proof(
         "failed",

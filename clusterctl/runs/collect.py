@@ -168,12 +168,19 @@ def collect(
     everywhere: bool = False,
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
+    listed: bool = True,
 ) -> tuple[RunRecord, ...]:
     """Collect the runs of jobs. Return the runs' records. For arguments and errors, see
     ``collect_runs``.
     """
     runs = collect_runs(
-        session, ids, out=out, everywhere=everywhere, discard=discard, selection=selection
+        session,
+        ids,
+        out=out,
+        everywhere=everywhere,
+        discard=discard,
+        selection=selection,
+        listed=listed,
     )
     return tuple(runs)
 
@@ -186,6 +193,7 @@ def collect_runs(
     everywhere: bool = False,
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
+    listed: bool = True,
     progress: Progress = lambda *_: None,
 ) -> Iterator[RunRecord]:
     """Collect the runs of jobs. Yield the record of each run once the run's files are on this
@@ -202,6 +210,7 @@ def collect_runs(
         a run of another project gets into the folder `runs` of the job's folder.
     discard: job ids to leave out if ``ids`` is None.
     selection: the files to copy. The record's ``skipped`` lists the files that stay on the cluster.
+    listed: whether the runs in the folder are the user's own, which `runs list` and others show.
 
     Raises:
         UsageError: an id is malformed.
@@ -218,7 +227,9 @@ def collect_runs(
     home = 0
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
     with closing(
-        _Collection(session, out, selection, everywhere=everywhere, verified=verified),
+        _Collection(
+            session, out, selection, everywhere=everywhere, verified=verified, listed=listed
+        ),
     ) as collection:
         collection.query_jobs([entry.job_id for entry in entries if entry.job_id])
         for number, entry in enumerate(entries, 1):
@@ -397,7 +408,7 @@ def _program_folder(session: Session, folder: str) -> str | None:
 class _Collection:
     """Collects the runs of several jobs in turn, over one connection to each host.
 
-    everywhere: see ``collect_runs``. verified: whether files of collected runs are compared with
+    everywhere, listed: see ``collect_runs``. verified: whether files of collected runs are compared with
         SHA256SUMS.
     """
 
@@ -409,12 +420,14 @@ class _Collection:
         *,
         everywhere: bool,
         verified: bool,
+        listed: bool,
     ) -> None:
         self.session = session
         self.out = out
         self.selection = selection
         self.everywhere = everywhere
         self.verified = verified
+        self.listed = listed
         self.progress: Progress = lambda *_: None
         self.jobs: dict[str, list[JobInfo]] = {}
         self.senders: dict[str, Sender] = {}  # by host
@@ -510,7 +523,8 @@ class _Collection:
         if entry.kept:
             with suppress(ClusterctlError):
                 settle(self.session.scheduler, self.session.ledger, str(entry.first))
-        note_runs_folder(out)
+        if self.listed:
+            note_runs_folder(out)
         return record.model_copy(update={"directory": final})
 
     def collect_skipped(

@@ -19,6 +19,7 @@ from clusterctl.providers.base import Provider
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.names import Launcher
+from clusterctl.state.ledger import runs_folders
 from tests.support.played.cluster import SPEC, PlayedCluster
 
 BOTH = (Launcher.SRUN, Launcher.MPIRUN)
@@ -72,15 +73,22 @@ def asked(cluster: PlayedCluster, job_id: str) -> str:
 
 
 def test_second_launcher_is_tried_after_the_first(
-    session: Session, cluster: PlayedCluster, launchers: Callable[..., None]
+    session: Session,
+    cluster: PlayedCluster,
+    launchers: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The runs of both jobs are collected."""
+    """Both runs are collected, but not listed. The cluster keeps only the folder of the failed."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(cluster.root / "workspace"))
     launchers(srun="echo no PMI >&2; exit 1", mpirun=f"echo '{RIGHT}'")
     proof = last(session, attached(session), AttachRequest("."))
     assert (proof.state, proof.launcher, proof.job_id) == ("proven", Launcher.MPIRUN, "2")
     assert (proof.hosts, proof.glibc) == (("n1",), "2.9")
-    assert "#SBATCH --time=00:07:00" in asked(cluster, "2")
-    assert all(entry.run_dir for entry in session.ledger.entries())
+    assert "#SBATCH --time=00:07:00" in asked(cluster, "1")
+    entries = session.ledger.entries()
+    assert all(entry.run_dir for entry in entries)
+    assert [Path(entry.remote_dir or "").exists() for entry in entries] == [True, False]
+    assert not runs_folders()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +186,7 @@ def test_job_has_several_ranks(
     nodes: int,
     tasks: int,
 ) -> None:
-    launchers(srun=f"echo '{RIGHT}'")
+    launchers(srun="exit 1", mpirun="exit 1")
     last(session, attached(session, proof_nodes=nodes, minutes=""), AttachRequest("."))
     script = asked(cluster, "1")
     assert f"#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node={tasks}\n" in script
