@@ -29,6 +29,7 @@ from clusterctl.errors import (
 from clusterctl.hosts.checks import findings_as_failures
 from clusterctl.jobs.environment import describe_pending_build
 from clusterctl.providers.base import HostOptions, HostPlan
+from clusterctl.providers.storage import other_storage
 from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_values import fold_nodes
@@ -150,9 +151,7 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
         difference = f"with `software.slurm.from: {applied.software.slurm.origin}`"
         spec_key = "software.slurm"
     elif applied and applied.storage != spec.storage:
-        name = applied.storage.name
-        difference = f"with `storage.name: {name}`" if name else "without `storage.name`"
-        spec_key = "storage.name"
+        raise other_storage(spec.name, applied.storage.name)
     else:
         return
     raise UsageError(

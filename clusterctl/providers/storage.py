@@ -100,6 +100,17 @@ def _others_files(spec: Cluster, storage: KeptStorage) -> Iterator[str]:
             yield f"uid {user.uid} belongs to {user.name} in the spec, but to {name} in the storage"
 
 
+def other_storage(cluster: str, name: str | None) -> UsageError:
+    """Return the error for a spec whose storage differs from ``name``, that of the cluster."""
+    difference = f"with `storage.name: {name}`" if name else "without `storage.name`"
+    return UsageError(
+        f"cluster {cluster!r} is already up {difference}",
+        code="up-with-other-provider",
+        where="storage.name",
+        fix="take the cluster down first, or give the new cluster another name",
+    )
+
+
 def storage_note(spec: Cluster, storage: KeptStorage | None) -> tuple[str, ...]:
     """Return a note of what a new cluster of this spec does with the storage."""
     if spec.storage.name is None:

@@ -45,7 +45,7 @@ from clusterctl.providers.local.client import (
     start_ahead,
 )
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
-from clusterctl.providers.storage import KeptStorage, storage_note, storage_of
+from clusterctl.providers.storage import KeptStorage, other_storage, storage_note, storage_of
 from clusterctl.providers.templates import NodeFile
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
@@ -209,9 +209,12 @@ class LocalProvider(Provider):
         )
 
     def _notes_on(self, state: layout.ClusterState, spec: ClusterSpec) -> tuple[str, ...]:
-        """Return notes about changed settings. Raise a UsageError if the distribution or Slurm
-        changed.
+        """Return notes about changed settings. Raise a UsageError if the storage, the distribution
+        or Slurm changed.
         """
+        # The record of the last `up`, with which the spec was compared, may be lost.
+        if state.storage != spec.storage.name:
+            raise other_storage(state.name, state.storage)
         subject = f"the nodes of cluster {state.name!r} run"
         reason = _KEEP_IMAGE
         runs = state.distribution

@@ -122,6 +122,20 @@ def test_storage_is_used_by_one_cluster_at_a_time(state: Path) -> None:
     up(FIRST, "data")  # the same cluster again
 
 
+@pytest.mark.parametrize(("had", "asked"), [(None, "data"), ("data", None), ("data", "other")])
+def test_storage_of_an_existing_cluster_stays(
+    state: Path, had: str | None, asked: str | None
+) -> None:
+    """Even if the workspace has lost its record of the last `up`."""
+    workspace = Workspace.of("e")
+    workspace.create()
+    up(workspace.cluster_id(), had, name="e")
+    assert plan(spec(had)) is not None
+    with refused("up-with-other-provider", UsageError, "storage.name"):
+        plan(spec(asked))
+    assert (state / workspace.cluster_id()).is_dir()
+
+
 def test_storage_belongs_to_an_account(state: Path) -> None:
     mine = up(FIRST, "data")
     assert up(SECOND, "data", owner=4711) != mine
