@@ -5,7 +5,7 @@ A provider finds its storage by searching; nothing else records it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ class KeptStorage:
 
     id: the provider's name of the storage. what: a description: `disk mydata in ZONE`.
     kind: the type of disk or file server. Empty if the provider has a single type.
-    used_by: the hosts or clusters that use it now.
+    users: the hosts or clusters that use it now, each with its cluster's id. Id "": unknown.
     homes: account -> uid, for each account with a home folder on the storage, as far as known.
     """
 
@@ -32,7 +32,7 @@ class KeptStorage:
     kind: str = ""
     size_mib: int | None = None
     usd_per_month: float | None = None
-    used_by: tuple[str, ...] = ()
+    users: Collection[tuple[str, str]] = ()
     homes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -42,13 +42,18 @@ class KeptStorage:
         more = ", ".join(filter(None, (size, cost)))
         return f"{self.what} ({more})" if more else self.what
 
+    @property
+    def used_by(self) -> tuple[str, ...]:
+        """The names of the hosts or clusters that use it now."""
+        return tuple(sorted({name for name, _ in self.users}))
+
     def as_dict(self) -> dict[str, Any]:
         keys = ("name", "what", "size_mib", "usd_per_month", "used_by")
         return {key: getattr(self, key) for key in keys}
 
-    def reject_use(self, by: Sequence[str] = ()) -> None:
-        """Raise a UsageError if anything but ``by`` uses the storage."""
-        if others := sorted({*self.used_by} - {*by}):
+    def reject_use(self, by: str | None = None) -> None:
+        """Raise a UsageError if anything but the cluster with the id ``by`` uses the storage."""
+        if others := sorted({name for name, cluster_id in self.users if cluster_id != by}):
             raise UsageError(
                 f"storage {self.name!r} is in use",
                 code="storage-in-use",

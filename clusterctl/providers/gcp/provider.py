@@ -130,7 +130,7 @@ class GcpProvider(Provider):
             "partition": apply.IMAGE_PARTITION,
         }
         machine["image"] = image.base.model_dump(mode="json")
-        used = self._storage_of(spec)
+        used = self._storage_of(spec, workspace)
         self._write_module(spec, workspace, used, {name: machine})
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
@@ -151,7 +151,7 @@ class GcpProvider(Provider):
     ) -> HostPlan:
         _reject_changes(spec, workspace)
         self._use_images(spec, options.inputs)
-        used = self._storage_of(spec)
+        used = self._storage_of(spec, workspace)
         is_new = not (has_module(workspace.terraform) or workspace.inventory.exists())
         variables_digest = self._write_module(spec, workspace, used)
         terraform = self._terraform(workspace, spec.controller_host, searches=not is_new)
@@ -204,9 +204,9 @@ class GcpProvider(Provider):
         self, spec: ClusterSpec, workspace: Workspace, options: HostOptions = DEFAULTS
     ) -> Provisioned:
         self._use_images(spec, options.templates.keys[COMPUTE] if options.templates else "")
-        used = self._storage_of(spec)
+        used = self._storage_of(spec, workspace)
         if spec.storage.name and used is None:
-            used = self._create_storage(spec)
+            used = self._create_storage(spec, workspace)
             # The address of a new Filestore instance was not known when the plan was shown.
             self._shown = None if self._settings.filestore else self._shown
         variables_digest = self._write_module(spec, workspace, used)
@@ -280,15 +280,15 @@ class GcpProvider(Provider):
         orphans.remove_resources(self._api, [storage.as_resource(storage_)])
         shutil.rmtree(storage.folder(self._settings.project, storage_.name), ignore_errors=True)
 
-    def _storage_of(self, spec: ClusterSpec) -> KeptStorage | None:
+    def _storage_of(self, spec: ClusterSpec, workspace: Workspace) -> KeptStorage | None:
         """Return the spec's storage. None: the spec names none, or it does not exist yet."""
         used = storage_of(spec, self.storages() if spec.storage.name else ())
         if used is not None:
             storage.reject_elsewhere(spec, used)
-            used.reject_use(_names(spec))
+            used.reject_use(workspace.known_id())
         return used
 
-    def _create_storage(self, spec: ClusterSpec) -> KeptStorage:
+    def _create_storage(self, spec: ClusterSpec, workspace: Workspace) -> KeptStorage:
         name = str(spec.storage.name)
         folder = storage.folder(self._settings.project, name)
         self._api.reporter.progress(f"creating storage {name}")
@@ -302,7 +302,7 @@ class GcpProvider(Provider):
         terraform = self._terraform_in(folder, "")
         terraform.init()
         apply.apply_plan(terraform, terraform.plan(), clock=self._api.clock)
-        made = self._storage_of(spec)
+        made = self._storage_of(spec, workspace)
         if made is None:
             raise ProvisionError(
                 f"storage {name!r} was created, but Google does not list it yet",

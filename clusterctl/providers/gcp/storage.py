@@ -120,23 +120,27 @@ def _mount(api: Api, storage: KeptStorage) -> dict[str, Any]:
 
 def find(api: Api) -> tuple[KeptStorage, ...]:
     """Return all storages of the project."""
-    users: dict[str, set[str]] = {}
-    for _, path, row in orphans.find_labelled(api, USES_LABEL, None, ["instance"]):
-        name = orphans.read_labels(row)[USES_LABEL]
-        users.setdefault(name, set()).add(path)
+    hosts = {
+        _in_zone(path): orphans.read_labels(row)
+        for _, path, row in orphans.find_labelled(api, USES_LABEL, None, ["instance"])
+    }
     rows = orphans.find_labelled(api, LABEL, None, ["disk", "shared folder"])
-    return tuple(_storage(kind, path, row, users) for kind, path, row in rows)
+    return tuple(_storage(kind, path, row, hosts) for kind, path, row in rows)
 
 
-def _storage(kind: str, path: str, row: Json, users: Mapping[str, set[str]]) -> KeptStorage:
+def _storage(
+    kind: str, path: str, row: Json, hosts: Mapping[str, Mapping[str, str]]
+) -> KeptStorage:
+    """hosts: the labels of the hosts that use any storage, by zone and name."""
     labels = orphans.read_labels(row)
     usd_per_hour = costs.of_row(kind, row)
     gib = (
         [row["sizeGb"]] if "sizeGb" in row else [share["capacityGb"] for share in row["fileShares"]]
     )
     uid = labels.get(UID_LABEL, "")
+    users = [host for host, its in hosts.items() if its[USES_LABEL] == labels[LABEL]]
     # Other machines may have attached the disk.
-    used_by = {*users.get(labels[LABEL], ()), *row.get("users", ())}
+    users += map(_in_zone, row.get("users", ()))
     return KeptStorage(
         name=labels[LABEL],
         id=path,
@@ -144,9 +148,17 @@ def _storage(kind: str, path: str, row: Json, users: Mapping[str, set[str]]) -> 
         kind=str(row["type"]).rpartition("/")[2] if "type" in row else str(row["tier"]),
         size_mib=sum(map(int, gib)) * GIB_MIB,
         usd_per_month=None if usd_per_hour is None else usd_per_hour * costs.HOURS_A_MONTH,
-        used_by=tuple(sorted({used.rpartition("/")[2] for used in used_by})),
+        users={
+            (host.rpartition("/")[2], hosts.get(host, {}).get(orphans.ID_LABEL, ""))
+            for host in users
+        },
         homes={labels[USER_LABEL]: int(uid)} if uid.isdigit() else {},
     )
+
+
+def _in_zone(path: str) -> str:
+    """Return the part of a host's path or link that follows `zones/`."""
+    return path.rpartition("/zones/")[2]
 
 
 def _place(path: str) -> str:

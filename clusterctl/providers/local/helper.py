@@ -350,7 +350,7 @@ def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
             f"storage {request.storage!r} is in use",
             code="storage-in-use",
             where="storage.name",
-            why=f"cluster {', '.join(others)} uses it",
+            why=f"cluster {', '.join(state.name for state in others)} uses it",
             fix="take that cluster down first, or choose another name",
         )
     subnet = image.free_subnet(request.id, request.subnet)
@@ -428,18 +428,17 @@ def storage(message: dict[str, Any]) -> dict[str, Any]:
         return {"storages": [_stored(query.owner, folder).model_dump() for folder in folders]}
 
 
-def _users_of(owner: int, name: str) -> tuple[str, ...]:
-    """Return the names of the account's clusters that use this storage."""
-    states = image.states()
-    return tuple(state.name for state in states if (state.owner, state.storage) == (owner, name))
+def _users_of(owner: int, name: str) -> tuple[layout.ClusterState, ...]:
+    """Return the account's clusters that use this storage."""
+    return tuple(state for state in image.states() if (state.owner, state.storage) == (owner, name))
 
 
 def _stored(owner: int, folder: Path) -> layout.StoredFolder:
     system.progress(f"measuring {folder.name}")
     size = system.run(["du", "-sm", str(folder)], action=f"measuring {folder}").split()[0]
     homes = {path.name: path.lstat().st_uid for path in (folder / "home").glob("[!.]*")}
-    users = _users_of(owner, folder.name)
-    return layout.StoredFolder(name=folder.name, size_mib=int(size), used_by=users, homes=homes)
+    users = tuple((state.name, state.id) for state in _users_of(owner, folder.name))
+    return layout.StoredFolder(name=folder.name, size_mib=int(size), users=users, homes=homes)
 
 
 def machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:

@@ -265,12 +265,12 @@ class ClusterState(_Installed):
 class StoredFolder(_Message):
     """A storage of an account.
 
-    used_by: the clusters that use it. homes: account -> uid of its home folder there.
+    users: name and id of each cluster that uses it. homes: account -> uid of its home folder there.
     """
 
     name: str
     size_mib: int
-    used_by: tuple[str, ...] = ()
+    users: tuple[tuple[str, ClusterId], ...] = ()
     homes: dict[str, int] = Field(default_factory=dict)
 
 

@@ -202,7 +202,7 @@ class LocalProvider(Provider):
         storage = storage_of(spec, storages)
         if not existing.nodes:
             if storage:
-                storage.reject_use([spec.name])
+                storage.reject_use(workspace.known_id())
             notes += storage_note(spec, storage)
         return HostPlan(
             tuple(compare(spec, shares, existing, hosts, options.recreated)), notes=notes

@@ -65,11 +65,13 @@ def test_several_storages_of_a_name_are_refused() -> None:
 
 
 def test_storage_in_use_is_refused_except_for_its_user() -> None:
-    used = replace(DISK, used_by=("d-ctl",))
-    used.reject_use(["d-ctl"])
+    used = replace(DISK, users={("d-ctl", "aaaaaa"), ("d-train-9", "aaaaaa")})
+    used.reject_use("aaaaaa")
     DISK.reject_use()
     with refused("storage-in-use", UsageError, "d-ctl"):
-        used.reject_use(["other-ctl"])
+        used.reject_use("bbbbbb")
+    with refused("storage-in-use", UsageError, "d-ctl"):
+        used.reject_use(None)
 
 
 @dataclass
@@ -147,7 +149,7 @@ def test_storage_remove_needs_discard_and_confirmation(
 
 def test_storage_remove_refuses_storage_in_use(home: Path, stub: Stub) -> None:
     del home
-    stub.found = [replace(DISK, used_by=("d-ctl",))]
+    stub.found = [replace(DISK, users={("d-ctl", "aaaaaa")})]
     with refused("storage-in-use"):
         remove(yes=True, discard=True)
     assert stub.did == []

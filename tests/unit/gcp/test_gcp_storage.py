@@ -105,6 +105,38 @@ def test_storage_used_by_an_instance_is_not_removed(
     assert bool(storages()) == is_used
 
 
+def put_host(
+    google: Google, name: str, *, cluster_id: str, zone: str = "us-central1-a", **more: Any
+) -> None:
+    labels = {"clusterctl-uses-storage": "data", "clusterctl-id": cluster_id}
+    path = f"projects/{PROJECT}/zones/{zone}/instances/{name}"
+    row = {"zone": zone, "project": PROJECT, "desired_status": "RUNNING"} | more
+    google.world.put("google_compute_instance", path, labels=labels, **row)
+
+
+def test_hosts_use_a_storage_for_their_cluster(google: Google) -> None:
+    """Whatever the spec calls them now: nodes that leave, and the machine of an image."""
+    put_filestore(google)
+    for name in ("demo-train-1", "demo-train-9", "demo-image"):
+        put_host(google, name, cluster_id="aaaaaa")
+    (one,) = storages()
+    one.reject_use("aaaaaa")
+    # Another cluster has hosts of the same names in another zone.
+    put_host(google, "demo-train-1", cluster_id="bbbbbb", zone="us-central1-b")
+    (one,) = storages()
+    with refused("storage-in-use", UsageError, "used by demo-train-1"):
+        one.reject_use("aaaaaa")
+
+
+def test_disk_that_a_host_of_the_cluster_has_is_not_a_strangers(google: Google) -> None:
+    put_disk(google)
+    attached = [{"source": DISK_PATH}]
+    put_host(google, "demo-ctl", cluster_id="aaaaaa", attached_disk=attached)
+    (one,) = storages()
+    assert one.used_by == ("demo-ctl",)
+    one.reject_use("aaaaaa")
+
+
 def test_cluster_gets_the_address_of_a_filestore_instance(google: Google, api: Api) -> None:
     spec = spec_of(**ON_FILESTORE)
     placeholder = storage.variable(api, spec, None)
