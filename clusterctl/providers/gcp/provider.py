@@ -276,8 +276,11 @@ class GcpProvider(Provider):
         return storage.find(self._api)
 
     def remove_storage(self, storage_: KeptStorage) -> None:
-        storage_.reject_use()
-        orphans.remove_resources(self._api, [storage.as_resource(storage_)])
+        # A cluster may have come up since the storage was shown.
+        current = [one for one in self.storages() if one.id == storage_.id]
+        for one in current:
+            one.reject_use()
+        orphans.remove_resources(self._api, map(storage.as_resource, current))
         shutil.rmtree(storage.folder(self._settings.project, storage_.name), ignore_errors=True)
 
     def _storage_of(self, spec: ClusterSpec, workspace: Workspace) -> KeptStorage | None:

@@ -345,14 +345,8 @@ def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
             request.packages
         )
     image.layers(request.image)
-    if request.storage and (others := _users_of(request.owner, request.storage)):
-        raise ProvisionError(
-            f"storage {request.storage!r} is in use",
-            code="storage-in-use",
-            where="storage.name",
-            why=f"cluster {', '.join(state.name for state in others)} uses it",
-            fix="take that cluster down first, or choose another name",
-        )
+    if request.storage:
+        _reject_use(request.owner, request.storage)
     subnet = image.free_subnet(request.id, request.subnet)
     state = layout.ClusterState.model_validate(request.model_dump() | {"subnet": subnet})
     layout.make_private(path.parent)
@@ -422,7 +416,8 @@ def storage(message: dict[str, Any]) -> dict[str, Any]:
     with state_lock("storage remove" if query.remove else "storage list"):
         # An interrupted removal continues.
         system.erase_doomed(top)
-        if query.remove and not _users_of(query.owner, query.remove):
+        if query.remove:
+            _reject_use(query.owner, query.remove)
             system.erase(top / query.remove)
         folders = sorted(top.glob("[!.]*"))
         return {"storages": [_stored(query.owner, folder).model_dump() for folder in folders]}
@@ -431,6 +426,17 @@ def storage(message: dict[str, Any]) -> dict[str, Any]:
 def _users_of(owner: int, name: str) -> tuple[layout.ClusterState, ...]:
     """Return the account's clusters that use this storage."""
     return tuple(state for state in image.states() if (state.owner, state.storage) == (owner, name))
+
+
+def _reject_use(owner: int, name: str) -> None:
+    if users := _users_of(owner, name):
+        raise ProvisionError(
+            f"storage {name!r} is in use",
+            code="storage-in-use",
+            where="storage.name",
+            why=f"cluster {', '.join(state.name for state in users)} uses it",
+            fix="take that cluster down first, or choose another name",
+        )
 
 
 def _stored(owner: int, folder: Path) -> layout.StoredFolder:

@@ -117,7 +117,8 @@ def test_storage_is_used_by_one_cluster_at_a_time(state: Path) -> None:
     assert not (state / SECOND).exists()
     with refused("storage-in-use", UsageError):
         plan(spec())
-    LocalProvider(LocalSettings()).remove_storage(storages()["data"])
+    with refused("storage-in-use", ProvisionError, "cluster d"):
+        LocalProvider(LocalSettings()).remove_storage(storages()["data"])
     assert storages().keys() == {"data"}
     up(FIRST, "data")  # the same cluster again
 

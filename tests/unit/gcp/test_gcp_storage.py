@@ -137,6 +137,15 @@ def test_disk_that_a_host_of_the_cluster_has_is_not_a_strangers(google: Google) 
     one.reject_use("aaaaaa")
 
 
+def test_storage_that_a_cluster_used_since_it_was_shown_is_not_removed(google: Google) -> None:
+    put_filestore(google)
+    (shown,) = storages()
+    put_host(google, "demo-ctl", cluster_id="aaaaaa")
+    with refused("storage-in-use", UsageError):
+        provider_of(spec_of()).remove_storage(shown)
+    assert storages()
+
+
 def test_cluster_gets_the_address_of_a_filestore_instance(google: Google, api: Api) -> None:
     spec = spec_of(**ON_FILESTORE)
     placeholder = storage.variable(api, spec, None)
