@@ -124,6 +124,9 @@ def _disk_gib(resource: Mapping[str, Any]) -> int:
 # The modules that nodes need without referring to them.
 _BENEATH_NODES: Final = ("module.network", "module.iam")
 
+# The firewall rules that let a Filestore instance call hosts, by its address.
+RULES_OF_FILESTORE: Final = "module.network.google_compute_firewall.filestore"
+
 
 # The partition of the machine that an image is made of. No partition of a spec has this name.
 IMAGE_PARTITION: Final = "(image)"

@@ -207,14 +207,13 @@ class GcpProvider(Provider):
         used = self._storage_of(spec, workspace)
         if spec.storage.name and used is None:
             used = self._create_storage(spec, workspace)
-            # The address of a new Filestore instance was not known when the plan was shown.
-            self._shown = None if self._settings.filestore else self._shown
         variables_digest = self._write_module(spec, workspace, used)
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
         digest_of_shown, plan = self._shown or (variables_digest, self._new_plan(terraform))
         if digest_of_shown != variables_digest:
-            plan = terraform.plan_remaining(plan)
+            # The address of a new Filestore instance was not known when the plan was shown.
+            plan = terraform.plan_remaining(plan, except_for=apply.RULES_OF_FILESTORE)
         record_applied(workspace.terraform)
         if not plan.is_empty:
             apply.apply_plan(terraform, plan, clock=self._api.clock)

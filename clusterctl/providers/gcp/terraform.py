@@ -149,13 +149,14 @@ class Terraform:
             message = "another process keeps changing Terraform's state"
             raise StalePlanError(message, where=str(self.folder), fix=fix)
 
-    def plan_remaining(self, plan: Plan) -> Plan:
+    def plan_remaining(self, plan: Plan, *, except_for: str | None = None) -> Plan:
         """Return a new plan of those changes of an earlier plan that are not done yet.
 
-        Raise a StalePlanError if the new plan has changes that ``plan`` lacks.
+        Raise a StalePlanError if the new plan has changes that ``plan`` lacks, except for addresses
+        with this prefix.
         """
         remaining = self.plan(destroy=plan.destroys, targets=plan.targets)
-        plan.reject_additions(remaining)
+        plan.reject_additions(remaining, except_for=except_for)
         return remaining
 
     def outputs(self) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import TerraformError
+from clusterctl.errors import StalePlanError, TerraformError
 from clusterctl.providers.gcp import storage
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.load import dump_spec
@@ -139,6 +139,24 @@ def test_storage_is_used_by_the_next_cluster(
     assert not cloud.resources(kind)
     assert not storage.folder(PROJECT, "data").exists()
     provider_of(spec).remove_storage(one)  # done twice
+
+
+def test_new_filestore_brings_no_change_that_was_not_shown(
+    cloud: GoogleCloud, tmp_path: Path
+) -> None:
+    spec = spec_of(**ON_FILESTORE)
+    workspace = workspace_in(tmp_path)
+    provider = provider_of(spec)
+    provider.plan(spec, workspace)
+    provider.apply(spec, workspace)
+    # Both are deleted by hand, the node after the plan was shown.
+    cloud.lose("data", FILESTORE)
+    provider = provider_of(spec)
+    provider.plan(spec, workspace)
+    cloud.lose("demo-train-1")
+    with refused("stale-plan", StalePlanError, "demo-train-1"):
+        provider.apply(spec, workspace)
+    assert "demo-train-1" not in cloud.instances
 
 
 def test_failed_up_keeps_the_storage_that_it_created(cloud: GoogleCloud, tmp_path: Path) -> None:
