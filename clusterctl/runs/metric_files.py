@@ -68,6 +68,8 @@ _MAX_SOURCE: Final = 32 << 20
 _MAX_ENTRIES: Final = 200_000
 _MAX_FILES: Final = 100
 _MAX_DROPPED: Final = 100_000
+# Places at which it is looked whether ranks wrote the same step.
+_MAX_PLACES: Final = 100_000
 _ROWS: Final = 1 << 14
 # Folders that a program creates at each start: Lightning's, SummaryWriter's, or a date and time.
 _OF_A_START: Final = re.compile(
@@ -146,11 +148,13 @@ class MetricFiles:
         texts: dict[bytes, set[bytes]] = defaultdict(set)
         for chunk in _chunks(self.folder, METRICS_FILE, []):
             for key, text in _WRITER.findall(chunk):
-                texts[key].add(text)
+                if len(texts[key]) <= 1:
+                    texts[key].add(text)
         found: set[str] = set()
         wanted = {key.decode() for key, values in texts.items() if len(values) > 1}
         runs: set[str] = set()
-        ranks: dict[tuple[object, ...], object] = {}
+        # By the hash of a line's place and keys.
+        ranks: dict[int, int] = {}
         for chunk in _chunks(self.folder, METRICS_FILE, []) if wanted else ():
             for line in _parsed(_lines_of(chunk)):
                 kind = _text(line, "kind")
@@ -158,15 +162,22 @@ class MetricFiles:
                     # Those of the bundled `train` are written by rank 0.
                     return frozenset()
                 run = _text(line, _RUN)
-                if run and kind not in _NO_SERIES:
+                if run and kind not in _NO_SERIES and len(runs) <= 1:
                     runs.add(run)
                 if isinstance(rank := line.get(_RANK), int):
-                    place = finite(line.get(_EPOCH)), finite(line.get("step")), run, *line
-                    if ranks.setdefault(place, rank) != rank:
+                    at = finite(line.get(_EPOCH)), finite(line.get("step"))
+                    place = hash((*at, run, *line))
+                    if ranks.get(place, rank) != rank:
                         found.add(_RANK)
+                    elif len(ranks) < _MAX_PLACES:
+                        ranks[place] = rank
             found |= {_RUN} if len(runs) > 1 else set()
             if found == wanted:
                 break
+        if len(ranks) == _MAX_PLACES and _RANK not in found:
+            self.left_out.append(
+                f"the ranks of {METRICS_FILE} after its first {_MAX_PLACES:,} steps"
+            )
         return frozenset(found)
 
     def _metric_files(self) -> list[str]:

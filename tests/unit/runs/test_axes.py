@@ -69,6 +69,12 @@ def test_one_writer_has_no_rank_in_its_metrics(tmp_path: Path) -> None:
     assert list(found) == ["loss"]
 
 
+def test_ranks_are_compared_at_a_limited_number_of_places(tmp_path: Path) -> None:
+    lines = [{"step": n, "loss": 1.0, "rank": 0} for n in range(100_001)]
+    found, left_out = curves(tmp_path, [*lines, {**lines[-1], "rank": 1}])
+    assert (list(found), len(left_out)) == (["loss"], 1)
+
+
 def test_ranks_and_epochs_that_are_no_numbers_count_for_nothing(tmp_path: Path) -> None:
     odd: list[Any] = [[1], {"a": 1}, "0", None, True, 1e400]
     lines = [
