@@ -70,6 +70,8 @@ _MAX_FILES: Final = 100
 _MAX_DROPPED: Final = 100_000
 # Places at which it is looked whether ranks wrote the same step.
 _MAX_PLACES: Final = 100_000
+# Epochs of which each writer's steps are counted on.
+_MAX_EPOCHS: Final = 10_000
 _ROWS: Final = 1 << 14
 # Folders that a program creates at each start: Lightning's, SummaryWriter's, or a date and time.
 _OF_A_START: Final = re.compile(
@@ -430,41 +432,76 @@ def _parsed(lines: Sequence[bytes]) -> list[_Line]:
 
 
 class _StepsOfEpochs:
-    """Steps that begin anew with each epoch, counted on from epoch to epoch."""
+    """Steps that begin anew with each epoch, counted on from epoch to epoch.
+
+    A shape stands for the keys of a line: lines with other keys, such as those of an evaluation,
+    may count steps of their own.
+    """
 
     def __init__(self) -> None:
-        self._starts: dict[int, float] = {}
+        # By the shape and the epoch.
+        self._starts: dict[tuple[int, int], float] = {}
+        # Of the epochs with which steps began anew.
+        self._begun: dict[int, float] = {}
+        # The step and the epoch of the last line of a shape.
+        self._lasts: dict[int, tuple[float, int]] = {}
         self._start = 0.0
-        self._last = -math.inf
+        self._lowest = math.inf
+        self._highest = -math.inf
         self._top = -math.inf
 
-    def place(self, step: float, epoch: float) -> float:
+    def place(self, shape: int, step: float, epoch: float) -> float:
         """Return the number of a step since the first epoch. In an epoch that was there before,
         as after a restart, the steps have the same numbers again.
         """
         number = math.floor(epoch)
-        if number not in self._starts:
-            begins_anew = step < self._last
-            self._starts[number] = self._top + 1 - step if begins_anew else self._start
-        self._start = self._starts[number]
-        self._last = step
+        if (shape, number) not in self._starts:
+            if len(self._starts) >= _MAX_EPOCHS:
+                return self._start + step
+            self._starts[shape, number] = self._start_of(shape, step, number)
+        self._start = self._starts[shape, number]
+        self._lasts[shape] = step, number
+        self._lowest = min(self._lowest, step)
+        self._highest = max(self._highest, step)
         place = self._start + step
         self._top = max(self._top, place)
         return place
 
-    def are_of_the_run(self, steps: Sequence[Any], epochs: Sequence[Any]) -> bool:
-        """Return whether many steps never fall, and so have the numbers that they have. Faster than
-        ``place``, which then need not be called.
+    def _start_of(self, shape: int, step: float, number: int) -> float:
+        """Return what to add to the steps of a shape in an epoch that it has not had."""
+        if shape not in self._lasts:
+            return self._begun.get(number, self._start)
+        last, before = self._lasts[shape]
+        # The steps are those of the run, or it went back to an earlier epoch.
+        if step > self._highest or number < before:
+            return self._starts[shape, before]
+        if number not in self._begun:
+            if last <= step > self._lowest:
+                return self._start
+            self._begun[number] = self._top + 1 - step
+        return self._begun[number]
+
+    def are_of_the_run(
+        self, shapes: Sequence[int], steps: Sequence[Any], epochs: Sequence[Any]
+    ) -> bool:
+        """Return whether the steps of many lines rise, and so have the numbers that they have.
+        Faster than ``place``, which then need not be called.
         """
-        if not (_are_finite(steps) and _are_finite(epochs)):
+        if self._begun or not (_are_finite(steps) and _are_finite(epochs)):
             return False
-        numbers = {*map(math.floor, epochs)}
-        starts = {self._starts.get(number, self._start) for number in numbers} | {self._start}
-        if starts != {0.0} or steps[0] < self._last or not all(map(le, steps, steps[1:])):
+        if steps[0] <= self._highest or not all(map(le, steps, steps[1:])):
             return False
-        self._starts |= dict.fromkeys(numbers, 0.0)
-        self._last = steps[-1]
-        self._top = max(self._top, self._last)
+        # Lines of two shapes may have the same step.
+        if len({*zip(shapes, steps, strict=True)}) < len(steps):
+            return False
+        numbers = [*map(math.floor, epochs)]
+        starts = dict.fromkeys(zip(shapes, numbers, strict=True), 0.0)
+        if len(self._starts) + len(starts) > _MAX_EPOCHS:
+            return False
+        self._starts |= starts
+        self._lasts |= zip(shapes, zip(steps, numbers, strict=True), strict=True)
+        self._lowest = min(self._lowest, steps[0])
+        self._highest = self._top = steps[-1]
         return True
 
 
@@ -501,14 +538,17 @@ def _count_on(lines: Sequence[_Line], steps: _Steps) -> None:
     first = next((key for key in keys if key in lines[0]), keys[0])
     values = [line.get(first) for line in lines]
     epochs = [line[_EPOCH] for line in lines]
+    shapes = [*map(hash, map(tuple, lines))]
     is_one = not any(_RANK in line or _RUN in line for line in lines)
-    if is_one and steps["", None].are_of_the_run(values, epochs):
+    if is_one and steps["", None].are_of_the_run(shapes, values, epochs):
         return
-    for line, of in zip(lines, map(finite, epochs), strict=True):
+    for line, shape, of in zip(lines, shapes, map(finite, epochs), strict=True):
         key = next((key for key in keys if key in line), keys[0])
         value = finite(line.get(key))
-        if value is not None and of is not None:
-            place = steps[_text(line, _RUN), finite(line.get(_RANK))].place(value, of)
+        writer = _text(line, _RUN), finite(line.get(_RANK))
+        is_counted = writer in steps or len(steps) < MAX_NAMES
+        if value is not None and of is not None and is_counted:
+            place = steps[writer].place(shape, value, of)
             # A whole number stays one.
             line[key] = line[key] if place == value else place
 

@@ -55,6 +55,31 @@ def test_steps_of_the_whole_run_stay_as_they_are(tmp_path: Path) -> None:
     assert [x for x, _ in found["val_loss"].points()] == [9, 19, 29]
 
 
+def test_restart_from_an_earlier_epoch_leaves_steps_of_the_run(tmp_path: Path) -> None:
+    """The first epoch that was logged after it was not logged before it."""
+    steps = [25, 50, 75, 60, 85, 110]
+    found, _ = curves(tmp_path, [{"step": n, "epoch": n / 10, "loss": n} for n in steps])
+    assert [x for x, _ in found["loss"].points()] == steps
+
+
+@pytest.mark.parametrize("evaluated", [1, 3])
+def test_steps_of_evaluations_move_no_others(tmp_path: Path, evaluated: int) -> None:
+    lines: list[Any] = []
+    for epoch in range(4):
+        lines += [{"epoch": epoch, "step": 10 * epoch + n, "loss": 1.0} for n in range(10)]
+        lines += [{"epoch": epoch + 1, "step": n, "val_loss": 1.0} for n in range(evaluated)]
+    found, _ = curves(tmp_path, lines)
+    assert [x for x, _ in found["loss"].points()] == list(range(40))
+
+
+def test_lines_with_more_keys_count_on_with_the_others(tmp_path: Path) -> None:
+    lines = batches(range(3))
+    for at in (0, 40, 80, 39, 79, 119, 5, 57):
+        lines[at] = {**lines[at], f"more_{at % 40}": 1.0}
+    found, _ = curves(tmp_path, lines)
+    assert [x for x, _ in found["loss"].points()] == list(range(120))
+
+
 def test_ranks_that_write_the_same_steps_have_metrics_of_their_own(tmp_path: Path) -> None:
     lines = [{"step": n, "loss": n + 100 * rank, "rank": rank} for n in range(9) for rank in (0, 1)]
     found, _ = curves(tmp_path, lines)
