@@ -33,17 +33,19 @@ class Goal(StrEnum):
 _LOWER: Final = frozenset(
     (
         "loss error error_rate perplexity ppl nll mse rmse mae wer cer fid "
-        "time seconds latency cost"
+        "time seconds latency cost time_ms latency_ms p50_latency_ms p95_latency_ms p99_latency_ms "
+        "step_ms update_ms iteration_ms batch_ms epoch_ms data_ms "
+        "compute_ms comm_total_ms comm_exposed_ms"
     ).split()
 )
 _HIGHER: Final = frozenset(
     (
         "accuracy acc f1 auc auroc precision recall bleu iou miou dice r2 psnr ssim "
-        "reward return throughput mfu gflops"
+        "reward return throughput mfu gflops samples_per_s tokens_per_s images_per_s "
+        "sequences_per_s examples_per_s frames_per_s words_per_s steps_per_s iterations_per_s "
+        "batches_per_s updates_per_s algorithm_gb_per_s bus_gb_per_s"
     ).split()
 )
-# Ends of names with a unit.
-_ENDS: Final = {"_per_s": Goal.MAX, "_ms": Goal.MIN}
 # What was evaluated, and by which rank.
 _BEFORE: Final = re.compile(
     r"(?:rank\d+/)?(?:(?:train|training|val|valid|validation|eval|evaluation|test|dev)[/_.])?"
@@ -74,9 +76,7 @@ def goal_of(metric: str) -> Goal | None:
     plain = name[_BEFORE.match(name).end() :]  # type: ignore[union-attr]
     if plain in _LOWER:
         return Goal.MIN
-    return (
-        Goal.MAX if plain in _HIGHER else next((_ENDS[e] for e in _ENDS if name.endswith(e)), None)
-    )
+    return Goal.MAX if plain in _HIGHER else None
 
 
 def is_loss(metric: str) -> bool:

@@ -17,6 +17,7 @@ HIGHER = """
 UNKNOWN = """
     x toxicity_score risk_score clash_score docking_score hallucination_score anomaly_score z_score score
     uptime_hours endurance_hours battery_life_hours T1_us T2_us watch_time session_length_s sim_time
+    errors_per_s retries_per_s dropped_samples_per_s joules_per_s loss_per_s improvement_ms speedup_ms
     loss_scale loss_std accuracy_drop valLoss mlm_loss total_loss log_likelihood neg_log_loss 1-accuracy
     mlups ns/day it/s bits_per_byte grad_norm learning_rate epoch step rank0/ val_ per_s ms
 """
