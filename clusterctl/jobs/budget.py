@@ -54,7 +54,7 @@ def check_budget(session: Session, note: LineReporter) -> None:
             reason = f"the {_UNITS[name]} of some jobs are unknown"
             note(Notice("budget-unchecked", f"note: the budget was not checked: {reason}"))
             continue
-        text = f"{formatting.hours(used)} of {formatting.given(limit)} {_UNITS[name]}"
+        text = f"{formatting.number(used)} of {formatting.given(limit)} {_UNITS[name]}"
         if used >= limit:
             again = datetime.fromtimestamp(next_month(now), UTC)
             raise UsageError(

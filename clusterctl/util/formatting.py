@@ -20,8 +20,8 @@ _DIGITS: Final = 6
 # Numbers from here on are shown with an exponent in means of runs.
 _LARGE: Final = 1e15
 _SIZES: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-# Units of metrics, by the ends of their names. A share of 1 is shown in percent.
-_SHARE: Final = "share"
+# Units of metrics, by the ends of their names. A share has none: some programs write an `mfu` in
+# percent, and an efficiency may be above 1.
 _UNITS: Final = {
     "s": "s",
     "sec": "s",
@@ -34,8 +34,6 @@ _UNITS: Final = {
     "gb": "GB",
     "gflops": "GFLOP/s",
     "percent": "%",
-    "mfu": _SHARE,
-    "efficiency": _SHARE,
 }
 _UNIT: Final = re.compile(rf"(?:^|[_/.])({'|'.join(_UNITS)})$")
 _RATE: Final = re.compile(r"([^_/.]+)(?:_per_|/)s(?:ec(?:ond)?)?$")
@@ -72,7 +70,8 @@ def shortened(value: float, digits: int) -> float:
 def size(count: float) -> str:
     """Return a number of bytes as text: ``3.2 MiB``."""
     unit, length = next(
-        ((unit, length) for unit, length in _SIZES if abs(count) >= length), ("B", 1)
+        (each for each in _SIZES if round(abs(count) / each[1] * 1024, 1) >= 1024),  # noqa: PLR2004
+        ("B", 1),
     )
     return f"{count / length:,.1f}".removesuffix(".0") + f" {unit}"
 
@@ -121,8 +120,8 @@ def cost(usd: float | None, unit: str = " USD") -> str:
     """Return a price: ``12.35 USD``. A small one has three digits that are not 0."""
     if usd is None:
         return NONE
-    text = f"{usd:,.2f}"
-    return f"{text if not 0 < abs(usd) < 0.1 else f'{usd:.3g}'}{unit}"  # noqa: PLR2004 - a tenth
+    is_small = 0 < abs(usd) < 0.1  # noqa: PLR2004 - a tenth
+    return (f"{usd:.{_places(usd, 3)}f}".rstrip("0") if is_small else f"{usd:,.2f}") + unit
 
 
 def moment(at: float | None, *, utc: bool = False) -> str:
@@ -143,7 +142,7 @@ def quantity(value: float, unit: str) -> str:
     if unit in {"B", "B/s"}:
         return size(value) + unit.removeprefix("B")
     name, length = fitting_unit(unit, [value])
-    return percent(value / length) if name == "%" else f"{number(value / length)} {name}".strip()
+    return f"{number(value / length)} {name}".strip()
 
 
 def metric(value: object, name: str = "") -> str:
@@ -171,9 +170,10 @@ def spread(mean: float, deviation: float, digits: int = 4) -> str:
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a metric, as its name tells: s, ms, B, MiB, samples/s, share. Otherwise
-    "".
+    """Return the unit of a metric, or of its ``.min`` or ``.max``, as its name tells: s, ms, B,
+    MiB, samples/s, %. Otherwise "".
     """
+    name = name.removesuffix(".min").removesuffix(".max")
     if rate := _RATE.search(name):
         return f"{_UNITS.get(rate[1], rate[1])}/s"
     match = _UNIT.search(name)
@@ -183,9 +183,6 @@ def unit_of(name: str) -> str:
 def fitting_unit(unit: str, values: Iterable[object]) -> tuple[str, float]:
     """Return the largest unit that the largest value has enough of, and its size in ``unit``."""
     largest = max((abs(each) for value in values if (each := finite(value)) is not None), default=0)
-    if unit == _SHARE:
-        # Some programs write their MFU in percent.
-        return "%", 0.01 if largest <= 1 else 1
     larger = _LARGER_UNITS.get(unit, ())
     return next(((name, size) for name, size in larger if largest >= _ENOUGH * size), (unit, 1))
 

@@ -504,7 +504,7 @@ def test_results_have_units_and_right_sums_are_a_sentence(tmp_path: Path) -> Non
         [["mpi", "4 KiB", "33.317 ms", "0.0012 GB/s"]],
     )
     assert (len(right.lines), len(wrong.lines)) == (1, 0)
-    assert wrong.tables[0].rows == [["false", "11.268 GFLOP/s, 8.786 GFLOP/s", "0, 3", "45.7 %"]]
+    assert wrong.tables[0].rows == [["false", "11.268 GFLOP/s, 8.786 GFLOP/s", "0, 3", "0.4567"]]
 
 
 def results_of(out: Path, *lines: Any) -> Section:

@@ -20,6 +20,8 @@ from clusterctl.util import formatting
         (formatting.number, float("nan"), "nan"),
         (formatting.size, 1536, "1.5 KiB"),
         (formatting.size, 4 << 30, "4 GiB"),
+        (formatting.size, (1 << 20) - 1, "1 MiB"),
+        (formatting.size, 1 - (1 << 30), "-1 GiB"),
         (formatting.duration, None, "-"),
         (formatting.duration, 0.4, "0s"),
         (formatting.duration, 2 * 86_400 + 5401, "2d1h30m1s"),
@@ -28,6 +30,7 @@ from clusterctl.util import formatting
         (formatting.percent, 100.0, "100 %"),
         (formatting.cost, 12.3456, "12.35 USD"),
         (formatting.cost, 0.0125, "0.0125 USD"),
+        (formatting.cost, 1e-05, "0.00001 USD"),
         (formatting.cost, 0.0, "0.00 USD"),
         (formatting.moment, 1 << 70, str(1 << 70)),
     ],
@@ -38,7 +41,23 @@ def test_value_has_one_text(how: Callable[..., str], value: object, text: str) -
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("loss", "0.4123"), ("mfu", "41.2 %"), ("step_s", "0.4123 s"), ("samples_per_s", "0.4123")],
+    [
+        ("loss", "0.4123"),
+        ("step_s", "0.4123 s"),
+        ("step_s.min", "0.4123 s"),
+        ("acc_percent", "0.4123 %"),
+        ("samples_per_s", "0.4123"),
+    ],
 )
 def test_name_of_a_metric_tells_its_unit(name: str, text: str) -> None:
     assert formatting.metric(0.4123, name) == text
+
+
+@pytest.mark.parametrize("name", ["mfu", "weak_efficiency"])
+def test_share_is_shown_as_it_was_written(name: str) -> None:
+    """Also beside others of the same column that are above 1."""
+    assert [formatting.metric(value, name) for value in (0.98, 1.02, 42.3)] == [
+        "0.98",
+        "1.02",
+        "42.3",
+    ]
