@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.losses import LeavingHosts, check_leaving_hosts
-from clusterctl.cluster.nodes import REASON, drain_usable, resume_drained
-from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.cluster.nodes import REASON, drain_usable, resuming
+from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
@@ -30,7 +30,7 @@ def free_changed_hosts(
 ) -> None:
     """Drain the nodes that a plan changes, and check that no job and no only copy is lost.
 
-    After an error, resume the nodes.
+    After an error or an interruption, resume the nodes.
 
     discard: delete data that exists only on hosts that leave.
     replaced: names of hosts that leave because different machines get these names.
@@ -48,13 +48,10 @@ def free_changed_hosts(
         return
     scheduler = cluster.scheduler(before, patience_s=SHORT_PATIENCE_S)
     leaving = LeavingHosts(before, planned, replaced)
-    try:
+    with resuming(scheduler, drained):
         lost = cluster.run(
             "check_leaving_nodes", check_leaving_hosts, leaving, scheduler, discard=discard
         )
-    except ClusterctlError:
-        resume_drained(scheduler, drained)
-        raise
     cluster.notes += [f"discarded: {line}" for line in lost.lines]
 
 
@@ -64,7 +61,7 @@ def reject_jobs(
     """Raise UsageError if a plan would cancel jobs, or if that is unknown.
 
     drain: first drain the nodes that the plan changes, so that they start no new job. Return the
-        drained nodes. After an error, resume them.
+        drained nodes. After an error or an interruption, resume them.
     """
     spec = cluster.spec
     before = cluster.inventory
@@ -78,26 +75,26 @@ def reject_jobs(
     if not reasons:
         return ()
     scheduler = cluster.scheduler(before, patience_s=SHORT_PATIENCE_S)
+    # All jobs are lost with the controller.
+    lost = reasons.get(before.controller.name)
     try:
         snapshot = drain_usable(scheduler, reasons if drain else (), REASON)
-        waits = leaving and any(job.state is JobState.PENDING for job in snapshot.jobs)
-        required = scheduler.required_nodes() if waits else {}
+        with resuming(scheduler, snapshot.drained):
+            waits = leaving and any(job.state is JobState.PENDING for job in snapshot.jobs)
+            required = scheduler.required_nodes() if waits else {}
+            affected = {
+                job.id: (job, cause)
+                for job in snapshot.jobs
+                if (cause := lost or _affected(job, reasons, leaving, partitions, required))
+            }
+            if affected:
+                raise _cancelled_jobs(affected)
     except (SchedulerError, TransportError) as exc:
         # Nodes may run jobs even if the scheduler does not answer, unless the hosts are powered
         # off.
         if isinstance(exc, SchedulerError) or cluster.provider.alive(before.cluster_id):
             raise _unknown_jobs(exc.cause) from exc
         return ()
-    # All jobs are lost with the controller.
-    lost = reasons.get(before.controller.name)
-    affected = {
-        job.id: (job, cause)
-        for job in snapshot.jobs
-        if (cause := lost or _affected(job, reasons, leaving, partitions, required))
-    }
-    if affected:
-        resume_drained(scheduler, snapshot.drained)
-        raise _cancelled_jobs(affected)
     return snapshot.drained
 
 

@@ -81,23 +81,25 @@ class Snapshot:
 def drain_usable(scheduler: Nodes, names: Collection[str], reason: str) -> Snapshot:
     """Drain the nodes in ``names`` that are in service. Return all nodes and active jobs.
 
-    Without Slurm no node is drained. If the scheduler fails, resume the nodes and raise its error.
+    Without Slurm no node is drained. After an error, resume the nodes.
     """
     nodes = {node.name: node for node in scheduler.nodes()}
     usable = tuple(sorted(name for name in names if name in nodes and nodes[name].usable))
-    try:
+    with resuming(scheduler, usable):
         drained = scheduler.drain(usable, reason) if usable else ()
         return Snapshot(nodes, active_jobs(scheduler), drained)
-    except (SchedulerError, TransportError):
-        with suppress(SchedulerError, TransportError):
-            resume_drained(scheduler, usable)
+
+
+@contextmanager
+def resuming(scheduler: Nodes, drained: Sequence[str]) -> Iterator[None]:
+    """Resume nodes that were drained by ``drain_usable`` if the block fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        if drained:
+            with suppress(SchedulerError, TransportError):
+                scheduler.resume(drained)
         raise
-
-
-def resume_drained(scheduler: Nodes, drained: Sequence[str]) -> None:
-    """Resume nodes that were drained by ``drain_usable``."""
-    if drained:
-        scheduler.resume(drained)
 
 
 def wait_idle(scheduler: Jobs, names: Sequence[str], *, timeout_s: float | None) -> Iterator[str]:

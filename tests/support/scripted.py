@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, CommandError
+from clusterctl.errors import CommandError
 from clusterctl.scheduler.slurm_parse import SINFO, SQUEUE
 from clusterctl.transport.base import Conversation, shown_command
 from clusterctl.transport.ssh import Connections
@@ -43,7 +43,7 @@ class Step:
     stdout: str | bytes | Callable[[Sequence[str]], str | bytes] = ""
     stderr: str = ""
     rc: int = 0
-    error: ClusterctlError | None = None
+    error: BaseException | None = None
 
     def matches(self, argv: Sequence[str]) -> bool:
         patterns = self.argv

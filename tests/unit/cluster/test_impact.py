@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -259,6 +259,18 @@ def test_nodes_are_resumed_if_jobs_are_unknown(error: ClusterctlError) -> None:
     commands = sinfo(ONE, TWO), DRAIN, Step(("squeue", "..."), error=error), RESUME
     with rejected("jobs-unknown", UsageError):
         look(spec(train(1)), before(ONE, TWO), *commands, drain=True)
+
+
+def test_nodes_are_resumed_if_waiting_jobs_are_unknown_or_the_user_interrupts() -> None:
+    asked = sinfo(ONE, TWO), DRAIN, squeue((7, "train", ""))
+    away = replace(required(), error=SlurmError("away"))
+    with rejected("jobs-unknown", UsageError):
+        look(spec(train(1)), before(ONE, TWO), *asked, away, RESUME, drain=True)
+    interrupted = Step(("squeue", "..."), error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        look(
+            spec(train(1)), before(ONE, TWO), sinfo(ONE, TWO), DRAIN, interrupted, RESUME, drain=True
+        )
 
 
 def test_node_that_slurm_does_not_drain_is_not_removed() -> None:
