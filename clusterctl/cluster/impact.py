@@ -14,7 +14,7 @@ from clusterctl.cluster.losses import LeavingHosts, check_leaving_hosts
 from clusterctl.cluster.nodes import REASON, drain_usable, resuming
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import BEFORE_START, JobInfo
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
@@ -80,7 +80,7 @@ def reject_jobs(
     try:
         snapshot = drain_usable(scheduler, reasons if drain else (), REASON)
         with resuming(scheduler, snapshot.drained):
-            waits = leaving and any(job.state is JobState.PENDING for job in snapshot.jobs)
+            waits = leaving and any(job.state in BEFORE_START for job in snapshot.jobs)
             required = scheduler.required_nodes() if waits else {}
             affected = {
                 job.id: (job, cause)
@@ -126,8 +126,10 @@ def _affected(
     """
     if reason := next((reasons[host] for host in job.nodes if host in reasons), ""):
         return reason
-    if job.nodes or job.state is not JobState.PENDING:
+    if job.nodes:
         return ""
+    if job.state not in BEFORE_START:
+        return "its nodes are unknown"
     if partitions.isdisjoint(job.partition.split(",")):
         return f"partition {job.partition} is removed"
     gone = ", ".join(sorted(leaving & {*required.get(job.number, ())}))

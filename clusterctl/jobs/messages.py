@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from clusterctl.errors import ClusterctlError, UsageError, printable
 from clusterctl.jobs.events import requeue_grace_s
 from clusterctl.scheduler.base import (
+    BEFORE_START,
     JobInfo,
     JobState,
     Outcome,
@@ -85,18 +86,6 @@ _KINDS: Final = MappingProxyType(
         Happening.COMPLETED: "success",
     }
 )
-# From these states a job goes to RUNNING without having run.
-_BEFORE_START: Final = frozenset(
-    {
-        JobState.PENDING,
-        JobState.CONFIGURING,
-        JobState.REQUEUED,
-        JobState.REQUEUE_HOLD,
-        JobState.REQUEUE_FED,
-        JobState.SPECIAL_EXIT,
-        JobState.RESV_DEL_HOLD,
-    }
-)
 
 
 def chosen_receivers(targets: Sequence[str]) -> tuple[Receiver, ...]:
@@ -133,7 +122,7 @@ def happenings(before: JobInfo | None, job: JobInfo) -> Iterator[Happening]:
         return
     if before is not None and (before.ended or _is_restarted(before, job)):
         yield Happening.RESTART
-    elif job.state is JobState.RUNNING and (before is None or before.state in _BEFORE_START):
+    elif job.state is JobState.RUNNING and (before is None or before.state in BEFORE_START):
         yield Happening.START
     if job.hang and not (before and before.hang):
         yield Happening.HANG

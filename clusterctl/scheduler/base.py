@@ -128,6 +128,20 @@ _OUTCOMES = {
 GOING_ON: Final = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
 
+# From these states a job goes to RUNNING without having run. Such a job may have no nodes yet.
+BEFORE_START: Final = frozenset(
+    {
+        JobState.PENDING,
+        JobState.CONFIGURING,
+        JobState.REQUEUED,
+        JobState.REQUEUE_HOLD,
+        JobState.REQUEUE_FED,
+        JobState.SPECIAL_EXIT,
+        JobState.RESV_DEL_HOLD,
+    }
+)
+
+
 # Slurm's signal of a task whose log slurmstepd could not open: `IO setup failed` of _fork_all_tasks
 # in src/slurmd/slurmstepd/mgr.c. No process gets it.
 NO_LOG_SIGNAL: Final = 53

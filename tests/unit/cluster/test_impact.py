@@ -57,9 +57,9 @@ def sinfo(
     return listed_nodes(*({"NodeList": name, "StateLong": state, **facts} for name in nodes))
 
 
-def squeue(*jobs: tuple[int, str, str], asks_for: int = 1) -> Step:
+def squeue(*jobs: tuple[int, str, str], asks_for: int = 1, state: str = "") -> Step:
     """Return the answer of squeue about jobs (id, partition, node). A job without a node is
-    pending. asks_for: the number of nodes that each job requested.
+    pending, unless ``state`` says otherwise. asks_for: the number of nodes that each job requested.
     """
     return queued(
         *(
@@ -67,7 +67,7 @@ def squeue(*jobs: tuple[int, str, str], asks_for: int = 1) -> Step:
                 "JobID": str(number),
                 "Name": "long",
                 "Partition": partition,
-                "State": "RUNNING" if node else "PENDING",
+                "State": state or ("RUNNING" if node else "PENDING"),
                 "NodeList": node,
                 "tres-alloc": f"cpu=1,node={asks_for}",
             }
@@ -132,6 +132,18 @@ def test_jobs_of_a_leaving_node_refuse_the_change() -> None:
         look(spec(train(1)), before(ONE, TWO), *commands)
     assert caught.value.why == f"job 7 (long) of ada on {TWO}: {TWO} leaves the cluster"
     assert f"clusterctl node drain {TWO} " in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("state", "refuses"), [("RUNNING", True), ("NEWER_STATE", True), ("REQUEUE_HOLD", False)]
+)
+def test_job_on_unknown_nodes_refuses_the_change(state: str, refuses: bool) -> None:
+    commands = sinfo(ONE), squeue((7, "train", ""), state=state)
+    if not refuses:
+        assert look(spec(train(1)), before(ONE), *commands, hosts=(GROWS,)) == ()
+        return
+    (cause,) = causes(spec(train(1)), before(ONE), *commands, hosts=(GROWS,))
+    assert cause.startswith("job 7 ")
 
 
 def test_node_with_a_job_is_not_resized() -> None:
@@ -269,7 +281,13 @@ def test_nodes_are_resumed_if_waiting_jobs_are_unknown_or_the_user_interrupts() 
     interrupted = Step(("squeue", "..."), error=KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         look(
-            spec(train(1)), before(ONE, TWO), sinfo(ONE, TWO), DRAIN, interrupted, RESUME, drain=True
+            spec(train(1)),
+            before(ONE, TWO),
+            sinfo(ONE, TWO),
+            DRAIN,
+            interrupted,
+            RESUME,
+            drain=True,
         )
 
 
