@@ -88,7 +88,7 @@ def reject_jobs(
                 if (cause := lost or _affected(job, reasons, leaving, partitions, required))
             }
             if affected:
-                raise _cancelled_jobs(affected)
+                raise _cancelled_jobs(affected, drains=scheduler.drains_nodes)
     except (SchedulerError, TransportError) as exc:
         # Nodes may run jobs even if the scheduler does not answer, unless the hosts are powered
         # off.
@@ -141,28 +141,36 @@ def _unknown_jobs(why: str) -> UsageError:
         "can't determine which jobs this change would cancel",
         code="jobs-unknown",
         why=why,
-        fix="run `clusterctl up` with the previous spec, which repairs the cluster; or take the "
+        fix="leave the nodes as they were in the spec, and run `clusterctl up`, which repairs the "
+        "controller, with its other settings of the spec; then change the nodes. A controller's "
+        "machine that is lost must first be installed again, under its old address; or take the "
         "cluster down: `clusterctl down`",
     )
 
 
-def _cancelled_jobs(affected: Mapping[str, tuple[JobInfo, str]]) -> UsageError:
-    """Return the error about jobs. ``affected``: id -> a job, and why it would end."""
+def _cancelled_jobs(affected: Mapping[str, tuple[JobInfo, str]], *, drains: bool) -> UsageError:
+    """Return the error about jobs. ``affected``: id -> a job, and why it would end.
+
+    drains: whether nodes can be drained.
+    """
     reasons = []
     for job, why in affected.values():
         place = f" on {','.join(job.nodes)}" if job.nodes else ""
         reasons.append(f"job {job.id} ({job.name}) of {job.user}{place}: {why}")
     nodes = fold_nodes(sorted({node for job, _ in affected.values() for node in job.nodes}))
-    drain = (
-        f"let the jobs end, and start no new ones: `clusterctl node drain {nodes} --reason TEXT "
-        "--wait`, then run the command again, and `clusterctl node resume` for the nodes that "
-        "stay; or "
-    )
+    ids = " ".join(affected)
+    wait = f"wait until the jobs have ended: `clusterctl wait {ids}`; or "
+    if drains and nodes:
+        wait = (
+            f"let the jobs end, and start no new ones: `clusterctl node drain {nodes} --reason "
+            "TEXT --wait`, then run the command again, and `clusterctl node resume` for the nodes "
+            "that stay; or "
+        )
     return UsageError(
         f"this change would cancel jobs: {len(affected)}",
         code="jobs-would-end",
         why="; ".join(reasons),
-        fix=f"{drain if nodes else ''}cancel the jobs: `clusterctl cancel {' '.join(affected)}`",
+        fix=f"{wait}cancel the jobs: `clusterctl cancel {ids}`",
     )
 
 

@@ -134,6 +134,16 @@ def test_jobs_of_a_leaving_node_refuse_the_change() -> None:
     assert f"clusterctl node drain {TWO} " in caught.value.fix
 
 
+def test_without_slurm_the_user_waits_instead_of_draining() -> None:
+    with asked_in_order(sinfo(ONE, TWO), squeue((7, "train", TWO))) as scheduler:
+        scheduler.drains_nodes = False  # as MpirunClient
+        cluster = cluster_of(spec(train(1)), before(ONE, TWO), scheduler, alive=True)
+        with rejected("jobs-would-end", UsageError) as caught:
+            reject_jobs(cluster, HostPlan((LEAVES,)))
+    assert "clusterctl wait 7" in caught.value.fix
+    assert "node drain" not in caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("state", "refuses"), [("RUNNING", True), ("NEWER_STATE", True), ("REQUEUE_HOLD", False)]
 )
