@@ -88,7 +88,8 @@ def reject_jobs(
                 if (cause := lost or _affected(job, reasons, leaving, partitions, required))
             }
             if affected:
-                raise _cancelled_jobs(affected, drains=scheduler.drains_nodes)
+                sizes = _keep_sizes(spec, planned)
+                raise _cancelled_jobs(affected, sizes, drains=scheduler.drains_nodes)
     except (SchedulerError, TransportError) as exc:
         # Nodes may run jobs even if the scheduler does not answer, unless the hosts are powered
         # off.
@@ -148,10 +149,30 @@ def _unknown_jobs(why: str) -> UsageError:
     )
 
 
-def _cancelled_jobs(affected: Mapping[str, tuple[JobInfo, str]], *, drains: bool) -> UsageError:
-    """Return the error about jobs. ``affected``: id -> a job, and why it would end.
+def _keep_sizes(spec: ClusterSpec, planned: HostPlan) -> str:
+    """Return how nodes keep their sizes if the plan divides this machine anew. "": it does not."""
+    resized = {host.name for host in planned.changes if host.ends_jobs}
+    divided = [
+        partition.name
+        for partition in spec.partitions
+        if None in (partition.cpus, partition.memory)
+        and not resized.isdisjoint(spec.node_names(partition))
+    ]
+    if not (spec.provider.shares_kernel and divided):
+        return ""
+    return (
+        f"write the present `cpus` and `memory` of {', '.join(divided)} into the spec, so that "
+        "this machine is not divided anew; or "
+    )
 
-    drains: whether nodes can be drained.
+
+def _cancelled_jobs(
+    affected: Mapping[str, tuple[JobInfo, str]], sizes: str, *, drains: bool
+) -> UsageError:
+    """Return the error about jobs.
+
+    affected: id -> a job, and why it would end. sizes: how nodes keep their sizes. drains: whether
+        nodes can be drained.
     """
     reasons = []
     for job, why in affected.values():
@@ -170,7 +191,7 @@ def _cancelled_jobs(affected: Mapping[str, tuple[JobInfo, str]], *, drains: bool
         f"this change would cancel jobs: {len(affected)}",
         code="jobs-would-end",
         why="; ".join(reasons),
-        fix=f"{wait}cancel the jobs: `clusterctl cancel {ids}`",
+        fix=f"{sizes}{wait}cancel the jobs: `clusterctl cancel {ids}`",
     )
 
 

@@ -163,6 +163,16 @@ def test_node_with_a_job_is_not_resized() -> None:
     assert look(spec(train(1)), before(ONE), sinfo(ONE), squeue(), hosts=(GROWS,)) == ()
 
 
+@pytest.mark.parametrize(("sizes", "is_told"), [({}, True), ({"cpus": 1, "memory": "4GiB"}, False)])
+def test_user_is_told_how_nodes_keep_their_shares_of_this_machine(
+    sizes: dict[str, Any], is_told: bool
+) -> None:
+    with rejected("jobs-would-end", UsageError) as caught:
+        commands = sinfo(ONE), squeue((7, "train", ONE))
+        look(spec(train(2, **sizes)), before(ONE), *commands, hosts=(GROWS,))
+    assert ("`cpus` and `memory` of train" in caught.value.fix) is is_told
+
+
 def test_hosts_recreated_or_changed_by_the_provider_refuse_jobs() -> None:
     hosts = (
         HostChange(ONE, "replace", "", "another zone"),
