@@ -140,11 +140,11 @@ class LeavingHosts:
     @property
     def emptied(self) -> list[str]:
         """The hosts that lose files. The controller, with the shared folder, always stays."""
-        restarted = {change.name for change in self.planned.changes if change.ends_jobs}
+        stopped = {change.name for change in self.planned.changes if change.stops}
         return [
             host.name
             for host in self.before.hosts
-            if host.name in self.names or (host.name in restarted and host.local_ssds)
+            if host.name in self.names or (host.name in stopped and host.local_ssds)
         ]
 
 

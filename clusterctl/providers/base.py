@@ -144,7 +144,8 @@ class HostChange:
     usd_per_hour: the cost after the change; for ``remove``, the present cost. None if zero or
         unknown.
     was_usd_per_hour: the present cost. None if the cost does not change.
-    ends_jobs: the change ends the jobs of the host, which otherwise stays. off: the host is not running now.
+    ends_jobs: the change ends the jobs of the host, which otherwise stays. stops: it stops the host
+        for a while, so that local SSDs lose their files. off: the host is not running now.
     deleted_disks: further disks of the host that the change deletes, with their data.
     detached_disks: disks that somebody attached to the host, and that the change detaches.
     released: the host is an on-prem machine that is released instead of deleted.
@@ -157,6 +158,7 @@ class HostChange:
     usd_per_hour: float | None = None
     was_usd_per_hour: float | None = None
     ends_jobs: bool = False
+    stops: bool = False
     off: bool = False
     released: bool = False
     deleted_disks: tuple[str, ...] = ()

@@ -360,6 +360,8 @@ def _host(
     others = attached - {*_attached(change.after)} - disks.keys()
     detached = _names(others) if change.action == "update" else ()
     off = change.action == "update" and (change.before or {}).get("current_status") in OFF
+    is_running = change.action == "update" and not off
+    stops = is_running and not _STOPPED_FOR.isdisjoint(_differing(change))
     old_cost = prices.of(change.before) if prices and change.before else None
     cost = (
         prices.of({**attributes, "current_status": "RUNNING"})
@@ -385,9 +387,8 @@ def _host(
         was_usd_per_hour=old_cost
         if change.action in ("update", "replace") and old_cost != cost
         else None,
-        ends_jobs=change.action == "update"
-        and not off
-        and bool(_STOPPED_FOR & set(_differing(change)) or deleted or detached),
+        ends_jobs=stops or (is_running and bool(deleted or detached)),
+        stops=stops,
         off=off,
         deleted_disks=deleted,
         detached_disks=detached,

@@ -38,7 +38,7 @@ from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from clusterctl.util.progress import Clock
-from tests.support.inventories import inventory_of
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.providers import BareProvider, use_provider
 from tests.support.scripted import (
@@ -409,6 +409,16 @@ def change(name: str, action: Any, **more: Any) -> HostChange:
 )
 def test_emptied_has_only_leaving_hosts(changes: list[HostChange], emptied: list[str]) -> None:
     assert LeavingHosts(inventory(), HostPlan(tuple(changes))).emptied == emptied
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_local_ssds_lose_their_files_only_if_their_host_stops(stops: bool) -> None:
+    was = inventory_of(host_of("d-train-1", local_ssds=1), provider="gcp")
+    changed = change(
+        "d-train-1", "change", ends_jobs=True, stops=stops, detached_disks=("another",)
+    )
+    emptied = LeavingHosts(was, HostPlan((changed,))).emptied
+    assert emptied == (["d-train-1"] if stops else [])
 
 
 def test_disk_that_is_deleted_while_its_host_stays_needs_discard(stage: Stage) -> None:

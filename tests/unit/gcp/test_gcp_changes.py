@@ -96,6 +96,7 @@ def test_new_machine_type_stops_controller_and_replaces_node() -> None:
         0.9,
         0.7,
         ends_jobs=True,
+        stops=True,
     )
     (labelled,) = host_changes(
         plan(change(INSTANCE, "update", instance(), instance(labels={"a": "b"})))
