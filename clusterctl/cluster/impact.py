@@ -18,6 +18,7 @@ from clusterctl.scheduler.base import BEFORE_START, JobInfo
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import PROOF_PARTITION
 from clusterctl.state.inventory import Inventory
 
 
@@ -85,7 +86,9 @@ def reject_jobs(
             affected = {
                 job.id: (job, cause)
                 for job in snapshot.jobs
-                if (cause := lost or _affected(job, reasons, leaving, partitions, required))
+                # The verification job of an `up` that was killed.
+                if job.partition != PROOF_PARTITION
+                and (cause := lost or _affected(job, reasons, leaving, partitions, required))
             }
             if affected:
                 sizes = _keep_sizes(spec, planned)

@@ -49,7 +49,7 @@ from clusterctl.scheduler.refusals import Asked
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.slurm_values import expand_nodes, fold_nodes
 from clusterctl.scheduler.trial import Trial
-from clusterctl.spec.names import SLURMCTLD_PORT
+from clusterctl.spec.names import PROOF_PARTITION, SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -484,7 +484,9 @@ class SlurmClient(Jobs):
     def history(self, since: int) -> tuple[JobInfo, ...] | None:
         if self.no_accounting:
             return None
-        return self._accounted("--allusers", f"--starttime=uts{since}")
+        jobs = self._accounted("--allusers", f"--starttime=uts{since}")
+        # The first user also runs the verification job.
+        return tuple(job for job in jobs if job.partition != PROOF_PARTITION)
 
     def accounting_failure(self) -> str:
         if self.no_accounting:

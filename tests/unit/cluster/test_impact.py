@@ -259,6 +259,11 @@ def test_waiting_job_that_names_a_leaving_node_refuses_the_change(
     assert [cause.split()[1] for cause in found] == affected
 
 
+def test_verification_job_of_a_killed_up_refuses_no_change() -> None:
+    commands = sinfo(ONE, TWO), squeue((7, "clusterctl-proof", TWO))
+    assert look(spec(train(1)), before(ONE, TWO), *commands) == ()
+
+
 def test_partition_of_slurm_extra_keeps_its_jobs() -> None:
     lines = {"slurm": {"extra": ["PartitionName=low Nodes=ALL PriorityTier=0"]}}
     wanted = spec_of(train(1), **lines)

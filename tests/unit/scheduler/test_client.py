@@ -60,6 +60,12 @@ def test_jobs_queries_all_ids_at_once():
     assert transport.calls[0].env["SLURM_TIME_FORMAT"] == "%s"
 
 
+def test_history_leaves_out_verification_jobs() -> None:
+    (partition,) = {job.partition for job in client(ACCOUNTS)[0].history(0) or ()}
+    proof = SACCT.replace(f"\x1f{partition}\x1f".encode(), b"\x1fclusterctl-proof\x1f")
+    assert client(Step(("sacct", "..."), slurm_output(proof)))[0].history(0) == ()
+
+
 def test_jobs_asks_sacct_for_jobs_that_squeue_does_not_list():
     slurm, transport, _ = client(QUEUE, ACCOUNTS, NO_QUEUE, ACCOUNTS)
     found = slurm.jobs(["1", "15"])
