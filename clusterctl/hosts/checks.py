@@ -337,10 +337,8 @@ def _how_to_reboot(host: str, expected: HostRequirements) -> str:
 
 @_check_of_host
 def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    told = {need["code"] for need in facts.unmet or ()}
     for code, cause, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
-        if code != "uid-differs" or "account-differs" not in told:
-            yield Finding(host, "error", code, _NUMBERS[code], cause, fix)
+        yield Finding(host, "error", code, _NUMBERS[code], cause, fix)
 
 
 @_check_of_host
