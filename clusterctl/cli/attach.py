@@ -198,4 +198,5 @@ def proof_failure(attached: Attached, proof: Proof) -> Failure | None:
         others = f", such as {', '.join(attached.other_modules)}" if attached.other_modules else ""
         fixes.append(f"if its MPI is wrong, name the site's with --module{others}")
     fix = with_cluster("; ".join(filter(None, fixes)), f"--cluster {name}")
-    return Failure(f"proof-{proof.state}", proof.why, name, "prove", fix)
+    code = "proof-refused" if proof.state == "refused" else "proof-failed"
+    return Failure(code, proof.why, name, "prove", fix)

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from clusterctl.errors import (
@@ -337,8 +337,8 @@ def _how_to_reboot(host: str, expected: HostRequirements) -> str:
 
 @_check_of_host
 def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    for code, cause, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
-        yield Finding(host, "error", code, _NUMBERS[code], cause, fix)
+    for each in taken_numbers(expected.accounts, facts.accounts, facts.groups):
+        yield Finding(host, "error", each.code, _NUMBERS[each.code], each.cause, each.fix)
 
 
 @_check_of_host
@@ -687,8 +687,8 @@ def reject_silent_folders(reports: Mapping[str, HostReport]) -> None:
 
 def taken_numbers(
     required: Mapping[str, int], accounts: Mapping[str, int], groups: Mapping[str, int]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield (code, cause, fix) for each account that can't get its uid or gid on a host.
+) -> Iterator[Failure]:
+    """Yield a failure without a host for each account that can't get its uid or gid on a host.
 
     required: account -> its uid and gid. accounts, groups: name -> number, for those on the host.
     The uids of slurm and munge are fixed, so other accounts must change theirs. An existing account
@@ -708,21 +708,23 @@ def taken_numbers(
                 fix = f"`{change} {number} {name}` on the host, and chown its files"
                 if not fixed:
                     fix += f"; if all hosts have {actual}, write uid: {actual} in the spec instead"
-                yield (
-                    f"{kind}-differs",
+                yield Failure(
+                    "uid-differs" if kind == "uid" else "gid-differs",
                     f"{name} has {kind} {actual} on the host, but {number} {scope}",
-                    fix,
+                    phase="reach",
+                    fix=fix,
                 )
                 break
             if holders:
-                code = "uid-shared" if exists else f"{kind}-taken"
+                taken = "uid-taken" if kind == "uid" else "gid-taken"
                 fix = f"give that account another {kind}: `{change} {kind.upper()} {holders[0]}`"
                 if not fixed and not exists:
                     fix = f"give {name} another uid in the spec"
-                yield (
-                    code,
+                yield Failure(
+                    "uid-shared" if exists else taken,
                     f"{kind} {number}, which {name} needs, belongs to {', '.join(holders)}",
-                    fix,
+                    phase="reach",
+                    fix=fix,
                 )
                 break
 
@@ -732,10 +734,10 @@ def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[st
     gids.
     """
     failures = tuple(
-        Failure(code, cause, host, "reach", fix)
+        replace(each, host=host)
         for host, report in reports.items()
-        for code, cause, fix in taken_numbers(required, report.accounts, report.groups)
-        if code not in {"uid-differs", "uid-shared"}
+        for each in taken_numbers(required, report.accounts, report.groups)
+        if each.code not in {"uid-differs", "uid-shared"}
     )
     if failures:
         fix = f"{failures[0].fix}, then run `clusterctl up` again"
