@@ -90,11 +90,17 @@ def test_skill_for_agents_is_written_where_they_look(cli: Clusterctl) -> None:
     shown = cli("init", "--agent", "-o", "json").json
     folder = cli.cwd / ".agents" / "skills" / "clusterctl"
     linked = cli.cwd / ".claude" / "skills" / "clusterctl"
-    assert shown["files"] == ["SKILL.md", "references"]
+    assert shown["files"] == ["SKILL.md", "examples", "references"]
     assert (linked / "SKILL.md").samefile(folder / "SKILL.md")
-    pages = re.findall(r"\]\((references/[^)#]+)", (folder / "SKILL.md").read_text())
-    assert pages
-    assert [page for page in pages if not (folder / page).is_file()] == []
+    links = [
+        page.parent / link
+        for page in folder.rglob("*.md")
+        for link in re.findall(r"\]\((?!\w+:)([^)#\s]+)", page.read_text())
+    ]
+    assert folder / "references" / "restarts.md" in links
+    assert folder / "references" / ".." / "examples" / "survive.py" in links
+    # No link to the repository, or to a page that is not copied.
+    assert [link for link in links if not link.is_file()] == []
     assert codes(cli("init", "--agent", "-o", "json", rc=2)) == ["file-exists"]
     (folder / "references" / "of-an-earlier-version.md").touch()
     (folder / "SKILL.md").write_text("changed")
