@@ -13,7 +13,6 @@ from typing import Any
 
 from clusterctl.cli.main import app
 from clusterctl.cli.options import COMMON
-from clusterctl.cli.verbs import VERBS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 SUBMIT = ("submit",)
@@ -27,9 +26,10 @@ everything else to stderr.
 
 **Exit codes**: 0 success · 1 failure · 2 the command or the spec is wrong · 3 `plan --check` found changes ·
 with `wait`, `--wait` and `--follow`: 4 the job failed or can never start, 5 it was cancelled or reached its
-time limit, 6 the wait timed out and the job is not cancelled · 130 interrupted. `shell` and `ssh` return the
-exit code of the remote command. A word that is neither a job's ID nor a run's name is a wrong command (2); an
-ID that the cluster does not know is a failure (1), but as an option of `submit` or `replay` it is wrong (2).
+time limit, 6 the wait timed out and the job is not cancelled · 7 the job did not survive `rehearse` · 130
+interrupted. `shell` and `ssh` return the exit code of the remote command. A word that is neither a job's ID
+nor a run's name is a wrong command (2); an ID that the cluster does not know is a failure (1), but as an
+option of `submit` or `replay` it is wrong (2).
 
 **`-o json`** prints a single object on stdout: `ok`, `failures` (each with `code`, `cause`, `host`, `phase`,
 `fix`, `retryable`) and [the keys of the command](json.md).
@@ -59,7 +59,6 @@ def _section(path: tuple[str, ...], command: Any) -> str:
     parts = [
         f"## {' '.join(path)}\n",
         "\n\n".join(paragraphs),
-        f"\nEffect: {VERBS[' '.join(path)].effect}.",
         f"\n`{' '.join(words)} [options]`\n",
     ]
     if arguments:

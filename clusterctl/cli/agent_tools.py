@@ -292,7 +292,7 @@ def page_of(verb: str) -> str:
 
 
 def manual_pages() -> Mapping[str, Path]:
-    """Return the pages of the manual by name, such as `jobs` or `howto/sweep`."""
+    """Return the pages of the manual by name, such as `jobs` or `howto/many-jobs`."""
     from clusterctl.util.assets import data_folder
 
     folder = data_folder("docs")

@@ -73,7 +73,8 @@ class JobKeywords(ReplayKeywords, total=False):
     # Continue an earlier run. RUN: its folder, its name in ./runs, or its job ID; its files are in
     # $CLUSTERCTL_FROM_RUN.
     from_run: str
-    # Requeue after failures and the time limit. Default for train: with --save-interval.
+    # Also requeue after failures and the time limit, not only after the loss of a node. Default for
+    # train: with --save-interval.
     requeue: bool
     # Signal for the program before the time limit, such as USR1@120 (seconds).
     signal: str

@@ -554,7 +554,8 @@ class JobOptions(Model):
     requeue: Annotated[
         Toggle,
         JobOption(
-            "Requeue after failures and the time limit. Default for train: with --save-interval.",
+            "Also requeue after failures and the time limit, not only after the loss of a node. "
+            "Default for train: with --save-interval.",
             sbatch="--requeue",
             is_only_flag=True,
             in_rehearse=False,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from pathlib import Path
 
 from payload.cli.arguments import parser
 from payload.models import MODELS
+from payload.training.fit import find_error
 
 PAGE = (Path(__file__).parents[3] / "docs" / "payload.md").read_text()
 
@@ -40,6 +42,7 @@ def test_page_names_every_flag_and_no_unknown_flag() -> None:
         "--nodes",
         "--run",
         "--signal",
+        "--tasks-per-node",
     }
     assert [spellings for spellings in flags() if not spellings & page_flags] == []
     assert page_flags - set().union(*flags()) - other_flags == set()
@@ -47,3 +50,12 @@ def test_page_names_every_flag_and_no_unknown_flag() -> None:
 
 def test_page_names_every_model() -> None:
     assert {name for name in MODELS if f"`{name}`" not in PAGE} == set()
+
+
+def test_trainings_of_the_page_are_valid_for_their_ranks() -> None:
+    lines = re.findall(r"^clusterctl submit (train .*) -- (.+)$", PAGE, re.MULTILINE)
+    assert len(lines) >= 2
+    for options, arguments in lines:
+        per_option = re.findall(r"--(?:nodes|tasks-per-node) (\d+)", options)
+        ranks = math.prod(int(number) for number in per_option)
+        assert find_error(["train", *arguments.split()], ranks) is None, arguments
