@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.existing import prove
 from clusterctl.transport import remote_copies
 
 Changes = Callable[..., dict[str, Any]]
@@ -152,4 +151,3 @@ def test_programs_for_hosts_know_the_same_network_file_systems(util: Util) -> No
     """They run alone on other machines, and so can't share a list."""
     servers = util("host_mounts")._SERVERS
     assert {kind.decode() for kind in remote_copies.NETWORK} == servers | {"autofs", "fuse"}
-    assert [kind for kind in (*servers, "autofs") if not prove._SHARED.match(kind)] == []

@@ -335,16 +335,11 @@ def test_other_folder_that_is_not_mounted_is_no_finding() -> None:
 @pytest.mark.parametrize(
     ("refused", "more", "names"),
     [
-        ({"clusterctl": "AllowUsers rocky"}, {}, ["clusterctl"]),
         # Jobs log in on the controller, and where homes are a host's own.
         ({"hpc": "AllowUsers rocky"}, {}, []),
-        (
-            {"clusterctl": "AllowUsers rocky", "hpc": "AllowUsers rocky"},
-            {"own_homes": True},
-            ["clusterctl", "hpc"],
-        ),
+        ({"hpc": "AllowUsers rocky"}, {"own_homes": True}, ["hpc"]),
         # There clusterctl starts an sshd of its own.
-        ({"clusterctl": "AllowUsers rocky"}, {"here": True}, []),
+        ({"hpc": "AllowUsers rocky"}, {"own_homes": True, "here": True}, []),
     ],
 )
 def test_list_of_sshd_that_refuses_clusterctls_accounts_is_a_finding(

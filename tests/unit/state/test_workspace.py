@@ -234,15 +234,14 @@ def test_create_below_a_file_is_an_error(tmp_path: Path) -> None:
         Workspace(tmp_path / "file" / "demo").create()
 
 
-@pytest.mark.parametrize("kept", ["spec", "confirmed"])
-def test_begun_interrupted_removes_an_empty_workspace_only(workspace: Workspace, kept: str) -> None:
+def test_begun_interrupted_removes_a_workspace_without_a_spec_only(workspace: Workspace) -> None:
     with suppress(KeyboardInterrupt), workspace.begun():
         workspace.create_secrets()
         raise KeyboardInterrupt
     assert not workspace.root.exists()
     for _ in range(2):
         with suppress(KeyboardInterrupt), workspace.begun():
-            getattr(workspace, kept).touch()
+            workspace.spec.touch()
             raise KeyboardInterrupt
         # The file is of this command, or of an earlier one.
-        assert getattr(workspace, kept).exists()
+        assert workspace.spec.exists()
