@@ -49,8 +49,14 @@ def asking(folder: Path, password: str = PASSWORD) -> dict[str, str]:
 
 def knowing(lab: Lab, home: Path) -> dict[str, str]:
     """Return the environment of a user whose known_hosts has the machines' keys."""
-    (home / ".ssh").mkdir(mode=0o700, parents=True, exist_ok=True)
+    environ = at_home(home)
     (home / ".ssh/known_hosts").write_text(lab.known_hosts.read_text())
+    return environ
+
+
+def at_home(home: Path) -> dict[str, str]:
+    """Return the environment of a user whose known_hosts is in this folder, and empty at first."""
+    (home / ".ssh").mkdir(mode=0o700, parents=True, exist_ok=True)
     return {"HOME": str(home), "XDG_CACHE_HOME": str(cache_home().parent)}
 
 

@@ -115,17 +115,17 @@ def test_up_resumes_nodes_that_slurm_drained_but_not_others(drift_cluster: Clust
     """The next `up` has nothing else to repair."""
     second = node(drift_cluster, 2)
     third = node(drift_cluster, 3)
-    drain = "scontrol update nodename={} state=drain reason='{}'"
+    drain = "sudo scontrol update nodename={} state=drain reason='{}'"
     drift_cluster.ssh(second, drain.format(second, "noisy fan"))
-    drift_cluster.ssh(third, "sudo " + drain.format(third, SLURMS_REASON))
+    drift_cluster.ssh(third, drain.format(third, SLURMS_REASON))
     answer = drift_cluster.json("up")
     assert answer["probed"] == [third]
     assert second in answer["not_probed"]
     assert any(
-        note.endswith(f"{second}: drained by clusterctl: noisy fan") for note in answer["notes"]
+        note.endswith(f"{second}: drained by root: noisy fan") for note in answer["notes"]
     )
     assert mended(answer) == {f"{third}: was IDLE+DRAIN: {SLURMS_REASON}: resumed"}
-    drift_cluster.ssh(second, f"scontrol update nodename={second} state=resume")
+    drift_cluster.ssh(second, f"sudo scontrol update nodename={second} state=resume")
 
 
 def ansible_hosts(answer: dict[str, Any]) -> str:
@@ -246,7 +246,7 @@ def test_up_repairs_edited_files_and_powered_off_nodes_at_once(drift_cluster: Cl
     drift_cluster.ssh(
         leader, "sudo sed -i s/^SlurmdTimeout=.*/SlurmdTimeout=77/ /etc/slurm/slurm.conf"
     )
-    drift_cluster.ssh(leader, "scontrol reconfigure")
+    drift_cluster.ssh(leader, "sudo scontrol reconfigure")
     assert "77 sec" in drift_cluster.ssh(leader, shown)
     drift_cluster.ssh(
         second,
@@ -298,7 +298,7 @@ def test_job_starts_again_on_the_node_that_was_out_of_reach(drift_cluster: Clust
             time.sleep(0.5)
 
     drift_cluster.ssh(second, "sudo systemctl stop slurmd")
-    drift_cluster.ssh(leader, f"scontrol update nodename={second} state=down reason=gone")
+    drift_cluster.ssh(leader, f"sudo scontrol update nodename={second} state=down reason=gone")
     comes("PENDING ReqNodeNotAvail")  # nothing but the node is missing
     assert drift_cluster.ssh(second, "pgrep -x sleep")
     drift_cluster.ssh(second, "sudo systemctl start slurmd")

@@ -74,7 +74,6 @@ def spec_of(machines: Lab, name: str, **provider: object) -> str:
         controller="node1",
         partitions={"train": "node1"},
         provider=given,
-        storage={"keep": True},
         software={"mirrors": {"bundle": f"file://{BUNDLE}"}},
     )
 

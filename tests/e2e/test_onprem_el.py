@@ -22,6 +22,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.spec.hosts import expand
+from tests.e2e.own import at_home
 from tests.e2e.torch_job import train_on_nodes
 from tests.support.cluster import Cluster, records
 from tests.support.lab import Lab, lab
@@ -178,7 +179,7 @@ def rocky(
     file: Path, machines: Lab, before: dict[str, str], cluster_name: str, clusterctl_home: Path
 ) -> Iterator[Cluster]:
     """The cluster, up. Its host keys had not been confirmed before."""
-    runner = Clusterctl(clusterctl_home, file.parent)
+    runner = Clusterctl(clusterctl_home, file.parent, at_home(file.parent))
     file.write_text(re.sub(r"host_key: ssh-ed25519\s+\S+(?=})", "", file.read_text()))
     try:
         shown = answered(runner, "up")
