@@ -121,9 +121,7 @@ def test_up_resumes_nodes_that_slurm_drained_but_not_others(drift_cluster: Clust
     answer = drift_cluster.json("up")
     assert answer["probed"] == [third]
     assert second in answer["not_probed"]
-    assert any(
-        note.endswith(f"{second}: drained by root: noisy fan") for note in answer["notes"]
-    )
+    assert any(note.endswith(f"{second}: drained by root: noisy fan") for note in answer["notes"])
     assert mended(answer) == {f"{third}: was IDLE+DRAIN: {SLURMS_REASON}: resumed"}
     drift_cluster.ssh(second, f"sudo scontrol update nodename={second} state=resume")
 

@@ -70,7 +70,13 @@ def terminal(
     cli: Clusterctl, *argv: str | Path, size: tuple[int, int] = (24, 80), **environ: str
 ) -> Iterator[Terminal]:
     """Run a verb on a terminal of ``size`` rows and columns; an empty variable is unset."""
-    env = {**os.environ, "TERM": "xterm-256color", "CLUSTERCTL_HOME": str(cli.home), **environ}
+    env = {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "CLUSTERCTL_HOME": str(cli.home),
+        **cli.environ,
+        **environ,
+    }
     with on_terminal([cli.script, *argv], env, cli.cwd, size) as window:
         yield window
 
