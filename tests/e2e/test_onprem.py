@@ -233,6 +233,7 @@ def test_password_is_in_no_file_or_journal(cluster: Cluster) -> None:
 
 
 def test_homes_stay_after_down(cluster: Cluster, machines: Lab) -> None:
-    cluster.ssh("node1", "echo 0.5 > weights", user=cluster.user)
+    user = cluster.user
+    cluster.ssh("node1", "echo 0.5 > weights", user=user)
     cluster("down", "--yes", "--discard")
-    assert "weights" in machines.ssh("node1", f"sudo ls /shared/home/{cluster.user}").stdout
+    assert "weights" in machines.enter("node1", ["ls", f"/shared/home/{user}"]).stdout
