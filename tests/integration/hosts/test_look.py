@@ -483,7 +483,7 @@ def test_parse_report_reads_an_answer() -> None:
         reject_full_disks({"d-train-1": view, "d-train-2": parse_report(answer())})
     (failure,) = caught.value.failures
     assert (failure.host, failure.code) == ("d-train-1", "disk-full")
-    assert all(word in failure.cause for word in ("/ ", " of 512MiB"))
+    assert all(word in failure.cause for word in ("/ ", " of 512 MiB"))
 
 
 def test_reject_taken_numbers_names_all_hosts_and_accounts() -> None:
