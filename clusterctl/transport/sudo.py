@@ -7,6 +7,7 @@ the same way. It is proven on one host before any other host gets it.
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +28,13 @@ _TRY: Final = ("env", "LC_ALL=C", "sudo", "-k")
 _ANYTHING: Final = ("sh", "-c", ":")
 _ASKING: Final = ("-S", "-p", "")
 _RULES: Final = Path(__file__).with_name("data") / "sudo.yaml"
+# Runs a command after the line of its stdin that is the mark. The rules of a host may ask for no
+# password where another user is meant: sudo then leaves the password on stdin.
+_AFTER_MARK: Final = (
+    "sh",
+    "-c",
+    'while IFS= read -r line && [ "$line" != "$0" ]; do :; done; exec "$@"',
+)
 _TRIES: Final = 2
 # With `requiretty`, sudo refuses a session without a terminal. This program gives the session of its
 # arguments a terminal, and leaves their stdin, stdout and stderr as they are.
@@ -72,7 +80,10 @@ class Way:
         rest = argv[len(AS_ROOT) :]
         if self.password is None:
             return (*self.words, "-n", *rest), b""
-        return (*self.words, "-k", *_ASKING, *rest), f"{self.password}\n".encode()
+        target = rest[:3] if tuple(rest[:2]) == ("-H", "-u") else ()  # see as_user
+        mark = secrets.token_hex(8)
+        command = (*self.words, "-k", *_ASKING, *target, *_AFTER_MARK, mark, *rest[len(target) :])
+        return command, f"{self.password}\n{mark}\n".encode()
 
 
 # Runs a command (argv, stdin) on a host.

@@ -35,6 +35,8 @@ if how.startswith("requiretty "):
     how = how.partition(" ")[2]
 if how == "nobody":
     sys.exit("rocky is not in the sudoers file.")
+if how.startswith("trial "):  # asks for no password for other commands
+    how = how.partition(" ")[2] if words == ["sh", "-c", ":"] else "free"
 if how != "free":
     if "-n" in flags:
         sys.exit("sudo: a password is required")
@@ -53,7 +55,8 @@ os.execvp(words[0], words)
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file for each host: `free`, `nobody`, or the password that its sudo asks for,
-    after `requiretty` if sudo also requires a terminal.
+    after `requiretty` if sudo also requires a terminal, or after `trial` if it asks for the first
+    command only.
     """
     folder = tmp_path / "hosts"
     programs = tmp_path / "bin"

@@ -63,7 +63,13 @@ def access(
 def test_stdin_arrives_whole_with_and_without_a_sudo_password(played: Path) -> None:
     data = bytes(range(256)) * 100
     way = access(
-        played, PASSWORD, a="free", b=PASSWORD, c="requiretty free", d=f"requiretty {PASSWORD}"
+        played,
+        PASSWORD,
+        a="free",
+        b=PASSWORD,
+        c="requiretty free",
+        d=f"requiretty {PASSWORD}",
+        e=f"trial {PASSWORD}",
     )
     for host in way.hosts:
         assert way.root(host, ("sha256sum",), data) == way.run(host, ("sha256sum",), data)
