@@ -152,7 +152,7 @@ def test_bake_installs_the_image_like_a_node(baked: Baked) -> None:
     (note,) = [
         note for note in baked.planned(provider, spec_of()).notes if "builds the node" in note
     ]
-    assert "on demo-image (e2-standard-2, 0.07 USD" in note
+    assert "on demo-image (e2-standard-2, 0.067 USD" in note
     assert not baked.cloud.instances
     done = baked.up_from(provider, spec_of())
     ((name, image),) = baked.images.items()
@@ -396,7 +396,7 @@ def test_image_bake_without_a_cluster_leaves_only_the_image(
         bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"), refuse)
     assert not set(baked.cloud.resources().values())
     (line,) = shown.pop()
-    assert "on demo-image (e2-standard-2, 0.07 USD" in line
+    assert "on demo-image (e2-standard-2, 0.067 USD" in line
     ahead.append(no_packages())
     with refused("no-packages"):
         bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))

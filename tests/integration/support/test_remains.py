@@ -61,7 +61,7 @@ def test_other_workspaces_are_no_run_s(tmp_path: Path) -> None:
     assert not is_over(str(tmp_path / "mine")), "this run's own"
 
 
-def test_only_clusters_and_storage_of_ended_runs_are_removed(base: Path, tmp_path: Path) -> None:
+def test_only_clusters_of_ended_runs_are_removed(base: Path, tmp_path: Path) -> None:
     def state(cluster_id: str, workspace: Path, owner: int) -> dict[str, Any]:
         return {"id": cluster_id, "name": "x", "workspace": str(workspace), "owner": owner}
 
@@ -74,16 +74,14 @@ def test_only_clusters_and_storage_of_ended_runs_are_removed(base: Path, tmp_pat
         state("dddddd", Path.home() / ".local/state/clusterctl/x", ours),
     ]
     down = []
-    storage = []
 
     def call(verb: str, request: dict[str, Any], **_: object) -> dict[str, Any]:
         if verb == "down":
             down.append(request["id"])
-        storage.extend(request.get("remove", ()))
-        return {"clusters": states, "kept": states}
+        return {"clusters": states}
 
-    assert [line.split()[3] for line in remove_clusters(call)] == ["(aaaaaa)", "(bbbbbb)"] * 2
-    assert down == storage == ["aaaaaa", "bbbbbb"]
+    assert [line.split()[3] for line in remove_clusters(call)] == ["(aaaaaa)", "(bbbbbb)"]
+    assert down == ["aaaaaa", "bbbbbb"]
 
 
 def test_processes_are_a_run_s_as_long_as_its_first_one_lives() -> None:
