@@ -37,20 +37,18 @@ def attach(provider: Provider, request: AttachRequest) -> tuple[Attached, Proof]
 
     Raises the errors of ``Provider.attach`` and ``prove``.
     """
-    attached, proof = _prove(provider, provider.attach(request), request)
+    attached, proof = _attach(provider, request)
     if proof.lacks_python and attached.site_python:
         request.reporter.note(f"the nodes lack the login node's Python: {attached.site_python}")
-        attached = provider.attach(replace(request, own_python=True))
-        attached, proof = _prove(provider, attached, request)
+        return _attach(provider, replace(request, own_python=True))
     return attached, proof
 
 
-def _prove(
-    provider: Provider, attached: Attached, request: AttachRequest
-) -> tuple[Attached, Proof]:
+def _attach(provider: Provider, request: AttachRequest) -> tuple[Attached, Proof]:
     """Record all that jobs show at once: if this process ends, the next `attach` knows the job that
     still waits.
     """
+    attached = provider.attach(request)
     request.reporter.step("prove")
     workspace = attached.workspace
     with connect_session(job_inventory(workspace), workspace) as session:

@@ -80,17 +80,16 @@ def storage_of(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | 
             why="; ".join(map(str, found)),
             fix="choose another name, or remove a storage at the provider",
         )
-    for storage in found:
-        if conflicts := "; ".join(_others_files(spec, storage)):
-            raise UsageError(
-                f"the users of the spec differ from those of storage {storage.name!r}",
-                code="storage-users-differ",
-                where="users",
-                why=conflicts,
-                fix="give each account its former uid, or choose another storage",
-            )
-        return storage
-    return None
+    storage = found[0] if found else None
+    if storage and (conflicts := "; ".join(_others_files(spec, storage))):
+        raise UsageError(
+            f"the users of the spec differ from those of storage {storage.name!r}",
+            code="storage-users-differ",
+            where="users",
+            why=conflicts,
+            fix="give each account its former uid, or choose another storage",
+        )
+    return storage
 
 
 def _others_files(spec: Cluster, storage: KeptStorage) -> Iterator[str]:

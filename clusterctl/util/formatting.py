@@ -152,8 +152,8 @@ def metric(value: object, name: str = "") -> str:
     if not isinstance(value, float):
         return given(value)
     unit = unit_of(name)
-    is_plain = unit.endswith("/s") and unit.removesuffix("/s") not in {*_UNITS.values()}
-    return quantity(value, "" if is_plain and unit not in _UNITS.values() else unit)
+    is_known = not {unit, unit.removesuffix("/s")}.isdisjoint(_UNITS.values())
+    return quantity(value, unit if is_known else "")
 
 
 def spread(mean: float, deviation: float, digits: int = 4) -> str:
