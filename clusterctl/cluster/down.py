@@ -12,9 +12,9 @@ from pathlib import Path
 
 from clusterctl.agent.limits import keep_uses
 from clusterctl.cluster.losses import (
-    all_answer,
     check_only_copies,
     find_only_copies,
+    is_whole,
     note_removal,
     without_known_losses,
 )
@@ -342,8 +342,8 @@ def destroy(
     try:
         remove_cluster(provider, workspace.cluster_id(), workspace)
     except ClusterctlError:
-        # If all hosts still answer, nothing was removed, and users may continue to work there.
-        if all_answer(workspace):
+        # Users may continue to work there.
+        if is_whole(workspace):
             workspace.removing.unlink(missing_ok=True)
         raise
     return PhaseResult(None)

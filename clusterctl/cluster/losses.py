@@ -54,7 +54,7 @@ def check_only_copies(
     ids = {entry.job_id for entry in discarded if entry.job_id}
     found = find_only_copies(workspace, ids)
     # If all hosts answer, an earlier `down` has removed none of them.
-    if not found.unknown:
+    if not found.unknown and not _changed_machines(workspace):
         workspace.removing.unlink(missing_ok=True)
     copies = without_known_losses(workspace, found)
     lost = replace(copies, runs=tuple(f"the run of {entry.shown}" for entry in discarded))
@@ -196,8 +196,12 @@ def _uncollected_runs(workspace: Workspace, scheduler: Jobs, names: Collection[s
     )
 
 
-def all_answer(workspace: Workspace) -> bool:
-    """Return whether every host of the cluster answers. True if the cluster has no known host."""
+def is_whole(workspace: Workspace) -> bool:
+    """Return whether `down` has removed nothing: it has changed no machine of an owner, and every host
+    answers. True if the cluster has no known host.
+    """
+    if _changed_machines(workspace):
+        return False
     try:
         names = [host.name for host in inventory_of(workspace).hosts]
     except UsageError:
@@ -205,6 +209,11 @@ def all_answer(workspace: Workspace) -> bool:
     with Connections(workspace.ssh_config) as connections:
         _, silent = call_on_hosts(names, lambda name: connections.to(name).run(["true"]))
     return not silent
+
+
+def _changed_machines(workspace: Workspace) -> Collection[str]:
+    begun = begun_removal(workspace)
+    return begun.changed if begun else ()
 
 
 def note_removal(

@@ -20,11 +20,13 @@ class BegunRemoval:
     looked_at: the time when all hosts were searched for files that exist only there. None: not all
         answered.
     discarded: tokens of the submissions whose runs the user chose not to collect.
-    released: the machines that were given back to their owner.
+    changed: the machines of an owner from which the removal has begun. released: those of them that
+        were given back.
     """
 
     looked_at: float | None = None
     discarded: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
 
 
@@ -38,6 +40,7 @@ def begun_removal(workspace: Workspace) -> BegunRemoval | None:
     return BegunRemoval(
         float(looked_at) if isinstance(looked_at, int | float) else None,
         tuple(row.get("discarded") or ()),
+        tuple(row.get("changed") or ()),
         tuple(row.get("released") or ()),
     )
 
@@ -48,11 +51,14 @@ def record_removal(workspace: Workspace, removal: BegunRemoval) -> None:
         write_atomic(workspace.removing, json.dumps(asdict(removal)))
 
 
-def record_released(workspace: Workspace, hosts: Collection[str]) -> None:
-    """Record that the `down` of this cluster has released these machines."""
+def record_machines(
+    workspace: Workspace, *, changed: Collection[str] = (), released: Collection[str] = ()
+) -> None:
+    """Record from which machines the `down` of this cluster removes it, or that it has released them."""
     if (removal := begun_removal(workspace)) is not None:
-        released = sorted({*removal.released, *hosts})
-        record_removal(workspace, replace(removal, released=tuple(released)))
+        now_changed = tuple(sorted({*removal.changed, *changed, *released}))
+        now_released = tuple(sorted({*removal.released, *released}))
+        record_removal(workspace, replace(removal, changed=now_changed, released=now_released))
 
 
 def leaving_error(workspace: Workspace) -> NotUpError | None:

@@ -35,7 +35,7 @@ from clusterctl.providers.onprem.remote_claim import claim_origin
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.state.removal import record_released
+from clusterctl.state.removal import record_machines
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.transport.sudo import SudoError
@@ -73,8 +73,9 @@ def release_all(login: Login, cluster_id: str) -> None:
     )
     failed = {**lost, **failed}
     ours = [host for host, is_ours in is_ours_by_host.items() if is_ours]
+    record_machines(login.workspace, changed=ours, released={*names}.difference(failed, ours))
     released, release_failures = _release(ours, inventory, login)
-    record_released(login.workspace, [*set(names).difference(failed, ours), *released])
+    record_machines(login.workspace, released=released)
     for host in released:
         login.prompts.reporter.progress(HostStep(host, "released", len(names)))
     raise_failures({**failed, **release_failures}, summary=NOT_RELEASED, then=THEN)

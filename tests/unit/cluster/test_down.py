@@ -38,7 +38,7 @@ from clusterctl.providers.base import HostPlan, Leftover, Orphan, OrphanSearch
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, UncopiedFiles
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import JobEntry, Ledger
-from clusterctl.state.removal import BegunRemoval, begun_removal, record_released, record_removal
+from clusterctl.state.removal import BegunRemoval, begun_removal, record_machines, record_removal
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from tests.support.inventories import inventory_of
@@ -202,7 +202,7 @@ def test_next_down_continues_without_asking_about_discarded_runs(
     use_hosts(monkeypatch, lambda _: ScriptedTransport([gone]))
     with pytest.raises(LeftoversError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
-    record_released(workspace, ["d-ctl"])
+    record_machines(workspace, released=["d-ctl"])
     with pytest.raises(NotUpError) as caught:
         status_of(workspace)
     assert caught.value.code == "leaving"

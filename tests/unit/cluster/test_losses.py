@@ -20,9 +20,9 @@ from clusterctl.cluster.losses import (
     DISCARDED,
     LOOK_VALID_S,
     LeavingHosts,
-    all_answer,
     check_leaving_hosts,
     check_only_copies,
+    is_whole,
     note_removal,
 )
 from clusterctl.cluster.phases import PhaseRunner
@@ -35,6 +35,7 @@ from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Nodes
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.removal import begun_removal, record_machines
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from clusterctl.util.progress import Clock
@@ -351,7 +352,9 @@ def test_note_removal_records_discarded_files(stage: Stage) -> None:
     assert (row["cluster"], row["discarded"]) == ("d", [str(MODEL), str(SCRATCH)])
 
 
-def test_all_answer_asks_each_host(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_is_whole_while_each_host_answers_and_no_machine_was_changed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead: set[str] = set()
 
     def host(name: str) -> ScriptedTransport:
@@ -359,11 +362,14 @@ def test_all_answer_asks_each_host(stage: Stage, monkeypatch: pytest.MonkeyPatch
         return ScriptedTransport([Step(("true",), error=error)])
 
     use_hosts(monkeypatch, host)
-    assert all_answer(stage.workspace)
+    assert is_whole(stage.workspace)
     dead.add("d-train-2")
-    assert not all_answer(stage.workspace)
+    assert not is_whole(stage.workspace)
     stage.workspace.inventory.unlink()
-    assert all_answer(stage.workspace)
+    assert is_whole(stage.workspace)
+    note_removal(stage.workspace, OnlyCopies())
+    record_machines(stage.workspace, changed=["d-ctl"])
+    assert not is_whole(stage.workspace)
 
 
 def test_check_of_an_unconfigured_cluster_asks_nothing(stage: Stage) -> None:
@@ -486,3 +492,16 @@ def test_own_machine_leaves_only_after_its_runs_are_collected(
         check_leaving_hosts(session, LeavingHosts(before, HostPlan(()), ["d-train-2"]), slurm)
     ledger.update(entry, run_dir="/runs/d-7-mine", run_state="COMPLETED")
     assert not check_leaving_hosts(session, LeavingHosts(before, plan), slurm).value
+
+
+def test_machine_that_is_half_given_back_keeps_the_name_of_the_unfinished_down(
+    stage: Stage,
+) -> None:
+    """Machines of an owner answer also after `down` has removed the cluster from them."""
+    stage.record(inventory("onprem"))
+    note_removal(stage.workspace, OnlyCopies())
+    record_machines(stage.workspace, changed=["d-ctl", "d-train-2"], released=["d-ctl"])
+    assert not stage.look()
+    begun = begun_removal(stage.workspace)
+    assert begun is not None
+    assert (begun.changed, begun.released) == (("d-ctl", "d-train-2"), ("d-ctl",))
