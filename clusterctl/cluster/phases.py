@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,11 +123,11 @@ def provider_of(settings: AnyProvider, prompts: Prompts = NO_PROMPTS) -> Provide
 
 def _remove_cluster(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
-) -> Mapping[str, tuple[str, ...]]:
+) -> None:
     # Few commands release hosts, and importing Ansible takes time.
     from clusterctl.configure.ansible import remove_from  # noqa: PLC0415
 
-    return remove_from(inventory, hosts, workspace, reporter)
+    remove_from(inventory, hosts, workspace, reporter)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal
@@ -28,7 +28,7 @@ from clusterctl.transport.sudo import PASSWORDS
 from clusterctl.util.assets import data_folder
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import SHORT, lines_in_time, running, temporary_folder
-from clusterctl.util.progress import Reporter, report_steps
+from clusterctl.util.progress import Reporter
 
 MAX_FORKS = 32
 # While Ansible is silent, its processes are checked this often.
@@ -72,7 +72,6 @@ def run_playbook(run: PlaybookRun) -> Results:
     temporary = tempfile.gettempdir()
     home = Path(temporary) if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else SHORT
     failed: list[Event] = []
-    notes: dict[str, tuple[str, ...]] = {}
     recap: Recap | None = None
     with (
         temporary_folder(run.log.parent, prefix=".ansible-") as private,
@@ -89,10 +88,8 @@ def run_playbook(run: PlaybookRun) -> Results:
             match event["event"]:
                 case "failed" | "unreachable":
                     failed.append(event)
-                case "ok" | "changed" if host_notes := event["result"].get("clusterctl_notes"):
-                    notes[event["host"]] = (*notes.get(event["host"], ()), *host_notes)
                 case "end":
-                    recap = Recap(event["ok"], event["changed"], notes)
+                    recap = Recap(event["ok"], event["changed"])
             if result := events.result_of(event):
                 yield result
         rc = process.wait()
@@ -248,8 +245,8 @@ def run(
     - introduce: update the list of the cluster's hosts: names, addresses, the firewall. Restart
       nothing.
     - remove: remove the cluster's files, lines and accounts from hosts, and move their owner's files
-      back. The returned summary has notes on everything that stays. Hosts without the cluster stay as
-      they are.
+      back. The results have notes on everything that stays. Hosts without the cluster stay as they
+      are.
     - ended: after a failure, note clusterctl's changes so far, to tell them from later changes by the
       user.
 
@@ -268,9 +265,9 @@ def run(
 
 def remove_from(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
-) -> Mapping[str, tuple[str, ...]]:
-    """Remove the cluster from these hosts, and move their owner's files back. Return host -> what
-    stays there.
+) -> None:
+    """Remove the cluster from these hosts, and move their owner's files back. Report what stays as
+    soon as a host says it, because a host that has forgotten the cluster can't say it again.
     """
     variables = {
         "shared_storage_cluster_id": inventory.cluster_id,
@@ -278,7 +275,11 @@ def remove_from(
     }
     inventory_file.write_inventory(inventory, workspace, variables)
     record_inventory(inventory, workspace)
-    return report_steps(run("remove", inventory, workspace, hosts=hosts), reporter).notes
+    with closing(run("remove", inventory, workspace, hosts=hosts)) as results:
+        for result in results:
+            reporter.progress(result)
+            for note in result.notes:
+                reporter.note(f"left on {result.host}: {note}")
 
 
 def record_inventory(inventory: Inventory, workspace: Workspace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -43,9 +43,11 @@ class TaskResult(HostStep):
     and so on.
 
     diff: unified diff of the changes that check mode reports. "" for tasks with secrets.
+    notes: messages of the task's module for the user.
     """
 
     diff: str = ""
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.host}: {self.task}"
@@ -56,12 +58,10 @@ class Recap:
     """The summary of a successful playbook run.
 
     ok: host -> number of tasks. changed: number of tasks that changed something, on all hosts.
-    notes: host -> messages of Ansible modules for the user.
     """
 
     ok: Mapping[str, int]
     changed: int
-    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         hosts = counted(len(self.ok), "host")
@@ -75,7 +75,9 @@ def result_of(event: Event) -> TaskResult | None:
     status = Status(event["event"])
     diff = "\n".join(_diffs(event["result"])) if status is Status.CHANGED else ""
     failed = status in {Status.FAILED, Status.UNREACHABLE}
-    return TaskResult(event["host"], _task_name(event, ": "), event["of"], status, failed, diff)
+    notes = tuple(event["result"].get("clusterctl_notes", ()))
+    name = _task_name(event, ": ")
+    return TaskResult(event["host"], name, event["of"], status, failed, diff, notes)
 
 
 def _task_name(event: Event, separator: str) -> str:

@@ -615,10 +615,8 @@ def fingerprint(key: str) -> str:
 
 # Called with unknown host keys. Returns if the user confirms all of them; raises otherwise.
 Confirm = Callable[[Sequence[OfferedKey]], None]
-# Removes the cluster from these hosts. Returns host -> what stays there, with the reasons.
-RemoveCluster = Callable[
-    [Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]
-]
+# Removes the cluster from these hosts, and reports what stays there, with the reasons.
+RemoveCluster = Callable[[Inventory, Collection[str], Workspace, Reporter], None]
 
 
 def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
@@ -640,7 +638,7 @@ class Prompts:
     """
 
     confirm: Confirm = reject_unknown_keys
-    remove_cluster: RemoveCluster = lambda _i, _h, _w, _s: {}
+    remove_cluster: RemoveCluster = lambda _i, _h, _w, _s: None
     reporter: Reporter = SILENT
 
 

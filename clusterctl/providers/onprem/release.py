@@ -175,9 +175,7 @@ def _remove_cluster(
     if not hosts:
         return {}
     try:
-        notes = login.prompts.remove_cluster(
-            inventory, hosts, login.workspace, login.prompts.reporter
-        )
+        login.prompts.remove_cluster(inventory, hosts, login.workspace, login.prompts.reporter)
     except ConfigureError as exc:
         failed: dict[str, ClusterctlError] = {
             str(failure.host): ConfigureError(
@@ -193,8 +191,6 @@ def _remove_cluster(
         if not failed:
             raise
         return failed
-    for host, line in ((host, line) for host, lines in notes.items() for line in lines):
-        login.prompts.reporter.note(f"left on {host}: {line}")
     return {}
 
 

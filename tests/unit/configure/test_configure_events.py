@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.configure.events import Status, failures_of, result_of
+from clusterctl.configure import ansible
+from clusterctl.configure.events import Status, TaskResult, failures_of, result_of
+from clusterctl.errors import ConfigureError
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Reporter
+from tests.support.inventories import CTL, INVENTORY
 
 TASK = "Run slurmd"
 TAKEN = "uid 10001 is taken"
@@ -119,3 +126,33 @@ def test_long_diff_is_truncated() -> None:
     found = diff_of(diff={"before": "", "after": "line\n" * 1000})
     assert found[-1].startswith("... and ")
     assert len(found) < 250
+
+
+class Notes(Reporter, list[str]):
+    """A reporter that keeps the notes."""
+
+    def note(self, text: str) -> None:
+        self.append(text)
+
+
+def test_note_of_a_host_is_shown_although_the_removal_fails_on_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next `down` skips the host, so that nobody would hear the note again."""
+
+    def playbook(_: object) -> Iterator[TaskResult]:
+        found = result_of(event(CTL, kind="changed", clusterctl_notes=["/home/ada stays"]))
+        assert found is not None
+        yield found
+        raise ConfigureError("the connection was lost")
+
+    monkeypatch.setattr(ansible, "run_playbook", playbook)
+    workspace = Workspace(tmp_path / "own")
+    workspace.create()
+    workspace.create_secrets()
+    notes = Notes()
+    with pytest.raises(ConfigureError):
+        ansible.remove_from(INVENTORY, [CTL], workspace, notes)
+    (note,) = notes
+    assert CTL in note
+    assert "/home/ada" in note
