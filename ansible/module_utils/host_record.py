@@ -55,7 +55,7 @@ _EMPTY: dict[str, Any] = {
     "mounted": [],
     # Database that the roles create unless it is there -> the user that they add
     "databases": {},
-    # Unit -> role, load, file, active
+    # Unit -> role; its load, file and active state before; its file state when the roles had run (`left`)
     "units": {},
     "reloads": [],
     # Packages, and the units that start at boot and that run: those of the last `begin`, and those that
@@ -160,6 +160,9 @@ class Record:
                     content["files"].setdefault(path, new)
         for path, entry in content["files"].items():
             entry["written"] = fingerprint(path)
+        units = Units(run)
+        for unit, before in content["units"].items():
+            before["left"] = units.read(unit)["file"]
         mounts = Mounts()
         content["mounted"] = sorted(
             path for path in content["mounts"] if mounts.is_mount_point(path)

@@ -74,6 +74,7 @@ class Removal:
             RecordError: a file server of the owner does not answer; nothing was changed.
         """
         self._leave_silent_servers()
+        self._keep_owners_choices()
         self._stop_units()
         self._drop_databases()
         self._remove_keys()
@@ -110,6 +111,21 @@ class Removal:
         for path in silent:
             self._run(["umount", "-f", "-l", path], check_rc=True)
             self.done.append(f"unmounted {path}, whose file server does not answer")
+
+    def _keep_owners_choices(self) -> None:
+        """Let units that someone else has enabled, disabled or masked since `up` be as they are now."""
+        for unit, before in self._content["units"].items():
+            left = before.pop("left", None)
+            is_ours = OWN in unit or before["load"] == "not-found"
+            if is_ours or not self._content["ended"] or left is None:
+                continue
+            now = self._units.read(unit)
+            if now["file"] != left:
+                before.update(now)
+                self.notes.append(
+                    f"{unit} stays {now['file']}: someone else has changed that since"
+                )
+        self._record.write()
 
     def _stop_units(self) -> None:
         """Stop and disable the units that the roles started and enabled, and daemons that came with
@@ -173,9 +189,10 @@ class Removal:
             with self._tolerate_errors(path), rights_for(path):
                 text = _read(path)
                 mark = self._content["key_mark"]
+                kept, _ = without_blocks(text, mark or _MARKS)
                 rest = "".join(
                     line
-                    for line in without_blocks(text, mark or _MARKS).splitlines(keepends=True)
+                    for line in kept.splitlines(keepends=True)
                     if line.rstrip("\n") not in lines
                 )
                 if rest == text:
@@ -234,20 +251,24 @@ class Removal:
             self._cut_block(path, role)
 
     def _cut_block(self, path: str, role: str) -> bool:
-        """Remove clusterctl's lines from a file. Return whether it had any."""
-        text = "" if os.path.islink(path) else _read(path)
-        rest = without_blocks(text)
+        """Remove clusterctl's lines from a file, also through a link. Return whether it had any."""
+        text = _read(os.path.realpath(path))
+        rest, stray = without_blocks(text)
         if rest == text:
             return False
         self._note_change(role)
-        _write(path, rest)
+        _write(os.path.realpath(path), rest)
         self.done.append(f"removed the cluster's lines from {path}")
+        if stray:
+            self.notes.append(
+                f"{path} may have lines of the cluster: of the markers around them, only {stray!r} was there"
+            )
         return True
 
     def _move_back(self) -> None:
         """Move the kept files back. Leave and name a file that someone else has changed since."""
         lacking: dict[str, str] = {}
-        for path, entry in self._content["files"].items():
+        for path, entry in [*self._content["files"].items()]:
             older = sorted(glob.glob(f"{glob.escape(path + BEFORE)}.[0-9]*"))
             self.notes += [f"{copy} stays: of before an earlier cluster" for copy in older]
             if package := self._give_back(path, entry):
@@ -270,13 +291,15 @@ class Removal:
         """Give a path its owner's file. Return the package that lacks the path then; "" if none does."""
         now = fingerprint(path)
         kept = path + BEFORE if entry["kept"] and os.path.lexists(path + BEFORE) else ""
-        # An earlier attempt has moved it back, or an owner has taken it.
-        is_done = entry["kept"] and not kept
+        is_lost = entry["kept"] and not kept and now == entry["written"]
+        # An earlier attempt has moved it back, or the owner has.
+        is_done = entry["kept"] and not kept and not is_lost
         is_not_ours = not kept and self._content["ended"] and entry["written"] is None
         if is_done or is_not_ours or (now is None and not kept):
             return ""
         if kept and now == fingerprint(kept):
             # The roles never changed it, so that the file itself has later times than the copy.
+            self._forget(path)
             Path(kept).unlink()
             return ""
         if self._cut_block(path, entry["role"]):
@@ -298,11 +321,21 @@ class Removal:
             copy_whole(path, path + AFTER)
         if kept:
             _move(kept, path)
+            self._forget(path)
             self.done.append(f"moved {path} back")
         else:
+            if is_lost:
+                self.notes.append(
+                    f"{path} was the cluster's: somebody took {path}{BEFORE}, your file of before"
+                )
             Path(path).unlink()
             self.done.append(f"removed {path}")
         return package
+
+    def _forget(self, path: str) -> None:
+        """Record that a path is the owner's again, so that a repeated removal does not change it."""
+        del self._content["files"][path]
+        self._record.write()
 
     def _note_change(self, role: str) -> None:
         """Record, before the change, that units must read a role's files again."""
@@ -405,26 +438,31 @@ class Removal:
             self.notes.append(f"{path} stays: {exc.strerror or exc}")
 
 
-def without_blocks(text: str, marks: str | tuple[str, ...] = _MARKS) -> str:
-    """Return a text without the lines between clusterctl's markers, and without the markers. A marker
-    without its other one is removed alone.
+def without_blocks(text: str, marks: str | tuple[str, ...] = _MARKS) -> tuple[str, str]:
+    """Return (a text without the lines between clusterctl's markers, and without the markers; a marker
+    without its other one, which is removed alone; "" if there is none).
 
     marks: how the markers end.
     """
-    lines = text.splitlines(keepends=True)
     rest: list[str] = []
     start: int | None = None
-    for line in lines:
+    begin = stray = ""
+    for line in text.splitlines(keepends=True):
         is_marker = line.rstrip("\n").endswith(marks)
         if is_marker and line.startswith("# BEGIN "):
+            stray = stray or begin
             start = len(rest)
+            begin = line.rstrip("\n")
         elif is_marker and line.startswith("# END "):
-            if start is not None:
+            if start is None:
+                stray = line.rstrip("\n")
+            else:
                 del rest[start:]
             start = None
+            begin = ""
         else:
             rest.append(line)
-    return "".join(rest)
+    return "".join(rest), stray or begin
 
 
 def remove_tree(path: str, *, keep: bool) -> list[str]:

@@ -117,6 +117,18 @@ def test_file_that_someone_has_changed_since_stays_and_is_named(
     assert tree(etc) == {"slurm.conf": "ours, bettered\n", **before}
 
 
+def test_file_whose_kept_copy_is_gone_is_removed_and_named(changes: Changes, etc: Path) -> None:
+    conf = etc / "slurm.conf"
+    conf.write_text("theirs\n")
+    changes("begun", files=[str(conf)])
+    conf.write_text("ours\n")
+    changes("ended")
+    (etc / "slurm.conf.before-clusterctl").unlink()
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert "slurm.conf.before-clusterctl" in note
+    assert tree(etc) == {}
+
+
 def test_next_cluster_keeps_a_file_that_someone_had_changed(changes: Changes, etc: Path) -> None:
     conf = etc / "slurm.conf"
     conf.write_text("theirs\n")
@@ -208,6 +220,31 @@ def test_only_lines_between_markers_leave_an_owners_file(
     hosts.write_text(now)
     changes("removed")
     assert tree(etc) == {"hosts": after}
+
+
+@pytest.mark.parametrize("lacking", ["BEGIN", "END"])
+def test_file_with_a_single_marker_is_named(changes: Changes, etc: Path, lacking: str) -> None:
+    hosts = etc / "hosts"
+    hosts.write_text(OWNERS)
+    changes("begun", blocks=[str(hosts)])
+    lines = [line for line in BLOCK.splitlines(keepends=True) if lacking not in line]
+    hosts.write_text(OWNERS + "".join(lines))
+    changes("ended")
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert str(hosts) in note
+    assert tree(etc) == {"hosts": OWNERS + "10.0.0.4 n2\n"}
+
+
+def test_block_leaves_a_file_behind_a_link(changes: Changes, etc: Path) -> None:
+    """Ansible writes blocks through links."""
+    hosts = etc / "hosts"
+    (etc / "hosts.site").write_text(OWNERS)
+    hosts.symlink_to("hosts.site")
+    changes("begun", blocks=[str(hosts)])
+    (etc / "hosts.site").write_text(OWNERS + BLOCK)
+    changes("ended")
+    changes("removed")
+    assert (hosts.is_symlink(), hosts.read_text()) == (True, OWNERS)
 
 
 def test_block_leaves_a_kept_file_that_its_owner_has_edited(changes: Changes, etc: Path) -> None:
@@ -488,11 +525,28 @@ def test_units_get_their_former_state_and_read_the_owners_files(
     changes("begun", files=[str(key)], units=["munge.service"])
     key.write_text("ours\n")
     machine.has_units("munge.service")
-    changes("ended")
     machine.answers[UNIT] = (0, states[now], "")
+    changes("ended")
     changes("removed")
     ran = [argv[1] for argv in machine.ran if argv[0] == "systemctl" and argv[-1] == UNIT[-1]]
     assert [word for word in ran if word != "show"] == commands
+
+
+@pytest.mark.parametrize(("before", "choice"), [("enabled", "disabled"), ("disabled", "masked")])
+def test_unit_that_its_owner_enables_or_disables_later_stays_so_and_is_named(
+    changes: Changes, machine: Machine, before: str, choice: str
+) -> None:
+    shown = "LoadState=loaded\nUnitFileState={}\nActiveState={}\n"
+    machine.answers[UNIT] = (0, shown.format(before, "active"), "")
+    changes("begun", units=["munge.service"])
+    machine.answers[UNIT] = (0, shown.format("enabled", "active"), "")
+    changes("ended")
+    machine.answers[UNIT] = (0, shown.format(choice, "inactive"), "")
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert "munge.service" in note
+    assert choice in note
+    ran = [argv[1] for argv in machine.ran if argv[0] == "systemctl" and argv[-1] == UNIT[-1]]
+    assert ran == []
 
 
 def test_daemons_that_came_with_packages_are_stopped(changes: Changes, machine: Machine) -> None:
