@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
@@ -49,6 +50,8 @@ TEXTS: Final = (CLAIM,)
 # Only jobs need shared memory.
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
+# In the paths of all files that belong to clusterctl alone.
+_OWN: Final = "clusterctl"
 _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
 Touches = Mapping[str, Any]
@@ -88,8 +91,28 @@ def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
         path
         for touches in _applied(spec, roles).values()
         for path in (*_plain_items(touches, "files"), *_plain_items(touches, "blocks"))
-        if path.startswith("/etc/") and "clusterctl" not in path
+        if path.startswith("/etc/") and _OWN not in path
     )
+
+
+def own_paths() -> frozenset[str]:
+    """Return patterns of clusterctl's own files and folders on a host, except state in /run and /var,
+    and files in homes.
+    """
+    paths = (
+        Path(path)
+        for touches in _touches().values()
+        for key in ("files", "folders", "trees")
+        for path in _plain_items(touches, key)
+        if path.startswith(("/etc/", "/opt/", "/usr/local/", "/var/lib/"))
+    )
+    ours = (
+        min((p for p in (path, *path.parents) if _OWN in p.name), key=lambda p: len(p.parts))
+        for path in paths
+        if _OWN in str(path)
+    )
+    record = read_table(data_folder("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
+    return frozenset(map(str, ours)) | {f"{record['users_record']}*"}
 
 
 def role_units(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:

@@ -47,7 +47,6 @@ from clusterctl.util.progress import NO_LIMIT, Limit
 _PLACES: Final = "/usr/sbin:/sbin:/usr/bin"
 # Folder that the Ansible roles create on nodes.
 _JOBS: Final = Path("/opt/clusterctl")
-_PACKAGE: Final = Path(__file__).resolve().parents[2]
 # On Debian, an sshd of root needs a folder that only its service creates.
 _START_SSHD: Final = (
     '[ -d /usr/share/empty.sshd ] || mkdir -p -m 0755 /run/sshd 2>/dev/null; exec "$0" -i -f "$1"'
@@ -87,21 +86,6 @@ def check_this_machine(host: str) -> AccessError | None:
 
 def find_sshd() -> str | None:
     return shutil.which("sshd", path=_PLACES)
-
-
-def is_installation(path: str) -> bool:
-    """Return whether a path on this machine belongs to the running installation of clusterctl."""
-    candidate = Path(path)
-    script = shutil.which("clusterctl")
-    parts = [
-        Path(sys.prefix),
-        Path(sys.prefix).resolve(),
-        _PACKAGE,
-        *([Path(script)] if script else []),
-    ]
-    return candidate.parent == _PACKAGE.parent or any(
-        candidate in (part, *part.parents) for part in parts
-    )
 
 
 _PROGRAM: Final = remote_program("clusterctl.providers.onprem.remote_claim")

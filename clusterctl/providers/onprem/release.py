@@ -16,6 +16,7 @@ from clusterctl.errors import (
     ProvisionError,
     UnreachableError,
 )
+from clusterctl.hosts.roles import own_paths
 from clusterctl.providers.base import (
     REPLACED,
     Leftover,
@@ -29,7 +30,7 @@ from clusterctl.providers.base import (
     reject_unknown_keys,
 )
 from clusterctl.providers.onprem.access import raise_failures, ssh_host
-from clusterctl.providers.onprem.login import Login, is_installation
+from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.members import claim_on, is_silent, shared_folder
 from clusterctl.providers.onprem.remote_claim import claim_origin
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
@@ -156,8 +157,7 @@ def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
     claim = claim_on(host, login)
     if claim and claim.get("id") != cluster_id:
         return ()
-    lines = login.run(host, ("sh", "-c", _LIST_TRACES)).splitlines()
-    return [line for line in lines if not (login.is_here(host) and is_installation(line))]
+    return login.run(host, ("sh", "-c", _LIST_TRACES, "sh", *sorted(own_paths()))).splitlines()
 
 
 def _is_ours(host: str, login: Login, cluster_id: str) -> bool:

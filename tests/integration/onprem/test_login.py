@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError
+from clusterctl.hosts.roles import own_paths
 from clusterctl.providers.onprem import login
-from clusterctl.providers.onprem.login import Login, check_this_machine, is_installation
+from clusterctl.providers.onprem.login import Login, check_this_machine
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.master import end_all_connections
@@ -50,17 +51,29 @@ def test_machine_without_sshd_names_the_package(
     assert "openssh-server" in refused.failures[0].fix
 
 
-def test_installation_of_clusterctl_is_no_leftover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "prefix", "/opt/pipx/venvs/clusterctl")
-    package = Path(login.__file__).parents[2]
-    own = ["/opt/pipx/venvs/clusterctl", str(package), f"{package}-1.0.dist-info"]
-    assert [path for path in own if not is_installation(path)] == []
-    left = [
-        "/opt/clusterctl",
-        "/var/lib/clusterctl-host.json",
-        "/etc/hosts: lines from clusterctl",
+def test_only_paths_that_a_cluster_makes_are_leftovers(tmp_path: Path) -> None:
+    """An installation of clusterctl, and the owner's own files about it, are none."""
+    patterns = own_paths()
+    assert {"/opt/clusterctl", "/etc/clusterctl", "/var/lib/clusterctl-host.json*"} <= patterns
+    theirs = [
+        "/etc/cron.d/clusterctl-doctor",
+        "/etc/slurm/slurm.conf.after-clusterctl",
+        "/opt/pipx/venvs/clusterctl",
+        "/usr/local/bin/clusterctl",
     ]
-    assert [path for path in left if is_installation(path)] == []
+    names = ["etc/clusterctl", "var/lib/clusterctl-host.json.new"]
+    for name in (*names, *(path[1:] for path in theirs)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    script = Path(login.__file__).with_name("data") / "look.sh"
+    done = subprocess.run(
+        ["sh", script, *(f"{tmp_path}{pattern}" for pattern in sorted(patterns))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [f"{tmp_path}/{name}" for name in names]
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,13 @@
 #!/bin/sh
-# Lists the traces of clusterctl on a machine. Any user can run this script, and no clusterctl program is needed. The folder /var/lib/clusterctl belongs to local clusters.
-find /etc /opt /usr/local /var/lib /var/log -xdev -name '*clusterctl*' ! -name '*.before-clusterctl*' \
-    ! -path /var/lib/clusterctl -prune -print 2>/dev/null
-grep -ls clusterctl /etc/hosts /etc/fstab 2>/dev/null |
-    sed 's/$/: lines from clusterctl/'
+# Lists the traces of clusterctl on a machine: those of the arguments, which are patterns of paths, that exist, and
+# files of the owner with its lines. Any user can run this script, and no clusterctl program is needed.
+for pattern; do
+    for path in $pattern; do
+        if [ -e "$path" ] || [ -L "$path" ]; then echo "$path"; fi
+    done
+done
+{
+    grep -ls '^# BEGIN .*(clusterctl)$' /etc/hosts
+    grep -ls '^[^#]*[, 	]x-clusterctl[, 	]' /etc/fstab
+} | sed 's/$/: lines from clusterctl/'
 exit 0
