@@ -56,7 +56,7 @@ from clusterctl.transport.master import end_all_connections
 from clusterctl.util.assets import job_lock
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts, parallel_map
-from clusterctl.util.progress import report_steps
+from clusterctl.util.progress import Waiting, report_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,15 +264,18 @@ def probe(cluster: ClusterContext, inventory: Inventory) -> PhaseResult[Mapping[
     """Probe hosts, and start powered-off hosts. Return host -> facts."""
     requests = probe_requests(cluster.spec, inventory, cluster.workspace)
     answers: list[HostAnswer] = []
+    waiting_for: set[str] = set()
     with closing(ask_hosts(requests, cluster.connections.to)) as steps:
         for answer in steps:
             if answer is None:
                 provisioned = cluster.provider.apply(cluster.spec, cluster.workspace)
                 _report_started(cluster, provisioned)
                 silent = requests.keys() - {each.host for each in answers}
-                cluster.reporter.progress(
-                    f"{', '.join(sorted(silent))}: no answer yet, waiting up to {TIMEOUT_S:.0f} s"
-                )
+                if silent != waiting_for:
+                    waiting_for = silent
+                    names = ", ".join(sorted(silent))
+                    text = f"{names}: no answer yet, waiting up to {TIMEOUT_S:.0f} s"
+                    cluster.reporter.progress(Waiting(text))
             else:
                 answers.append(answer)
                 cluster.reporter.progress(answer.step)

@@ -57,6 +57,7 @@ from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
+from clusterctl.state.removal import leaving_error
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
@@ -525,7 +526,12 @@ def _error_text(result: Result) -> str:
 def examine_cluster(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
-    """Report problems of hosts, without changes. ``hosts``: examine only these. Empty: all."""
+    """Report problems of hosts, without changes. ``hosts``: examine only these. Empty: all.
+
+    Raise NotUpError if an unfinished `down` removes the cluster, since its hosts lack what they need.
+    """
+    if (leaving := leaving_error(workspace)) is not None:
+        raise leaving
     hosts_known: tuple[Host, ...] = ()
     try:
         inventory = inventory_of(workspace)

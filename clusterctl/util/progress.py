@@ -31,7 +31,7 @@ class HostStep:
 
 
 class Waiting(str):
-    """Message that another command holds a lock. It is shown even if other progress is not."""
+    """Message that a command waits, for a lock or a host. It is shown even if other progress is not."""
 
     __slots__ = ()
 

@@ -538,10 +538,10 @@ def notes(
     """Return findings as lines for a plan, except problems that `up` solves or other checks
     report.
 
-    joined: names of the cluster's hosts. `up` writes a new address into their /etc/hosts.
+    joined: names of the cluster's hosts. `up` repairs errors on them, which an unfinished `up` may
+        have caused, and reports those that remain. It writes a new address into their /etc/hosts.
     """
-    # `up` starts daemons, and they may be stopped only because an earlier `up` did not finish.
-    later = {"daemon-stopped"}
+    later = set()
     if spec.software.nvidia.has_driver:
         later.add("no-driver")
     if joined:
@@ -549,7 +549,8 @@ def notes(
     return tuple(
         str(finding)
         for finding in findings
-        if finding.code not in later and not (finding.code == "name" and finding.host in joined)
+        if finding.code not in later
+        and not (finding.host in joined and (finding.level == "error" or finding.code == "name"))
     )
 
 

@@ -26,6 +26,7 @@ from clusterctl.cluster.losses import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.cluster.status import status_of
 from clusterctl.cluster.up import UpOptions, record_spec, up
+from clusterctl.cluster.verify import examine_cluster
 from clusterctl.errors import (
     CollectError,
     LeftoversError,
@@ -203,9 +204,11 @@ def test_next_down_continues_without_asking_about_discarded_runs(
     with pytest.raises(LeftoversError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     record_machines(workspace, released=["d-ctl"])
+    with pytest.raises(NotUpError) as examined:
+        examine_cluster(spec_of(), workspace, cloud)
     with pytest.raises(NotUpError) as caught:
         status_of(workspace)
-    assert caught.value.code == "leaving"
+    assert examined.value.code == caught.value.code == "leaving"
     assert "d-ctl" in caught.value.why.partition(";")[0]
     assert "d-train-1" in caught.value.why.partition(";")[2]
     cloud.stubborn = False

@@ -235,6 +235,13 @@ def test_machine_with_a_damaged_claim_is_not_free(text: str) -> None:
     assert (finding.host, finding.level, finding.code) == ("n1", "error", "claim-unreadable")
 
 
+def test_notes_leave_out_errors_that_up_repairs_on_hosts_of_the_cluster() -> None:
+    """Such as a health check that an `up` whose power was cut has not installed yet."""
+    findings = [Finding(host, "error", "health-silent", "", "", "") for host in ("n1", "n2")]
+    (note,) = notes(spec_of(), findings, joined=["n1"])
+    assert note.startswith("n2")
+
+
 def test_notes_leave_out_addresses_that_up_corrects_on_hosts_of_the_cluster() -> None:
     """A machine that replaces another has another address."""
     findings = [
