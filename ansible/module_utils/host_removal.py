@@ -7,7 +7,7 @@ import os
 import pwd
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -348,7 +348,7 @@ class Removal:
             if existed or not os.path.lexists(path):
                 continue
             with self._tolerate_errors(path):
-                if remaining := remove_tree(path, keep=bool(self._package(path))):
+                if remaining := remove_tree(path, self._package if self._package(path) else None):
                     self.notes.append(f"files of users, or mounted: {_shorten(remaining)}")
                 self.done.append(f"removed {path}")
 
@@ -465,11 +465,12 @@ def without_blocks(text: str, marks: str | tuple[str, ...] = _MARKS) -> tuple[st
     return "".join(rest), stray or begin
 
 
-def remove_tree(path: str, *, keep: bool) -> list[str]:
+def remove_tree(path: str, package_of: Callable[[str], str] | None) -> list[str]:
     """Remove a folder with its content. Keep files of people and mount points in it, and return their
     paths.
 
-    keep: keep the folder itself, and folders in it.
+    package_of: returns the package of a folder, which then stays; "" if there is none. None: all
+        folders may go.
     """
     if os.path.islink(path) or not os.path.isdir(path):
         Path(path).unlink()
@@ -489,8 +490,8 @@ def remove_tree(path: str, *, keep: bool) -> list[str]:
                 remaining.append(place)
             else:
                 Path(place).unlink()
-    for folder in () if keep else reversed(walked):
-        if not os.listdir(folder):
+    for folder in reversed(walked):
+        if not os.listdir(folder) and not (package_of and package_of(folder)):
             Path(folder).rmdir()
     return sorted(remaining)
 

@@ -286,10 +286,14 @@ def test_content_of_a_new_tree_is_removed_and_the_folder_of_a_package_stays(
     (state / "hash.1").mkdir(parents=True)
     (state / "hash.1/job").write_text("ours\n")
     changes("ended")
+    (state / "empty").mkdir()
     if packaged:
-        machine.owns("slurm")
+        for folder in (state, state / "empty"):
+            machine.answers["dpkg-query", "-S", str(folder)] = (0, "slurm: PATH\n", "")
+            machine.answers["rpm", "-qf", "--qf", "%{NAME}\n", str(folder)] = (0, "slurm\n", "")
     changes("removed")
     assert tree(etc) == {"theirs/state": "theirs\n"}
+    assert [path.name for path in state.rglob("*")] == (["empty"] if packaged else [])
     assert state.exists() == packaged
 
 
