@@ -112,7 +112,8 @@ def leave(request: Dict[str, Any]) -> None:
     # The folder may contain other files.
     with suppress(OSError):
         CLAIM.parent.rmdir()
-    remove_ansibles_files(Path(pwd.getpwuid(0).pw_dir) / ".ansible")
+    for user in ("root", os.environ.get("SUDO_USER", "root")):
+        remove_ansibles_files(Path(pwd.getpwnam(user).pw_dir) / ".ansible")
 
 
 def remove_ansibles_files(folder: Path) -> None:

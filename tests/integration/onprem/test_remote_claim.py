@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,24 @@ def test_host_with_an_empty_claim_is_not_changed(
     for do in ("join", "leave"):
         assert run(monkeypatch, capsys, do, "abc")["code"] == "claim-unreadable"
     assert claim.read_text() == ""
+
+
+def test_leave_removes_the_empty_folders_of_ansible_of_root_and_of_the_owner(
+    claim: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def account(name: str) -> SimpleNamespace:
+        return SimpleNamespace(pw_dir=str(tmp_path / name))
+
+    monkeypatch.setattr(remote_claim.pwd, "getpwnam", account)
+    monkeypatch.setenv("SUDO_USER", "rocky")
+    for name in ("root", "rocky"):
+        (tmp_path / name / ".ansible/tmp").mkdir(parents=True)
+    run(monkeypatch, capsys, "join", "abc")
+    assert run(monkeypatch, capsys, "leave", "abc") == {"ok": True}
+    assert not [*tmp_path.glob("*/.ansible")]
 
 
 def test_leave_removes_what_a_killed_ansible_left(tmp_path: Path) -> None:
