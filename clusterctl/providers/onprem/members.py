@@ -583,6 +583,6 @@ def _preview_of(spec: ClusterSpec, host: Host, facts: HostFacts) -> Iterator[str
         file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)
     ]:
         yield (
-            "files that may change (kept as NAME.before-clusterctl, which `down` moves back): "
+            "files that may change (kept as NAME.before-clusterctl, or by marked lines; `down` undoes both): "
             f"{', '.join(theirs)}"
         )

@@ -217,7 +217,8 @@ def test_preview_names_accounts_and_files() -> None:
     new = differing("n2", accounts={"ada": 1000}, files=("/etc/hosts", "/etc/slurm/slurmdbd.conf"))
     assert preview_of(spec, new)[2:] == [
         "n2: users to create: bob",
-        "n2: files that may change (kept as NAME.before-clusterctl, which `down` moves back): /etc/hosts",
+        "n2: files that may change (kept as NAME.before-clusterctl, or by marked lines; `down` undoes "
+        "both): /etc/hosts",
     ]
 
 
