@@ -205,20 +205,22 @@ class Record:
         for path in sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]:
             entry = self.content["files"].get(path)
             if entry is None:
-                if os.path.lexists(path):
+                kept = os.path.lexists(path)
+                if kept:
                     set_aside(path + BEFORE)
                     copy_whole(path, path + BEFORE)
-                entry = {"role": role, "written": None, "theirs": None}
+                entry = {"role": role, "written": None, "theirs": None, "kept": kept}
                 self.content["files"][path] = entry
             elif self.content["ended"] and (now := fingerprint(path)) != entry["written"]:
                 if entry["written"] != fingerprint(path + BEFORE):
                     entry["theirs"] = now
                 elif now is None:
                     Path(path + BEFORE).unlink()
+                    entry["kept"] = False
                 else:
                     # The roles had left it as it was, so this is the owner's file of before.
                     copy_whole(path, path + BEFORE)
-            entry["kept"] = os.path.lexists(path + BEFORE)
+                    entry["kept"] = True
 
     def _note_keys(self, names: Mapping[str, Any]) -> None:
         for account, lines in names.get("keys", {}).items():

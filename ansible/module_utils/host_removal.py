@@ -123,7 +123,7 @@ class Removal:
             if now["file"] != left:
                 before.update(now)
                 self.notes.append(
-                    f"{unit} stays {now['file']}: someone else has changed that since"
+                    f"{unit} stays {now['file'] or 'away'}: someone else has changed that since"
                 )
         self._record.write()
 

@@ -129,6 +129,22 @@ def test_file_whose_kept_copy_is_gone_is_removed_and_named(changes: Changes, etc
     assert tree(etc) == {}
 
 
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_file_that_an_owner_calls_like_a_kept_one_stays(
+    changes: Changes, etc: Path, when: str
+) -> None:
+    conf = etc / "slurm.conf"
+    theirs = {"slurm.conf.before-clusterctl": "theirs\n"}
+    for moment in ("before", "between"):
+        if moment == when:
+            (etc / "slurm.conf.before-clusterctl").write_text("theirs\n")
+        changes("begun", files=[str(conf)])
+        conf.write_text("ours\n")
+        changes("ended")
+    changes("removed")
+    assert tree(etc) == theirs
+
+
 def test_next_cluster_keeps_a_file_that_someone_had_changed(changes: Changes, etc: Path) -> None:
     conf = etc / "slurm.conf"
     conf.write_text("theirs\n")
