@@ -16,9 +16,9 @@ from clusterctl.runs.collect import (
     selection_of,
     uncollected_elsewhere,
 )
+from clusterctl.runs.facts import line_of
 from clusterctl.runs.fetch import CHECKPOINTS
 from clusterctl.runs.find import Row
-from clusterctl.runs.resources import resources_of
 from clusterctl.runs.trackers import (
     BEFORE,
     FAILED,
@@ -36,7 +36,6 @@ from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import RUNS
 from clusterctl.state.run_record import RunRecord, Skipped, WhatDownDoes
 from clusterctl.state.workspace import Workspace
-from clusterctl.util import formatting
 
 _MOST_REASONS = 8
 # What a line says of a recording, by ``Synced.state``.
@@ -148,7 +147,7 @@ def collect(
         # With --all, ``bring_all`` has also copied the skipped files of runs.
         if ids or not everything:
             screen.note(*left_notes(run, workspace))
-        lines.append(_run_line(run))
+        lines.append(line_of(Row(run), _nearby(run.directory)))
     lines += [f"files outside runs: {_nearby(folder)}" for folder in folders]
     synced = [each for run in [*runs, *earlier] for each in sync_run(run, trackers, screen.note)]
     lines += [_sync_line(each) for each in synced if each.state != BEFORE]
@@ -166,12 +165,6 @@ def collect(
     if error is not None:
         error.answer = answer
         raise error
-
-
-def _run_line(run: RunRecord) -> str:
-    cost = "" if run.cost_usd is None else f", {formatting.cost(run.cost_usd)}"
-    advice = "".join(f"; {text}" for text in [resources_of(Row(run)).advice] if text)
-    return f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}{advice}"
 
 
 def _sync_line(synced: Synced) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import webbrowser
 from collections.abc import Mapping, Sequence
@@ -24,43 +23,48 @@ from clusterctl.errors import (
     unaccompanied,
 )
 from clusterctl.runs.collect import collect_runs
-from clusterctl.runs.compare import Difference, compare, compare_losses
-from clusterctl.runs.curve import STEP
+from clusterctl.runs.compare import compare, compare_losses
+from clusterctl.runs.facts import Part, difference_sections, facts_of, line_of, usual_metrics
 from clusterctl.runs.find import (
     FIELDS,
     Ranking,
     Row,
-    as_text,
     failed_tasks,
-    is_usual,
     latest_tasks,
-    metric_names,
     named_rows,
     named_run,
     ranked,
     repeat_command,
     swept_keys,
 )
-from clusterctl.runs.page import REPORT_FILE, write_report
+from clusterctl.runs.page import REPORT_FILE, Section, write_report
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
-from clusterctl.runs.resources import resources_of
 from clusterctl.runs.scaling import is_scaling, scaling_of
 from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobInfo
-from clusterctl.scheduler.diagnosis import hints_in_words
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.metrics import goal_given
 from clusterctl.spec.names import Local
-from clusterctl.state.run_record import Metric, Value
 from clusterctl.util import formatting
 
 # The maximum number of listed runs without --limit.
 _LAST: Final = 50
 _BASIC: Final = ("run", "state", "submitted", "elapsed", "nodes")
-_MOST_METRICS: Final = 3
 _NONE: Final = formatting.NONE
+# What `runs show` shows of a run.
+_SHOWN: Final = (
+    Part.JOB,
+    Part.TIMES,
+    Part.TIME,
+    Part.RESOURCES,
+    Part.CONFIGURATION,
+    Part.METRICS,
+    Part.TASKS,
+    Part.LOG,
+    Part.OUTCOME,
+)
 
 Run = Annotated[
     str,
@@ -304,10 +308,7 @@ def _show_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dic
     except UsageError as exc:
         screen.note(f"note: {exc.cause}; {exc.fix}")
         return None
-    ends = [
-        f"job {row.run.job_id} ({row.run.name}) {row.run.state}: {row.run.directory}"
-        for row in runs
-    ]
+    ends = [line_of(row, row.folder) for row in runs]
     if not screen.json:
         screen.result(answer, *lines)
     screen.note(*ends)
@@ -315,8 +316,7 @@ def _show_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dic
 
 
 def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
-    usual = [name for name in metric_names(rows) if is_usual(name)]
-    return [*([sort] if sort is not None and sort not in _BASIC else []), *usual[:_MOST_METRICS]]
+    return [*([sort] if sort is not None and sort not in _BASIC else []), *usual_metrics(rows)]
 
 
 def _table(screen: Screen, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
@@ -344,32 +344,18 @@ def show(screen: Screen, run: Run) -> None:
         screen.result({"scaling": scaling}, *lines)
         return
     (row,) = rows
-    lines = [f"{name:<11}{value}" for name, value in _about(row) if value not in {"", _NONE}]
-    resources = resources_of(row)
-    if resources.amounts:
-        amounts = [
-            [
-                each.resource,
-                each.asked,
-                each.used,
-                formatting.percent(each.share),
-            ]
-            for each in resources.amounts
-        ]
-        lines += ["", *screen.table(["RESOURCE", "ASKED FOR", "USED", "SHARE"], amounts)]
-        lines += resources.lines
-    if row.config:
-        options_of = [[key, formatting.given(value)] for key, value in row.config.items()]
-        lines += ["", *screen.table(["OPTION", "VALUE"], options_of)]
-    if row.metrics:
-        lines += ["", *_metric_table(screen, row)]
-    if row.tasks:
-        keys = ["job", "state", "exit", "elapsed", *_metric_columns(row.tasks)]
-        lines += ["", *_table(screen, row.tasks, keys)]
-    lines += _failure_lines(row)
+    sections = facts_of(row, *_SHOWN)
     record = row.run.model_dump(mode="json", exclude={"directory"})
-    answer = {"run": {**record, "dir": str(row.folder)}, "resources": asdict(resources)}
-    screen.result(answer, *lines)
+    answer = {
+        "run": {**record, "dir": str(row.folder)},
+        "sections": [section.as_dict() for section in sections],
+    }
+    screen.result(answer, *_lines(screen, sections), "", f"folder: {row.folder}")
+
+
+def _lines(screen: Screen, sections: Sequence[Section]) -> list[str]:
+    parts = [section.as_text(screen.table) for section in sections]
+    return [line for part in parts for line in ("", *part)][1:]
 
 
 def scaling_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
@@ -385,84 +371,6 @@ def scaling_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], 
         *missing,
     ]
     return asdict(scaling), lines
-
-
-def _failure_lines(row: Row) -> list[str]:
-    """Return lines about a failure. Empty for a run or task that has not failed."""
-    diagnosis = row.run.diagnosis or {}
-    if not diagnosis or (
-        row.task is not None and diagnosis.get("job_id") not in {None, row.task.id}
-    ):
-        return []
-    lines = diagnosis.get("lines")
-    quoted = [f"| {line}" for line in lines] if isinstance(lines, list) else []
-    which = f"job {diagnosis.get('job_id') or row.run.job_id}"
-    return [
-        "",
-        f"{which}: {diagnosis.get('cause', '')}",
-        *quoted,
-        *hints_in_words(diagnosis),
-        f"fix: {diagnosis.get('fix', '')}",
-    ]
-
-
-def _about(row: Row) -> list[tuple[str, str]]:
-    run = row.run
-    fields = ("name", "exit", "user", "cluster", "partition", "submitted", "started", "ended")
-    since = (
-        "" if run.final else f" when it was collected ({formatting.moment(int(run.collected_at))})"
-    )
-    about = [
-        ("run", row.shown),
-        ("job", row.text("job")),
-        ("state", f"{row.record.state}{since}"),
-        *(
-            (key, row.text(key))
-            for key in (*fields, "elapsed", "node_hours", "gpu_energy", "cost", "tags", "note")
-        ),
-        ("nodes", ", ".join(row.record.nodes)),
-        ("time", _shares(row)),
-        ("arguments", shlex.join(run.args)),
-        ("folder", str(row.folder)),
-    ]
-    if row.record.left_out:
-        about.append(("left out", "; ".join(row.record.left_out)))
-    skipped = f"{len(run.not_here)} (`skipped` in run.json)" if run.not_here else ""
-    files = [("files", f"{run.files}, {formatting.size(run.bytes)}"), ("skipped", skipped)]
-    return about if row.task else about + files
-
-
-def _shares(row: Row) -> str:
-    """Return how a run used its time, such as ``queue 2.1 %, useful 97.9 %``."""
-    uses = total_time_use([row])
-    total = sum(uses.values())
-    return ", ".join(
-        f"{use} {formatting.percent(100 * seconds / total)}" for use, seconds in uses.items()
-    )
-
-
-def _metric_table(screen: Screen, row: Row) -> list[str]:
-    def line(name: str, metric: Metric) -> list[str]:
-        axis = "" if metric.axis == STEP else f"{metric.axis} "
-
-        def at(value: Value, place: float | None) -> str:
-            return formatting.metric(value, name) + (
-                "" if value is None or place is None else f" at {axis}{place}"
-            )
-
-        first = at(f"{metric.nonfinite:,}, first", metric.nonfinite_step)
-        return [
-            name,
-            at(row.nonfinite(f"metric.{name}") or metric.last, metric.last_step),
-            at(metric.min, metric.min_step),
-            at(metric.max, metric.max_step),
-            (str(metric.nonfinite) if metric.nonfinite_step is None else first)
-            if metric.nonfinite
-            else "",
-        ]
-
-    rows = [line(name, metric) for name, metric in row.metrics.items()]
-    return screen.table(["METRIC", "LAST", "LOWEST", "HIGHEST", "NAN OR INF"], rows)
 
 
 def diff(
@@ -481,16 +389,11 @@ def diff(
     a = named_run(first, ledger)
     b = named_run(second, ledger)
     differences = compare(a, b)
-    lines: list[str] = []
-    for section in dict.fromkeys(difference.section for difference in differences):
-        rows = [
-            _compared(difference) for difference in differences if difference.section == section
-        ]
-        lines += [
-            *([""] if lines else []),
-            *screen.table([section.upper(), a.shown, b.shown], rows),
-        ]
-    lines = lines or ["no differences"]
+    titles = (a.shown, b.shown) if a.shown != b.shown else (str(a.folder), str(b.folder))
+    rows = dict(zip(titles, (a, b), strict=True))
+    missing: list[str] = []
+    sections = [*difference_sections(rows, missing, with_results=True)] if differences else []
+    lines = _lines(screen, sections) or ["no differences"]
     if losses := compare_losses(a, b):
         lines += ["", f"losses: {losses}"]
     answer = {
@@ -499,13 +402,6 @@ def diff(
         "differences": [asdict(entry) for entry in differences],
     }
     screen.result({**answer, "losses": losses and asdict(losses)}, *lines)
-
-
-def _compared(difference: Difference) -> list[str]:
-    a, b, key = difference.a, difference.b, difference.key
-    if difference.section == "result" and as_text(a, key) != as_text(b, key):
-        return [key, as_text(a, key), as_text(b, key)]
-    return [key, formatting.given(a), formatting.given(b)]
 
 
 def rm(
@@ -599,7 +495,7 @@ def report(
     """Write the report of a run, a sweep, or several runs.
 
     The report is a single HTML file that needs no network: the verdict, then metrics, time per
-    step, ranks, nodes, the scheduler, configuration and environment. For several runs, it begins
+    step, ranks, nodes, the job, configuration and environment. For several runs, it begins
     with the differences.
     """
     if (screen.markdown or screen.json or serve) and (out or open_):

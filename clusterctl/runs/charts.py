@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
 from clusterctl.runs.curve import STEP, Column, Curve, Sample
+from clusterctl.runs.facts import SPEEDS
 from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, thinned
@@ -30,8 +31,6 @@ MOST_CHARTS: Final = 16
 _MOST_STALLS: Final = 100
 # A sum of this many windows of ten steps is damaged.
 _MOST_WINDOWS: Final = 50_000
-# The report and the table of a scaling have the medians of these metrics.
-SPEEDS: Final = ("samples_per_s", "tokens_per_s")
 EXPOSED: Final = "comm_exposed_ms"
 # The name of a chart's metrics without words for training and evaluation, and the axis of their
 # values.
@@ -110,7 +109,6 @@ class ProgramMetrics:
         stall_count.
     hosts: rank -> host. seconds: the duration that the program measured since its last start.
     samples_done: the samples of all steps, also of steps that were computed twice; None if unknown.
-    given: the options that the user set; None if the program does not tell.
     left_out: sentences on metrics that were not read.
     has_clock: whether the times in the curves are by the same clock as those of the job.
     """
@@ -130,7 +128,6 @@ class ProgramMetrics:
     samples_done: float | None = None
     pipelined: bool = False
     is_ours: bool = False
-    given: frozenset[str] | None = None
     left_out: Sequence[str] = ()
 
     @classmethod
@@ -203,8 +200,6 @@ class ProgramMetrics:
         ranks = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
         self.hosts = {number: str(row.get("host", "")) for number, row in enumerate(ranks)}
         self.pipelined = mapping(line, "config").get("pp", 1) != 1
-        given = line.get("given")
-        self.given = frozenset(map(str, given)) if isinstance(given, list) else None
 
     def _add_steps(self, block: Block) -> None:
         columns = [block.columns.get(key) for key in ("seconds", EXPOSED, "data_ms")]

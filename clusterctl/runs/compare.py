@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from clusterctl.errors import CollectError
 from clusterctl.runs.curve import ROW, STEP
-from clusterctl.runs.find import FIELDS, Row, is_usual
+from clusterctl.runs.find import FIELDS, Row, as_text, is_usual
 from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.series import config_of, flat
 from clusterctl.spec.job_options import options_with
@@ -51,6 +51,13 @@ class Difference:
     key: str
     a: Value
     b: Value
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Both values as text: a result rounded, unless that hides the difference."""
+        rounded = as_text(self.a, self.key), as_text(self.b, self.key)
+        is_told = self.section == "result" and rounded[0] != rounded[1]
+        return rounded if is_told else (formatting.given(self.a), formatting.given(self.b))
 
 
 @dataclass(frozen=True, slots=True)

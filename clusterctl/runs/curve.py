@@ -251,7 +251,9 @@ class Curve:
         low = whole.low
         high = whole.high
         is_finite = math.isfinite(last.y)
+        first = whole.first.y
         return Metric(
+            first=first if math.isfinite(first) else None,
             last=last.y if is_finite else None,
             last_step=_shown_place(last),
             min=low and low.y,

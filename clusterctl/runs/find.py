@@ -87,6 +87,13 @@ class Row:
         return self.record.config
 
     @property
+    def given_options(self) -> set[str]:
+        """The names of the options that the user gave: all, unless the program tells which these
+        are.
+        """
+        return set(self.config if self.record.given is None else self.record.given)
+
+    @property
     def metrics(self) -> Mapping[str, Metric]:
         return self.record.metrics
 
@@ -145,18 +152,8 @@ class Row:
 
 def as_text(value: Value, key: str) -> str:
     """Return a field's or a metric's value as text."""
-    if isinstance(value, str | bool | None):
-        return formatting.given(value)
-    if key in TIMES:
-        return formatting.moment(value)
-    if key == "gpu_energy":
-        return formatting.quantity(float(value), "J")
-    formats = {
-        "elapsed": formatting.duration,
-        "node_hours": formatting.hours,
-        "cost": formatting.cost,
-    }
-    return formats[key](value) if key in formats else formatting.metric(value, key)
+    kind = KINDS.get(key)
+    return formatting.metric(value, key) if kind is None else formatting.shown(value, kind)
 
 
 def _metric_value(metrics: Mapping[str, Metric], key: str) -> float | None:
@@ -216,6 +213,14 @@ _MOST_SHOWN: Final = 3
 _MOST_KEYS: Final = 40
 # Fields in Unix seconds.
 TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})
+# The fields whose values have a unit, by the words of ``formatting.shown``.
+KINDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(TIMES, "moment"),
+    "elapsed": "duration",
+    "node_hours": "hours",
+    "gpu_energy": "J",
+    "cost": "cost",
+}
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:

@@ -9,8 +9,8 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.ledger import is_own_report
+from clusterctl.state.run_record import Value
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util import formatting
 from clusterctl.util.assets import data_folder
@@ -31,6 +32,8 @@ REPORT_FILE: Final = "report.html"
 _MODE: Final = 0o666
 _MAX_TEXT: Final = 1000  # characters
 _POINTS: Final = 400  # per line
+# In the head of a table: the name of a column, not of a run.
+_KEY: Final = re.compile(r"[a-z_ ]+")
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~])")
 # More digits than are shown, as rounding twice may change the last digit.
 _DIGITS: Final = 9
@@ -117,14 +120,61 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Fact:
+    """A value with its name. kind: see ``formatting.shown``."""
+
+    label: str
+    value: Value
+    kind: str = ""
+
+    @property
+    def text(self) -> str:
+        return formatting.shown(self.value, self.kind)
+
+    @property
+    def is_known(self) -> bool:
+        return self.text != formatting.NONE
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a report: lines of text, then lines of a log, charts and tables."""
+    """A part of what is told of runs: lines of text, then lines of a log, charts, facts and
+    tables.
+    """
 
     title: str
     lines: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     log: Sequence[str] = ()
+    facts: Sequence[Fact] = ()
+
+    @property
+    def has_content(self) -> bool:
+        has_rows = any(table.rows for table in self.tables)
+        return has_rows or any((self.lines, self.charts, self.log, self.facts))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the section as `-o json` shows it, with printable texts and finite numbers
+        only.
+        """
+        facts = [{**asdict(fact), "text": fact.text} for fact in self.facts]
+        clean: dict[str, Any] = _clean(asdict(self) | {"facts": facts})
+        return clean
+
+    def as_text(
+        self, table: Callable[[Sequence[str], Sequence[Sequence[str]]], list[str]]
+    ) -> list[str]:
+        """Return the lines that a terminal shows, without charts. table: returns the lines of a
+        table.
+        """
+        width = max((len(fact.label) for fact in self.facts), default=0)
+        lines = [f"{fact.label:<{width}}  {fact.text}" for fact in self.facts]
+        for each in self.tables:
+            head = [name.upper() if _KEY.fullmatch(name) else name for name in each.head]
+            lines += [each.title] if each.title else []
+            lines += [] if each.folded else table(head, each.rows)
+        return [*lines, *self.lines, *(f"| {line}" for line in self.log)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +191,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as `-o json` shows it, with printable texts and finite numbers only."""
-        clean: dict[str, Any] = _clean(asdict(self))
-        return clean
+        sections = [section.as_dict() for section in self.sections]
+        clean: dict[str, Any] = _clean(asdict(replace(self, sections=())))
+        return {**clean, "sections": sections}
 
     def as_markdown(self) -> str:
         """Return the report in Markdown. Charts become tables of first, last, lowest and highest
@@ -164,7 +215,9 @@ class Report:
             if section["log"]:
                 lines += ["", *(f"    {line}" for line in section["log"])]
             charts = [table for chart in section["charts"] for table in [_as_table(chart)] if table]
-            for table in (*charts, *section["tables"]):
+            facts = [[fact["label"], fact["text"]] for fact in section["facts"]]
+            listed = [{"head": ("", ""), "rows": facts}] if facts else []
+            for table in (*charts, *listed, *section["tables"]):
                 lines += _markdown_lines(table)
         return "\n".join(lines) + "\n"
 

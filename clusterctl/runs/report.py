@@ -11,15 +11,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from clusterctl.errors import CollectError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.runs.charts import (
     MOST_LINES,
     PARTS,
-    SPEEDS,
     ProgramMetrics,
     metrics_section,
     parameter_chart,
@@ -28,16 +26,23 @@ from clusterctl.runs.charts import (
 )
 from clusterctl.runs.compare import (
     compare_losses,
-    environment_of,
-    hardware_of,
-    mapping,
-    software_of,
+)
+from clusterctl.runs.facts import (
+    SPEEDS,
+    Part,
+    difference_sections,
+    facts_of,
+    label_of,
+    metric_lines,
+    missing_of,
+    outcome_lines,
+    table_of,
+    usual_metrics,
 )
 from clusterctl.runs.find import (
     Ranking,
     Row,
     failed_tasks,
-    is_usual,
     latest_tasks,
     metric_names,
     ranked,
@@ -55,21 +60,13 @@ from clusterctl.runs.page import (
     Table,
     write_report,
 )
-from clusterctl.runs.resources import Resources, resources_of
+from clusterctl.runs.resources import resources_of
 from clusterctl.runs.results import results_section, size_charts
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import history_in, restarts_in, result_lines
-from clusterctl.runs.tables import (
-    configuration_section,
-    difference_sections,
-    table_of,
-)
 from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
-from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobState, Outcome
-from clusterctl.scheduler.diagnosis import fix_with_log, hints_in_words
 from clusterctl.scheduler.history import Attempt
-from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE
 from clusterctl.state.run_record import RunRecord
@@ -123,8 +120,8 @@ def report_path(row: Row) -> Path:
 
 def _run_report(row: Row) -> Report:
     facts = ProgramMetrics.of(row)
-    missing = list(_missing(row))
-    software = _environment_section(row, missing)
+    missing = list(missing_of(row))
+    software = _environment(row, missing)
     nodes = nodes_section(row, facts, missing)
     lines = result_lines(row.folder)
     results = results_section(lines)
@@ -135,7 +132,6 @@ def _run_report(row: Row) -> Report:
         )
     speed = list(_speed_lines(facts))
     ranks = _rank_section(facts)
-    resources = resources_of(row)
     restarts = restarts_in(row.folder, row.record.attempts)
     history = history_in(row.folder)
     hangs, alarms = (
@@ -146,7 +142,7 @@ def _run_report(row: Row) -> Report:
         )
     )
     sections = [
-        _log_section(row),
+        *facts_of(row, Part.LOG),
         replace(results, charts=size_charts({"": lines})),
         metrics_section({"": facts}, missing),
         Section("Time of a step", charts=list(step_charts(facts))),
@@ -159,31 +155,30 @@ def _run_report(row: Row) -> Report:
         ),
         Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
         Section("Alarms", alarms[-MOST_LINES:] if alarms[1:] else ()),
-        _time_section(row),
-        _resources_section(resources),
-        _scheduler_section(row),
-        configuration_section(row, facts),
-        software,
+        *facts_of(row, Part.TIME, Part.RESOURCES, Part.JOB, Part.CONFIGURATION),
+        *software,
     ]
     verdict = [
-        *_outcome_lines(row),
+        *outcome_lines(row),
         *_restart_lines(restarts),
         *hangs[-1:],
         *alarms[-1:],
-        *_metric_changes(row, facts),
+        *metric_lines(row),
         *speed,
         *ranks.lines,
-        *filter(None, [resources.advice]),
+        *filter(None, [resources_of(row).advice]),
     ]
-    return Report(row.shown, verdict, _has_completed(row), missing, _without_empty(sections))
+    return Report(
+        row.shown,
+        verdict,
+        _has_completed(row),
+        missing,
+        [each for each in sections if each.has_content],
+    )
 
 
 def _without_empty(sections: Iterable[Section]) -> list[Section]:
-    return [
-        part
-        for part in sections
-        if part.lines or part.log or part.charts or any(t.rows for t in part.tables)
-    ]
+    return [section for section in sections if section.has_content]
 
 
 def _has_completed(row: Row) -> bool | None:
@@ -197,84 +192,12 @@ def _has_completed(row: Row) -> bool | None:
     return None
 
 
-def _outcome_lines(row: Row) -> Iterator[str]:
-    """Yield lines on how the run ended: state, duration, nodes, cost; for a failure also cause and
-    remedy.
-    """
-    record = row.record
-    elapsed = row.text("elapsed")
-    location = f" on {counted(len(record.nodes), 'node')}" if record.nodes else ""
-    after = f" after {elapsed}" if elapsed != "-" else ""
-    hours = row.record.node_hours
-    cost = f": {formatting.hours(hours)} node hours" if hours else ""
-    if row.run.cost_usd is not None and row.task is None:
-        cost += f", {formatting.cost(row.run.cost_usd)}"
-    state = record.state if row.run.final else f"{record.state} when it was collected"
-    yield f"{state}{after}{location}{cost}"
-    diagnosis = _diagnosis(row)
-    if diagnosis.get("cause"):
-        job_id = diagnosis.get("job_id") or row.value("job")
-        which = f"task {job_id}: " if row.tasks else ""
-        log = f"clusterctl logs {row.run.cluster}/{job_id}"
-        yield f"{which}{diagnosis['cause']}; fix: {fix_with_log(diagnosis.get('fix', ''), log)}"
-        yield from hints_in_words(diagnosis)
-
-
-def _diagnosis(row: Row) -> Mapping[str, Any]:
-    """Return why a run failed; empty for an array's task if this is not the diagnosed task."""
-    diagnosis = row.run.diagnosis or {}
-    return diagnosis if row.task is None or diagnosis.get("job_id") in {None, row.task.id} else {}
-
-
-def _log_section(row: Row) -> Section:
-    diagnosis = _diagnosis(row)
-    log = diagnosis.get("lines")
-    lines = [str(line) for line in log] if isinstance(log, list) else []
-    # A single line with the cause is in the verdict.
-    cause = diagnosis.get("cause")
-    is_told = len(lines) == 1 and bool(cause) and str(cause) in lines[0]
-    return Section("From the log", log=() if is_told else lines)
-
-
 def _restart_lines(restarts: Sequence[Attempt]) -> Iterator[str]:
     if restarts:
         counts = [attempt.steps_lost for attempt in restarts if attempt.steps_lost is not None]
         lost = f" with {sum(counts)} steps lost" if len(counts) == len(restarts) else ""
         total = f"restarted {len(restarts)} times{lost}; the last: " if len(restarts) > 1 else ""
         yield f"{total}{restarts[-1].in_utc}"
-
-
-def _metric_changes(row: Row, facts: ProgramMetrics) -> Iterator[str]:
-    changed = [
-        name
-        for name in metric_names([row])
-        if name not in SPEEDS and row.metrics[name].min != row.metrics[name].max
-    ]
-    for name in changed[:2]:
-        curve = facts.curves.get(name)
-        whole = curve.whole if curve is not None else None
-        if curve is None or whole is None or whole.count <= 1:
-            continue
-        metric = curve.metric()
-        first = whole.first.y
-        if metric.last is None:
-            continue
-        text = partial(formatting.metric, name=name)
-        spread = f", between {text(metric.min)} and {text(metric.max)}"
-        spread = spread if {metric.min, metric.max} != {first, metric.last} else ""
-        if (goal := goal_of(name)) is not None:
-            best = metric.max if goal is Goal.MAX else metric.min
-            spread = f", at best {text(best)}" if best != metric.last else ""
-        yield (
-            f"{name} went from {text(first)} to {text(metric.last)}{spread}, in "
-            f"{counted(metric.count, 'value')}"
-        )
-    for name, metric in row.metrics.items():
-        if metric.nonfinite:
-            place = metric.nonfinite_step
-            first_at = "" if place is None else f", first at {metric.axis} {place}"
-            counts = f"{metric.nonfinite:,} of {metric.count:,} values"
-            yield f"{name} was NaN or infinite in {counts}{first_at}"
 
 
 def _speed_lines(facts: ProgramMetrics) -> Iterator[str]:
@@ -313,97 +236,11 @@ def _rank_section(facts: ProgramMetrics) -> Section:
     return Section("Ranks", [text], [chart])
 
 
-def _time_section(row: Row) -> Section:
-    """Return how a run or task used its time; of an array all tasks together."""
-    uses = total_time_use([row])
-    total = sum(uses.values())
-    if not total:
-        return Section("Time")
-    unit, size = formatting.fitting_unit("s", [total])
-    bars = [Series(use, [(row.run.name, seconds / size)]) for use, seconds in uses.items()]
-    rows = [
-        (use, formatting.duration(seconds), formatting.percent(100 * seconds / total))
-        for use, seconds in uses.items()
-    ]
-    rows.append(("all", formatting.duration(total), formatting.percent(100)))
-    head = ("", "time of all tasks" if row.tasks else "time", "share")
-    is_divided = uses.keys() & {Use.DATA, Use.CHECKPOINT, Use.EVALUATION}
-    text = (
-        "the program recorded no time of its data, checkpoints and evaluations, which is within "
-        "useful"
-    )
-    return Section(
-        "Time",
-        [text] if Use.USEFUL in uses and not is_divided else (),
-        [Chart("Time of the job", bars, x="", y=unit, kind=Kind.BARS)],
-        [Table(head, rows)],
-    )
-
-
-def _resources_section(resources: Resources) -> Section:
-    """Return what a run asked for and used."""
-    rows = [
-        (each.resource, each.asked, each.used, formatting.percent(each.share))
-        for each in resources.amounts
-    ]
-    table = Table(("", "asked for", "used", "share"), rows)
-    return Section("Asked for and used", resources.lines, tables=[table])
-
-
-def _scheduler_section(row: Row) -> Section:
-    run = row.run
-    record = row.record
-    keys = "job state exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
-    lines = [
-        *((_heading(key), row.text(key)) for key in keys),
-        ("attempts", "; ".join(map(str, record.attempts if record.attempts[1:] else ()))),
-        ("account", run.account),
-        ("on", first_few(record.nodes, MOST_LINES)),
-        ("not collected", first_few([skipped.path for skipped in run.not_here], MOST_LINES)),
-    ]
-    table = Table(("", ""), [line for line in lines if line[1] not in {"", "-"}])
-    return Section("Scheduler", tables=[table])
-
-
-def _heading(key: str) -> str:
-    return key.replace("_", " ").replace("gpu", "GPU")
-
-
-def _environment_section(row: Row, missing: list[str]) -> Section:
-    facts: Mapping[str, Any] = {}
-    with suppress(CollectError):
-        facts = environment_of(row)
-    if not facts:
+def _environment(row: Row, missing: list[str]) -> list[Section]:
+    sections = facts_of(row, Part.ENVIRONMENT)
+    if not sections:
         missing.append(f"the environment: {ENVIRONMENT_FILE} does not exist or is damaged")
-        return Section("Environment")
-    rows = [
-        (key, formatting.given(value))
-        for key, value in {**software_of(facts), **hardware_of(facts)}.items()
-    ]
-    if git := mapping(facts, "client", "git"):
-        rows.append(
-            (
-                "git",
-                f"{git.get('commit')}{' with uncommitted changes' if git.get('status') else ''}",
-            )
-        )
-    rows.append(("clusterctl", str(mapping(facts, "client").get("clusterctl") or "-")))
-    return Section(
-        "Environment", tables=[Table(("", ""), [cells for cells in rows if cells[1] != "-"])]
-    )
-
-
-def _missing(row: Row) -> Iterator[str]:
-    if not row.run.final:
-        yield (
-            "the rest of the run: it was collected before the job ended; run `clusterctl "
-            "collect` again"
-        )
-    if count := len(row.run.not_here):
-        plural = "s or folders that were" if count > 1 else " or folder that was"
-        yield f"{count} file{plural} not collected (`skipped` in run.json)"
-    if row.record.state == JobState.PURGED:
-        yield "the scheduler's record of the job: it no longer existed when the run was collected"
+    return sections
 
 
 def _comparison_report(rows: Sequence[Row]) -> Report:
@@ -415,7 +252,7 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
     compared = [row if task is None else task for row, (task, _) in zip(rows, best, strict=True)]
     titled = {_title(row, compared): row for row in compared}
     facts = {title: ProgramMetrics.of(titled[title]) for title in list(titled)[:MOST_LINES]}
-    changes = [*difference_sections(titled, facts, missing)]
+    changes = [*difference_sections(titled, missing)]
     if len(rows) > MOST_LINES:
         missing.append(f"lines of {counted(len(rows) - MOST_LINES, 'more run')} in the charts")
     of = " of the compared tasks" if any(task is not None for task, _ in best) else ""
@@ -428,8 +265,8 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
         )
         # The table has the state and the times of a run that completed.
         if figures or not _has_completed(row):
-            verdict.append(f"{row.shown}: {next(_outcome_lines(row))}{figures}")
-    keys = [name for name in metric_names(compared) if is_usual(name)][:_MORE_METRICS]
+            verdict.append(f"{row.shown}: {next(outcome_lines(row))}{figures}")
+    keys = usual_metrics(compared, _MORE_METRICS)
     options = dict.fromkeys(key for row in compared for key in row.config)
     varied = [key for key in options if len({row.config.get(key) for row in compared}) > 1]
     results = [
@@ -442,7 +279,13 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
         *changes,
         metrics_section(facts, missing),
     ]
-    return Report(f"{len(rows)} runs compared", verdict, None, missing, _without_empty(sections))
+    return Report(
+        f"{len(rows)} runs compared",
+        verdict,
+        None,
+        missing,
+        [each for each in sections if each.has_content],
+    )
 
 
 def _size_charts(rows: Mapping[str, Row]) -> list[Chart]:
@@ -458,7 +301,7 @@ def _use_table(rows: Mapping[str, Row], runs: Mapping[str, ProgramMetrics]) -> T
         step_ms = runs[title].mean_step_ms if title in runs else None
         own = {"step (mean)": formatting.quantity(step_ms, "ms")} if step_ms is not None else {}
         totals = {key: row.text(key) for key in ("node_hours", "gpu_energy", "cost")}
-        own |= {_heading(key): text for key, text in totals.items() if text != "-"}
+        own |= {label_of(key): text for key, text in totals.items() if text != formatting.NONE}
         use = node_use(row.folder, row.record.nodes)
         figures[title] = own | {
             figure.heading: formatting.quantity(use[figure.key] * figure.size, figure.unit)
@@ -506,7 +349,7 @@ def _array_report(run: Row) -> Report:
     """Return the report of a sweep or another job array: ranked tasks, and a chart of each
     parameter.
     """
-    missing = list(_missing(run))
+    missing = list(missing_of(run))
     tasks = latest_tasks(run)
     ranking, missing_ranking = _rank(run, tasks)
     missing += missing_ranking
@@ -521,10 +364,10 @@ def _array_report(run: Row) -> Report:
     missing += _missing_of_tasks(tasks, in_order, keys, metric)
     titled = {f"task {task.number}": task for task in tasks}
     facts = {title: ProgramMetrics.of(titled[title]) for title in [*titled][:MOST_LINES] if metric}
-    other_metrics = [name for name in metric_names(tasks) if is_usual(name) and name != metric]
-    columns = [*keys, *filter(None, [metric]), "state", *other_metrics[:_MORE_METRICS], "elapsed"]
+    others = [name for name in usual_metrics(tasks, _MORE_METRICS + 1) if name != metric]
+    columns = [*keys, *filter(None, [metric]), "state", *others[:_MORE_METRICS], "elapsed"]
     sections = [
-        _log_section(run),
+        *facts_of(run, Part.LOG),
         Section(
             f"Ranking by {ranking}" if ranking is not None else "Tasks",
             tables=[table_of("task", {task.number: task for task in tasks}, columns)],
@@ -535,11 +378,8 @@ def _array_report(run: Row) -> Report:
         Section("Results", charts=_size_charts(titled)),
         seeds_section(titled, keys, metric, facts),
         metrics_section(facts, missing, [metric, "loss", "train_loss"]),
-        _time_section(run),
-        _resources_section(resources_of(run)),
-        _scheduler_section(run),
-        configuration_section(run),
-        _environment_section(run, missing),
+        *facts_of(run, Part.TIME, Part.RESOURCES, Part.JOB, Part.CONFIGURATION),
+        *_environment(run, missing),
     ]
     verdict = [*_array_verdict(run, ranking, in_order, outcomes)]
     return Report(run.shown, verdict, _all_true(outcomes), missing, _without_empty(sections))
@@ -577,7 +417,7 @@ def _array_verdict(
 
     tasks: by number. outcomes: for each task, whether it completed.
     """
-    ended, *details = _outcome_lines(run)
+    ended, *details = outcome_lines(run)
     yield ended
     if ranking is not None and ranking.goal is not None:
         yield _best_line(ranking)

@@ -15,9 +15,10 @@ from itertools import pairwise
 from typing import Any, Final
 
 from clusterctl.errors import BadValueError, CollectError, UsageError
-from clusterctl.runs.charts import EXPOSED, PARTS, SPEEDS, ProgramMetrics, with_covers
+from clusterctl.runs.charts import EXPOSED, PARTS, ProgramMetrics, with_covers
 from clusterctl.runs.compare import environment_of, hardware_of, mapping
 from clusterctl.runs.curve import STEP
+from clusterctl.runs.facts import SPEEDS
 from clusterctl.runs.find import (
     Row,
     is_usual,

@@ -216,10 +216,12 @@ def _result_lines(folder: Path) -> Iterator[Mapping[str, Any]]:
 class Summary:
     """The configuration of a run, and the last, lowest and highest value of each metric.
 
+    given: the options that the user set, as the program tells. None: it does not.
     left_out: sentences on the metrics that were left out.
     """
 
     config: dict[str, Value] = field(default_factory=dict)
+    given: tuple[str, ...] | None = None
     metrics: dict[str, Metric] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
@@ -231,9 +233,13 @@ def summarize(
     program. readers: get all metrics, too, so that they are read once.
     """
     config = config_of(args)[0]
+    given_options: tuple[str, ...] | None = None
     curves: dict[str, Curve] = defaultdict(Curve)
     files = MetricFiles(folder)
     for block in files.blocks():
+        if block.kind == "run":
+            own = _given(block.lines[-1])
+            given_options = None if own is None else (*dict.fromkeys((*own, *config_of(args)[0])),)
         for read in readers:
             read(block)
         for line in block.lines if block.lines and CONFIG in block.lines[0] else ():
@@ -250,7 +256,15 @@ def summarize(
     left_out = [*files.left_out, *names.left_out()]
     if len(config) >= MAX_NAMES:
         left_out.append(f"options of the program after the first {MAX_NAMES:,}")
-    return Summary(config, metrics, tuple(left_out))
+    return Summary(config, given_options, metrics, tuple(left_out))
+
+
+def _given(line: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the names of the options that the user set, by a program's line about its run."""
+    given = line.get("given")
+    if not isinstance(given, list):
+        return None
+    return tuple(printable(str(name))[:MAX_TEXT] for name in given[:MAX_NAMES])
 
 
 def _measured(folder: Path) -> Iterator[tuple[str, float]]:

@@ -36,6 +36,7 @@ class Metric:
 
     axis: what the places (``last_step`` ...) are: ``step``, ``epoch``, or ``row`` if there is
         neither.
+    first: the first value. None if it is NaN or infinite.
     last: None if the last value is NaN or infinite. last_nonfinite: then ``nan``, ``inf`` or
         ``-inf``.
     nonfinite: number of values that are NaN or infinite. nonfinite_step: the first place of such a
@@ -43,6 +44,7 @@ class Metric:
     repeated: number of values with a place that an earlier value has, or is behind.
     """
 
+    first: float | None = None
     last: float | None = None
     last_step: int | float | None = None
     min: float | None = None
@@ -126,6 +128,7 @@ class TaskRecord(_Stored):
     start_time: Time | None = None
     end_time: Time | None = None
     config: dict[str, Value] = {}
+    given: tuple[str, ...] | None = None
     metrics: dict[str, Metric] = {}
     left_out: tuple[str, ...] = ()
     interruptions: tuple[dict[str, Any], ...] = ()
@@ -225,7 +228,8 @@ class RunRecord(_Stored):
     source: hash of the job's input files, as in source.json.
     diagnosis: why the job failed or was cancelled.
     args: arguments of the program. config: the program's options and its configuration in
-        metrics.jsonl. Each task of an array has its own ``config`` and ``metrics``.
+        metrics.jsonl. given: which of them the user set, as the program tells. None: it does not.
+        Each task of an array has its own ``config``, ``given`` and ``metrics``.
     left_out: sentences on metrics that the program wrote and that ``metrics`` does not have.
     tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
     packed: the tasks that ran inside this job (`submit --pack`). Their times, nodes and energy are
@@ -264,6 +268,7 @@ class RunRecord(_Stored):
     diagnosis: dict[str, Any] | None = None
     args: tuple[str, ...] = ()
     config: dict[str, Value] = {}
+    given: tuple[str, ...] | None = None
     metrics: dict[str, Metric] = {}
     left_out: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
@@ -124,6 +124,15 @@ def cost(usd: float | None, unit: str = " USD") -> str:
     return (f"{usd:.{_places(usd, 3)}f}".rstrip("0") if is_small else f"{usd:,.2f}") + unit
 
 
+def shown(value: object, kind: str) -> str:
+    """Return a value of a kind: ``duration`` (seconds), ``hours``, ``cost`` (USD), ``size`` (bytes),
+    ``moment`` (Unix seconds), or a unit such as ``J``. "": as it was given.
+    """
+    if not kind or not isinstance(value, int | float):
+        return given(value)
+    return _KINDS[kind](value) if kind in _KINDS else quantity(float(value), kind)
+
+
 def moment(at: float | None, *, utc: bool = False) -> str:
     """Return a time in Unix seconds: in the local time zone, or in UTC, as a run's files have
     it.
@@ -190,3 +199,12 @@ def fitting_unit(unit: str, values: Iterable[object]) -> tuple[str, float]:
 def _places(value: float, digits: int) -> int:
     """Return the decimal places that show a number with this many significant digits."""
     return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+
+
+_KINDS: Final[Mapping[str, Callable[[float], str]]] = {
+    "duration": duration,
+    "hours": hours,
+    "cost": cost,
+    "size": size,
+    "moment": moment,
+}

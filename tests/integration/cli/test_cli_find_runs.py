@@ -86,8 +86,9 @@ def test_ledger_has_the_time_of_each_run_and_the_sum(cli_with_runs: Clusterctl) 
 
 def test_runs_show_prints_arguments_and_metrics(cli_with_runs: Clusterctl) -> None:
     text = cli_with_runs("runs", "show", "2").stdout
-    assert "arguments  --lr 0.01\n" in text
-    assert [line.split() for line in text.splitlines() if line.startswith("loss")] == [
+    lines = [line.split() for line in text.splitlines()]
+    assert ["lr", "0.01"] in lines
+    assert [line for line in lines if line[:1] == ["loss"] and "at" in line] == [
         ["loss", "0.333333", "at", "3", "0.333333", "at", "3", "1", "at", "1"]
     ]
     assert json.loads(cli_with_runs("runs", "show", "demo-2-train", "-o", "json").stdout)["run"][
@@ -137,12 +138,10 @@ def test_runs_show_prints_the_diagnosis_and_that_the_job_ran_on(cli_with_runs: C
     made_run(out, 3, state="OUT_OF_MEMORY", diagnosis=output, tasks=[task])
     made_run(out, 4, state="RUNNING", final=False)
     text = cli_with_runs("runs", "show", "3").stdout
-    assert "exit       SIGKILL" in text
-    assert text.splitlines()[-3:] == [
-        f"job 3: {output['cause']}",
-        "| killed",
-        f"fix: {output['fix']}",
-    ]
+    lines = text.splitlines()
+    assert ["exit", "SIGKILL"] in [line.split() for line in lines]
+    assert lines.index("| killed") < lines.index("OUT_OF_MEMORY after 1m on 1 node")
+    assert f"{output['cause']}; fix: {output['fix']}" in text
     assert "RUNNING when it" in cli_with_runs("runs", "show", "4").stdout
     assert (
         cli_with_runs("runs", "--where", "exit=0", "--columns", "state").stdout.count("COMPLETED")

@@ -614,9 +614,10 @@ def test_chart_of_job_time_counts_all_attempts(tmp_path: Path) -> None:
 
 
 def test_node_hours_and_energy_are_those_of_the_record(tmp_path: Path) -> None:
-    (table,) = section_of(report_of([requeued(tmp_path)]), "Scheduler").tables
-    figures = {key: dict(table.rows)[key] for key in ("elapsed", "node hours", "GPU energy")}
+    facts = section_of(report_of([requeued(tmp_path)]), "Job").facts
+    texts = {fact.label: fact.text for fact in facts}
+    figures = {key: texts[key] for key in ("elapsed", "node hours", "GPU energy")}
     assert figures == {"elapsed": "1m30s", "node hours": "0.025", "GPU energy": "70 J"}
     lost = list(lines(3))
-    (without,) = section_of(report_of([wrote(tmp_path, 2, lost)]), "Scheduler").tables
-    assert "GPU energy" not in dict(without.rows)
+    without = section_of(report_of([wrote(tmp_path, 2, lost)]), "Job").facts
+    assert "GPU energy" not in {fact.label for fact in without}

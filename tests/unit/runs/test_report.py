@@ -414,7 +414,7 @@ def test_sweep_is_compared_by_its_best_task(tmp_path: Path) -> None:
     ]
     (table,) = section_of(report, "Differs: configuration").tables
     assert (table.head, table.rows) == (
-        ("", "demo-1-train", best),
+        ("configuration", "demo-1-train", best),
         [("lr", "0.1", "3.5"), ("pp", "1", "-")],
     )
     assert ["task 28, lr=3.5, by loss, lower is better" in line for line in report.verdict] == [
@@ -577,7 +577,7 @@ def test_comparison_lists_values_that_could_not_be_compared(tmp_path: Path) -> N
     (rows[2].folder / "environment.json").write_text("{")
     report = report_of(rows)
     (differs,) = (one for one in report.sections if one.title == "Differs: configuration")
-    assert differs.tables[0].head == ("", "demo-1-train", "demo-2-train")
+    assert differs.tables[0].head == ("configuration", "demo-1-train", "demo-2-train")
     assert differs.tables[0].rows == [("lr", "0.1", "0.2")]
     assert "demo-1-train and demo-3-train" in report.missing[0]
     assert report_of(rows[1:]).verdict[0].endswith("can't be read")

@@ -88,12 +88,14 @@ def test_summary_of_a_metric_has_last_lowest_and_highest(tmp_path: Path) -> None
     found = summarize(tmp_path, ("--lr", "0.2"))
     assert found.config == {"lr": 0.2, "model.width": 8, "tags": '["a"]'}
     assert found.metrics == {
-        "loss": Metric(last=2.0, last_step=3, min=1.0, min_step=2, max=3.0, max_step=1, count=3),
+        "loss": Metric(
+            first=3.0, last=2.0, last_step=3, min=1.0, min_step=2, max=3.0, max_step=1, count=3
+        ),
         "eval_accuracy": Metric(
-            last=0.9, last_step=3, min=0.9, min_step=3, max=0.9, max_step=3, count=1
+            first=0.9, last=0.9, last_step=3, min=0.9, min_step=3, max=0.9, max_step=3, count=1
         ),
         "eval_loss": Metric(
-            last=1.5, last_step=3, min=1.5, min_step=3, max=1.5, max_step=3, count=1
+            first=1.5, last=1.5, last_step=3, min=1.5, min_step=3, max=1.5, max_step=3, count=1
         ),
     }
 
@@ -102,8 +104,8 @@ def test_summarize_counts_values_that_are_not_finite(tmp_path: Path) -> None:
     values = ((1, 1.0), (4, float("nan")), (7, float("inf")), (9, 10**400))
     lines(tmp_path, *({"loss": loss, "step": step} for step, loss in values))
     assert summarize(tmp_path).metrics["loss"] == Metric(
-        last_step=7, min=1.0, min_step=1, max=1.0, max_step=1, count=3, nonfinite=2, nonfinite_step=4,
-        last_nonfinite="inf",
+        first=1.0, last_step=7, min=1.0, min_step=1, max=1.0, max_step=1, count=3, nonfinite=2,
+        nonfinite_step=4, last_nonfinite="inf",
     )  # fmt: skip
 
 

@@ -1,0 +1,361 @@
+"""What is told of a run: sections of facts, from the files that `collect` wrote.
+
+`runs show`, the line of `collect` and `submit --wait`, and reports choose sections, and page.py
+renders them as text, HTML, Markdown or JSON. So each fact has one wording and one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.errors import CollectError
+from clusterctl.runs.compare import compare, environment_of, hardware_of, mapping, software_of
+from clusterctl.runs.curve import STEP
+from clusterctl.runs.find import KINDS, Row, is_usual, metric_names
+from clusterctl.runs.page import Chart, Fact, Kind, Section, Series, Table
+from clusterctl.runs.resources import resources_of
+from clusterctl.runs.series import config_of
+from clusterctl.runs.time_use import Use, total_time_use
+from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.diagnosis import fix_with_log, hints_in_words
+from clusterctl.spec.metrics import Goal, goal_of
+from clusterctl.spec.names import first_few
+from clusterctl.state.run_record import Metric, Value
+from clusterctl.util import formatting
+from clusterctl.util.numbers import counted
+
+MOST_NAMED: Final = 16
+MOST_METRICS: Final = 3
+OPTION_HEAD: Final = ("option", "value")
+# The report and the table of a scaling have the medians of these metrics.
+SPEEDS: Final = ("samples_per_s", "tokens_per_s")
+
+
+class Part(StrEnum):
+    """A section of the facts of a run. The value is its title."""
+
+    JOB = "Job"
+    TIMES = "Times"
+    TIME = "Time"
+    RESOURCES = "Asked for and used"
+    CONFIGURATION = "Configuration"
+    ENVIRONMENT = "Environment"
+    METRICS = "Values"
+    TASKS = "Tasks"
+    LOG = "From the log"
+    OUTCOME = "Outcome"
+
+
+def facts_of(row: Row, *parts: Part) -> list[Section]:
+    """Return these sections of a run or an array's task, without those that are empty."""
+    return [section for part in parts if (section := _SECTIONS[part](row)).has_content]
+
+
+def line_of(row: Row, folder: Path) -> str:
+    """Return a run in a line. folder: its folder, as the line shows it."""
+    run = row.run
+    cost = "" if run.cost_usd is None else f", {formatting.cost(run.cost_usd)}"
+    advice = "".join(f"; {text}" for text in [resources_of(row).advice] if text)
+    return f"job {run.job_id} ({run.name}) {state_of(row)}: {folder}{cost}{advice}"
+
+
+def state_of(row: Row) -> str:
+    state = row.record.state
+    return state if row.run.final else f"{state} when it was collected"
+
+
+def _job(row: Row) -> Section:
+    run = row.run
+    record = row.record
+    keys = "job name exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
+    facts = {key: Fact(label_of(key), row.value(key), KINDS.get(key, "")) for key in keys}
+    texts = {
+        "attempts": "; ".join(map(str, record.attempts if record.attempts[1:] else ())),
+        "account": run.account,
+        "on": first_few(record.nodes, MOST_NAMED),
+        "not collected": first_few([skipped.path for skipped in run.not_here], MOST_NAMED),
+        "left out": "; ".join(record.left_out),
+    }
+    listed = [
+        Fact("run", row.shown),
+        facts.pop("job"),
+        Fact("state", state_of(row)),
+        *facts.values(),
+        *(Fact(label, text) for label, text in texts.items()),
+    ]
+    if row.task is None:
+        listed += [Fact("files", run.files), Fact("size", run.bytes, "size")]
+    return Section(Part.JOB, facts=[fact for fact in listed if fact.is_known])
+
+
+def label_of(key: str) -> str:
+    return key.replace("_", " ").replace("gpu", "GPU")
+
+
+def _times(row: Row) -> Section:
+    keys = ("submitted", "started", "ended", "collected")
+    facts = [Fact(key, row.value(key), KINDS[key]) for key in keys]
+    return Section(Part.TIMES, facts=[fact for fact in facts if fact.is_known])
+
+
+def _time(row: Row) -> Section:
+    """Return how a run or task used its time; of an array all tasks together."""
+    uses = total_time_use([row])
+    total = sum(uses.values())
+    if not total:
+        return Section(Part.TIME)
+    unit, size = formatting.fitting_unit("s", [total])
+    bars = [Series(use, [(row.run.name, seconds / size)]) for use, seconds in uses.items()]
+    rows = [
+        (use, formatting.duration(seconds), formatting.percent(100 * seconds / total))
+        for use, seconds in uses.items()
+    ]
+    rows.append(("all", formatting.duration(total), formatting.percent(100)))
+    head = ("use", "time of all tasks" if row.tasks else "time", "share")
+    is_divided = uses.keys() & {Use.DATA, Use.CHECKPOINT, Use.EVALUATION}
+    text = (
+        "the program recorded no time of its data, checkpoints and evaluations, which is within "
+        "useful"
+    )
+    return Section(
+        Part.TIME,
+        [text] if Use.USEFUL in uses and not is_divided else (),
+        [Chart("Time of the job", bars, x="", y=unit, kind=Kind.BARS)],
+        [Table(head, rows)],
+    )
+
+
+def _resources(row: Row) -> Section:
+    resources = resources_of(row)
+    rows = [
+        (each.resource, each.asked, each.used, formatting.percent(each.share))
+        for each in resources.amounts
+    ]
+    table = Table(("resource", "asked for", "used", "share"), rows)
+    return Section(Part.RESOURCES, resources.lines, tables=[table])
+
+
+def _configuration(row: Row) -> Section:
+    """Return tables of the options that the user gave and, folded, of those with their defaults."""
+    run = row.run
+    parsed, words = config_of(run.args)
+    # The table has the options, except those of a sweep.
+    arguments = run.args if words or not parsed.keys() <= row.config.keys() else ()
+    more = {"arguments": " ".join(arguments), "tags": ", ".join(run.tags), "note": run.note or ""}
+    options = {
+        key: formatting.given(value) for key, value in row.config.items() if value is not None
+    }
+    own = row.given_options
+    rows = [
+        *((key, text) for key, text in options.items() if key in own),
+        *((key, text) for key, text in more.items() if text),
+    ]
+    defaults = [(key, text) for key, text in options.items() if key not in own]
+    tables = [Table(OPTION_HEAD, rows), defaults_table(OPTION_HEAD, defaults)]
+    return Section(Part.CONFIGURATION, tables=[table for table in tables if table.rows])
+
+
+def defaults_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    title = f"{counted(len(rows), 'option')} with the default value"
+    return Table(head, rows, title, folded=True)
+
+
+def _environment(row: Row) -> Section:
+    facts: Mapping[str, Any] = {}
+    with suppress(CollectError):
+        facts = environment_of(row)
+    values = {**software_of(facts), **hardware_of(facts)}
+    if git := mapping(facts, "client", "git"):
+        changed = " with uncommitted changes" if git.get("status") else ""
+        values["git"] = f"{git.get('commit')}{changed}"
+    values["clusterctl"] = mapping(facts, "client").get("clusterctl")
+    listed = [Fact(key, value) for key, value in values.items()]
+    return Section(Part.ENVIRONMENT, facts=[fact for fact in listed if fact.is_known])
+
+
+def _metrics(row: Row) -> Section:
+    """Return the last, lowest and highest value of each metric, and which were no numbers."""
+
+    def cells(name: str, metric: Metric) -> Sequence[str]:
+        axis = "" if metric.axis == STEP else f"{metric.axis} "
+
+        def at(value: Value, place: float | None) -> str:
+            is_placed = value is not None and place is not None
+            return formatting.metric(value, name) + f" at {axis}{place}" * is_placed
+
+        last = row.nonfinite(f"metric.{name}") or metric.last
+        return (
+            name,
+            at(last, metric.last_step),
+            at(metric.min, metric.min_step),
+            at(metric.max, metric.max_step),
+        )
+
+    rows = [cells(name, metric) for name, metric in row.metrics.items()]
+    table = Table(("metric", "last", "lowest", "highest"), rows)
+    return Section(Part.METRICS, [*metric_lines(row)], tables=[table] if rows else ())
+
+
+def metric_lines(row: Row) -> Iterator[str]:
+    """Yield how the first metrics changed, and which metrics were no numbers."""
+    changed = [
+        name
+        for name in metric_names([row])
+        if name not in SPEEDS and row.metrics[name].min != row.metrics[name].max
+    ]
+    for name in changed[:2]:
+        metric = row.metrics[name]
+        if metric.count <= 1 or metric.last is None or metric.first is None:
+            continue
+        ends = formatting.metric(metric.first, name), formatting.metric(metric.last, name)
+        low, high = formatting.metric(metric.min, name), formatting.metric(metric.max, name)
+        spread = f", between {low} and {high}"
+        if (goal := goal_of(name)) is not None:
+            is_highest = goal is Goal.MAX
+            best = metric.max if is_highest else metric.min
+            spread = f", at best {high if is_highest else low}" if best != metric.last else ""
+        elif {metric.min, metric.max} == {metric.first, metric.last}:
+            spread = ""
+        count = counted(metric.count, "value")
+        yield f"{name} went from {ends[0]} to {ends[1]}{spread}, in {count}"
+    for name, metric in row.metrics.items():
+        if metric.nonfinite:
+            place = metric.nonfinite_step
+            first_at = "" if place is None else f", first at {metric.axis} {place}"
+            counts = f"{metric.nonfinite:,} of {metric.count:,} values"
+            yield f"{name} was NaN or infinite in {counts}{first_at}"
+
+
+def _tasks(row: Row) -> Section:
+    keys = ["state", "exit", "elapsed", *usual_metrics(row.tasks)]
+    tasks = {str(task.value("job")): task for task in row.tasks}
+    return Section(Part.TASKS, tables=[table_of("job", tasks, keys)] if tasks else ())
+
+
+def usual_metrics(rows: Sequence[Row], most: int = MOST_METRICS) -> list[str]:
+    return [name for name in metric_names(rows) if is_usual(name)][:most]
+
+
+def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
+    """Return a table with these values of some runs. head: the title of the column with the runs'
+    titles.
+    """
+    cells = [[title, *(row.text(key) for key in keys)] for title, row in rows.items()]
+    return Table((head, *keys), cells)
+
+
+def _log(row: Row) -> Section:
+    diagnosis = _diagnosis(row)
+    log = diagnosis.get("lines")
+    lines = [str(line) for line in log] if isinstance(log, list) else []
+    # A single line with the cause is told as the outcome.
+    cause = diagnosis.get("cause")
+    is_told = len(lines) == 1 and bool(cause) and str(cause) in lines[0]
+    return Section(Part.LOG, log=() if is_told else lines)
+
+
+def _outcome(row: Row) -> Section:
+    """Return how the run ended: state, duration, nodes, cost; for a failure also cause and
+    remedy.
+    """
+    return Section(Part.OUTCOME, [*outcome_lines(row)])
+
+
+def outcome_lines(row: Row) -> Iterator[str]:
+    record = row.record
+    elapsed = row.text("elapsed")
+    location = f" on {counted(len(record.nodes), 'node')}" if record.nodes else ""
+    after = f" after {elapsed}" if elapsed != formatting.NONE else ""
+    hours = row.record.node_hours
+    cost = f": {formatting.hours(hours)} node hours" if hours else ""
+    if row.run.cost_usd is not None and row.task is None:
+        cost += f", {formatting.cost(row.run.cost_usd)}"
+    yield f"{state_of(row)}{after}{location}{cost}"
+    diagnosis = _diagnosis(row)
+    if diagnosis.get("cause"):
+        job_id = diagnosis.get("job_id") or row.value("job")
+        which = f"task {job_id}: " if row.tasks else ""
+        log = f"`clusterctl logs {row.run.cluster}/{job_id}`"
+        yield f"{which}{diagnosis['cause']}; fix: {fix_with_log(diagnosis.get('fix', ''), log)}"
+        yield from hints_in_words(diagnosis)
+
+
+def _diagnosis(row: Row) -> Mapping[str, Any]:
+    """Return why a run failed; empty for an array's task if this is not the diagnosed task."""
+    diagnosis = row.run.diagnosis or {}
+    return diagnosis if row.task is None or diagnosis.get("job_id") in {None, row.task.id} else {}
+
+
+def missing_of(row: Row) -> Iterator[str]:
+    """Yield what a run does not have."""
+    if not row.run.final:
+        yield (
+            "the rest of the run: it was collected before the job ended; run `clusterctl "
+            "collect` again"
+        )
+    if count := len(row.run.not_here):
+        plural = "s or folders that were" if count > 1 else " or folder that was"
+        yield f"{count} file{plural} not collected (`skipped` in run.json)"
+    if row.record.state == JobState.PURGED:
+        yield "the scheduler's record of the job: it no longer existed when the run was collected"
+
+
+def difference_sections(
+    rows: Mapping[str, Row], missing: list[str], *, with_results: bool = False
+) -> Iterator[Section]:
+    """Yield a section for each kind of differences between the first run and the rest.
+
+    rows: title of a run -> run. missing: gets messages about unreadable runs.
+    with_results: whether results are compared, too.
+    """
+    first, *others = rows
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    titles = [first]
+    for title in others:
+        try:
+            differences = compare(rows[first], rows[title])
+        except CollectError as exc:
+            missing.append(f"the differences between {first} and {title}: {exc.cause}")
+            continue
+        titles.append(title)
+        for each in differences:
+            if with_results or each.section != "result":
+                own, other = each.texts
+                cells.setdefault((each.section, each.key), {first: own})[title] = other
+    given = {key for row in rows.values() for key in row.given_options}
+    for section in dict.fromkeys(section for section, _ in cells):
+        lines = {
+            key: (key, *(values.get(title, values[first]) for title in titles))
+            for (row_section, key), values in cells.items()
+            if row_section == section
+        }
+        # Fold options that have their default and that a program lacks.
+        folded = [
+            line
+            for key, line in lines.items()
+            if section == "configuration" and key not in given and formatting.NONE in line
+        ]
+        head = (section, *titles)
+        tables = [
+            Table(head, [line for line in lines.values() if line not in folded]),
+            defaults_table(head, folded),
+        ]
+        yield Section(f"Differs: {section}", tables=[table for table in tables if table.rows])
+
+
+_SECTIONS: Final[Mapping[Part, Callable[[Row], Section]]] = {
+    Part.JOB: _job,
+    Part.TIMES: _times,
+    Part.TIME: _time,
+    Part.RESOURCES: _resources,
+    Part.CONFIGURATION: _configuration,
+    Part.ENVIRONMENT: _environment,
+    Part.METRICS: _metrics,
+    Part.TASKS: _tasks,
+    Part.LOG: _log,
+    Part.OUTCOME: _outcome,
+}

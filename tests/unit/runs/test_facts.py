@@ -1,0 +1,110 @@
+"""A fact of a run has the same text in each view."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from clusterctl.runs.facts import Part, facts_of, line_of
+from clusterctl.runs.find import Row
+from clusterctl.runs.page import Section
+from clusterctl.runs.report import report_of
+from tests.unit.runs.made import TIME, made_run
+
+
+def told_run(out: Path) -> Row:
+    task = {
+        "id": "1",
+        "state": "FAILED",
+        "exit_code": 3,
+        "nodes": ["n1", "n2"],
+        "attempts": [{"start_time": TIME, "end_time": TIME + 5400, "nodes": ["n1", "n2"]}],
+        "tres": "cpu=8,mem=8G,node=2",
+        "time_limit_s": 7200,
+        "time_use": {"queue": 600.0, "useful": 4800.0, "suspended": 30.0},
+        "gpu_energy_j": 1234567.0,
+    }
+    diagnosis = {"job_id": "1", "cause": "exit code 3", "fix": "read it", "lines": ["a", "b"]}
+    metrics = [
+        {"step": step, "loss": loss, "eval_loss": 1.0 / (step + 1)}
+        for step, loss in enumerate([2.0, 0.123456789, float("nan"), 0.5])
+    ]
+    run = made_run(
+        out,
+        args=["--lr", "0.000123456789", "words"],
+        metrics=metrics,
+        tasks=[task],
+        nodes=["n1", "n2"],
+        state="FAILED",
+        cost_usd=0.012345,
+        diagnosis=diagnosis,
+        skipped=[{"path": "big.bin", "reason": "larger than 64 GiB"}],
+        tags=["a", "b"],
+        note="a note",
+        elapsed_s=5400,
+    )
+    return Row(run)
+
+
+def texts_of(sections: Sequence[Section]) -> set[str]:
+    """Return the texts of all facts, lines and cells."""
+    facts = [fact.text for section in sections for fact in section.facts]
+    cells = [
+        cell
+        for section in sections
+        for table in section.tables
+        if not table.folded
+        for row in table.rows
+        for cell in row
+    ]
+    lines = [line for section in sections for line in (*section.lines, *section.log)]
+    return {text for text in (*facts, *cells, *lines) if text}
+
+
+def rows(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    return ["  ".join(row) for row in (head, *cells)]
+
+
+def test_facts_have_the_same_text_in_each_view(tmp_path: Path) -> None:
+    row = told_run(tmp_path)
+    parts = [part for part in Part if part not in {Part.TIMES, Part.METRICS, Part.TASKS}]
+    sections = facts_of(row, *parts)
+    texts = texts_of(sections)
+    # Each value is there: given in full, measured with its unit.
+    assert {
+        "0.000123456789",
+        "1,234,567 J",
+        "1h30m",
+        "0.0123 USD",
+        "big.bin",
+        "exit code 3; fix: read it; the whole log: `clusterctl logs demo/1`",
+    } <= texts
+    terminal = "\n".join(line for section in sections for line in section.as_text(rows))
+    report = report_of([row])
+    page = html.unescape(
+        report.as_html().replace('<span class="whole">', "").replace("</span>", "")
+    )
+    markdown = report.as_markdown().replace("\\", "")
+    as_json = str(report.as_dict())
+    for text in texts:
+        assert text in terminal
+        assert text in page
+        assert text in markdown
+        assert text in as_json or text.replace("'", "\\'") in as_json
+
+
+def test_line_of_a_run_has_the_texts_of_its_facts(tmp_path: Path) -> None:
+    row = told_run(tmp_path)
+    line = line_of(row, Path("runs/demo-1-train"))
+    (job,) = facts_of(row, Part.JOB)
+    texts = {fact.label: fact.text for fact in job.facts}
+    assert texts["state"] in line
+    assert texts["cost"] in line
+    assert "runs/demo-1-train" in line
+
+
+def test_values_that_are_no_numbers_are_told_once(tmp_path: Path) -> None:
+    (metrics,) = facts_of(told_run(tmp_path), Part.METRICS)
+    assert [line.count("1 of 4") for line in metrics.lines if "NaN" in line] == [1]
+    assert all("nan" not in cell for table in metrics.tables for row in table.rows for cell in row)
