@@ -31,6 +31,7 @@ from clusterctl.state.inventory import (
 )
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect
+from clusterctl.transport.openssh import NO_FORWARDING
 from clusterctl.util.assets import (
     data_folder,
     digest,
@@ -184,7 +185,9 @@ def inventory_text(inventory: Inventory, workspace: Workspace, variables: Variab
         children[f"clusterctl_{group}"] = {"hosts": {name: {} for name in names}}
     connection = {
         # The ssh_config has the hosts' addresses, users and keys.
-        "ansible_ssh_common_args": _literal(f"-F {shlex.quote(str(workspace.ssh_config))}"),
+        "ansible_ssh_common_args": _literal(
+            shlex.join(("-F", str(workspace.ssh_config), *NO_FORWARDING))
+        ),
         "ansible_python_interpreter": PYTHON,
         "mitogen_ssh_compression": False,
         # mitogen passes its own 30 seconds and 10 questions to ssh, which override the ssh_config.

@@ -496,7 +496,7 @@ def forwarded(
         yield
         return
     node = allocation.nodes[0]
-    options = ["-o", "ExitOnForwardFailure=yes"]
+    options = ["-o", "ExitOnForwardFailure=yes", "-o", "ClearAllForwardings=no"]
     options += [
         word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")
     ]

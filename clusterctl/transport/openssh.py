@@ -45,6 +45,9 @@ IDLE_S = 300
 BRIEF_S = 10
 _STDERR_TAIL = 1 << 16
 _NOT_FOUND = 127  # shell's exit status
+# ssh's options for a program: the forwardings of a user's configuration fail if their port is in
+# use, and a second connection always finds it in use.
+NO_FORWARDING = ("-o", "ClearAllForwardings=yes", "-o", "ForwardX11=no")
 _MOST_NOISE = 1 << 20  # bytes
 _PAUSE_MS = 50
 # Bytes read from a pipe at once. For more, glibc would map and clear the memory for each read.
@@ -380,9 +383,9 @@ class OpenSSH:
             # A site's banner is no output of the command. ssh takes the first value of an option.
             config = Workspace(self.config.parent).background_config
             quiet = ("-o", "LogLevel=ERROR")
-        return self._words(
-            config, host, command, "-T", "-o", "BatchMode=yes", *options, *quiet, shares=shares
-        )
+        # ssh takes the first value of an option, so ``options`` may allow forwardings.
+        options = ("-T", "-o", "BatchMode=yes", *options, *quiet, *NO_FORWARDING)
+        return self._words(config, host, command, *options, shares=shares)
 
     def alone(self, host: str, command: str, *options: str) -> list[str]:
         """Return the command line of an ssh in the background with its own connection.

@@ -41,6 +41,11 @@ _MOST_LINES: Final = 20
 _NO_KEY: Final = re.compile(
     r"(?:Load key |no such identity: )\"?(?P<file>[^\"\r\n]+?)\"?: (?P<why>[^\r\n]+)"
 )
+_MISTAKE: Final = re.compile(
+    r"^(?P<file>/[^\r\n]+): terminating, \d+ bad configuration option"
+    r"|^Bad owner or permissions on (?P<open>/[^\r\n]+)",
+    re.MULTILINE,
+)
 _OPTION: Final = re.compile(r"--(project|zone)=(\S+)")
 
 
@@ -118,7 +123,9 @@ def _host_error(
             "first use"
         )
         return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
-    if damaged := _NO_KEY.search(stderr):
+    # ssh also names keys of the user's that it can't read, and goes on with the others.
+    is_users_login = user is None and Workspace(config.parent).adopts_hosts
+    if not is_users_login and (damaged := _NO_KEY.search(stderr)):
         return KeyRefusedError(
             f"the SSH key for {host} can't be read",
             code="ssh-key-damaged",
@@ -128,9 +135,14 @@ def _host_error(
             "removes the cluster",
             host=host,
         )
-    if re.search(_REFUSED, stderr) and user is None and Workspace(config.parent).adopts_hosts:
-        problem = f"{host} refuses your SSH login"
-        fix = f"make `ssh -F {config} {host}` work: a key with a passphrase must be in ssh-agent"
+    if is_users_login and re.search(_REFUSED, stderr):
+        login = entry_of(host, config).get("User", "you")
+        problem = f"{host} refuses the SSH login of {login}"
+        fix = (
+            f"make `ssh -F {config} {host}` work: a key with a passphrase must be in ssh-agent, a "
+            "Kerberos ticket must not have expired; if this is another person's login, run "
+            "`clusterctl up`, which writes yours"
+        )
         return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
     if re.search(_REFUSED, stderr):
         problem = f"{host} does not accept the cluster's SSH key" + (
@@ -138,7 +150,11 @@ def _host_error(
         )
         fix = "run `clusterctl up` again, which installs the key"
         return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
-    if "Can't open user config file" in stderr or "bad configuration option" in stderr:
+    mistake = find_mistake(stderr)
+    if mistake is not None and mistake.where != str(config):
+        mistake.host = host
+        return mistake
+    if "Can't open user config file" in stderr or mistake is not None:
         return TransportError(
             f"the SSH configuration has no valid entry for {host}",
             code="ssh-config-incomplete",
@@ -151,6 +167,21 @@ def _host_error(
     if proxy.jump or proxy.is_gcloud:
         return _tunnel_error(host, config, reason, proxy)
     return unreachable_error(host, config, _PROBLEM, reason)
+
+
+def find_mistake(stderr: str) -> TransportError | None:
+    """Return the error for an ssh_config that ssh can't read; None if ssh has read all. stderr:
+    messages of ssh.
+    """
+    if (match := _MISTAKE.search(stderr)) is None:
+        return None
+    return TransportError(
+        "ssh can't read your SSH configuration",
+        code="ssh-config-mistake",
+        where=match["file"] or match["open"],
+        why=stderr.strip(),
+        fix="correct the file: plain `ssh` refuses it, too",
+    )
 
 
 def may_need_answers(stderr: str) -> bool:

@@ -1,9 +1,9 @@
 """SSH transport: the ssh program runs each command, with the same `ssh_config` as a plain ``ssh
 -F``.
 
-Commands share a connection (see ``master``). Only the cluster's key and known_hosts are used: no
-agent, no keys of the user, no trust on first use. For an attached cluster, the user's own SSH
-configuration is used.
+Commands share a connection (see ``master``). Host keys are never trusted on first use. To nodes that
+clusterctl makes, only the cluster's key is used: no agent, no keys of the user. For machines of the
+user's own and an attached cluster, the user's own SSH configuration is used.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import KEEPALIVE
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import BRIEF_S
+from clusterctl.transport.refusals import find_mistake
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
 from clusterctl.util.disk import translating_write_errors
@@ -89,7 +90,7 @@ def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
 
 def as_ssh_resolves(settings: OnpremSettings) -> OnpremSettings:
     """Return the settings with the user, address and port that ssh uses for each machine, which the
-    owner's own configuration may set.
+    owner's own configuration may set. Raise TransportError if ssh can't read that configuration.
     """
     machines = settings.machines
     resolved = parallel_map([*machines.items()], lambda pair: _as_ssh_resolves(*pair))
@@ -107,12 +108,14 @@ def _as_ssh_resolves(name: str, machine: OnpremHost) -> OnpremHost:
     if machine.user:
         words += ["-l", machine.user]
     try:
-        lines = run([*words, "--", name]).stdout.splitlines()
+        resolved = run([*words, "--", name])
     except OSError as exc:
         raise no_ssh(exc) from exc
-    said = dict(line.partition(" ")[::2] for line in lines)
+    if error := find_mistake(resolved.stderr):
+        raise error
+    said = dict(line.partition(" ")[::2] for line in resolved.stdout.splitlines())
     if "hostname" not in said:
-        # ssh names the mistake in the owner's configuration when it connects.
+        # ssh says why when it connects.
         return machine
     found = {"address": said["hostname"], "user": said["user"], "port": int(said["port"])}
     return machine.model_copy(update=found)

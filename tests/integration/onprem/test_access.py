@@ -13,6 +13,7 @@ from clusterctl.errors import (
     ClusterctlError,
     CommandError,
     ProvisionError,
+    TransportError,
     UnreachableError,
 )
 from clusterctl.providers.base import OfferedKey, fingerprint, reject_unknown_keys
@@ -147,6 +148,16 @@ def test_owners_ssh_configuration_fills_in_what_the_spec_leaves_out(played: Path
     }
 
 
+def test_mistake_in_the_owners_ssh_configuration_is_named(played: Path) -> None:
+    """Played: `ssh -G`, with OpenSSH 9.2's words."""
+    said = "/h/a/.ssh/config: terminating, 1 bad configuration options"
+    (played.parent / "bin/ssh").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 255\n")
+    given = {"type": "onprem", "controller": "gpu1", "hosts": {"gpu1": {}}}
+    with rejected("ssh-config-mistake", TransportError) as caught:
+        as_ssh_resolves(OnpremSettings.model_validate(given))
+    assert caught.value.where == "/h/a/.ssh/config"
+
+
 def test_failed_command_is_no_failed_login(played: Path) -> None:
     with pytest.raises(CommandError) as caught:
         access(played, a="free").root("a", ("sh", "-c", "echo no >&2; exit 3"))
@@ -198,6 +209,17 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host"
             "jump-refused",
         ),
         ("rocky@10.0.0.9: Permission denied (publickey,password).", "login-refused"),
+        # By OpenSSH 9.2: of a server with Kerberos alone, and of an agent that waited for a touch.
+        ("rocky@10.0.0.9: Permission denied (gssapi-keyex,gssapi-with-mic).", "kerberos-refused"),
+        (
+            "rocky@10.0.0.9: Permission denied (publickey,gssapi-with-mic,password).",
+            "login-refused",
+        ),
+        (
+            'sign_and_send_pubkey: signing failed for ED25519-SK "" from agent: agent refused operation\n'
+            "rocky@10.0.0.9: Permission denied (publickey).",
+            "agent-refused",
+        ),
         ("Host key verification failed.", "host-key"),
         ('Load key "/home/a/.ssh/x": error in libcrypto', "key-file"),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import KeyRefusedError
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.refusals import connection_error, proxy_of
 
 DENIED = "clusterctl@10.1.1.2: Permission denied (publickey)."
@@ -28,6 +29,33 @@ def test_key_that_ssh_can_not_load_is_named(tmp_path: Path, line: str, reason: s
     assert isinstance(error, KeyRefusedError)
     assert (error.code, error.where, error.why) == ("ssh-key-damaged", "/h/demo/id_ed25519", reason)
     assert "clusterctl down --discard" in error.fix
+
+
+def test_refused_login_of_the_owner_names_the_login(tmp_path: Path) -> None:
+    """A key of the owner's that ssh can't read is not the cluster's."""
+    workspace = Workspace(tmp_path)
+    workspace.access_config.touch()
+    workspace.ssh_config.write_text("\nHost head\n    User alice\n")
+    said = f'Load key "/h/a/.ssh/old": invalid format\r\n{DENIED}\r\n'
+    error = connection_error("head", workspace.ssh_config, said)
+    assert error.code == "key-refused"
+    assert "alice" in error.what
+
+
+@pytest.mark.parametrize(
+    ("said", "where", "code"),
+    [
+        ("/h/a/.ssh/config: terminating, 1 bad configuration options", "", "ssh-config-mistake"),
+        ("Bad owner or permissions on /h/a/.ssh/config", "", "ssh-config-mistake"),
+        ("{config}: terminating, 1 bad configuration options", "{config}", "ssh-config-incomplete"),
+    ],
+)
+def test_mistake_in_an_ssh_config_names_the_file(
+    tmp_path: Path, said: str, where: str, code: str
+) -> None:
+    config = tmp_path / "ssh_config"
+    error = connection_error("head", config, said.format(config=config))
+    assert (error.code, error.where) == (code, where.format(config=config) or "/h/a/.ssh/config")
 
 
 @pytest.mark.parametrize(
