@@ -610,7 +610,7 @@ def test_python_that_users_may_not_run_is_named(host: Host) -> None:
         # The epilog would kill a process of the user.
         python.write_text('#!/bin/sh\ntest "$(id -u)" != 2345\n')
         python.chmod(0o755)
-        host.needs("python", python=str(python))
+        host.needs("python", python=str(python), libraries="")
         host.set(accounts={"ada": 2345})
         assert host.look() == []
         python.parent.chmod(0o750)
@@ -682,12 +682,29 @@ def test_network_devices_of_ucx_are_looked_at(host: Host, devices: str, down: li
 
 def test_slurmd_is_restarted_if_its_folder_is_gone(host: Host) -> None:
     cache = host.folder / "spool" / "conf-cache"
-    host.needs("spool", cache=str(cache))
+    host.needs("spool", cache=str(cache), programs=[])
     host.program("systemctl", "exit 0")
-    assert host.look() == [f"{cache} is missing"]
+    (said,) = host.look()
+    assert said.startswith(f"{cache} is missing")
     assert "conf-cache" in host.reason
     host.program("systemctl", f'[ "$*" = "--no-block restart slurmd" ] && mkdir -p {cache}')
     assert (host.look(), host.reason) == ([], "")
+
+
+def test_program_without_which_no_step_starts_drains_the_node(host: Host) -> None:
+    """slurmd would not find it again, so it is not restarted."""
+    program = host.folder / "slurmstepd"
+    restarted = host.folder / "restarted"
+    host.program("systemctl", f"touch {restarted}")
+    host.needs("spool", cache=str(host.folder), programs=[str(program)])
+    (said,) = host.look()
+    assert said.startswith(f"{program} is missing")
+    assert "slurmstepd" in host.reason
+    program.touch(0o644)
+    assert len(host.look()) == 1
+    program.chmod(0o755)
+    assert (host.look(), host.reason) == ([], "")
+    assert not restarted.exists()
 
 
 def test_failed_unit_is_started_again(host: Host) -> None:
@@ -781,7 +798,7 @@ def _accounts_of_a_directory(host: Host) -> None:
 
 
 def _no_accounts(host: Host) -> None:
-    host.needs("python", python="/no/such")
+    host.needs("python", python="/no/such", libraries="")
     host.set(accounts={})
 
 

@@ -49,7 +49,7 @@ def test_needs_of_a_host_are_those_of_its_roles() -> None:
     of_nodes = {"job-python", "fabric-away", "gpu-devices", "gpu-fault", "gpu-unhealthy"}
     assert by_role == {
         "controller": of_all | of_controller,
-        "compute": of_all | of_nodes | {"slurmd-restarts", "slurmd-folder-away"},
+        "compute": of_all | of_nodes | {"slurmd-restarts", "slurmd-unfit"},
     }
 
 

@@ -108,6 +108,7 @@ CHRONY_OFFSET = 4
 CHRONY_LEAP = 13
 # Colons of a line of passwd before the home folder.
 PASSWD_COLONS = 5
+LOADS_MPI = "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI"
 UCX_DEVICES = re.compile(r"UCX_NET_DEVICES=([^\s'\"]+)")
 FATAL = re.compile(r"\bfatal: (.*)")
 
@@ -273,15 +274,16 @@ def mount_folder(need: Settings, _: State) -> str | None:
 
 
 def python(need: Settings, _: State) -> Iterator[Problem]:
-    """Check that users can run the jobs' Python and read its modules. `accounts`: name -> uid;
-    without users, nothing is checked.
+    """Check that users can run the jobs' Python and load MPI in it. `libraries`: LD_LIBRARY_PATH.
+    `accounts`: name -> uid; without users, nothing is checked.
     """
     program = need["python"]
     if not need["accounts"]:
         return
     # A user of jobs would be wrong: the epilog kills the processes of a user whose last job has
     # ended, and keeps the user's files in memory while such a process exists.
-    answer = ask(program, "-I", "-c", "import mpi4py", uid=NOBODY)
+    libraries = f"LD_LIBRARY_PATH={need['libraries']}"
+    answer = ask("env", libraries, program, "-I", "-c", LOADS_MPI, uid=NOBODY)
     if answer.rc is None:
         yield Problem(f"{program} does not end within {SHORT_S} s")
     elif answer.rc:
@@ -343,15 +345,18 @@ def fabric(need: Settings, _: State) -> Iterator[Problem]:
 
 
 def spool(need: Settings, _: State) -> Iterator[Problem]:
-    """Check slurmd's folder, without which no step starts: `cache`, Slurm's configuration in it,
-    which the commands in jobs read.
+    """Check what slurmd needs to start a step: `programs`; `cache`, Slurm's configuration in its
+    folder, which the commands in jobs read.
     """
-    if not Path(need["cache"]).exists():
-        yield Problem(f"{need['cache']} is missing")
+    for path in (*need["programs"], need["cache"]):
+        if not os.access(path, os.X_OK):
+            yield Problem(f"{path} is missing, or can't be used")
 
 
-def make_spool(need: Settings, _: State) -> str:
+def make_spool(need: Settings, _: State) -> str | None:
     """Restart slurmd, which makes its folder when it starts."""
+    if Path(need["cache"]).exists():
+        return None
     ask("systemctl", "--no-block", "restart", "slurmd")
     end = time.monotonic() + START_S
     # If slurmd runs this program, it waits for its end, and the next check finds the folder.
