@@ -79,8 +79,8 @@ def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str
     """Yield ``keys`` without consequences of other keys, such as the home of a missing account."""
     for key in keys:
         kind, _, name = key.partition(" ")
-        if kind == "home":
-            follows = marks.get(f"user {name}") == MISSING
+        if kind in _NEEDS:
+            follows = any(marks.get(f"{needed} {name}") == MISSING for needed in _NEEDS[kind])
         else:
             follows = marks[key].endswith(_OUTDATED) and len(keys) > 1
         if not follows:
@@ -107,6 +107,9 @@ def touches_slurm(keys: Iterable[str]) -> bool:
 def _is_fine(key: str, mark: str) -> bool:
     return mark == _GOOD_STATES.get(key.partition(" ")[0], mark) and mark != MISSING
 
+
+# Kind of item -> the kinds without which it is missing, too.
+_NEEDS = {"home": ("user",), "key": ("user", "home"), "keys": ("user", "home")}
 
 _NAMES = {
     "package": "the package {}",

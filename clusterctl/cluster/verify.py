@@ -17,11 +17,13 @@ from functools import partial
 from typing import Final
 
 from clusterctl.cluster.context import ClusterContext
+from clusterctl.cluster.converge import drift_of
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
 from clusterctl.cluster.phases import Drift, PhaseResult
 from clusterctl.cluster.user_proof import prove_job_user
 from clusterctl.errors import (
+    ClusterctlError,
     CommandError,
     Failure,
     MachineError,
@@ -38,8 +40,8 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.needs import Lack, lacks_of, text_of
 from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
-from clusterctl.hosts.probe import HostReport
-from clusterctl.hosts.roles import host_facts_request, requirements_of_hosts
+from clusterctl.hosts.probe import HostReport, ask_hosts
+from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts
 from clusterctl.providers.base import Provider, Size, pending_releases
 from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.availability import (
@@ -542,6 +544,8 @@ def examine_cluster(
     else:
         with Connections(workspace.ssh_config) as connections:
             report = _examine(spec, inventory, connections, hosts)
+            changed = drift_findings(spec, inventory, workspace, connections.to, report)
+            report = replace(report, findings=(*report.findings, *changed))
             unreached = _find_blocked_ports(spec, inventory, connections, report)
             report = replace(report, findings=(*report.findings, *unreached))
             strangers = credential_findings(inventory, connections.to, report)
@@ -569,6 +573,27 @@ def examine_cluster(
         if not hosts or release.host.name in hosts
     )
     return replace(report, facts=facts, findings=(*report.findings, *pending))
+
+
+def drift_findings(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, to: Connect, report: DoctorReport
+) -> Iterator[Finding]:
+    """Yield how each examined host differs from the state in which the last `up` left the host.
+
+    report: what is known of the hosts.
+    """
+    requests = probe_requests(spec, inventory, workspace)
+    # People may add accounts and users to Slurm's accounting.
+    asked = {host: replace(requests[host], accounting=()) for host in report.facts}
+    answers = filter(None, ask_hosts(asked, to, timeout_s=SHORT_PATIENCE_S))
+    results = {answer.host: answer.result for answer in answers}
+    for host, result in results.items():
+        if isinstance(result, ClusterctlError):
+            yield Finding(host, "error", result.code, result.what, result.why, result.fix)
+        elif changes := [drift.what for drift in drift_of(workspace, {host: result})]:
+            what = "the host is not as the last `clusterctl up` left it"
+            fix = "`clusterctl up` restores it, or tells what stands in the way"
+            yield Finding(host, "error", "drifted", what, "; ".join(changes), fix)
 
 
 def credential_findings(

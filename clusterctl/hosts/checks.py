@@ -48,7 +48,6 @@ LEAST_INODES: Final = 50_000
 _LEAST_INODES_IN_MEMORY: Final = 1_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 # systemd itself listens for clusterctl-fence.
-_DAEMONS: Final = _SLURM | {"munge", "mariadb"}
 _OUR_LISTENERS: Final = _SLURM | {"systemd"}
 # Lowest PCI device number that NVIDIA's open kernel modules support.
 _TURING: Final = 0x1E00
@@ -426,15 +425,6 @@ def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) ->
 
 
 @_check_of_host
-def _daemons(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    for unit in sorted((expected.runs & _DAEMONS) - facts.units):
-        log = f"clusterctl ssh {host} --admin -- sudo journalctl -u {unit}"
-        fix = f"start it with `clusterctl up`; its log: `{log}`"
-        cause = "systemd reports that the unit is not active"
-        yield Finding(host, "error", "daemon-stopped", f"{unit} is not running", cause, fix)
-
-
-@_check_of_host
 def _unmet_needs(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield what a node lacks to run jobs, as its health check reports it (`needs` of
     touches.yml).
@@ -626,10 +616,13 @@ def _names(
 def _unknown_names(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield a finding if a host that has joined does not know the others. `up` writes their names."""
     unknown = [name for name, addresses in facts.resolved.items() if not addresses]
-    if unknown and expected.runs:
+    if unknown and expected.has_joined:
         more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
         cause = f"the host has no address for {unknown[0]}{more}"
-        fix = "run `clusterctl up`, which writes the names into /etc/hosts"
+        fix = (
+            "run `clusterctl up`, which writes the names into /etc/hosts; `hosts:` of "
+            "/etc/nsswitch.conf must have `files`"
+        )
         yield Finding(
             host, "error", "name-unknown", "names of the cluster's hosts are unknown", cause, fix
         )

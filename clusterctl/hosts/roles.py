@@ -374,7 +374,6 @@ class HostRequirements:
     free_mib: path -> disk space, of a host that has not joined yet.
     gpus: number of GPUs, if the spec gives it.
     brings: units that `up` will start or reconfigure on a host that has not joined yet.
-    runs: units that run on a host that has joined.
     driver, branch: kind and branch of the NVIDIA driver that `up` installs, if any.
     here: clusterctl runs on the host.
     cgroups: Slurm will limit jobs by control groups.
@@ -387,7 +386,6 @@ class HostRequirements:
     free_mib: Mapping[str, int]
     gpus: int | None = None
     brings: frozenset[str] = frozenset()
-    runs: frozenset[str] = frozenset()
     driver: str = ""
     branch: str | None = None
     here: bool = False
@@ -465,7 +463,6 @@ def requirements_of_hosts(
             else _BEFORE | (_CUPY if member.name in cupy else {}),
             gpus=gpus.get(member.name),
             brings=none if member.name in installed else role_units(spec, member.roles),
-            runs=role_units(spec, member.roles) if member.name in installed else none,
             driver=nvidia.driver if nvidia.has_driver else "",
             branch=nvidia.of_branch,
             here=member.name in here,

@@ -9,7 +9,13 @@ import pytest
 from clusterctl.cluster import up
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Configured
-from clusterctl.cluster.drift import drifted, hosts_with_drift, repairs_of, touches_slurm
+from clusterctl.cluster.drift import (
+    drift_of_host,
+    drifted,
+    hosts_with_drift,
+    repairs_of,
+    touches_slurm,
+)
 from clusterctl.cluster.phases import Drift
 from clusterctl.errors import ConfigureError
 from clusterctl.state.workspace import Workspace
@@ -102,6 +108,16 @@ def test_repairs_of_a_missing_user_name_the_account() -> None:
     assert [
         "account ada" in repair.what for repair in repairs_of("d-ctl", noted, before, noted)
     ] == [True]
+
+
+def test_missing_home_implies_the_keys_in_it() -> None:
+    noted = {**NOTED, "home ada": "fit", "key ada": "there", "keys ada": "d4"}
+    now = {**noted, "home ada": "missing", "key ada": "missing", "keys ada": "d5"}
+    assert [drift.what for drift in drift_of_host("d-ctl", noted, now)] == [
+        "the home of user ada was missing"
+    ]
+    now["home ada"] = "fit"
+    assert len(list(drift_of_host("d-ctl", noted, now))) == 2
 
 
 def test_mark_without_answer_is_drift_but_not_reported() -> None:

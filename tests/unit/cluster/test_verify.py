@@ -11,10 +11,12 @@ from typing import cast
 
 import pytest
 
+from clusterctl.cluster.converge import Configured
 from clusterctl.cluster.verify import (
     Link,
     Verification,
     credential_findings,
+    drift_findings,
     find_obstacles,
     reject_unfit_nodes,
     slurm_findings,
@@ -36,7 +38,8 @@ from clusterctl.transport.base import Transport
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step, listed_nodes, queued
-from tests.unit.hosts.answers import pairs
+from tests.unit.cluster.specs import spec_of
+from tests.unit.hosts.answers import answer, pairs
 
 NAMES = ("d-train-1", "d-train-2")
 INVENTORY = inventory_of(*NAMES)
@@ -443,6 +446,33 @@ def test_doctor_blames_no_node_if_munge_fails_on_the_controller() -> None:
     report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
     (one,) = credential_findings(INVENTORY, hosts.__getitem__, report)
     assert (one.host, one.code) == ("d-ctl", "not-looked-at")
+
+
+def test_doctor_names_hosts_that_are_not_as_up_left_them(tmp_path: Path) -> None:
+    """People may add to the accounting, so that it is not asked for. A host without an answer is no
+    healthy host.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.create()
+    workspace.create_secrets()
+    left = {"file /etc/slurm/slurm.conf": "a1", "unit munge": "running"}
+    marks = dict.fromkeys(("d-ctl", *NAMES), left)
+    workspace.configured.write_text(Configured(marks=marks).model_dump_json())
+    now = {"file /etc/slurm/slurm.conf": "b2", "unit munge": "stopped"}
+    steps = {
+        "d-ctl": Step(("...",), answer(checksums=now)),
+        NAMES[0]: Step(("...",), answer(checksums=left)),
+        NAMES[1]: Step(("...",), "no JSON"),
+    }
+    hosts = {name: ScriptedTransport([step]) for name, step in steps.items()}
+    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
+    found = [*drift_findings(spec_of(), INVENTORY, workspace, hosts.__getitem__, report)]
+    codes = {(one.host, one.level, one.code) for one in found}
+    assert codes == {("d-ctl", "error", "drifted"), (NAMES[1], "error", "answer-garbled")}
+    (drifted,) = (one for one in found if one.code == "drifted")
+    assert all(text in drifted.why for text in ("/etc/slurm/slurm.conf", "munge"))
+    asked = json.loads(hosts["d-ctl"].calls[0].argv[-1])
+    assert (asked["accounting"], bool(asked["files"])) == ([], True)
 
 
 def doctor(

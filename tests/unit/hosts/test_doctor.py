@@ -387,15 +387,6 @@ def test_examine_finds_foreign_daemons(
     assert found({**changed, "texts": WELL["texts"] | {CLAIM: '{"id": "1"}'}}, brings=brings) == []
 
 
-def test_doctor_stopped_daemons_are_findings() -> None:
-    """Only daemons of the cluster's hosts count, not other units and not new hosts."""
-    runs = frozenset({"slurmd", "slurmdbd", "clusterctl-health.timer"})
-    (finding,) = found({"units": ["slurmd"]}, runs=runs)
-    assert (finding.host, finding.level, finding.code) == ("two", "error", "daemon-stopped")
-    assert finding.what.startswith("slurmdbd ")
-    assert found({"units": ["slurmd", "slurmdbd"]}, runs=runs) == []
-
-
 def test_foreign_databases_are_ignored_without_the_mariadb_role() -> None:
     assert found({"databases": ["payroll"]}, brings=frozenset({"slurmd", "munge"})) == []
 
@@ -436,8 +427,8 @@ def test_clock_finding_has_the_difference(skew_s: float, level: str) -> None:
 
 
 def test_host_that_has_joined_must_know_the_names_of_the_others() -> None:
-    unknown = {"resolved": {"one": [], "two": []}, "units": ["munge"]}
-    (finding,) = found(unknown, runs=frozenset({"munge"}))
+    unknown = {"resolved": {"one": [], "two": []}}
+    (finding,) = found(unknown, joined=True)
     assert (finding.host, finding.level, finding.code) == ("two", "error", "name-unknown")
     assert found(unknown) == []
 
