@@ -16,7 +16,7 @@ from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan
 from clusterctl.scheduler.base import BEFORE_START, JobInfo
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.scheduler.slurm_values import fold_nodes
+from clusterctl.scheduler.slurm_values import amounts_of, fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import PROOF_PARTITION
 from clusterctl.state.inventory import Inventory
@@ -68,7 +68,8 @@ def reject_jobs(
     before = cluster.inventory
     if before is None:
         return ()
-    partitions = {*spec.nodes_by_partition, *(line.value for line in spec.more_partitions)}
+    sizes = {name: len(nodes) for name, nodes in spec.nodes_by_partition.items()}
+    sizes |= {line.value: len(nodes) for line, nodes in spec.more_partitions.items()}
     leaving = {host.name for host in before.compute} - {
         node for partition in spec.partitions for node in spec.node_names(partition)
     }
@@ -88,11 +89,11 @@ def reject_jobs(
                 for job in snapshot.jobs
                 # The verification job of an `up` that was killed.
                 if job.partition != PROOF_PARTITION
-                and (cause := lost or _affected(job, reasons, leaving, partitions, required))
+                and (cause := lost or _affected(job, reasons, leaving, sizes, required))
             }
             if affected:
-                sizes = _keep_sizes(spec, planned)
-                raise _cancelled_jobs(affected, sizes, drains=scheduler.drains_nodes)
+                keep = _keep_sizes(spec, planned)
+                raise _cancelled_jobs(affected, keep, drains=scheduler.drains_nodes)
     except (SchedulerError, TransportError) as exc:
         # Nodes may run jobs even if the scheduler does not answer, unless the hosts are powered
         # off.
@@ -120,13 +121,14 @@ def _affected(
     job: JobInfo,
     reasons: Mapping[str, str],
     leaving: Set[str],
-    partitions: Set[str],
+    sizes: Mapping[str, int],
     required: Mapping[int, Collection[str]],
 ) -> str:
-    """Return why Slurm would end a job. Empty: it would not.
+    """Return why Slurm would end a job, or never start it. Empty: it would do neither.
 
-    reasons: host -> why its jobs end. leaving: nodes that leave the cluster. partitions: those
-        after the change. required: number of a waiting job -> the nodes that it asks for by name.
+    reasons: host -> why its jobs end. leaving: nodes that leave the cluster. sizes: partition -> the
+        number of its nodes after the change. required: number of a waiting job -> the nodes that it
+        asks for by name.
     """
     if reason := next((reasons[host] for host in job.nodes if host in reasons), ""):
         return reason
@@ -134,8 +136,12 @@ def _affected(
         return ""
     if job.state not in BEFORE_START:
         return "its nodes are unknown"
-    if partitions.isdisjoint(job.partition.split(",")):
+    kept = [sizes[name] for name in job.partition.split(",") if name in sizes]
+    if not kept:
         return f"partition {job.partition} is removed"
+    asked = int(amounts_of(job.tres).get("node", 0))
+    if leaving and asked > max(kept):
+        return f"it asks for {asked} nodes, and {job.partition} keeps {max(kept)}"
     gone = ", ".join(sorted(leaving & {*required.get(job.number, ())}))
     return gone and f"it asks for {gone}, which leaves the cluster"
 

@@ -279,6 +279,20 @@ def test_waiting_job_of_a_removed_partition_refuses_the_change() -> None:
     assert "partition old" in cause
 
 
+@pytest.mark.parametrize(("partition", "refuses"), [("train", True), ("train,big", False)])
+def test_waiting_job_with_more_nodes_than_its_partition_keeps_refuses_the_change(
+    partition: str, *, refuses: bool
+) -> None:
+    wanted = spec(train(1), {"name": "big", "nodes": 2})
+    commands = sinfo(ONE, TWO), squeue((7, partition, ""), asks_for=2), required("7|")
+    if not refuses:
+        assert look(wanted, before(ONE, TWO), *commands) == ()
+        return
+    (cause,) = causes(wanted, before(ONE, TWO), *commands)
+    assert cause.startswith("job 7 (long)")
+    assert "2 nodes" in cause
+
+
 @pytest.mark.parametrize("error", [SlurmError("slurmctld is away"), UnreachableError("no answer")])
 def test_silent_controller_means_unknown_jobs_if_nodes_live(error: ClusterctlError) -> None:
     away = Step(("sinfo", "..."), error=error)
