@@ -22,14 +22,17 @@ _Name = Annotated[str, argument("The storage's name.", metavar="NAME")]
 
 
 def storage_list(screen: Screen, project: Project = None) -> None:
-    """List your storages on this machine, or those of a spec's provider.
+    """List your storages on this machine, or all storages of a Google Cloud project.
 
     A cluster with `storage: {name: NAME}` in its spec creates and uses a storage; `clusterctl down`
     leaves it alone.
     """
     found = _search(screen, project).found
-    rows = [[one.name, str(one), ", ".join(one.used_by) or "-"] for one in found]
-    table = screen.table(["NAME", "WHAT", "USED BY"], rows) if rows else ["no storage"]
+    rows = [
+        [one.name, str(one), ", ".join(one.used_by) or "-", one.stranger or "you"] for one in found
+    ]
+    head = ["NAME", "WHAT", "USED BY", "CREATED BY"]
+    table = screen.table(head, rows) if rows else ["no storage"]
     screen.result({"storage": [one.as_dict() for one in found]}, *table)
 
 
@@ -41,6 +44,8 @@ def storage_remove(
     discard: DiscardAll = False,
 ) -> None:
     """Remove a storage with all data on it. Shows the storage first, and asks.
+
+    Refuses a storage at Google that was created elsewhere, such as by a colleague.
 
     Without --discard, exits with code 1, even with --yes: the storage may hold the only copy of
     files.

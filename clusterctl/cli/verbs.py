@@ -373,7 +373,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "storage list": Verb(
         "storage:storage_list",
-        "List your storages on this machine, or those of a spec's provider.",
+        "List your storages on this machine, or all storages of a Google Cloud project.",
         Effect.READS,
         of_cluster=False,
     ),

@@ -42,7 +42,9 @@ def find_storages(
 
 
 def choose_storage(storages: Storages, name: str) -> tuple[KeptStorage, ...]:
-    """Return the storages with a name. NotUpError: there is none. UsageError: one is in use."""
+    """Return the storages with a name. NotUpError: there is none. UsageError: one is in use, or was
+    not created from here.
+    """
     chosen = tuple(storage for storage in storages.found if storage.name == name)
     if not chosen:
         names = ", ".join(dict.fromkeys(storage.name for storage in storages.found))
@@ -54,6 +56,7 @@ def choose_storage(storages: Storages, name: str) -> tuple[KeptStorage, ...]:
             "PROJECT to search at Google",
         )
     for storage in chosen:
+        storage.reject_stranger()
         storage.reject_use()
     return chosen
 

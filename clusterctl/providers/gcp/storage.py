@@ -141,6 +141,7 @@ def _storage(
     users = [host for host, its in hosts.items() if its[USES_LABEL] == labels[LABEL]]
     # Other machines may have attached the disk.
     users += map(_in_zone, row.get("users", ()))
+    is_own = folder(path.split("/")[1], labels[LABEL]).exists()
     return KeptStorage(
         name=labels[LABEL],
         id=path,
@@ -153,6 +154,7 @@ def _storage(
             for host in users
         },
         homes={labels[USER_LABEL]: int(uid)} if uid.isdigit() else {},
+        stranger="" if is_own else labels.get(USER_LABEL, "?"),
     )
 
 

@@ -175,6 +175,7 @@ def test_storage_remove_needs_discard_and_confirmation(google: Google, tmp_path:
     cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", google.environment)
     cli.cwd.mkdir()
     (cli.cwd / "cluster.yaml").write_text(dump_spec(spec_of()))
+    (cli.home / ".storage" / PROJECT / "data").mkdir(parents=True)
     remove = ("-f", "cluster.yaml", "storage", "remove", "data")
     said = cli(*remove, "--yes", rc=1).stderr
     assert "disk data in us-central1-a (100GiB, 10.00 USD" in said

@@ -147,6 +147,14 @@ def test_storage_remove_needs_discard_and_confirmation(
         remove(yes=True, discard=True)
 
 
+def test_storage_that_was_not_created_from_here_is_not_removed(home: Path, stub: Stub) -> None:
+    del home
+    stub.found = [replace(DISK, stranger="bob")]
+    with refused("storage-of-another", UsageError, "bob"):
+        remove(yes=True, discard=True)
+    assert stub.did == []
+
+
 def test_storage_remove_refuses_storage_in_use(home: Path, stub: Stub) -> None:
     del home
     stub.found = [replace(DISK, users={("d-ctl", "aaaaaa")})]

@@ -137,6 +137,16 @@ def test_disk_that_a_host_of_the_cluster_has_is_not_a_strangers(google: Google) 
     one.reject_use("aaaaaa")
 
 
+def test_storage_of_a_colleague_is_told_from_ones_own(google: Google) -> None:
+    """The Terraform state of a storage is where the storage was created."""
+    put_disk(google)
+    (one,) = storages()
+    assert one.stranger == "ada"
+    storage.folder(PROJECT, "data").mkdir(parents=True)
+    (one,) = storages()
+    assert one.stranger == ""
+
+
 def test_storage_that_a_cluster_used_since_it_was_shown_is_not_removed(google: Google) -> None:
     put_filestore(google)
     (shown,) = storages()
