@@ -15,7 +15,7 @@ from clusterctl.scheduler.mpirun import MpirunClient
 from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.spec.names import PROOF_ACCOUNT, PROOF_PARTITION, ROOT
+from clusterctl.spec.names import PROOF_ACCOUNT, PROOF_MEMORY_MIB, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
 from clusterctl.transport.base import Connect, RootTransport, as_user
 from clusterctl.util.process import Result
@@ -73,7 +73,7 @@ class SlurmNodes(SlurmClient, Nodes):
             f"--nodes={len(hosts)}",
             f"--nodelist={','.join(hosts)}",
             "--ntasks-per-node=1",
-            "--mem=64M",
+            f"--mem={PROOF_MEMORY_MIB}M",
             f"--time={math.ceil((limit_s + _CLEAN_UP_S) / 60)}",
             f"--immediate={_START_TIMEOUT_S}",
             "--chdir=/tmp",

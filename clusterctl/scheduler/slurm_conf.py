@@ -18,6 +18,7 @@ from clusterctl.spec.names import (
     MAX_ARRAY_SIZE,
     MAX_JOB_COUNT,
     PROOF_ACCOUNT,
+    PROOF_MEMORY_MIB,
     PROOF_PARTITION,
     SLURMCTLD_PORT,
     SLURMD_PORT,
@@ -286,7 +287,8 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
         "AllowAccounts": PROOF_ACCOUNT,
         "PriorityTier": str(_PROOF_PRIORITY_TIER),
         "MaxTime": str(_PROOF_MAX_MINUTES),
-        "DefMemPerCPU": _memory_of_a_cpu(nodes),
+        # The account has a user, whose jobs must not overtake others here.
+        "MaxMemPerNode": str(PROOF_MEMORY_MIB),
         "State": "UP",
     }
 

@@ -37,6 +37,8 @@ SYSTEM_ACCOUNTS: Final = ("slurm", "munge")
 PROOF_PARTITION: Final = "clusterctl-proof"
 # The account, in Slurm's accounting, of the verification job.
 PROOF_ACCOUNT: Final = "clusterctl"
+# Memory that the verification job gets on each node.
+PROOF_MEMORY_MIB: Final = 64
 # The folder on hosts with the software for jobs.
 ROOT: Final = "/opt/clusterctl"
 # The folder with the job user's files of clusterctl, below the home.
