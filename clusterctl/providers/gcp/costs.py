@@ -21,6 +21,7 @@ _DISCOUNTED: Final = ("SPOT", "FLEX_START")
 # Google's definition of a month.
 HOURS_A_MONTH: Final = 730.0
 LOCAL_SSD_GIB: Final = 375
+_NO_PRICES: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 def table() -> dict[str, Any]:
@@ -66,7 +67,7 @@ def of_machine(
     gpus: Mapping[str, int],
     *,
     model: str,
-    own_prices: Mapping[str, float] = MappingProxyType({}),
+    own_prices: Mapping[str, float] = _NO_PRICES,
 ) -> float | None:
     """Return the hourly price of a machine type without disks. ``gpus``: Google's name of added GPU
     -> count.
@@ -101,13 +102,40 @@ def of_machine(
     return total([*parts, *(usd and usd * count for usd, count in added)])
 
 
-def of_local_ssds(count: int, *, model: str) -> float | None:
-    """Return the hourly price of added local disks. For spot and flex-start machines, it is
-    unknown: None.
+@dataclass(frozen=True, slots=True)
+class BilledHost:
+    """What Google bills of a host, as a spec, Google's API or Terraform's state describes it.
+
+    gpus: Google's name of a GPU added to the machine type -> count. model: the provisioning model.
+    local_ssds: number of local disks added to the machine type. disks: type and GiB of each disk.
     """
-    if count == 0:
-        return 0.0
-    return None if model in _DISCOUNTED else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
+
+    machine: str
+    gpus: Mapping[str, int]
+    model: str
+    is_off: bool = False
+    local_ssds: int = 0
+    disks: tuple[tuple[str, float], ...] = ()
+
+    def usd_per_hour(self, own_prices: Mapping[str, float] = _NO_PRICES) -> float | None:
+        """Return the hourly price. Only disks cost if the host is off.
+
+        own_prices: as for ``of_machine``.
+        """
+        parts = [of_disk(kind, gib) for kind, gib in self.disks]
+        if not self.is_off:
+            parts += [
+                of_machine(self.machine, self.gpus, model=self.model, own_prices=own_prices),
+                self._usd_of_local_ssds(),
+            ]
+        return total(parts)
+
+    def _usd_of_local_ssds(self) -> float | None:
+        if self.local_ssds == 0:
+            return 0.0
+        if self.model in _DISCOUNTED:
+            return None
+        return of_gib(table()["local_ssd"], self.local_ssds * LOCAL_SSD_GIB)
 
 
 INSTANCE: Final = "google_compute_instance"
@@ -145,33 +173,28 @@ class HostPrices:
         node = re.fullmatch(rf"{re.escape(self.cluster)}-(.+)-[0-9]+", str(instance.get("name")))
         if node and node[1] in self.partitions and instance.get("current_status") not in OFF:
             return self.partitions[node[1]]
-        return _of_instance(instance, self.machines)
+        return _host_of_terraform(instance).usd_per_hour(self.machines)
 
 
 def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
-    """Return the hourly price of a partition's node: machine, GPUs and disks."""
+    """Return the hourly price of a partition's node."""
     settings = gcp.settings_of(spec)
     machine = gcp.machine_of(spec, partition)
     nodes = settings.nodes_of(partition.name)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
-    extra = (
-        (gcp_nodes.disk_type(disk, machine.extra_disks), disk.size)
-        for disk in nodes.extra_disks.values()
+    disks = [(nodes.boot_disk, machine.boot_disks)]
+    disks += [(disk, machine.extra_disks) for disk in nodes.extra_disks.values()]
+    host = BilledHost(
+        machine.name,
+        gpus,
+        nodes.provisioning_model,
+        local_ssds=nodes.local_ssds,
+        disks=tuple(
+            (gcp_nodes.disk_type(disk, types), disk.size / GIB_MIB) for disk, types in disks
+        ),
     )
-    disks = (
-        (gcp_nodes.disk_type(nodes.boot_disk, machine.boot_disks), nodes.boot_disk.size),
-        *extra,
-    )
-    return total(
-        [
-            of_machine(
-                machine.name, gpus, model=nodes.provisioning_model, own_prices=settings.prices
-            ),
-            of_local_ssds(nodes.local_ssds, model=nodes.provisioning_model),
-            *(of_disk(kind, mib / GIB_MIB) for kind, mib in disks),
-        ]
-    )
+    return host.usd_per_hour(settings.prices)
 
 
 def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:
@@ -213,12 +236,7 @@ def of_row(kind: str, row: Attributes) -> float | None:
     """
     match kind:
         case "instance":
-            added = row.get("guestAccelerators", ())
-            gpus = {_last_part(gpu["acceleratorType"]): gpu["acceleratorCount"] for gpu in added}
-            model = row.get("scheduling", {}).get("provisioningModel", "STANDARD")
-            price = of_machine(_last_part(row.get("machineType", "")), gpus, model=model)
-            # The API lists the disks separately.
-            return 0.0 if row.get("status") in OFF else price
+            return _host_of_api(row).usd_per_hour()
         case "disk":
             return of_disk(_last_part(row["type"]), float(row["sizeGb"]))
         case "shared folder":
@@ -233,25 +251,36 @@ def of_row(kind: str, row: Attributes) -> float | None:
             return 0.0
 
 
-def _of_instance(instance: Attributes, own_prices: Mapping[str, float]) -> float | None:
+def _host_of_api(row: Attributes) -> BilledHost:
+    """Return the host of an instance. The API lists its disks separately."""
+    added = row.get("guestAccelerators", ())
+    return BilledHost(
+        _last_part(row.get("machineType", "")),
+        {_last_part(gpu["acceleratorType"]): gpu["acceleratorCount"] for gpu in added},
+        row.get("scheduling", {}).get("provisioningModel", "STANDARD"),
+        is_off=row.get("status") in OFF,
+    )
+
+
+def _host_of_terraform(instance: Attributes) -> BilledHost:
     name = str(instance.get("machine_type"))
-    model = provisioning_model(instance)
     accelerators = instance.get("guest_accelerator") or ()
     gpus = {_last_part(str(gpu["type"])): int(gpu["count"]) for gpu in accelerators}
     machine = gcp_machines.machines().get(name)
     added = max(
         len(instance.get("scratch_disk") or ()) - (machine.bundled_ssds if machine else 0), 0
     )
-    off = instance.get("current_status") in OFF
-    running = [
-        of_machine(name, gpus, model=model, own_prices=own_prices),
-        of_local_ssds(added, model=model),
-    ]
     boot = [
         p for disk in instance.get("boot_disk") or () for p in disk.get("initialize_params") or ()
     ]
-    disks = (of_disk(str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot)
-    return total([*([] if off else running), *disks])
+    return BilledHost(
+        name,
+        gpus,
+        provisioning_model(instance),
+        is_off=instance.get("current_status") in OFF,
+        local_ssds=added,
+        disks=tuple((str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot),
+    )
 
 
 def _of_other(kind: str, attributes: Attributes, hosts: int) -> float | None:
