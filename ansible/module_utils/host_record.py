@@ -14,7 +14,8 @@ from typing import Any
 
 from ansible.module_utils.host_mounts import Mounts
 from ansible.module_utils.host_units import Units
-from ansible.module_utils.user_rights import read_regular, rights_for
+from ansible.module_utils.remote_rights import read_regular
+from ansible.module_utils.user_rights import rights_for
 
 Touches = Mapping[str, Mapping[str, Any]]
 # AnsibleModule.run_command
@@ -264,7 +265,7 @@ def fingerprint(path: str) -> str | None:
         return f"link to {os.readlink(path)}"
     try:
         with rights_for(path):
-            return hashlib.sha256(read_regular(path)).hexdigest()
+            return hashlib.sha256(read_regular(path, most=None, follow=False)).hexdigest()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:

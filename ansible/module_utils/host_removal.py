@@ -27,7 +27,8 @@ from ansible.module_utils.host_record import (
     key_file,
     set_aside,
 )
-from ansible.module_utils.user_rights import is_person_uid, owner_above, read_regular, rights_for
+from ansible.module_utils.remote_rights import read_regular
+from ansible.module_utils.user_rights import is_person_uid, owner_above, rights_for
 
 # The comment of the accounts that the role `users` creates (roles/users/vars/main.yml).
 ACCOUNT = "job user of clusterctl"
@@ -41,7 +42,6 @@ _MARKS = ("of clusterctl", "(clusterctl)")
 _MARIADB = "mariadb.service"
 # The end of the names of what the role users moves aside (roles/users/tasks/make_way.yml).
 _ASIDE = ".aside-clusterctl"
-_MOST_BYTES = 16 << 20
 _SHOWN = 10
 
 
@@ -512,7 +512,7 @@ def _is_own_mount(line: str) -> bool:
 def _read(path: str) -> str:
     """Return the text of a file; "" if there is none."""
     try:
-        return read_regular(path, _MOST_BYTES).decode(errors="surrogateescape")
+        return read_regular(path, follow=False).decode(errors="surrogateescape")
     except FileNotFoundError:
         return ""
 

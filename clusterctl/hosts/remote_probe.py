@@ -679,7 +679,7 @@ def key_marks(user: str, home: str, key: str, end: str) -> Dict[str, str]:
     if not all(map(home_answers, folders)):
         return {"key " + user: UNKNOWN, "keys " + user: UNKNOWN}
     # As the account, because its jobs may write anything to the file.
-    with acting_as(account):
+    with acting_as(account.pw_uid, account.pw_gid):
         texts = [read(f"{folder}/.ssh/authorized_keys") for folder in folders]
     lines = sorted(line for text in texts for line in text.splitlines())
     has_key = any(line.startswith(" ".join(key.split()[:2])) for line in lines)

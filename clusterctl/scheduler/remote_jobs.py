@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -65,9 +65,13 @@ class User:
         self.account = pwd.getpwnam(name)
         self.registry = Path(self.account.pw_dir, REGISTRY)
 
+    def acting(self) -> AbstractContextManager[None]:
+        """Have the body run with the user's rights."""
+        return acting_as(self.account.pw_uid, self.account.pw_gid)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
-        with acting_as(self.account):
+        with self.acting():
             self.registry.mkdir(parents=True, exist_ok=True)
             # The wait is limited, because a job can hold the lock.
             lock_fd = lock(os.fsencode(self.registry / ".lock"), fcntl.LOCK_EX, ASK_S)
@@ -78,7 +82,7 @@ class User:
 
     def jobs(self) -> list[Record]:
         """Return the records of all jobs, sorted by number."""
-        with acting_as(self.account):
+        with self.acting():
             names = [
                 name for name in self._names() if os.path.lexists(self.registry / name / "job.json")
             ]
@@ -95,7 +99,7 @@ class User:
         """Return the name of the next job. Names of jobs with damaged or removed records are not
         reused.
         """
-        with acting_as(self.account):
+        with self.acting():
             return f"m{1 + max((int(name[1:]) for name in self._names()), default=0)}"
 
     def _job(self, name: str) -> Record:
@@ -111,7 +115,7 @@ class User:
         }
 
     def write(self, name: str, file: str, text: str) -> None:
-        with acting_as(self.account):
+        with self.acting():
             folder = self.registry / name
             folder.mkdir(exist_ok=True)
             new = folder / f".{file}.new"
@@ -214,7 +218,7 @@ def record_lost_jobs(user: User, request: Record) -> Record:
         for job in user.jobs():
             # Check the unit after the record: a unit writes its end before it disappears.
             if job["id"] in request["ids"] and job["end"] is None and not unit_exists(job["id"]):
-                with acting_as(user.account):
+                with user.acting():
                     has_end = read(user.registry / job["id"] / "end.json") is not None
                 if not has_end:
                     end = {"result": LOST, "code": "", "status": "", "time": int(time.time())}

@@ -34,3 +34,12 @@ def test_read_regular_rejects_a_pipe_without_waiting_for_a_writer(tmp_path: Path
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="regular file"):
         read_regular(str(tmp_path / "pipe"))
+
+
+def test_read_regular_follows_a_link_only_if_it_may(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("file")
+    assert read_regular(str(tmp_path / "link")) == b"x"
+    with pytest.raises(OSError, match="link") as caught:
+        read_regular(str(tmp_path / "link"), follow=False)
+    assert caught.value.errno == errno.ELOOP
