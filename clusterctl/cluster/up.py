@@ -159,7 +159,7 @@ def prepare(cluster: ClusterContext) -> Prepared:
 def record_spec(cluster: ClusterContext) -> None:
     """Write the approved spec to the workspace."""
     workspace = cluster.workspace
-    if cluster.applied is None or cluster.applied.users != cluster.spec.users:
+    if cluster.applied is not None and cluster.applied.users != cluster.spec.users:
         # usermod can't change the uid of an account while it is logged in.
         end_all_connections(workspace.ssh_config)
     # From now on the hosts belong to a cluster, so nothing must resume a `down` or `image bake`.

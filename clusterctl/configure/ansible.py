@@ -190,8 +190,9 @@ def _environment(private: Path, run: PlaybookRun) -> Mapping[str, str]:
         "ANSIBLE_STDOUT_CALLBACK": "default",
         "ANSIBLE_CALLBACK_PLUGINS": str(data_folder("ansible") / "callback_plugins"),
         "ANSIBLE_CALLBACKS_ENABLED": "clusterctl_events",
-        # mitogen keeps its own connections.
-        "ANSIBLE_SSH_ARGS": "-o ControlPath=none",
+        # mitogen keeps its sessions, over the shared connection if that is open: a key that wants a
+        # touch is asked once. It would wait for a new shared connection to end.
+        "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",
         "ANSIBLE_STRATEGY": "clusterctl_linear",
         "ANSIBLE_STRATEGY_PLUGINS": str(data_folder("ansible") / "strategy_plugins"),
         # Ansible warns about every third-party strategy.

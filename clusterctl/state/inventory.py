@@ -317,8 +317,7 @@ class Inventory:
         timeouts = {
             host.name: JUMP_TIMEOUT_S if host.jump else PROXIED_TIMEOUT_S for host in self.hosts
         }
-        # A host that is created again has another key, and so another connection.
-        names = {host.name: digest(host.name, host.host_key)[:12] for host in self.hosts}
+        names = {host.name: connection_name(host.name, host.host_key) for host in self.hosts}
         return render(
             "ssh_config.j2",
             hosts=self.hosts,
@@ -337,6 +336,13 @@ class Inventory:
         HostKeyAlias).
         """
         return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
+
+
+def connection_name(host: str, host_key: str) -> str:
+    """Return the begin of the file name of sockets for shared connections to a host. A host that is
+    created again has another key, and so other connections.
+    """
+    return digest(host, host_key)[:12]
 
 
 def inventory_of(workspace: Workspace) -> Inventory:

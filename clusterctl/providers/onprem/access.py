@@ -21,7 +21,7 @@ from clusterctl.errors import (
 from clusterctl.providers.base import FINGERPRINT, Confirm, OfferedKey, host_port
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.providers.onprem import OnpremSettings
-from clusterctl.state.inventory import KEEPALIVE
+from clusterctl.state.inventory import KEEPALIVE, connection_name
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import BRIEF_S
 from clusterctl.transport.refusals import find_mistake
@@ -125,14 +125,22 @@ def access_config(
     machines: Mapping[str, OnpremHost],
     workspace: Workspace,
     proxies: Mapping[str, Sequence[str]],
+    keys: Mapping[str, str],
 ) -> str:
     """Return the ssh_config for logging in to all machines and jump hosts as their owner.
 
-    proxies: name of a machine -> its ProxyCommand. ssh shares all connections.
+    proxies: name of a machine -> its ProxyCommand. keys: name of a machine -> its host key, if that
+        is known. ssh shares all connections.
     """
+    hosts = ssh_hosts(machines)
     return render(
         "access_config.j2",
-        hosts=ssh_hosts(machines),
+        hosts=hosts,
+        names={
+            host.alias: f"{connection_name(host.alias, keys[host.alias])}-{host.user}"
+            for host in hosts
+            if host.user and host.alias in keys
+        },
         here={name for name, machine in machines.items() if machine.is_here},
         proxies=proxies,
         workspace=workspace,
@@ -218,13 +226,16 @@ class HostKeys:
     def key_of(self, host: str) -> str:
         return self._keys[host]
 
+    @property
+    def known(self) -> Mapping[str, str]:
+        """Name of a machine or jump host -> its key."""
+        return {**_read(self._file), **self._keys}
+
     def remember(self, keys: Mapping[str, str]) -> None:
         """Trust these keys, by the name of the machine."""
         self._keys |= keys
-        every = {**_read(self._file), **self._keys}
-        write_atomic(
-            self._file, "".join(f"{title} {key}\n" for title, key in sorted(every.items()))
-        )
+        lines = [f"{title} {key}\n" for title, key in sorted(self.known.items())]
+        write_atomic(self._file, "".join(lines))
 
     def trust(
         self,

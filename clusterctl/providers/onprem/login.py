@@ -111,9 +111,9 @@ class Login:
         self.answer_s = answer_s
         self.prompts = prompts
         self._machines = machines
-        write_atomic(workspace.access_config, access_config(machines, workspace, self.proxies()))
         self._connections = Connections(workspace.access_config)
         self._keys = HostKeys(workspace.trusted_hosts, self._connections)
+        self._write_config()
         if here := [name for name, machine in machines.items() if machine.is_here]:
             self._keys.remember(dict.fromkeys(here, workspace.draw_host_key()))
 
@@ -219,6 +219,7 @@ class Login:
         failed: Mapping[str, ClusterctlError] = {}
         if remote:
             failed = self._keys.trust(remote, self.prompts.confirm, limit, find_all=find_all)
+            self._write_config()
         return {**lost, **failed}
 
     def key_of(self, host: str) -> str:
@@ -244,6 +245,11 @@ class Login:
     def reached(self, host: Host) -> Host:
         """Return the host with the key that this machine's sshd needs, if it is this machine."""
         return replace(host, key_file=str(self.workspace.key)) if self.is_here(host.name) else host
+
+    def _write_config(self) -> None:
+        """Write the ssh_config of the logins, with what is known of the host keys."""
+        config = access_config(self._machines, self.workspace, self.proxies(), self._keys.known)
+        write_atomic(self.workspace.access_config, config)
 
     def _proxy_here(self) -> tuple[str, ...]:
         """Return the command of an sshd that lets the cluster's key in to this machine, as the owner."""

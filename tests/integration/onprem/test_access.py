@@ -280,7 +280,7 @@ def test_access_config_is_read_by_ssh(tmp_path: Path) -> None:
     workspace.root.mkdir()
     config = workspace.access_config
     by_jump = {"gpu1": ("ssh", "-F", str(config), "-W", "x", ssh_hosts(machines)[1].alias)}
-    config.write_text(access_config(machines, workspace, by_jump))
+    config.write_text(access_config(machines, workspace, by_jump, {}))
 
     def of(host: str) -> dict[str, str]:
         said = subprocess.run(
@@ -370,7 +370,7 @@ def test_host_key_of_a_pattern_is_found_and_a_revoked_key_is_not(
 
 def test_unresolved_name_is_not_a_dead_machine(known: Path, tmp_path: Path) -> None:
     machines = {"node": OnpremHost(address="no-such.invalid")}  # RFC 6761: nobody's
-    (tmp_path / "ssh_config").write_text(access_config(machines, Workspace(tmp_path), {}))
+    (tmp_path / "ssh_config").write_text(access_config(machines, Workspace(tmp_path), {}, {}))
     lost = HostKeys(tmp_path / "kept", Connections(tmp_path / "ssh_config")).trust(
         machines, confirm
     )
