@@ -48,7 +48,7 @@ POSITIONS: Final = {
     "Failure": (0, 1, None, 4),
     "Notice": (0, 1, None, None),
     "BadValueError": (0, 1, None, None),
-    "Fault": (0, 2, None, 3),
+    "SpecFault": (0, 2, None, 3),
     "RefusedError": (0, 1, None, 2),
     "ImageProblem": (0, 1, None, 2),
     "Problem": (4, 5, None, 6),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.support.clusters import Cluster
 from clusterctl.providers.local import layout
-from clusterctl.providers.local.processes import Process, first_process, processes
+from clusterctl.providers.local.processes import NodeProcess, first_process, processes
 from clusterctl.providers.local.system import NETNS_DIR
 
 # systemd(1), SIGNALS: what these signals make a container's systemd do.
@@ -53,7 +53,7 @@ class Nodes:
         """The folder that is /shared on all hosts."""
         return layout.shared_folder(self.id)
 
-    def processes(self, *hosts: str) -> list[Process]:
+    def processes(self, *hosts: str) -> list[NodeProcess]:
         return processes({self.machines[host] for host in hosts})
 
     def init(self, host: str) -> int:

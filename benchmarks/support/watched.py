@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.nodes import Nodes
-from clusterctl.providers.local.processes import Process, ranks
+from clusterctl.providers.local.processes import NodeProcess, ranks
 
 Record = dict[str, Any]
 # Slurm's states in which a node works.
@@ -190,7 +190,7 @@ class Training:
     def program(self) -> Path:
         return self.folder / "files"
 
-    def ranks(self) -> list[Process]:
+    def ranks(self) -> list[NodeProcess]:
         """List the main processes of the program, by rank."""
         return ranks(self.job, self._processes())
 
@@ -203,7 +203,7 @@ class Training:
             if pid in {p.pid for p in self.nodes.processes(host)}
         )
 
-    def launcher(self) -> list[Process]:
+    def launcher(self) -> list[NodeProcess]:
         """List the processes of the program srun or mpirun that launched the ranks."""
         launchers = [
             process
@@ -215,7 +215,7 @@ class Training:
     def left_processes(self) -> list[str]:
         return [" ".join(process.words)[:120] for process in self._processes()]
 
-    def _processes(self) -> list[Process]:
+    def _processes(self) -> list[NodeProcess]:
         processes = self.nodes.processes(*self.nodes.compute)
         return [
             process for process in processes if process.variables.get("SLURM_JOB_ID") == self.job

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Answers(Generic[T]):
+class ClusterAnswers(Generic[T]):
     """The answers of clusters, and the errors of those that did not answer, by name."""
 
     found: Mapping[str, T]
@@ -62,9 +62,9 @@ def all_clusters(screen: Screen) -> dict[str, ChosenCluster]:
     return {name: ChosenCluster(None, name, screen.note) for name in names}
 
 
-def ask_all(names: Sequence[str], ask: Callable[[str], T]) -> Answers[T]:
+def ask_all(names: Sequence[str], ask: Callable[[str], T]) -> ClusterAnswers[T]:
     """Ask all clusters at once. Raises the error of the first if none answers."""
     found, errors = call_on_hosts(names, ask)
     if errors and not found:
         raise next(iter(errors.values()))
-    return Answers(found, errors)
+    return ClusterAnswers(found, errors)

@@ -27,14 +27,14 @@ class _Parameter(click.Parameter):
         return self.completer(ctx, incomplete)
 
 
-class Option(_Parameter, TyperOption):
+class HelpOption(_Parameter, TyperOption):
     """An option of a command, with its place in the help."""
 
     topic: str
     is_usual: bool
 
 
-class Argument(_Parameter, TyperArgument):
+class HelpArgument(_Parameter, TyperArgument):
     """An argument of a command."""
 
 
@@ -43,7 +43,7 @@ _MANY: Final = 40
 _WHOLE_HELP: Final = "clusterctl.whole_help"
 
 
-class Command(TyperCommand):
+class HelpCommand(TyperCommand):
     """A command whose help has many options by topics."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -52,7 +52,7 @@ class Command(TyperCommand):
         if len(options) <= _MANY:
             super().format_options(ctx, formatter)
             return
-        arguments = [p.get_help_record(ctx) for p in params if isinstance(p, Argument)]
+        arguments = [p.get_help_record(ctx) for p in params if isinstance(p, HelpArgument)]
         with formatter.section("Arguments"):
             formatter.write_dl([record for record in arguments if record])
         if ctx.meta.get(_WHOLE_HELP):
@@ -67,7 +67,7 @@ def _by_topic(options: Sequence[click.Option]) -> list[tuple[str, list[click.Opt
     """Return the options by topic, those of each command at the end."""
     found: dict[str, list[click.Option]] = {topic: [] for topic in (*map(str, Topic), "")}
     for each in options:
-        found[each.topic if isinstance(each, Option) else ""].append(each)
+        found[each.topic if isinstance(each, HelpOption) else ""].append(each)
     return [(topic, of_topic) for topic, of_topic in found.items() if of_topic]
 
 
@@ -77,7 +77,7 @@ def _write_usual_options(
     """Write the usual options, a line each with the first sentence of its help."""
     rows = []
     for topic, of_topic in _by_topic(options):
-        usual = [each for each in of_topic if isinstance(each, Option) and each.is_usual]
+        usual = [each for each in of_topic if isinstance(each, HelpOption) and each.is_usual]
         for index, each in enumerate(usual):
             flags, text = each.get_help_record(ctx) or ("", "")
             rows.append(("" if index else topic, flags, f"{text.partition('. ')[0]}".rstrip(".")))

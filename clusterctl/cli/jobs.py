@@ -21,7 +21,7 @@ from clusterctl.errors import Notice, TransportError, excluded, unaccompanied
 from clusterctl.jobs.events import restarts_of_job
 from clusterctl.jobs.kept_files import summary
 from clusterctl.jobs.messages import Telling, chosen_receivers
-from clusterctl.jobs.queue import Listing, find_or_list
+from clusterctl.jobs.queue import JobList, find_or_list
 from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
 from clusterctl.scheduler.base import (
     GOING_ON,
@@ -320,7 +320,7 @@ def _list_all(screen: Screen, most: int | None, *, watch: bool) -> None:
         raise excluded("--watch", "--cluster all")
     clusters = all_clusters(screen)
 
-    def ask(name: str) -> Listing:
+    def ask(name: str) -> JobList:
         with open_session(clusters[name], patience_s=SHOWN_PATIENCE_S) as session:
             return find_or_list(session, [], most)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 import click
 
-from clusterctl.cli.help import Argument, Command, Completer, Option, with_whole_help
+from clusterctl.cli.help import Completer, HelpArgument, HelpCommand, HelpOption, with_whole_help
 from clusterctl.cli.output import ENDINGS, Screen, Terminated
 from clusterctl.cli.verbs import VerbFunction
 from clusterctl.errors import (
@@ -192,7 +192,7 @@ def job_flags(options: Iterable[JobOption]) -> dict[str, Any]:
     return flags
 
 
-class Output(StrEnum):
+class OutputFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
 
@@ -218,7 +218,9 @@ Cluster = Annotated[
         "Use this cluster and its applied spec, instead of a spec file.", "--cluster", tab=clusters
     ),
 ]
-Format = Annotated[Output | None, option("Show results as text or as JSON.", "--output", "-o")]
+Format = Annotated[
+    OutputFormat | None, option("Show results as text or as JSON.", "--output", "-o")
+]
 Verbose = Annotated[
     bool, option("Show more detail, and tracebacks of unexpected errors.", "--verbose", "-v")
 ]
@@ -283,7 +285,7 @@ def given_flags(flags: Iterable[str], arguments: Mapping[str, Any]) -> dict[str,
     }
 
 
-def command(name: str, function: VerbFunction) -> Command:
+def command(name: str, function: VerbFunction) -> HelpCommand:
     """Turn ``function(screen, ...)`` into a command that also has the options in ``COMMON``.
 
     The function returns the exit code; ``None`` is 0. An option of the function replaces the option
@@ -300,7 +302,7 @@ def command(name: str, function: VerbFunction) -> Command:
     common = {name: kind for name, kind in COMMON.items() if name not in declared}
     declared |= {name: (kind, None) for name, kind in {**flags, **common}.items()}
     params = [parameter_of(name, *each) for name, each in declared.items()]
-    return Command(
+    return HelpCommand(
         name,
         params=with_whole_help(params),
         callback=click.pass_context(functools.partial(_call, function, flags)),
@@ -348,7 +350,7 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
     if declared.is_argument:
         count = -1 if is_list else 1
         kind = _type_of(kind, declared)
-        positional = Argument(
+        positional = HelpArgument(
             param_decls=[name], type=kind, nargs=count, help=declared.help, **settings
         )
         positional.local, positional.completer = declared.local, _completer(declared)
@@ -360,7 +362,7 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
     else:
         settings["type"] = _type_of(kind, declared)
         settings["show_default"] = default not in (None, "", required)
-    one = Option(
+    one = HelpOption(
         param_decls=[*names, name],
         help=declared.help,
         hidden=declared.hidden,

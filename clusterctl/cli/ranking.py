@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clusterctl.cli.all_clusters import ALL, Answers, all_clusters, ask_all
+from clusterctl.cli.all_clusters import ALL, ClusterAnswers, all_clusters, ask_all
 from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError
 from clusterctl.jobs.first import Place, reject_unfit
@@ -20,14 +20,14 @@ BEST: Final = re.compile(r"best:([2-9]|[1-9][0-9])")
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class PlaceRanking:
     """The places for a job, the best first, and the answers of the clusters."""
 
     places: Sequence[Candidate]
-    answers: Answers[tuple[Candidate, ...]]
+    answers: ClusterAnswers[tuple[Candidate, ...]]
 
 
-def rank(screen: Screen, request: Request, *, is_for_first: bool = False) -> Ranking:
+def rank(screen: Screen, request: Request, *, is_for_first: bool = False) -> PlaceRanking:
     """Ask the user's clusters for the places of a job, and note those that do not answer.
 
     is_for_first: leave out the clusters on which `submit --first` is not possible.
@@ -48,7 +48,7 @@ def rank(screen: Screen, request: Request, *, is_for_first: bool = False) -> Ran
         answers = ask_all([*clusters], ask)
     answers.note_errors(screen)
     places = ranked(each for found in answers.found.values() for each in found)
-    return Ranking(places, answers)
+    return PlaceRanking(places, answers)
 
 
 def best_places(screen: Screen, request: Request, count: int) -> tuple[Place, ...]:

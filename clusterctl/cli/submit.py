@@ -42,7 +42,7 @@ from clusterctl.jobs.bundled import (
     run_on_this_machine,
 )
 from clusterctl.jobs.first import (
-    Kept,
+    FirstStartedJob,
     Place,
     new_first,
     places_of,
@@ -335,7 +335,7 @@ def _submit_first(
 
 def wait_first(
     screen: Screen, sessions: Sequence[Session], first: First, watching: Watching | None
-) -> Kept:
+) -> FirstStartedJob:
     try:
         with screen.working("waiting for the first job to start"):
             return wait_for_first(sessions, first, watching.timeout_s if watching else None)

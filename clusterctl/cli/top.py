@@ -19,15 +19,15 @@ from typing import Annotated, Final
 
 from rich.cells import cell_len, set_cell_size
 
-from clusterctl.cli.all_clusters import Answers, all_clusters, are_all, ask_all
+from clusterctl.cli.all_clusters import ClusterAnswers, all_clusters, are_all, ask_all
 from clusterctl.cli.jobs import partition_table
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import SchedulerError, TransportError, UsageError, excluded, printable
 from clusterctl.jobs.messages import Telling, chosen_receivers
-from clusterctl.jobs.readings import Figure, GpuUse, JobUse, NodeUse, RankUse
-from clusterctl.jobs.top import Moment, Watch, watching
+from clusterctl.jobs.readings import GpuUse, JobUse, MetricValue, NodeUse, RankUse
+from clusterctl.jobs.top import ClusterWatch, Moment, watching
 from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
@@ -171,7 +171,7 @@ def top(
 
 def _watches(
     screen: Screen, stack: ExitStack, ids: Sequence[str], told: Telling
-) -> dict[str, Watch]:
+) -> dict[str, ClusterWatch]:
     """Open the chosen cluster, or all clusters. Return name -> watch."""
     if are_all(screen, ids):
         return {
@@ -182,10 +182,10 @@ def _watches(
     return {workspace.root.name: stack.enter_context(watching(workspace, ids, told))}
 
 
-Looks = Answers[Moment]
+Looks = ClusterAnswers[Moment]
 
 
-def _look(watches: Mapping[str, Watch]) -> Looks:
+def _look(watches: Mapping[str, ClusterWatch]) -> Looks:
     """Look at all clusters at once. Raises the error if none answers, or if the command is wrong."""
     looks = ask_all([*watches], lambda name: watches[name].look())
     for error in looks.errors.values():
@@ -194,7 +194,9 @@ def _look(watches: Mapping[str, Watch]) -> Looks:
     return looks
 
 
-def _print(screen: Screen, watches: Mapping[str, Watch], interval_s: float, told: Telling) -> None:
+def _print(
+    screen: Screen, watches: Mapping[str, ClusterWatch], interval_s: float, told: Telling
+) -> None:
     """Print a line for each running job, again and again, until given jobs have ended."""
     has_looked = False
     while True:
@@ -227,10 +229,12 @@ def _plain_lines(looks: Looks) -> list[str]:
     return lines
 
 
-def _show(screen: Screen, watches: Mapping[str, Watch], interval_s: float, told: Telling) -> None:
+def _show(
+    screen: Screen, watches: Mapping[str, ClusterWatch], interval_s: float, told: Telling
+) -> None:
     """Draw the screen again and again until the user ends it, or given jobs have ended."""
     view = View()
-    looks: Looks = Answers({}, {})
+    looks: Looks = ClusterAnswers({}, {})
     # The screen shows the last of them; they are printed when it has gone.
     unsent: list[str] = []
     with ExitStack() as stack:
@@ -614,5 +618,5 @@ def _of(mib: float | None, total_mib: float | None) -> str:
     return f"{_size(mib)} of {_size(total_mib)}" if total_mib else _size(mib)
 
 
-def _value(figure: Figure | None) -> str:
+def _value(figure: MetricValue | None) -> str:
     return "" if figure is None else formatting.metric(figure.value, figure.name)

@@ -55,7 +55,7 @@ class Panel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class VerbGroup:
     """A group of commands, such as `runs`."""
 
     summary: str
@@ -101,17 +101,17 @@ class Verb:
         return function
 
 
-GROUPS: Final[Mapping[str, Group]] = {
-    "image": Group("Images that nodes start from.", Panel.MORE),
-    "cache": Group("The cache of node images.", Panel.MORE),
-    "runs": Group(
+GROUPS: Final[Mapping[str, VerbGroup]] = {
+    "image": VerbGroup("Images that nodes start from.", Panel.MORE),
+    "cache": VerbGroup("The cache of node images.", Panel.MORE),
+    "runs": VerbGroup(
         "Collected runs. Without a command, `clusterctl runs` is `clusterctl runs list`.",
         Panel.RESULTS,
     ),
-    "storage": Group("Storages that outlive clusters (storage.name).", Panel.MORE),
-    "orphans": Group("Clusters without a workspace.", Panel.MORE),
-    "node": Group("Manage individual nodes without affecting the others.", Panel.NODES),
-    "agent": Group("What agents may do through `mcp`, and what they did.", Panel.MORE),
+    "storage": VerbGroup("Storages that outlive clusters (storage.name).", Panel.MORE),
+    "orphans": VerbGroup("Clusters without a workspace.", Panel.MORE),
+    "node": VerbGroup("Manage individual nodes without affecting the others.", Panel.NODES),
+    "agent": VerbGroup("What agents may do through `mcp`, and what they did.", Panel.MORE),
 }
 VERBS: Final[Mapping[str, Verb]] = {
     "init": Verb(

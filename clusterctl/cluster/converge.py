@@ -24,8 +24,8 @@ from clusterctl.cluster.drift import (
     touches_slurm,
 )
 from clusterctl.cluster.hardware import (
-    Hardware,
     NodeConfig,
+    NodeHardware,
     cgroup_notes,
     fetch_gpu_wheels,
     gpus_file,
@@ -94,7 +94,7 @@ class Configured(BaseModel):
     inputs: str = ""
     groups: Mapping[str, str] = {}
     marks: Mapping[str, Checksums] = {}
-    hardware: Mapping[str, Hardware] = {}
+    hardware: Mapping[str, NodeHardware] = {}
 
 
 def converge(
@@ -134,7 +134,7 @@ def converge(
         if needs_files
         else {}
     )
-    hosts = HostsToConfigure(inventory, recorded, reports, rendered, groups, files)
+    hosts = HostChooser(inventory, recorded, reports, rendered, groups, files)
     work = (
         hosts.choose_limited(limit)
         if limit
@@ -168,7 +168,7 @@ def converge(
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class HostsToConfigure:
     """The hosts to configure, in a field for each way of configuring.
 
     ansible: hosts on which Ansible runs every role.
@@ -192,7 +192,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class HostsToConfigure:
+class HostChooser:
     """Chooses the hosts to configure, by comparing the last `up`'s record with new probe results.
 
     groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
@@ -207,7 +207,7 @@ class HostsToConfigure:
     groups: Mapping[str, str]
     files: NodeFiles
 
-    def choose_limited(self, limit: Collection[str]) -> Work:
+    def choose_limited(self, limit: Collection[str]) -> HostsToConfigure:
         """For `up --limit`: choose these hosts and the controller. Other hosts only get the list of
         hosts.
         """
@@ -217,9 +217,9 @@ class HostsToConfigure:
         introduced = (
             host for host in self.recorded.marks if host in self.reports and host not in ansible
         )
-        return Work(ansible, tuple(introduced), reconfigures=True, replaces_record=True)
+        return HostsToConfigure(ansible, tuple(introduced), reconfigures=True, replaces_record=True)
 
-    def choose(self, from_template: Collection[str], *, again: bool) -> Work:
+    def choose(self, from_template: Collection[str], *, again: bool) -> HostsToConfigure:
         """Choose all hosts if inputs changed or ``again`` is set, else only new and changed hosts.
 
         from_template: new hosts that were created with their configuration already in place.
@@ -237,7 +237,7 @@ class HostsToConfigure:
         renewed = self._to_renew(marks) if configures_all and not again else ()
         controller = self.inventory.controller.name
         controller_drift = drifted(self.recorded.marks.get(controller, {}), marks[controller])
-        return Work(
+        return HostsToConfigure(
             tuple(host for host in host_names if host not in (*ready, *renewed)),
             from_template=ready if host_names else (),
             renewed=renewed,
@@ -269,7 +269,7 @@ class HostsToConfigure:
 def _change_hosts(
     cluster: ClusterContext,
     inventory: Inventory,
-    work: Work,
+    work: HostsToConfigure,
     reports: Mapping[str, HostReport],
     files: NodeFiles,
 ) -> tuple[Mapping[str, HostReport], str]:

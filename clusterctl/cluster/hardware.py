@@ -50,7 +50,7 @@ NodesAtWork = Callable[[Collection[str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class NodeHardware:
     """The hardware that a node is configured for.
 
     facts: CPUs and memory, unless the inventory sets the node's size. driver: GPUs that the driver
@@ -77,7 +77,7 @@ class NodeConfig:
     reports: Reports
     changes: Mapping[str, str] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
-    recorded: Mapping[str, Hardware] = field(default_factory=dict)
+    recorded: Mapping[str, NodeHardware] = field(default_factory=dict)
 
     @property
     def unchanged(self) -> Reports:
@@ -95,11 +95,11 @@ class NodeConfig:
         )
 
 
-def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[str, Hardware]:
+def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[str, NodeHardware]:
     """Return node -> its hardware as probed, for all nodes in ``reports`` (host -> its answer)."""
     counts_cards = spec.software.nvidia.installs
     return {
-        host.name: Hardware(
+        host.name: NodeHardware(
             replace(report.facts, mpi=(), cgroups=True)
             if report.facts and needs_facts(inventory, host)
             else None,
@@ -135,7 +135,7 @@ def node_config(
     spec: ClusterSpec,
     inventory: Inventory,
     reports: Reports,
-    recorded: Mapping[str, Hardware],
+    recorded: Mapping[str, NodeHardware],
     nodes_at_work: NodesAtWork,
     *,
     concerned: Collection[str],
@@ -178,13 +178,13 @@ def node_config(
     return NodeConfig(as_recorded(reports, recorded, waiting), changes, waiting, recorded)
 
 
-def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
+def with_recorded_memory(reports: Reports, recorded: Mapping[str, NodeHardware]) -> Reports:
     """Return host -> probe result, but with the recorded memory if the new value differs by 1 % at
     most.
     """
     result = dict(reports)
     for host, report in reports.items():
-        before = recorded.get(host, Hardware()).facts
+        before = recorded.get(host, NodeHardware()).facts
         facts = report.facts
         if (
             before
@@ -196,7 +196,7 @@ def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> 
 
 
 def as_recorded(
-    reports: Reports, recorded: Mapping[str, Hardware], hosts: Collection[str]
+    reports: Reports, recorded: Mapping[str, NodeHardware], hosts: Collection[str]
 ) -> Reports:
     """Return the probe results, with the recorded instead of the current hardware for ``hosts``."""
     result = dict(reports)
@@ -211,7 +211,7 @@ def as_recorded(
     return result
 
 
-def _ends_jobs(old: Hardware, new: Hardware) -> bool:
+def _ends_jobs(old: NodeHardware, new: NodeHardware) -> bool:
     """Return whether the change from ``old`` makes Slurm cancel the node's jobs, or cuts memory."""
     if format_gres(old.driver.gpus) != format_gres(new.driver.gpus):
         return True
@@ -220,7 +220,7 @@ def _ends_jobs(old: Hardware, new: Hardware) -> bool:
     return _cores(old.facts) != _cores(new.facts) or new.facts.memory_mib < old.facts.memory_mib
 
 
-def _describe_change(old: Hardware, new: Hardware) -> str:
+def _describe_change(old: NodeHardware, new: NodeHardware) -> str:
     figures = [
         ("gres", format_gres(old.driver.gpus) or "none", format_gres(new.driver.gpus) or "none"),
         ("cards", old.cards or old.driver.cards, new.cards or new.driver.cards),

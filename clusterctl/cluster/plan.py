@@ -33,7 +33,7 @@ from clusterctl.providers.storage import other_storage
 from clusterctl.scheduler.availability import find_unusable_nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_values import fold_nodes
-from clusterctl.spec.load import Difference, differences
+from clusterctl.spec.load import SpecDifference, differences
 from clusterctl.spec.models import software_notes
 from clusterctl.state.inventory import Inventory, planned_distribution
 from clusterctl.state.workspace import Workspace
@@ -53,7 +53,7 @@ class Plan:
     """
 
     hosts: HostPlan
-    settings: tuple[Difference, ...] = ()
+    settings: tuple[SpecDifference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
     tasks: tuple[TaskResult, ...] = ()
@@ -130,7 +130,7 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ph
     if inventory is None:
         plan = Plan(hosts)
         return PhaseResult(plan, plan.summary, notes)
-    unknown = (Difference("spec", "the applied spec is unknown"),)
+    unknown = (SpecDifference("spec", "the applied spec is unknown"),)
     plan = Plan(hosts, differences(cluster.applied, spec) if cluster.applied else unknown)
     return PhaseResult(plan, plan.summary, notes)
 

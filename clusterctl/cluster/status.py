@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import Failure, SlurmAwayError
 from clusterctl.hosts.needs import Lack, text_of
 from clusterctl.jobs.events import with_hangs
-from clusterctl.jobs.kept_files import Kept, kept_files
+from clusterctl.jobs.kept_files import KeptFiles, kept_files
 from clusterctl.scheduler.advice import OWN, Advice
 from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import JobInfo, NodeInfo
@@ -62,7 +62,7 @@ class Status:
     partitions: tuple[PartitionInfo, ...] = ()
     out_of_service: tuple[NodeInfo, ...] = ()
     required_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    kept: Mapping[str, Kept] = field(default_factory=dict)
+    kept: Mapping[str, KeptFiles] = field(default_factory=dict)
     advice: Advice = OWN
 
 

@@ -42,7 +42,7 @@ from clusterctl.hosts.needs import Lack, lacks_of, text_of
 from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
 from clusterctl.hosts.probe import HostReport, ask_hosts
 from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts
-from clusterctl.providers.base import Provider, Size, pending_releases
+from clusterctl.providers.base import HostSize, Provider, pending_releases
 from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.availability import (
     HEALTH_REASON,
@@ -97,7 +97,7 @@ _OF_DRIVER = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class FabricLink:
     """The bandwidth of MPI between two nodes with ports of InfiniBand or RoCE that are up.
 
     port: the port that sent the bytes, with its kind. "": none of them did.
@@ -137,7 +137,7 @@ class Verification:
     busy: tuple[str, ...] = ()
     drained: Mapping[str, str] = field(default_factory=dict)
     resumed: Mapping[str, str] = field(default_factory=dict)
-    link: Link | None = None
+    link: FabricLink | None = None
 
 
 def verify(
@@ -457,12 +457,12 @@ def has_passed(result: Result, hosts: tuple[str, ...]) -> bool:
         return False
 
 
-def measured_link(result: Result) -> Link | None:
+def measured_link(result: Result) -> FabricLink | None:
     """Return the bandwidth that a verification job measured. None: it measured none."""
     with suppress(ValueError, KeyError, TypeError):
         link = json.loads(result.stdout)["link"]
         first, second = link["hosts"]
-        return Link((first, second), link["gb_per_s"], link["port"])
+        return FabricLink((first, second), link["gb_per_s"], link["port"])
     return None
 
 
@@ -555,7 +555,7 @@ def examine_cluster(
         hosts_known = inventory.hosts
     facts = dict(report.facts)
     for host in hosts_known:
-        if host.name in facts and (size := Size.of(host)):
+        if host.name in facts and (size := HostSize.of(host)):
             usable = {"cpus": size.cpus, "memory_mib": size.memory_mib}
             system = facts[host.name].system.model_copy(update=usable)
             facts[host.name] = facts[host.name].model_copy(update={"system": system})

@@ -92,7 +92,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class NvidiaSmiFault:
     """An error of nvidia-smi, recognised by the text ``says``. ``what``: its title; ``means``: its
     cause.
     """
@@ -117,11 +117,11 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    faults: tuple[Fault, ...]
+    faults: tuple[NvidiaSmiFault, ...]
     flags: tuple[Flag, ...]
 
 
-def faults() -> tuple[Fault, ...]:
+def faults() -> tuple[NvidiaSmiFault, ...]:
     return read_table(_TABLE, _Tables).faults
 
 
@@ -129,7 +129,7 @@ def flags() -> tuple[Flag, ...]:
     return read_table(_TABLE, _Tables).flags
 
 
-def fault_of(output: str) -> Fault | None:
+def fault_of(output: str) -> NvidiaSmiFault | None:
     """Return the fault for an error message of nvidia-smi, if the message is known."""
     return next((fault for fault in faults() if fault.says in output), None)
 

@@ -67,7 +67,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ConnectionResults:
     """The results of a test of connections between hosts.
 
     unreached: host -> other host -> port of the other host that the first host can't reach ->
@@ -128,12 +128,12 @@ def unreached_ports(
     *,
     start_s: float = _START_S,
     limit: Limit = NO_LIMIT,
-) -> Answers:
+) -> ConnectionResults:
     """Make all hosts in ``peers`` listen, then connect to each other. Return the ports not
     reached.
     """
     if len(peers) < 2:  # noqa: PLR2004
-        return Answers({}, {})
+        return ConnectionResults({}, {})
     seconds = str(_ASK_S + _ASK_PER_NODE_S * len(peers))
     with ExitStack() as talks:
 
@@ -165,7 +165,7 @@ def unreached_ports(
         first = Limit.within(within_s, limit.clock)
         listening, late = call_on_hosts(peers, listen, most=len(peers), limit=first)
         unreached, failed = call_on_hosts(listening, ask, most=len(peers), limit=limit)
-    return Answers(unreached, {**late, **failed})
+    return ConnectionResults(unreached, {**late, **failed})
 
 
 def _tried(peer: Peer, listener: _Listening) -> dict[int, bool]:

@@ -14,7 +14,7 @@ from clusterctl.packages.package_files import suggesting_no_requirements
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.remote_environment import BUILD_S, WAIT_S, build_environment, lines_of
 from clusterctl.packages.resolution import Requirements, cached_lock, resolve
-from clusterctl.packages.wheelhouse import Lock, Pip, Wheel, fetch_locked, wheel_path
+from clusterctl.packages.wheelhouse import Pip, Wheel, WheelLock, fetch_locked, wheel_path
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
@@ -130,10 +130,10 @@ class Environments:
         node = planned or distribution_of(DEFAULT)
         return self.resolve(inventory, node, job, replayed, partition)
 
-    def _resolve(self, requirements: Requirements) -> Lock:
+    def _resolve(self, requirements: Requirements) -> WheelLock:
         return resolve(requirements, Pip(requirements.node, self.report, self.heard))
 
-    def _replayed(self, text: str, node: NodePlatform) -> Lock:
+    def _replayed(self, text: str, node: NodePlatform) -> WheelLock:
         """Parse an earlier job's lock file. If it is for another Python, find wheels of the same
         versions.
         """
@@ -148,7 +148,7 @@ class Environments:
         self.report(Notice("packages-for-another-python", note))
         with temporary_folder() as folder:
             file = folder / "requirements.txt"
-            wheels = Lock.read(text, {}).wheels
+            wheels = WheelLock.read(text, {}).wheels
             file.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in wheels))
             lists = (PackageList.read(file, node),)
             return resolve(Requirements(lists, job_lock(), node=node), pip)
@@ -195,7 +195,9 @@ class Environments:
         for transport in (session.transport, *session.transports_of_partition(partition)):
             self.build(transport, environment, rented=rented)
 
-    def _fetch(self, transport: Transport, environment: Environment, lock: Lock) -> frozenset[str]:
+    def _fetch(
+        self, transport: Transport, environment: Environment, lock: WheelLock
+    ) -> frozenset[str]:
         """Make a host download large wheels of ``lock``. Return the hashes that it then has."""
         sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
         if not sizes:
@@ -217,7 +219,7 @@ class Environments:
             talk.finish()
         return frozenset(line.decode(errors="replace") for line in lines)
 
-    def _report_sending(self, host: str, lock: Lock, fetched: frozenset[str] | None) -> None:
+    def _report_sending(self, host: str, lock: WheelLock, fetched: frozenset[str] | None) -> None:
         if sizes := [_size(wheel) for wheel in lock.wheels if wheel.sha256 not in (fetched or ())]:
             reason = f": {host} can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE

@@ -130,7 +130,7 @@ def new_first(clusters: Sequence[str]) -> First:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FirstStartedJob:
     """The job of a `submit --first` that runs.
 
     not_cancelled: (cluster, job id) of each job on clusters that can't be reached. Such a job does
@@ -142,7 +142,9 @@ class Kept:
     not_cancelled: tuple[tuple[str, str], ...] = ()
 
 
-def wait_for_first(sessions: Sequence[Session], first: First, timeout_s: float | None) -> Kept:
+def wait_for_first(
+    sessions: Sequence[Session], first: First, timeout_s: float | None
+) -> FirstStartedJob:
     """Wait until a job runs, and cancel the rest.
 
     While a cluster can't be reached, its jobs are not chosen.
@@ -166,7 +168,7 @@ def wait_for_first(sessions: Sequence[Session], first: First, timeout_s: float |
                 waiting = tuple(
                     (c, str(e.job_id)) for c, e in _entries(unreachable, first) if not e.refused
                 )
-                return Kept(session, entry, waiting)
+                return FirstStartedJob(session, entry, waiting)
         if not left and not unreachable:
             states = [f"job {e.job_id} of {c} is {e.state}" for c, e in _entries(sessions, first)]
             raise JobCancelledError(

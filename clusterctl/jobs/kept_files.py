@@ -22,14 +22,14 @@ _COUNTED: Final = {folder.name: folder for folder in FOLDERS if folder.noun}
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptFiles:
     """The entries of a folder. bytes: None: their size takes too long to find out."""
 
     number: int
     bytes: int | None
 
 
-def kept_files(transport: Transport, folder: str) -> Mapping[str, Kept]:
+def kept_files(transport: Transport, folder: str) -> Mapping[str, KeptFiles]:
     """Return what is kept on a host, by the folder's name. Empty: nothing, or the host doesn't tell.
 
     transport: a connection as the job user. folder: of clusterctl in the user's home.
@@ -48,10 +48,10 @@ def kept_files(transport: Transport, folder: str) -> Mapping[str, Kept]:
                 numbers[name] = int(text)
             case ["kib", name, text] if text.isdecimal():
                 sizes[name] = int(text) << 10
-    return {name: Kept(numbers[name], sizes.get(name)) for name in _COUNTED if name in numbers}
+    return {name: KeptFiles(numbers[name], sizes.get(name)) for name in _COUNTED if name in numbers}
 
 
-def summary(kept: Mapping[str, Kept]) -> str:
+def summary(kept: Mapping[str, KeptFiles]) -> str:
     """Return a text such as "2 environments, 1.2 GiB; 1 build, 3.0 MiB". Empty: nothing is kept."""
     return "; ".join(
         f"{counted(one.number, _COUNTED[name].noun)}, "

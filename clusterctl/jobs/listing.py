@@ -28,7 +28,7 @@ _NEVER: Final = ".git"
 
 
 @dataclass(slots=True)
-class Listing:
+class FolderListing:
     """The paths in a folder, which ``paths`` yields.
 
     is_entered: whether to list a subfolder, given its path below ``folder``.

@@ -31,7 +31,7 @@ from clusterctl.state.workspace import state_home
 from clusterctl.util import formatting
 
 if TYPE_CHECKING:
-    from clusterctl.util.receivers import Post, Receiver
+    from clusterctl.util.receivers import MessageQueue, Receiver
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
@@ -147,7 +147,7 @@ class Telling:
     all tasks.
     """
 
-    def __init__(self, post: Post | None = None, *, submitted: bool = False) -> None:
+    def __init__(self, post: MessageQueue | None = None, *, submitted: bool = False) -> None:
         self._post = post
         self._tells_unseen = submitted
         self._tells_old = submitted

@@ -60,7 +60,7 @@ class Cancellation:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class JobList:
     """A list of jobs, newest first.
 
     older: the number of older jobs that are left out.
@@ -222,9 +222,9 @@ def _remember(session: Session, jobs: Sequence[JobInfo], asked: Collection[str])
     remember_states(session.ledger, [job for job in jobs if job.whole_id in whole])
 
 
-def find_or_list(session: Session, ids: Sequence[str], most: int | None = None) -> Listing:
+def find_or_list(session: Session, ids: Sequence[str], most: int | None = None) -> JobList:
     """Return the jobs with these ids, without ids those of ``list_jobs``, as ``with_attempts``."""
-    listing = Listing(known_jobs(session, ids)) if ids else list_jobs(session, most)
+    listing = JobList(known_jobs(session, ids)) if ids else list_jobs(session, most)
     return replace(listing, jobs=with_attempts(session, listing.jobs))
 
 
@@ -254,7 +254,7 @@ def running_job(session: Session, job_id: str) -> JobInfo:
     )
 
 
-def list_jobs(session: Session, most: int | None = None) -> Listing:
+def list_jobs(session: Session, most: int | None = None) -> JobList:
     """Return the job user's active and recent jobs, and jobs submitted from this machine.
 
     Rejected submissions are not listed.
@@ -287,4 +287,4 @@ def list_jobs(session: Session, most: int | None = None) -> Listing:
     older = len(ids) - len({job.whole_id for job in shown})
     if not unlisted:
         older += len(others) - len(queried)
-    return Listing(shown, older, unlisted, session.site.advice.repair)
+    return JobList(shown, older, unlisted, session.site.advice.repair)

@@ -90,7 +90,7 @@ class RankUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MetricValue:
     """The latest value of a metric of the program."""
 
     name: str
@@ -104,9 +104,9 @@ class Progress:
     step: such as step 410. curve: the last values of ``loss``, in order.
     """
 
-    step: Figure | None = None
-    loss: Figure | None = None
-    speed: Figure | None = None
+    step: MetricValue | None = None
+    loss: MetricValue | None = None
+    speed: MetricValue | None = None
     curve: tuple[float, ...] = ()
 
 
@@ -139,12 +139,12 @@ class Lines:
         return whole
 
 
-class Metrics:
+class MetricsTail:
     """The lines of a metrics.jsonl: the last values, and those of the loss."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
-        self._step: Figure | None = None
+        self._step: MetricValue | None = None
         self._curves: dict[str, deque[float]] = {}
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ class Metrics:
             return
         for key, axis in METRICS_PLACES:
             if (place := _number(line, key)) is not None:
-                self._step = Figure(axis, place)
+                self._step = MetricValue(axis, place)
                 break
         for key, value in line.items():
             if key in _NO_METRICS or (number := finite(value)) is None:
@@ -168,8 +168,8 @@ class Metrics:
         speed = next((name for name in self._last if _SPEED.search(name)), None)
         return Progress(
             self._step,
-            Figure(loss, self._last[loss]) if loss else None,
-            Figure(speed, self._last[speed]) if speed else None,
+            MetricValue(loss, self._last[loss]) if loss else None,
+            MetricValue(speed, self._last[speed]) if speed else None,
             tuple(self._curves[loss]) if loss else (),
         )
 
@@ -186,7 +186,7 @@ class Readings:
     _hosts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _samples: dict[str, tuple[float, Mapping[str, Any]]] = field(default_factory=dict)
     _events: bytes = b""
-    _metrics: Metrics = field(default_factory=Metrics)
+    _metrics: MetricsTail = field(default_factory=MetricsTail)
     _log: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_LINES))
 
     def add(self, host: str, file: str, at: int, data: bytes, now: float) -> None:
@@ -209,7 +209,7 @@ class Readings:
             self._events = ((b"" if is_anew else self._events) + data)[-_MOST_KEPT:]
         elif kind == "metrics":
             if is_anew:
-                self._metrics = Metrics()
+                self._metrics = MetricsTail()
             for line in _objects(lines):
                 self._metrics.add(line)
         elif kind in ("stdout", "stderr"):

@@ -37,7 +37,7 @@ from clusterctl.jobs.ssh_entry import enter
 from clusterctl.jobs.submit import SentSource, Submitter, new_token
 from clusterctl.scheduler.job_checks import check_partition
 from clusterctl.scheduler.job_secrets import remove_session_secrets, send_secrets
-from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import (
     FILES,
@@ -356,7 +356,12 @@ class Lease:
     """An ssh connection to salloc on the controller, in a new session, out of Ctrl-C's reach."""
 
     def __init__(
-        self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes, asked: Asked
+        self,
+        session: Session,
+        ssh: OpenSSH,
+        argv: Sequence[str],
+        script: bytes,
+        asked: RequestedOptions,
     ) -> None:
         self._session = session
         self._ssh = ssh

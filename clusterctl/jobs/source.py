@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import Notice, UsageError, printable
-from clusterctl.jobs.listing import Listing
+from clusterctl.jobs.listing import FolderListing
 from clusterctl.jobs.project import project_obstacle
 from clusterctl.jobs.secret_files import left_out_notice, without_secrets
 from clusterctl.spec.job import JobSpec
@@ -288,7 +288,7 @@ class _Selection:
 
     def _of_project(self) -> dict[str, os.stat_result]:
         """Return path -> status of what git shows, or of what the folder contains without git."""
-        listing = Listing(self.folder, self._is_entered)
+        listing = FolderListing(self.folder, self._is_entered)
         found = dict(listing.paths(by_git=True))
         top = os.path.dirname(self.script)
         inside = f"{top}/" if top else ""
@@ -372,7 +372,7 @@ class _Selection:
             is_excluded = self.exclude.decide(path, is_folder=True)
             return not is_excluded and (is_inside or not self._holds_no_source(path))
 
-        listing = Listing(self.folder, is_entered)
+        listing = FolderListing(self.folder, is_entered)
         if top:
             try:
                 status = os.lstat(self.folder / top)

@@ -50,7 +50,7 @@ wait $!
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SshEntry:
     """An SSH host entry of a running job.
 
     host: its name. config: the ssh_config for `ssh -F`, with the entries of all clusters.
@@ -73,7 +73,7 @@ class Entry:
         return ["ssh", "-F", str(self.config), self.host, *words]
 
 
-def enter(session: Session, job_id: str) -> Entry:
+def enter(session: Session, job_id: str) -> SshEntry:
     """Write an SSH host entry for a running job, and connect once. Remove ended jobs' entries.
 
     Raises:
@@ -84,7 +84,7 @@ def enter(session: Session, job_id: str) -> Entry:
     session.site.reject_without_slurm()
     _remove_ended(session)
     job = running_job(session, job_id)
-    entry = Entry(
+    entry = SshEntry(
         job.id,
         f"clusterctl-{session.inventory.cluster}-{job.id}",
         state_home() / "ssh_config",
@@ -119,7 +119,7 @@ def _program_folder(session: Session, job: JobInfo) -> str:
     return f"{folder}{task}" if folder else job.work_dir
 
 
-def _write(session: Session, entry: Entry) -> None:
+def _write(session: Session, entry: SshEntry) -> None:
     """Write an entry's ssh_config, its keys, and the script that connects to sshd in the job."""
     folder = _folder_of_entries(session.workspace) / entry.job_id
     with translating_write_errors(folder):

@@ -79,7 +79,7 @@ class Moment:
         }
 
 
-class Watch:
+class ClusterWatch:
     """A look at a cluster, again and again. ids: only these jobs; empty: all of the queue.
 
     told: sends messages about the user's jobs.
@@ -156,8 +156,8 @@ class Watch:
 @contextmanager
 def watching(
     workspace: Workspace, ids: Sequence[str] = (), told: Telling = TELLS_NOBODY
-) -> Iterator[Watch]:
-    """Open a connection to a cluster to look at it. ids, told: see ``Watch``.
+) -> Iterator[ClusterWatch]:
+    """Open a connection to a cluster to look at it. ids, told: see ``ClusterWatch``.
 
     Raises the errors of ``status_of``.
     """
@@ -165,4 +165,4 @@ def watching(
         site = site_of(job_inventory(workspace))
         with connections_of(site, workspace) as connections:
             session = session_of(site, workspace, connections, patience_s=SHOWN_PATIENCE_S)
-            yield Watch(session, connections.to, ids, told)
+            yield ClusterWatch(session, connections.to, ids, told)

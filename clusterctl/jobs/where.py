@@ -19,12 +19,12 @@ from clusterctl.jobs.first import Place
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
-from clusterctl.scheduler.limits import Ask, Limits
+from clusterctl.scheduler.limits import Limits, RequestedResources
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import fitted_to, render_script
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import PartitionInfo
-from clusterctl.scheduler.trial import Trial
+from clusterctl.scheduler.trial import TestOnlyAnswer
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.disk import read_text
@@ -93,7 +93,7 @@ class _Memory:
     """Slurm's earlier answers. trials: hash of a job script -> answer. asked_at: of the last."""
 
     asked_at: float = 0.0
-    trials: Mapping[str, Trial] = field(default_factory=dict)
+    trials: Mapping[str, TestOnlyAnswer] = field(default_factory=dict)
 
     @classmethod
     def read(cls, workspace: Workspace) -> _Memory:
@@ -237,7 +237,7 @@ def _with_trials(session: Session, memory: _Memory, scripts: Sequence[str]) -> _
 def _candidate(
     session: Session,
     place: Place,
-    trial: Trial | None,
+    trial: TestOnlyAnswer | None,
     *,
     capacity: Capacity,
     obstacle: Obstacle,
@@ -270,13 +270,13 @@ def _candidate(
     return replace(candidate, finding=_finding(session, candidate, trial, shape))
 
 
-def _start(trial: Trial) -> int | None:
+def _start(trial: TestOnlyAnswer) -> int | None:
     """Return the expected start. None: unknown, also if the queue has changed since the answer."""
     is_fresh = time.time() - trial.asked_at <= _FRESH_S
     return None if not is_fresh or _waits_for_endless_jobs(trial) else trial.start
 
 
-def _waits_for_endless_jobs(trial: Trial) -> bool:
+def _waits_for_endless_jobs(trial: TestOnlyAnswer) -> bool:
     """Return whether Slurm expects the start after the end of jobs without a time limit."""
     return trial.start is not None and trial.start - trial.asked_at > _LATEST_S
 
@@ -303,7 +303,7 @@ def _obstacle(partition: PartitionInfo | None, request: Request, limits: Limits)
     if partition is not None and not partition.is_up:
         text = "the partition is down; jobs wait until it is up"
         return Obstacle(Notice("where-partition-down", text), blocks=True)
-    verdict = limits.judge(Ask.of(request, partition.max_time if partition else ""))
+    verdict = limits.judge(RequestedResources.of(request, partition.max_time if partition else ""))
     if verdict.never:
         return _beyond(verdict.never)
     if verdict.unknown:
@@ -322,7 +322,9 @@ def _nodes_of(place: Place, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:
     return (node for node in nodes if place.partition in {None, *node.partitions})
 
 
-def _finding(session: Session, each: Candidate, trial: Trial | None, shape: Shape | None) -> str:
+def _finding(
+    session: Session, each: Candidate, trial: TestOnlyAnswer | None, shape: Shape | None
+) -> str:
     """Return where the values of a place contradict each other, or why `submit` can't use it."""
     if each.accepted and not each.is_known:
         error = session.site.unknown_partition(each.place.partition or "")

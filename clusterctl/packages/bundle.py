@@ -50,7 +50,7 @@ class BundleRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class BundledDistribution:
     """What a bundle has for a distribution: numbers of packages and of wheels, for this Python."""
 
     packages: int
@@ -58,7 +58,7 @@ class System:
     wheels: int
 
 
-def create(request: BundleRequest, folder: Path) -> dict[str, System]:
+def create(request: BundleRequest, folder: Path) -> dict[str, BundledDistribution]:
     """Download all packages that a spec needs to ``folder``: a new or empty folder, or a bundle, of
     which needed packages and those of other releases are kept.
 
@@ -95,7 +95,7 @@ def create(request: BundleRequest, folder: Path) -> dict[str, System]:
             with temporary_folder(folder) as scratch:
                 packages = pack(each, package_names(distribution, software), scratch)
             needed = wheels[distribution.release] = list(_wheels(request, distribution))
-            systems[distribution.release] = System(
+            systems[distribution.release] = BundledDistribution(
                 packages, distribution.python_version, len({path.name for path in needed})
             )
         put_wheels(folder, wheels)

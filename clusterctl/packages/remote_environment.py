@@ -12,7 +12,7 @@ from typing import Final
 
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.packages.node_platform import NodePlatform
-from clusterctl.packages.wheelhouse import Lock, Wheel, cache_of_downloads
+from clusterctl.packages.wheelhouse import Wheel, WheelLock, cache_of_downloads
 from clusterctl.transport.base import Conversation, Transport, split_lines
 from clusterctl.transport.put import Upload
 from clusterctl.transport.remote_open import HELD
@@ -31,7 +31,7 @@ _NOT_IN_WHEEL: Final = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_ur
 
 def build_environment(
     transport: Transport,
-    lock: Lock,
+    lock: WheelLock,
     wheels: Sequence[Path],
     *,
     folder: str,
@@ -149,9 +149,11 @@ def _record(files: Mapping[str, bytes], own_name: str) -> bytes:
     return "".join([*lines, f"{own_name},,\n"]).encode()
 
 
-def lock_of(wheels: Sequence[Path], node: NodePlatform, python: str) -> Lock:
+def lock_of(wheels: Sequence[Path], node: NodePlatform, python: str) -> WheelLock:
     """Return the lock of these wheels as an environment of its own, which extends no other.
 
     python: path of its Python on the host.
     """
-    return Lock(tuple(Wheel.of(path.name, file_sha256(path)) for path in wheels), {}, node, python)
+    return WheelLock(
+        tuple(Wheel.of(path.name, file_sha256(path)) for path in wheels), {}, node, python
+    )

@@ -29,9 +29,9 @@ from clusterctl.packages.requirement_files import hashes_in
 from clusterctl.packages.uv_program import PipSettings, run_uv
 from clusterctl.packages.wheelhouse import (
     CACHE,
-    Lock,
     Pip,
     Wheel,
+    WheelLock,
     cache_of_downloads,
     move_to_cache,
     not_downloaded,
@@ -107,7 +107,7 @@ class Requirements:
         return cache_home() / CACHE / "locks" / f"{key}.txt"
 
 
-def resolve(requirements: Requirements, pip: Pip) -> Lock:
+def resolve(requirements: Requirements, pip: Pip) -> WheelLock:
     """Resolve lists of packages for the nodes. The wheels are stored in the cache (see
     ``wheel_path``).
 
@@ -133,20 +133,20 @@ def resolve(requirements: Requirements, pip: Pip) -> Lock:
             else:
                 lines = _compiled(requirements, folder, pip)
             wheels = sorted(_wheels(lines, base, requirements, folder, pip), key=str)
-        lock = Lock(tuple(wheels), base, requirements.node)
+        lock = WheelLock(tuple(wheels), base, requirements.node)
         write_atomic(place, lock.text)
     return lock
 
 
-def cached_lock(requirements: Requirements) -> Lock | None:
+def cached_lock(requirements: Requirements) -> WheelLock | None:
     with cache_of_downloads(CACHE):
         return _load_lock(requirements.answer, requirements)
 
 
-def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
+def _load_lock(answer: Path, requirements: Requirements) -> WheelLock | None:
     if not answer.is_file():
         return None
-    lock = Lock.read(answer.read_text(), pins(requirements.base), requirements.node)
+    lock = WheelLock.read(answer.read_text(), pins(requirements.base), requirements.node)
     return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
 
 

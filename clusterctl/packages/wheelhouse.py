@@ -99,7 +99,7 @@ class Wheel:
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
+class WheelLock:
     """The wheels that requirements need besides the packages of all jobs, ``base`` (name ->
     version).
 
@@ -131,8 +131,8 @@ class Lock:
     @classmethod
     def read(
         cls, text: str, base: Mapping[str, str], node: NodePlatform = DEFAULT_PLATFORM
-    ) -> Lock:
-        """Parse a text from ``Lock.text``. Lines that do not list a wheel are ignored."""
+    ) -> WheelLock:
+        """Parse a text from ``WheelLock.text``. Lines that do not list a wheel are ignored."""
         return cls(tuple(Wheel(*match.groups("")) for match in _LINE.finditer(text)), base, node)
 
 
@@ -220,13 +220,13 @@ def wheel_path(wheel: Wheel) -> Path:
     return cache_home() / CACHE / "wheels" / wheel.sha256 / wheel.file
 
 
-def fetch_locked(text: str, base: Path, pip: Pip) -> Lock | None:
+def fetch_locked(text: str, base: Path, pip: Pip) -> WheelLock | None:
     """Parse a lock and download its exact wheels, unless cached. Return None if it is for another
     platform.
 
     Raise a UsageError if an index lacks a wheel, or a MachineError if the cache can't be written.
     """
-    lock = Lock.read(text, pins(base), pip.node)
+    lock = WheelLock.read(text, pins(base), pip.node)
     if lock.text != text:
         return None
     with cache_of_downloads(CACHE) as home:

@@ -59,7 +59,7 @@ _NOTE: Final = "pending.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class HostSize:
     """CPUs and memory that a provider gives a compute host. ``disk_mib``: limit of its disk, or
     None.
     """
@@ -69,7 +69,7 @@ class Size:
     disk_mib: int | None = None
 
     @classmethod
-    def of(cls, host: Host | None) -> Size | None:
+    def of(cls, host: Host | None) -> HostSize | None:
         """Return the size in a host's inventory entry. None: no host, or the entry has no CPUs or
         memory.
         """

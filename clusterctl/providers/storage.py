@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.common import Cluster
+from clusterctl.spec.common import ClusterBase
 from clusterctl.util import formatting
 
 REMOVE: Final = "clusterctl storage remove {name}"
@@ -78,7 +78,7 @@ class KeptStorage:
             )
 
 
-def storage_of(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | None:
+def storage_of(spec: ClusterBase, storages: Sequence[KeptStorage]) -> KeptStorage | None:
     """Return the storage that the spec names. None: it names none, or it does not exist yet.
 
     Raises:
@@ -106,7 +106,7 @@ def storage_of(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | 
     return storage
 
 
-def _others_files(spec: Cluster, storage: KeptStorage) -> Iterator[str]:
+def _others_files(spec: ClusterBase, storage: KeptStorage) -> Iterator[str]:
     names = {uid: name for name, uid in storage.homes.items()}
     for user in spec.users:
         if (uid := storage.homes.get(user.name, user.uid)) != user.uid:
@@ -129,7 +129,7 @@ def other_storage(cluster: str, name: str | None) -> UsageError:
     )
 
 
-def storage_note(spec: Cluster, storage: KeptStorage | None) -> tuple[str, ...]:
+def storage_note(spec: ClusterBase, storage: KeptStorage | None) -> tuple[str, ...]:
     """Return a note of what a new cluster of this spec does with the storage."""
     if spec.storage.name is None:
         return ()

@@ -26,7 +26,7 @@ from clusterctl.rehearse.observation import Observation, looks_of, results_of
 from clusterctl.rehearse.verdict import (
     Disturbed,
     Fault,
-    Trial,
+    FaultResult,
     Undisturbed,
     best_interval_s,
     explained,
@@ -75,7 +75,7 @@ class Rehearsal:
 
     name: str
     undisturbed: Undisturbed
-    trials: tuple[Trial, ...]
+    trials: tuple[FaultResult, ...]
     mtbf_s: float
 
     def as_dict(self) -> dict[str, Any]:

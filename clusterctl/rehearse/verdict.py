@@ -99,7 +99,7 @@ _FEW_LINES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class FaultResult:
     """The verdict on a job after a fault.
 
     identical: whether its last checkpoint has the content that it has without the fault. None:
@@ -177,14 +177,14 @@ class Disturbed:
     cause: str = ""
 
 
-def judge(undisturbed: Undisturbed, disturbed: Disturbed) -> Trial:
+def judge(undisturbed: Undisturbed, disturbed: Disturbed) -> FaultResult:
     """Return the verdict on a job with a fault."""
     fault = disturbed.fault
     observed = disturbed.observed
     verdict, identical, cause = _verdict(fault, undisturbed, observed, disturbed.results)
     after = observed.first_step_after
     lost = max(0, observed.last_step_before - after[1]) if after else None
-    return Trial(
+    return FaultResult(
         fault=fault,
         verdict=verdict,
         job_id=observed.job_id,
@@ -304,7 +304,7 @@ def _missing(
     return tuple(dict.fromkeys(lines))
 
 
-def explained(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+def explained(trials: Sequence[FaultResult]) -> tuple[FaultResult, ...]:
     """Correct the missing lines: a program that never continues does so from a torn checkpoint
     neither.
     """
@@ -327,5 +327,5 @@ def best_interval_s(save_s: float, mtbf_s: float) -> float:
     return math.sqrt(2 * save_s * mtbf_s)
 
 
-def not_survived(trials: Sequence[Trial]) -> list[Trial]:
+def not_survived(trials: Sequence[FaultResult]) -> list[FaultResult]:
     return [each for each in trials if each.verdict is not Verdict.SURVIVES]

@@ -66,7 +66,7 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class HintRule:
     """A row of data/hints.yaml, which describes the fields."""
 
     name: str
@@ -78,12 +78,12 @@ class Row:
     general: bool = False
 
 
-def _table() -> tuple[Row, ...]:
-    return read_table(_HINTS, tuple[Row, ...])
+def _table() -> tuple[HintRule, ...]:
+    return read_table(_HINTS, tuple[HintRule, ...])
 
 
 @cache
-def rows() -> tuple[tuple[Row, re.Pattern[str]], ...]:
+def rows() -> tuple[tuple[HintRule, re.Pattern[str]], ...]:
     """Return the rows about lines, each with its expressions as one."""
     return tuple(
         (row, re.compile("|".join(f"(?:{each})" for each in row.match)))

@@ -42,7 +42,7 @@ class JobFolders(ABC):
         """Return the ledger whose jobs have their records on the controller."""
 
 
-class SharedFolder(JobFolders):
+class SharedJobFolder(JobFolders):
     """One folder, which all hosts share."""
 
     are_one = True
@@ -76,4 +76,4 @@ class OwnDisks(JobFolders):
 
 def folders_of(inventory: Inventory) -> JobFolders:
     """Return where the hosts of a cluster have the folders of jobs."""
-    return SharedFolder() if inventory.is_shared else OwnDisks()
+    return SharedJobFolder() if inventory.is_shared else OwnDisks()

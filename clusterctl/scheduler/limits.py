@@ -66,7 +66,7 @@ for _ in 1 2 3 4 5 6 7 8; do
     accounts=$(printf '%s\\n' "$rows" | cut -d'|' -f3 | sort -u | sed '/^$/d' | paste -sd, -)
 done
 """
-# The options of sbatch for tasks and CPUs that ``Ask`` reads. Others depend on the nodes.
+# The options of sbatch for tasks and CPUs that ``RequestedResources`` reads. Others depend on the nodes.
 _READ: Final = frozenset(
     "--nodes --ntasks --ntasks-per-node --tasks-per-node --cpus-per-task".split()
 )
@@ -74,7 +74,7 @@ _NODES: Final = re.compile(r"([1-9][0-9]*)(-[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestedResources:
     """What a job asks of the limits. Empty: the job names none.
 
     max_time: the partition's time limit. time_s: None: unknown.
@@ -93,7 +93,7 @@ class Ask:
     uncertain: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, request: Request, max_time: str = "") -> Ask:
+    def of(cls, request: Request, max_time: str = "") -> RequestedResources:
         """Return what a job asks of a partition with this time limit."""
         values = {one.own_name: one.value or "" for one in request.options}
         tasks = _count(values.get("--ntasks"))
@@ -187,7 +187,7 @@ def _memory_of(values: Mapping[str, str]) -> tuple[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LimitsVerdict:
     """never: the limit that keeps the job from starting. "": no limit is known to. unknown: what
     is not known, so that a limit may.
     """
@@ -235,19 +235,19 @@ class Limits:
             {row["Account"]: row for row in read("account", _ACCOUNT)},
         )
 
-    def judge(self, ask: Ask) -> Verdict:
+    def judge(self, ask: RequestedResources) -> LimitsVerdict:
         """Return whether a limit keeps a job from starting in an empty cluster, too."""
         is_readable = bool(self.qos and self.associations)
         if self.enforced is None or (self.enforced and not is_readable):
-            return Verdict(unknown="Slurm does not show you the limits of QOS and accounts")
+            return LimitsVerdict(unknown="Slurm does not show you the limits of QOS and accounts")
         found = [self._verdict(ask, *each) for each in self._possible(ask)]
         if found and all(each.never for each in found):
             return found[0]
         if never := next((each.never for each in found if each.never), ""):
-            return Verdict(unknown=f"{never}, unless the job gets another QOS or partition")
-        return next((each for each in found if each.unknown), Verdict())
+            return LimitsVerdict(unknown=f"{never}, unless the job gets another QOS or partition")
+        return next((each for each in found if each.unknown), LimitsVerdict())
 
-    def _possible(self, ask: Ask) -> Iterator[tuple[str, Mapping[str, str], str]]:
+    def _possible(self, ask: RequestedResources) -> Iterator[tuple[str, Mapping[str, str], str]]:
         """Yield each (partition, association, QOS) that Slurm may give a job."""
         rows: list[Mapping[str, str]] = [
             row
@@ -264,26 +264,28 @@ class Limits:
                     yield partition, row, qos
 
     def _verdict(
-        self, ask: Ask, partition: str, association: Mapping[str, str], qos: str
-    ) -> Verdict:
+        self, ask: RequestedResources, partition: str, association: Mapping[str, str], qos: str
+    ) -> LimitsVerdict:
         names = [self.qos_of_partition.get(partition, ""), qos]
         if _FIRST in self._flags(qos):
             names.reverse()
         flags = {flag for name in names for flag in self._flags(name)}
         if _LIFTS_TIME not in flags and _is_longer(ask, ask.max_time):
-            return Verdict(never=f"the partition's time limit is {ask.max_time}")
+            return LimitsVerdict(never=f"the partition's time limit is {ask.max_time}")
         if not self.enforced:
-            return Verdict()
+            return LimitsVerdict()
         names = [name for name in names if name]
         for name in names:
             if name not in self.qos or _SHARES in self._flags(name):
-                return Verdict(unknown=f"Slurm does not show you what QOS {name} allows")
+                return LimitsVerdict(unknown=f"Slurm does not show you what QOS {name} allows")
         return self._exceeded(ask, association, names)
 
     def _flags(self, qos: str) -> frozenset[str]:
         return frozenset(self.qos.get(qos, {}).get("Flags", "").split(","))
 
-    def _exceeded(self, ask: Ask, association: Mapping[str, str], qos: list[str]) -> Verdict:
+    def _exceeded(
+        self, ask: RequestedResources, association: Mapping[str, str], qos: list[str]
+    ) -> LimitsVerdict:
         """Judge by the limits of QOS, in their order, of an association, and of its accounts. The
         limit that a QOS sets for a resource replaces the same limit of all that follow.
         """
@@ -298,7 +300,7 @@ class Limits:
             for key, is_certain in _exceeding(ask, limits, replaced):
                 text = f"the limit {key} of {source} is {limits[key]}"
                 if is_certain:
-                    return Verdict(never=text)
+                    return LimitsVerdict(never=text)
                 doubt = doubt or text
             if index < len(qos):
                 replaced |= {
@@ -307,7 +309,7 @@ class Limits:
                     for name in amounts_of(limits[key])
                 }
                 replaced |= {("MaxWall", "")} if limits["MaxWall"] else set()
-        return Verdict(unknown=doubt)
+        return LimitsVerdict(unknown=doubt)
 
     def _parents(self, account: str) -> tuple[list[Mapping[str, str]], bool]:
         """Return (an account and its parents, whether Slurm shows all)."""
@@ -324,14 +326,14 @@ def _qos_of(association: Mapping[str, str]) -> list[str]:
     return [default] if default else association.get("QOS", "").split(",")
 
 
-def _is_longer(ask: Ask, limit: str) -> bool:
+def _is_longer(ask: RequestedResources, limit: str) -> bool:
     with suppress(ValueError):
         return ask.time_s is not None and ask.time_s > parse_slurm_time_s(limit)
     return False
 
 
 def _exceeding(
-    ask: Ask, limits: Mapping[str, str], replaced: set[tuple[str, str]]
+    ask: RequestedResources, limits: Mapping[str, str], replaced: set[tuple[str, str]]
 ) -> Iterator[tuple[str, bool]]:
     """Yield (field, whether it is certain) for each limit that a job alone may exceed."""
     if ("MaxWall", "") not in replaced and _is_longer(ask, limits.get("MaxWall", "")):

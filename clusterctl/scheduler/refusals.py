@@ -31,7 +31,7 @@ _LIST: Final = "sacctmgr show associations where user=$USER format=account,parti
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedOptions:
     """The options of a request to Slurm.
 
     options: the options of sbatch or salloc, with their places.

@@ -60,7 +60,7 @@ mv -- end.new end.json
 """
 
 
-class User:
+class JobUser:
     def __init__(self, name: str) -> None:
         self.account = pwd.getpwnam(name)
         self.registry = Path(self.account.pw_dir, REGISTRY)
@@ -160,7 +160,7 @@ def unit_exists(name: str) -> bool:
     return result.stdout.strip() not in ("inactive", "failed", "")
 
 
-def submit(user: User, request: Record) -> Record:
+def submit(user: JobUser, request: Record) -> Record:
     """Start a job if it was not started before. Return {"id": ID}, {"busy": OTHER JOB}, {"failed":
     ERROR}.
     """
@@ -183,7 +183,7 @@ def submit(user: User, request: Record) -> Record:
     return {"id": name}
 
 
-def systemd_run(user: User, name: str, request: Record) -> list[str]:
+def systemd_run(user: JobUser, name: str, request: Record) -> list[str]:
     folder = str(user.registry / name)
     limit = request["limit_s"]
     properties = {
@@ -210,7 +210,7 @@ def systemd_run(user: User, name: str, request: Record) -> list[str]:
     ]
 
 
-def record_lost_jobs(user: User, request: Record) -> Record:
+def record_lost_jobs(user: JobUser, request: Record) -> Record:
     """Write end.json for jobs that systemd no longer has. Return {"jobs": records of requested
     jobs}.
     """
@@ -226,7 +226,7 @@ def record_lost_jobs(user: User, request: Record) -> Record:
         return {"jobs": [job for job in user.jobs() if job["id"] in request["ids"]]}
 
 
-def cancel(user: User, request: Record) -> Record:
+def cancel(user: JobUser, request: Record) -> Record:
     for name in request["ids"]:
         if not ID.fullmatch(name):
             raise ValueError(name)
@@ -239,7 +239,7 @@ def cancel(user: User, request: Record) -> Record:
 
 def main(text: str) -> None:
     request = json.loads(text)
-    user = User(request["user"])
+    user = JobUser(request["user"])
     verbs = {"submit": submit, "settle": record_lost_jobs, "cancel": cancel}
     verbs["list"] = lambda *_: {"jobs": user.jobs()}
     json.dump(verbs[request["do"]](user, request), sys.stdout)

@@ -28,7 +28,7 @@ from clusterctl.transport.put import archives_of
 from clusterctl.util.assets import data_folder, render
 
 if TYPE_CHECKING:
-    from clusterctl.packages.wheelhouse import Lock
+    from clusterctl.packages.wheelhouse import WheelLock
     from clusterctl.scheduler.site import Site
     from clusterctl.state.inventory import Inventory
 
@@ -72,13 +72,13 @@ class Environment:
         uses instead. "": none.
     """
 
-    lock: Lock | None = None
+    lock: WheelLock | None = None
     root: str = ROOT
     folder: str = FOLDER
     prefix: str = ""
 
     @classmethod
-    def of(cls, inventory: Inventory, lock: Lock | None = None) -> Environment:
+    def of(cls, inventory: Inventory, lock: WheelLock | None = None) -> Environment:
         return cls(lock, inventory.root, inventory.folder)
 
     @property

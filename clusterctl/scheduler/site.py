@@ -20,7 +20,7 @@ from clusterctl.scheduler import advice
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
 from clusterctl.scheduler.job_folders import JobFolders, folders_of
-from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.state.inventory import Inventory, planned_inventory
 from clusterctl.state.ledger import Ledger
@@ -146,9 +146,9 @@ class Site(ABC):
         """Raise UsageError if the cluster does not run Slurm, for operations that need it."""
         return
 
-    def asked(self, options: Sequence[Directive]) -> Asked:
-        """Return a request to Slurm, which explains a refusal. See ``Asked``."""
-        return Asked(options, self.advice, not self.inventory.no_accounting)
+    def asked(self, options: Sequence[Directive]) -> RequestedOptions:
+        """Return a request to Slurm, which explains a refusal. See ``RequestedOptions``."""
+        return RequestedOptions(options, self.advice, not self.inventory.no_accounting)
 
     @abstractmethod
     def client(

@@ -45,10 +45,10 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.scheduler.limits import Limits
 from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
-from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.slurm_values import expand_nodes, fold_nodes
-from clusterctl.scheduler.trial import Trial
+from clusterctl.scheduler.trial import TestOnlyAnswer
 from clusterctl.spec.names import PROOF_PARTITION, SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
@@ -107,7 +107,7 @@ _STEP_S = 120.0
 _LONGEST_ERROR = 1 << 16
 # munged does not run on the host of the command, or refuses it.
 _NO_MUNGE = re.compile(r"Munge encode failed: .*")
-_NOTHING = Asked()
+_NOTHING = RequestedOptions()
 
 
 class _How(TypedDict, total=False):
@@ -233,7 +233,7 @@ class SlurmClient(Jobs):
         answer = self._ask([*argv, f"user={user}", "format=Account"], patience_s=_ACCOUNTING_S)
         return tuple(dict.fromkeys(filter(None, answer.splitlines())))
 
-    def trial(self, script: str) -> Trial:
+    def trial(self, script: str) -> TestOnlyAnswer:
         result = self.transport.run(
             ["sh", "-c", _TRIAL],
             stdin=script.encode(errors="surrogateescape"),
@@ -243,7 +243,7 @@ class SlurmClient(Jobs):
         )
         if result.rc != 0 and SlurmAwayError.words.search(result.stderr):
             raise SlurmAwayError("slurmctld did not answer sbatch", why=result.stderr.strip())
-        return Trial.of(result.rc, result.stderr, time.time())
+        return TestOnlyAnswer.of(result.rc, result.stderr, time.time())
 
     def limits(self, user: str) -> Limits:
         program = limits.PROGRAM + ("" if self.no_accounting else limits.ACCOUNTED)
@@ -293,7 +293,7 @@ class SlurmClient(Jobs):
         """
         # Appended logs survive a requeue. A second sbatch in the folder, by hand, truncates them.
         comment = comment_of(request.token)
-        asked = Asked(request.options, self.advice, not self.no_accounting)
+        asked = RequestedOptions(request.options, self.advice, not self.no_accounting)
         options = (
             f"--comment={comment}",
             f"--chdir={request.folder}",
@@ -332,7 +332,7 @@ class SlurmClient(Jobs):
         folder: str,
         script: str,
         *options: str,
-        asked: Asked = _NOTHING,
+        asked: RequestedOptions = _NOTHING,
     ) -> str:
         """Submit a script from its folder and return the job's id. asked: the options in it, for a
         refusal.

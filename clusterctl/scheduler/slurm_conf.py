@@ -49,7 +49,7 @@ Settings = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SlurmNode:
     """A node in slurm.conf. topology: boards, sockets, cores, threads; () if it is a part of a
     machine.
     """
@@ -155,10 +155,10 @@ def _release(inventory: Inventory) -> str:
     return inventory.slurm or inventory.distribution.slurm or ""
 
 
-def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
+def _node(host: Host, facts: Mapping[str, NodeFacts]) -> SlurmNode:
     if host.cpus is not None and host.memory_mib is not None:
         gpus = facts[host.name].gpus if host.name in facts else ()
-        return Node(host, host.cpus, host.memory_mib, (), gpus)
+        return SlurmNode(host, host.cpus, host.memory_mib, (), gpus)
     if host.name not in facts:
         raise SlurmError(
             "slurm.conf can't be written, because the hardware of the host is unknown",
@@ -173,10 +173,10 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
         ("ThreadsPerCore", host_facts.threads_per_core),
     )
     memory_mib = int(host_facts.memory_mib * _MEMORY_PROMISED)
-    return Node(host, host_facts.cpus, memory_mib, topology, host_facts.gpus)
+    return SlurmNode(host, host_facts.cpus, memory_mib, topology, host_facts.gpus)
 
 
-def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> str:
+def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[SlurmNode, ...]) -> str:
     has_shares = any(not node.topology for node in nodes)
     counted_otherwise = any(
         Driver(len({gpu.index for gpu in node.gpus}), node.gpus).uuids for node in nodes
@@ -246,7 +246,7 @@ def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
     return {**parameters, "ProctrackType": f"proctrack/{tracks}", "TaskPlugin": binds, **around}
 
 
-def _node_settings(node: Node) -> Settings:
+def _node_settings(node: SlurmNode) -> Settings:
     settings = {"NodeName": node.host.name, "NodeAddr": node.host.address}
     if node.host.hostname:
         settings["NodeHostname"] = node.host.hostname
@@ -259,7 +259,7 @@ def _node_settings(node: Node) -> Settings:
     return settings
 
 
-def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings]:
+def _partitions(spec: ClusterSpec, nodes: tuple[SlurmNode, ...]) -> Iterable[Settings]:
     lines = {line.value: line for line in spec.slurm.lines if line.defines == "partitionname"}
     for i, partition in enumerate(spec.partitions):
         members = [node for node in nodes if node.host.partition == partition.name]
@@ -293,7 +293,7 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
     }
 
 
-def _memory_of_a_cpu(nodes: Sequence[Node]) -> str:
+def _memory_of_a_cpu(nodes: Sequence[SlurmNode]) -> str:
     """Return DefMemPerCPU in MiB. Without it, a job that does not ask for memory gets all of its
     nodes'.
     """
@@ -312,7 +312,7 @@ def _amended(settings: Settings, line: SlurmLine | None) -> Settings:
     return {**ours, **dict(line.settings)}
 
 
-def _gres_settings(node: Node) -> Iterable[Settings]:
+def _gres_settings(node: SlurmNode) -> Iterable[Settings]:
     # Files are listed, because not every distribution's Slurm can query the driver.
     for gpu in node.gpus:
         files = {"MultipleFiles" if gpu.caps else "File": ",".join(gpu.files)}

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import HERE, KeyFile, Model, SlurmName, Toggle
+from clusterctl.spec.base import HERE, KeyFile, SlurmName, SpecModel, Toggle
 from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.spec.units import shown
 
@@ -45,7 +45,7 @@ Amount = Annotated[float | None, BeforeValidator(_amount), _TEXT, _SCHEMA]
 Count = Annotated[int | None, BeforeValidator(_count), _TEXT, _SCHEMA]
 
 
-class AgentLimits(Model):
+class AgentLimits(SpecModel):
     """What agents may do through `clusterctl mcp`. No argument of a call loosens these limits."""
 
     clusters: tuple[SlurmName, ...] | None = Field(
@@ -110,7 +110,7 @@ def _section(value: object) -> object:
     return {} if value is None else value
 
 
-class UserConfiguration(Model):
+class UserConfiguration(SpecModel):
     """The user's configuration file."""
 
     agent: Annotated[AgentLimits, BeforeValidator(_section)] = Field(

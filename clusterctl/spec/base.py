@@ -50,7 +50,7 @@ INCONSISTENT: Final = "inconsistent"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SpecFault:
     """A mistake in a spec or a job file.
 
     loc: keys and indices that lead to the value, such as ``("partitions", 1, "nodes")``.
@@ -163,7 +163,7 @@ UNKNOWN: Final[Any] = _Unknown()
 _PARTIAL: Final = "partial"
 
 
-class Model(BaseModel):
+class SpecModel(BaseModel):
     """The base class of all spec models. They are immutable and reject unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

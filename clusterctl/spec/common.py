@@ -24,12 +24,12 @@ from clusterctl.spec.base import (
     PATTERNS,
     UNKNOWN,
     DurationS,
-    Fault,
     Hours,
     Loc,
-    Model,
     SizeMib,
     SlurmName,
+    SpecFault,
+    SpecModel,
     UnixName,
     Usd,
     at_least,
@@ -90,7 +90,7 @@ UserAccount = Annotated[
 MOST_GPUS: Final = 16
 
 
-class Gpus(Model):
+class Gpus(SpecModel):
     """The GPUs of a node."""
 
     type: Annotated[str, PATTERNS["gpu_type"]] = Field(
@@ -108,7 +108,7 @@ class Gpus(Model):
 _Interval = Annotated[DurationS, at_least("5s")]
 
 
-class Health(Model):
+class Health(SpecModel):
     """The health check. It drains nodes that fail, and resumes nodes once they pass. See
     docs/gpus.md.
     """
@@ -121,7 +121,7 @@ class Health(Model):
     clock_offset: DurationS = spelled("5s", "largest clock offset, where chrony runs")
 
 
-class Monitoring(Model):
+class Monitoring(SpecModel):
     """The telemetry step that runs beside every job, and the health of nodes."""
 
     interval: DurationS = spelled("2s", "time between two samples of a node")
@@ -135,7 +135,7 @@ class Monitoring(Model):
     )
 
 
-class Budget(Model):
+class Budget(SpecModel):
     """What all jobs of the cluster may use together in a month (UTC). `submit` warns from 80 % of it
     on, and refuses from 100 % on.
     """
@@ -148,7 +148,7 @@ class Budget(Model):
     )
 
 
-class Storage(Model):
+class Storage(SpecModel):
     """The shared folder, /shared on the hosts: home folders, datasets, output of jobs. See
     docs/data.md.
     """
@@ -160,7 +160,7 @@ class Storage(Model):
     )
 
 
-class Partition(Model):
+class Partition(SpecModel):
     """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on, or as in
     ``hosts``.
     """
@@ -216,7 +216,7 @@ class Partition(Model):
             return {**value, "nodes": 1}
 
 
-class User(Model):
+class User(SpecModel):
     """An ordinary account, the same on all nodes. The first user runs the jobs that clusterctl
     submits.
     """
@@ -237,7 +237,7 @@ class User(Model):
     )
 
 
-class Qos(Model):
+class Qos(SpecModel):
     """A Slurm quality of service that jobs may request with ``--qos``."""
 
     name: AccountName = Field(description="its name, as jobs request it")
@@ -249,7 +249,7 @@ class Qos(Model):
     )
 
 
-class SlurmSettings(Model):
+class SlurmSettings(SpecModel):
     """Slurm's settings beyond the defaults."""
 
     version: Literal["24.11", "26.05"] | None = Field(
@@ -305,7 +305,7 @@ OF_OWN_MACHINES: Final[Refusal] = (
 )
 
 
-class ProviderSettings(Model):
+class ProviderSettings(SpecModel):
     """Settings of a provider. Class variables and properties tell how it differs from other
     providers. Each provider declares all class variables; the properties are optional.
 
@@ -408,15 +408,15 @@ class ProviderSettings(Model):
     def reject_operation(cls, cluster: str) -> None:
         """Raise UsageError if users may not change the hosts of such a cluster."""
 
-    def rented_machines(self, spec: Cluster) -> RentedMachines | None:  # noqa: ARG002
+    def rented_machines(self, spec: ClusterBase) -> RentedMachines | None:  # noqa: ARG002
         """Return the machine types of all hosts if the hosts are rented."""
         return None
 
-    def rejection(self, spec: Cluster) -> UsageError | None:  # noqa: ARG002
+    def rejection(self, spec: ClusterBase) -> UsageError | None:  # noqa: ARG002
         """Return the error with which `up` would reject this valid spec. None: it would not."""
         return None
 
-    def faults(self, spec: Cluster) -> Iterator[Fault]:  # noqa: ARG002
+    def faults(self, spec: ClusterBase) -> Iterator[SpecFault]:  # noqa: ARG002
         """Yield contradictions between fields of a spec with this provider. A wrong field may be
         UNKNOWN.
         """
@@ -426,20 +426,20 @@ class ProviderSettings(Model):
         """Return the host name of the controller of the cluster with this name."""
         return f"{cluster}-ctl"
 
-    def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:  # noqa: ARG002
+    def with_images(self, spec: ClusterBase, raised: ClusterBase | None) -> Self:  # noqa: ARG002
         """Return a copy of these settings with each host's image. ``raised``: the running cluster's
         spec.
         """
         return self
 
-    def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002
+    def expected_release(self, spec: ClusterBase) -> str | None:  # noqa: ARG002
         """Return the distribution of all hosts. None: unknown until clusterctl connects to the
         hosts.
         """
         return None
 
 
-class Cluster(Model):
+class ClusterBase(SpecModel):
     """The part of a cluster spec that all providers share."""
 
     # Only the subclass ClusterSpec is ever instantiated.
@@ -534,7 +534,7 @@ class Cluster(Model):
         )
         return {line: nodes_of(line, lines, nodes) for line in defined}
 
-    def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
+    def refused(self, rows: Iterable[Refusal]) -> Iterator[SpecFault]:
         """Yield a fault for each key in ``rows`` that the spec sets. Ignore keys with the value
         UNKNOWN.
         """
@@ -542,9 +542,9 @@ class Cluster(Model):
             for loc, settings, name in self._places(key):
                 value = getattr(settings, name, UNKNOWN)
                 if value is not UNKNOWN and value != type(settings).model_fields[name].default:
-                    yield Fault("not-here", (*loc, name), message, fix, at_key=True)
+                    yield SpecFault("not-here", (*loc, name), message, fix, at_key=True)
 
-    def _places(self, key: str) -> list[tuple[Loc, Model, str]]:
+    def _places(self, key: str) -> list[tuple[Loc, SpecModel, str]]:
         """Return the models that have a key such as `users`, `slurm.qos` or `partitions.gpus`, each
         with its place and the key's name there.
         """
@@ -552,6 +552,6 @@ class Cluster(Model):
         if not name:
             return [((), self, top)]
         section = getattr(self, top)
-        if isinstance(section, Model):
+        if isinstance(section, SpecModel):
             return [((top,), section, name)]
         return [((top, index), entry, name) for index, entry in enumerate(section)]

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import PATTERNS, KeyFile, Model, expanded
+from clusterctl.spec.base import PATTERNS, KeyFile, SpecModel, expanded
 from clusterctl.spec.units import shown
 
 # The maximum number of names in a range.
@@ -82,7 +82,7 @@ def _is_range(text: str) -> str:
 HostRange = Annotated[str, AfterValidator(_is_range)]
 
 
-class Switch(Model):
+class Switch(SpecModel):
     """A network switch, with the nodes or the lower switches connected to it."""
 
     hosts: HostRange | None = Field(
@@ -130,7 +130,7 @@ Jump = Annotated[str, PATTERNS["jump"]]
 HostKey = Annotated[str, PATTERNS["host_key"], AfterValidator(_is_host_key)]
 
 
-class Access(Model):
+class Access(SpecModel):
     """Your login to the hosts, with sudo."""
 
     user: Login | None = Field(None, description="login name; by default yours")
@@ -145,7 +145,7 @@ class Access(Model):
     )
 
 
-class OnpremHost(Model):
+class OnpremHost(SpecModel):
     """A machine, or a range of machines. Omitted fields are taken from `provider.access`."""
 
     address: Annotated[Address, AfterValidator(_are_addresses)] | None = Field(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, Fault, Loc, dotted
+from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, Loc, SpecFault, dotted
 from clusterctl.spec.job import JobSpec, job_of
 from clusterctl.spec.job_options import (
     InVariants,
@@ -74,13 +74,13 @@ class JobFile(_Program):
     )
 
 
-def _faults(file: JobFile) -> Iterator[Fault]:
+def _faults(file: JobFile) -> Iterator[SpecFault]:
     hint = "write job: train, or the path of a script"
     if "job" not in file.model_fields_set and not file.variants:
-        yield Fault("job-missing", ("job",), "the key job is missing", hint)
+        yield SpecFault("job-missing", ("job",), "the key job is missing", hint)
     for name, variant in file.variants.items():
         if not {"job"} & (file.model_fields_set | variant.model_fields_set):
-            yield Fault(
+            yield SpecFault(
                 "job-missing",
                 ("variants", name),
                 "the key job is missing, both here and at the top of the file",
@@ -90,7 +90,7 @@ def _faults(file: JobFile) -> Iterator[Fault]:
         yield from _replaced_lists(file, name, variant)
 
 
-def _replaced_lists(file: JobFile, name: str, variant: Variant) -> Iterator[Fault]:
+def _replaced_lists(file: JobFile, name: str, variant: Variant) -> Iterator[SpecFault]:
     """Yield faults for lists of a variant that would silently replace lists at the top of the
     file.
     """
@@ -101,11 +101,11 @@ def _replaced_lists(file: JobFile, name: str, variant: Variant) -> Iterator[Faul
         append = f"write {key}+ to append to the file's {key}"
         if f"more_{key}" in variant.model_fields_set:
             message = f"the variant {name} has both {key} and {key}+"
-            yield Fault("list-twice", where, message, f"join both lists; {append}")
+            yield SpecFault("list-twice", where, message, f"join both lists; {append}")
         elif getattr(file, key):
             hint = f"{append}, or move the file's {key} into its variants"
             message = f"{key} would replace the {key} at the top of the file"
-            yield Fault("list-would-replace", where, message, hint, at_key=True)
+            yield SpecFault("list-would-replace", where, message, hint, at_key=True)
 
 
 JOB_FILE: Final = Filetype(

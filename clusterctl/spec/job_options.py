@@ -30,8 +30,8 @@ from clusterctl.spec.base import (
     HERE,
     JobMemoryMib,
     JobTimeS,
-    Model,
     SlurmName,
+    SpecModel,
     TimeLimitS,
     Toggle,
     explain,
@@ -273,7 +273,7 @@ def _sbatch_text(value: str) -> str:
 SbatchText = Annotated[Text, AfterValidator(_sbatch_text)]
 
 
-class JobOptions(Model):
+class JobOptions(SpecModel):
     """The options of a job. Each field has the name of its flag. ``None``: Slurm's default
     applies.
     """

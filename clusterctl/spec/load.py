@@ -242,7 +242,7 @@ _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SpecDifference:
     """A changed setting. ``key``: such as ``storage.name``. ``what``: text with the old and the new
     value.
     """
@@ -254,13 +254,13 @@ class Difference:
         return f"{self.key}: {self.what}"
 
 
-def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
+def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[SpecDifference, ...]:
     """Return the settings that differ between two specs, except the provider's and the nodes'
     resources.
     """
     old, new = ({key: value for key, value in _settings(spec) if value} for spec in (before, after))
     return tuple(
-        Difference(key, f"{old.get(key, 'not set')} -> {new.get(key, 'not set')}")
+        SpecDifference(key, f"{old.get(key, 'not set')} -> {new.get(key, 'not set')}")
         for key in dict.fromkeys((*old, *new))
         if old.get(key) != new.get(key)
     )

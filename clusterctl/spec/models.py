@@ -16,13 +16,13 @@ from clusterctl.spec.base import (
     PATTERNS,
     RECORDED,
     UNKNOWN,
-    Fault,
     Loc,
+    SpecFault,
     dotted,
     is_partial,
     repeated,
 )
-from clusterctl.spec.common import RESERVED_PARTITIONS, Cluster, ProviderSettings, Refusal
+from clusterctl.spec.common import RESERVED_PARTITIONS, ClusterBase, ProviderSettings, Refusal
 from clusterctl.spec.distributions import Distribution, SoftwareRefusal
 from clusterctl.spec.hosts import public_part
 from clusterctl.spec.names import MAX_COUNT
@@ -86,7 +86,7 @@ def traits_of(provider: str) -> type[ProviderSettings]:
     return PROVIDERS.get(provider, UnknownProvider)
 
 
-class ClusterSpec(Cluster):
+class ClusterSpec(ClusterBase):
     """A cluster."""
 
     provider: Annotated[AnyProvider, Discriminator("type")] = Field(
@@ -102,7 +102,7 @@ class ClusterSpec(Cluster):
         return self
 
 
-def faults(spec: ClusterSpec) -> Iterator[Fault]:
+def faults(spec: ClusterSpec) -> Iterator[SpecFault]:
     """Yield all contradictions between the fields of a spec. A field with a wrong value may be
     UNKNOWN.
     """
@@ -126,7 +126,7 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         at = tuple(where.split("."))
         for index, first in repeated(values):
             message = f"{shown(values[index])} is already the {field} of {dotted((*at, first))}"
-            yield Fault(
+            yield SpecFault(
                 "value-twice", (*at, index, field), message, f"every {field} must be unique"
             )
     yield from _slurm_line_faults(spec)
@@ -135,10 +135,12 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         for field, entries in (("accounts", user.accounts), ("ssh_keys", keys)):
             for number, _ in repeated(entries):
                 message = f"{shown(entries[number])} is already in this list"
-                yield Fault("value-twice", ("users", index, field, number), message, "list it once")
+                yield SpecFault(
+                    "value-twice", ("users", index, field, number), message, "list it once"
+                )
 
 
-def _partition_name_faults(spec: ClusterSpec) -> Iterator[Fault]:
+def _partition_name_faults(spec: ClusterSpec) -> Iterator[SpecFault]:
     """Yield a fault for each name of a partition that can't be part of the names of hosts."""
     label = PATTERNS["label"]
     for index, name in enumerate(partition.name for partition in spec.partitions):
@@ -146,13 +148,13 @@ def _partition_name_faults(spec: ClusterSpec) -> Iterator[Fault]:
         if spec.provider.foreign or not isinstance(name, str):
             continue
         if not label.matches(name):
-            yield Fault("bad-format", loc, f"name must be {label.asks_for}, not {shown(name)}")
+            yield SpecFault("bad-format", loc, f"name must be {label.asks_for}, not {shown(name)}")
         elif name in RESERVED_PARTITIONS:
             message = f"{name!r} is reserved: it is a name that clusterctl or Slurm uses"
-            yield Fault("name-reserved", loc, message)
+            yield SpecFault("name-reserved", loc, message)
 
 
-def _slurm_line_faults(spec: ClusterSpec) -> Iterator[Fault]:
+def _slurm_line_faults(spec: ClusterSpec) -> Iterator[SpecFault]:
     """Yield a fault for each line of ``slurm.extra`` that contradicts another line or the
     partitions.
     """
@@ -171,7 +173,7 @@ def _slurm_line_faults(spec: ClusterSpec) -> Iterator[Fault]:
     yield from faults_of(lines, nodes)
 
 
-def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
+def _slurm_release_faults(spec: ClusterSpec) -> Iterator[SpecFault]:
     """Yield a fault for each line of ``slurm.extra`` that does not fit the release
     ``slurm.version``.
     """
@@ -181,12 +183,12 @@ def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
     for index, line in enumerate(spec.slurm.lines):
         if distributions.is_removed(line.key, version):
             message = f"Slurm {version} no longer accepts {line.key} and would not start"
-            yield Fault(
+            yield SpecFault(
                 "setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove the line"
             )
 
 
-def _distribution_faults(spec: ClusterSpec) -> Iterator[Fault]:
+def _distribution_faults(spec: ClusterSpec) -> Iterator[SpecFault]:
     """Yield a fault for each key that names software which the hosts' distribution does not
     have.
     """
@@ -195,7 +197,7 @@ def _distribution_faults(spec: ClusterSpec) -> Iterator[Fault]:
         release = spec.provider.expected_release(spec)
         distribution = distributions.distribution_of(release) if release else None
         for loc, refusal in software_refusals(spec, distribution):
-            yield Fault(refusal.code, loc, f"{refusal.what}: {refusal.why}", refusal.fix)
+            yield SpecFault(refusal.code, loc, f"{refusal.what}: {refusal.why}", refusal.fix)
 
 
 def software_refusals(

@@ -18,9 +18,9 @@ from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.base import (
     INCONSISTENT,
     RECORDED,
-    Fault,
     Loc,
     M,
+    SpecFault,
     dotted,
     either,
     explain,
@@ -46,7 +46,7 @@ class Filetype(Generic[M]):
 
     name: str
     model: type[M]
-    faults: Callable[[M], Iterable[Fault]]
+    faults: Callable[[M], Iterable[SpecFault]]
     missing: str
     empty: str
     may_be_empty: bool = False
@@ -307,7 +307,7 @@ class _Errors:
             if error["type"] != INCONSISTENT and not self._is_noise(error)
         ]
 
-    def problems(self, faults: Iterable[Fault]) -> Iterator[Problem]:
+    def problems(self, faults: Iterable[SpecFault]) -> Iterator[Problem]:
         # A misspelt key is reported once: the intended key is not also reported as missing.
         misspelt = {(*e["loc"][:-1], near) for e in self._fields if (near := self._near_key(e))}
         for error in self._fields:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import PATTERNS, Fault, Loc
+from clusterctl.spec.base import PATTERNS, Loc, SpecFault
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.names import DATA, PROOF_PARTITION
 from clusterctl.spec.units import parse_slurm_time_s, shown
@@ -110,7 +110,7 @@ def parse_line(line: str) -> SlurmLine:
 
 def faults_of(
     lines: tuple[SlurmLine, ...], nodes: Mapping[str, tuple[str, ...]]
-) -> Iterator[Fault]:
+) -> Iterator[SpecFault]:
     """Yield each contradiction between the lines of ``slurm.extra`` and the partitions of the spec.
 
     nodes: name of a partition of the spec -> its nodes. Only used if a line defines a partition or
@@ -122,7 +122,7 @@ def faults_of(
         loc = ("slurm", "extra", index)
         if first.setdefault(line.identity, index) != index:
             name = f"{line.key} {line.value}" if line.defines else shown(line.key)
-            yield Fault(
+            yield SpecFault(
                 "setting-twice", loc, f"{name} is already set above", "remove one of the lines"
             )
         elif line.defines:
@@ -135,38 +135,38 @@ def faults_of(
 
 def _partition_faults(
     line: SlurmLine, loc: Loc, nodes: Mapping[str, tuple[str, ...]]
-) -> Iterator[Fault]:
+) -> Iterator[SpecFault]:
     if line.value in nodes:
         for key, spec_key in _SPEC_SETS.items():
             if line.setting(key) is not None:
                 message = f"{key} of partition {line.value} can't be set here"
-                yield Fault("setting-reserved", loc, message, f"{spec_key} of the spec sets it")
+                yield SpecFault("setting-reserved", loc, message, f"{spec_key} of the spec sets it")
         return
     if line.setting("nodes") is None:
         fix = f"add Nodes=ALL or names of nodes; the spec has these partitions: {', '.join(nodes)}"
-        yield Fault("partition-without-nodes", loc, f"partition {line.value} has no nodes", fix)
+        yield SpecFault("partition-without-nodes", loc, f"partition {line.value} has no nodes", fix)
     if line.setting("default") is not None:
         message = f"partition {line.value} can't be the default"
         fix = "remove Default; the first of the spec's partitions is the default"
-        yield Fault("setting-reserved", loc, message, fix)
+        yield SpecFault("setting-reserved", loc, message, fix)
     try:
         _ = line.max_time_s
     except BadValueError as exc:
-        yield Fault(exc.code, loc, str(exc))
+        yield SpecFault(exc.code, loc, str(exc))
 
 
-def _node_faults(line: SlurmLine, loc: Loc, known: set[str]) -> Iterator[Fault]:
+def _node_faults(line: SlurmLine, loc: Loc, known: set[str]) -> Iterator[SpecFault]:
     text = line.setting("nodes")
     if text is None or text.upper() == "ALL":
         return
     try:
         unknown = [name for name in expand(text) if name not in known]
     except BadValueError as exc:
-        yield Fault(exc.code, loc, str(exc))
+        yield SpecFault(exc.code, loc, str(exc))
         return
     if unknown:
         message = f"{line.key} {line.value}: there is no node {', '.join(unknown)}"
-        yield Fault("unknown-node", loc, message, "use names of the spec's nodes, or ALL")
+        yield SpecFault("unknown-node", loc, message, "use names of the spec's nodes, or ALL")
 
 
 def nodes_of(

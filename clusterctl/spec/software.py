@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import PATTERNS, FileName, Model, Toggle, Url
+from clusterctl.spec.base import PATTERNS, FileName, SpecModel, Toggle, Url
 
 # The last driver branch for Maxwell, Pascal and Volta; the first branch without proprietary kernel
 # modules.
@@ -17,7 +17,7 @@ LAST_FOR_VOLTA: Final = 580
 _OPEN_ALONE: Final = 620
 
 
-class Nvidia(Model):
+class Nvidia(SpecModel):
     """The software for hosts with NVIDIA GPUs. An installed driver is never changed. See
     docs/gpus.md.
     """
@@ -83,7 +83,7 @@ class Nvidia(Model):
         return self != Nvidia()
 
 
-class PythonSettings(Model):
+class PythonSettings(SpecModel):
     """The Python environment of jobs."""
 
     requirements: FileName | None = Field(
@@ -93,7 +93,7 @@ class PythonSettings(Model):
     )
 
 
-class Repository(Model):
+class Repository(SpecModel):
     """A mirror of a project's package repository."""
 
     url: Url = Field(description="the mirror's address")
@@ -103,7 +103,7 @@ class Repository(Model):
     )
 
 
-class Mirrors(Model):
+class Mirrors(SpecModel):
     """Mirrors of package repositories."""
 
     bundle: Annotated[str, PATTERNS["folder_url"]] | None = Field(
@@ -130,7 +130,7 @@ class Mirrors(Model):
         return f"{self.bundle.rstrip('/')}/{release}" if self.bundle else ""
 
 
-class SlurmSource(Model):
+class SlurmSource(SpecModel):
     """The source of Slurm's packages. See docs/distributions.md."""
 
     origin: Annotated[str, PATTERNS["slurm_source"]] = Field(
@@ -160,7 +160,7 @@ class SlurmSource(Model):
         return Repository(url=self.origin, key=self.key) if self.key else None
 
 
-class Software(Model):
+class Software(SpecModel):
     """The software on the nodes."""
 
     # Formerly, the key had the value of `from`.

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import UNKNOWN, Model, Toggle, folder_of
+from clusterctl.spec.base import UNKNOWN, SpecModel, Toggle, folder_of
 from clusterctl.spec.metrics import Goal, Target, goal_of
 from clusterctl.spec.names import MAX_COUNT
 from clusterctl.spec.table import read_table
@@ -259,7 +259,7 @@ _Random = Annotated[
 ]
 
 
-class Sweep(Model):
+class Sweep(SpecModel):
     """A sweep. Its tasks are all combinations of ``list``, ``grid`` and the ``trials`` of
     ``random``.
     """
@@ -529,7 +529,7 @@ def _sizes_of(flag: object) -> dict[str, str]:
     return {by: sizes} if equals else {"nodes": by}
 
 
-class Scaling(Model):
+class Scaling(SpecModel):
     """Run a job on several numbers of nodes, or of tasks or GPUs per node, for a table of its
     scaling.
     """

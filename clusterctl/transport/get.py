@@ -29,7 +29,7 @@ from clusterctl.transport.remote_incoming import (
     receive,
     reject_small_disk,
 )
-from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, is_pattern
+from clusterctl.transport.tree import Item, Kind, Progress, ReceivedStream, hash_items, is_pattern
 from clusterctl.util.confine import reject_written
 from clusterctl.util.disk import write_error_fix, write_error_reason
 
@@ -224,7 +224,7 @@ class Download:
     def __init__(self, talk: Conversation, most: int, *, more_follows: bool) -> None:
         self._talk = talk
         self._more_follows = more_follows
-        self._stream = Stream(talk)
+        self._stream = ReceivedStream(talk)
         self._incoming = Incoming(self._stream)
         self.entries, self.left = parse_listing(iter(self._incoming.line, b""), most)
         self.sent = 0

@@ -37,7 +37,14 @@ from clusterctl.transport.remote_content import (
 )
 from clusterctl.transport.remote_incoming import Incoming, TruncatedError, UnexpectedError
 from clusterctl.transport.remote_open import HELD
-from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, unreadable_error
+from clusterctl.transport.tree import (
+    Item,
+    Kind,
+    Progress,
+    ReceivedStream,
+    hash_items,
+    unreadable_error,
+)
 from clusterctl.util.assets import tree_files
 
 _PROGRAM = "clusterctl.transport.remote_receive"
@@ -193,7 +200,7 @@ class _Request:
 
 
 def _answers(talk: Conversation) -> Iterator[bytes]:
-    incoming = Incoming(Stream(talk))
+    incoming = Incoming(ReceivedStream(talk))
     while True:
         if (line := incoming.line()) != ALIVE_LINE:
             yield line

@@ -50,7 +50,7 @@ _OPTION: Final = re.compile(r"--(project|zone)=(\S+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rule(assets.Rule):
+class _Rule(assets.ErrorRule):
     """An entry of tunnels.yaml. See there for its fields."""
 
     grace: bool = False

@@ -358,7 +358,7 @@ class Walk:
             self.unread.append((path, exc.strerror or str(exc)))
 
 
-class Group:
+class FileTotals:
     """Totals of a group of files: all files of a job, or below a file or folder in a searched
     folder.
     """
@@ -390,7 +390,7 @@ class Group:
         )
 
 
-def keep_largest(groups: dict[tuple[bytes, bytes], Group], rest: Group) -> None:
+def keep_largest(groups: dict[tuple[bytes, bytes], FileTotals], rest: FileTotals) -> None:
     """Remove all but the ``MOST_TOLD`` largest groups, and add the removed groups to the sum
     ``rest``.
     """
@@ -403,8 +403,8 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
     """Print a line for each of the largest groups of files, and a line for the sum of the smaller
     groups.
     """
-    groups: dict[tuple[bytes, bytes], Group] = {}
-    rest = Group()
+    groups: dict[tuple[bytes, bytes], FileTotals] = {}
+    rest = FileTotals()
     for top in tops:
         for path, status in walk.files(top):
             parts = path.split(b"/")
@@ -415,7 +415,7 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
             key = top.path, b"/".join(parts[:depth])
             size = status.st_size
             on_disk = status.st_blocks * BLOCK
-            groups.setdefault(key, Group()).add(
+            groups.setdefault(key, FileTotals()).add(
                 1, size, on_disk, status.st_mtime_ns, [status.st_uid]
             )
             if len(groups) > 2 * MOST_TOLD:

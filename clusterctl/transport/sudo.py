@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import TransportError
-from clusterctl.util.assets import Rule, first_rule, read_table
+from clusterctl.util.assets import ErrorRule, first_rule, read_table
 from clusterctl.util.process import Result
 
 # The words before a command that runs as another user, such as root.
@@ -162,7 +162,7 @@ def _refusal(result: Result, host: str) -> SudoError | None:
         return None
     said = result.stderr.strip()
     problem = f"{host}: you can't become root"
-    if (match := first_rule(read_table(_RULES, tuple[Rule, ...]), said)) is None:
+    if (match := first_rule(read_table(_RULES, tuple[ErrorRule, ...]), said)) is None:
         return SudoError(problem, code="no-sudo", why=said, host=host)
     rule, groups = match
     failure = rule.failure({"said": said.split("\n")[-1], **groups}, host=host, phase="access")

@@ -46,7 +46,7 @@ def with_title(title: str, progress: Progress) -> Progress:
 
 
 @dataclass(slots=True)
-class Stream:
+class ReceivedStream:
     """Iterator over the pieces of stdout that a conversation receives.
 
     progress: called after each piece with the number of bytes received and ``total``, unless

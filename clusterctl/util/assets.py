@@ -24,7 +24,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _NOT_CONTENT = frozenset({"__pycache__", ".gitkeep"})
 
 T = TypeVar("T")
-R = TypeVar("R", bound="Rule")
+R = TypeVar("R", bound="ErrorRule")
 
 
 def data_folder(name: str) -> Path:
@@ -182,7 +182,7 @@ def _read(path: Path, kind: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class ErrorRule:
     """An explanation (cause and fix) of all messages that match a pattern in ``match``.
 
     In ``cause`` and ``fix``, `{name}` is replaced by a named group of the pattern; `{name:text}` by

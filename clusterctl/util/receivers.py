@@ -145,7 +145,7 @@ def _is_known(url: str) -> bool:
     return False
 
 
-class Post:
+class MessageQueue:
     """Sends messages to receivers, each in a thread of its own."""
 
     def __init__(self, receivers: Sequence[Receiver]) -> None:
@@ -198,11 +198,11 @@ class Post:
 
 
 @contextmanager
-def posting(receivers: Sequence[Receiver], note: Callable[[str], None]) -> Iterator[Post]:
+def posting(receivers: Sequence[Receiver], note: Callable[[str], None]) -> Iterator[MessageQueue]:
     """Send messages in the ``with`` block, and wait for the last of them at its end. ``note`` is
     called there with each failure that the caller has not fetched.
     """
-    post = Post(receivers)
+    post = MessageQueue(receivers)
     try:
         yield post
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform import Terraform
-from clusterctl.providers.gcp.terraform_program import Program, find
+from clusterctl.providers.gcp.terraform_program import TerraformProgram, find
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, run
 from clusterctl.util.progress import SILENT, HostStep, Reporter
 
@@ -49,7 +49,7 @@ class RecordingReporter(Reporter):
 
 
 @cache
-def program() -> Program:
+def program() -> TerraformProgram:
     """The one that clusterctl finds here."""
     return find()
 
@@ -66,7 +66,7 @@ def addresses(terraform: Terraform) -> tuple[str, ...]:
 
 
 def terraform_in(
-    folder: Path, reporter: Reporter = SILENT, chosen: Program | None = None
+    folder: Path, reporter: Reporter = SILENT, chosen: TerraformProgram | None = None
 ) -> Terraform:
     """Terraform that says failures as they are, and calls resources by their keys.
 
@@ -89,7 +89,7 @@ class Work:
     ``hosts``.
     """
 
-    def __init__(self, folder: Path, chosen: Program, module: str = MODULE) -> None:
+    def __init__(self, folder: Path, chosen: TerraformProgram, module: str = MODULE) -> None:
         self.folder = folder
         reporter = RecordingReporter()
         self.said = reporter.lines

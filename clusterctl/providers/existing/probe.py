@@ -87,7 +87,7 @@ def chosen_settings(spec: ClusterSpec | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TestSubmission:
     """The answer of `sbatch --test-only`, which submits no job, for an account and a partition.
 
     account: empty for Slurm's default account. partition: empty: the job names none. answer: the
@@ -130,7 +130,7 @@ class Probed:
     site: SiteDescription
     account: str
     partition: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[TestSubmission, ...]
     is_routed: bool = False
     minutes: str = ""
 
@@ -158,7 +158,7 @@ class Probed:
         return str(min(int(self.minutes), max(limit_s // 60, 1)))
 
     @property
-    def refused(self) -> tuple[Attempt, ...]:
+    def refused(self) -> tuple[TestSubmission, ...]:
         """The last attempt for each partition that accepts no jobs."""
         if self.is_routed:
             return ()
@@ -337,7 +337,7 @@ def _no_partitions(answer: _Answer, choices: Choices, refusal: str, host: str) -
     return error
 
 
-def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[Attempt, ...]:
+def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[TestSubmission, ...]:
     """Return the answers of sbatch, without the lines that a site prints also if a job is accepted.
 
     A partition with a name that a spec can't hold counts as refused.
@@ -351,7 +351,9 @@ def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[Att
         lines = row.output.split(_LINE)
         words = " ".join(line for line in lines if row.is_accepted or line not in noise)
         nodes = int(row.nodes)
-        attempt = Attempt(row.account, row.partition, nodes, row.is_accepted, words, row.minutes)
+        attempt = TestSubmission(
+            row.account, row.partition, nodes, row.is_accepted, words, row.minutes
+        )
         if SlurmError.nodes_out.search(words) and _lacks_nodes(known.get(row.partition), nodes):
             # If Slurm accepts no job, the first account whose job would wait is chosen.
             account = row.account if account is None else account
@@ -369,7 +371,9 @@ def _lacks_nodes(partition: SitePartition | None, count: int) -> bool:
     return partition.in_service < count <= partition.node_count
 
 
-def _nothing_accepted(attempts: Sequence[Attempt], choices: Choices, host: str) -> ClusterctlError:
+def _nothing_accepted(
+    attempts: Sequence[TestSubmission], choices: Choices, host: str
+) -> ClusterctlError:
     if away := [a.answer for a in attempts if SlurmAwayError.words.search(a.answer)]:
         return _no_answer("", away[-1], host)
     # Many accounts and partitions may be refused for the same reason.

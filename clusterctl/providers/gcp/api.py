@@ -74,7 +74,7 @@ _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule(assets.Rule):
+class CloudErrorRule(assets.ErrorRule):
     """An entry of diagnoses.yaml: cause and fix of a kind of error. ``transient``: a retry may
     succeed.
     """
@@ -82,11 +82,13 @@ class Rule(assets.Rule):
     transient: bool = False
 
 
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[CloudErrorRule, ...]:
     """Return the rules of diagnoses.yaml, which explain errors of Google's APIs and of
     Terraform.
     """
-    return read_table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
+    return read_table(
+        Path(__file__).with_name("data") / "diagnoses.yaml", tuple[CloudErrorRule, ...]
+    )
 
 
 class _BusyError(Exception):
@@ -288,7 +290,11 @@ class Api:
             )
 
     def _error(
-        self, match: tuple[Rule, Mapping[str, str]] | None, path: str, message: str, reason: str
+        self,
+        match: tuple[CloudErrorRule, Mapping[str, str]] | None,
+        path: str,
+        message: str,
+        reason: str,
     ) -> CloudError:
         if match is None:
             return CloudError(message, code="cloud-refused", where=path, why=reason)

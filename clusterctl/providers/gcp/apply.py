@@ -21,7 +21,7 @@ from clusterctl.providers.gcp import fixed
 from clusterctl.providers.gcp.api import rules
 from clusterctl.providers.gcp.costs import INSTANCE, OFF, HostPrices, provisioning_model
 from clusterctl.providers.gcp.orphans import cluster_id_of
-from clusterctl.providers.gcp.terraform import TAINTED, Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import TAINTED, ResourceChange, Terraform, TerraformPlan
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource
 from clusterctl.spec.names import first_few
@@ -34,10 +34,10 @@ _DATA: Final = Path(__file__).with_name("data")
 _CLOCK: Final = Clock()
 
 
-def apply_plan(terraform: Terraform, plan: Plan, *, clock: Clock = _CLOCK) -> None:
+def apply_plan(terraform: Terraform, plan: TerraformPlan, *, clock: Clock = _CLOCK) -> None:
     """Apply a plan. After a transient error, apply those of its changes that are not done yet."""
     waits = iter(WAITS_S)
-    remaining: Plan | None = plan
+    remaining: TerraformPlan | None = plan
     while True:
         try:
             return terraform.apply(remaining or terraform.plan_remaining(plan))
@@ -50,7 +50,7 @@ def apply_plan(terraform: Terraform, plan: Plan, *, clock: Clock = _CLOCK) -> No
             remaining = None
 
 
-def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
+def reject_foreign_state(plan: TerraformPlan, cluster_id: str) -> None:
     """Raise a ProvisionError if Terraform's state, in the spec's bucket, belongs to another
     cluster.
     """
@@ -69,7 +69,7 @@ def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
         )
 
 
-def reject_loss_of_files(plan: Plan) -> None:
+def reject_loss_of_files(plan: TerraformPlan) -> None:
     """Raise a UsageError if the plan would recreate the controller, or delete or recreate a shared
     folder.
 
@@ -87,7 +87,7 @@ def reject_loss_of_files(plan: Plan) -> None:
             raise fixed.error([setting], f"{name} would be recreated or deleted: {reason}")
 
 
-def reject_smaller_disks(plan: Plan) -> None:
+def reject_smaller_disks(plan: TerraformPlan) -> None:
     """Raise a UsageError if a disk of an existing host would have to shrink.
 
     Terraform's provider grows disks in place. It also asks Google to shrink a boot disk
@@ -133,7 +133,7 @@ IMAGE_PARTITION: Final = "(image)"
 _IMAGE_NODE: Final = f'module.nodes.module.partition["{IMAGE_PARTITION}"]'
 
 
-def has_image_node(plan: Plan) -> bool:
+def has_image_node(plan: TerraformPlan) -> bool:
     """Return whether Terraform's state contained the machine of an image when the plan was made."""
     return any(change.before and change.address.startswith(_IMAGE_NODE) for change in plan.changes)
 
@@ -146,7 +146,7 @@ def remove_image_node(terraform: Terraform) -> None:
 
 
 @contextmanager
-def image_node(terraform: Terraform, name: str, shown: Plan | None) -> Iterator[None]:
+def image_node(terraform: Terraform, name: str, shown: TerraformPlan | None) -> Iterator[None]:
     """Create the machine ``name`` of an image, with the network and accounts that it needs. After
     the body, delete the machine.
 
@@ -193,7 +193,7 @@ _NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProjectZone:
     """The project and zone of a cluster. ``controller``: the name of its controller host.
 
     enables_apis: whether `up` enables APIs. This takes time, so errors about disabled APIs are
@@ -247,7 +247,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ApplyFinding:
     """An explained Terraform error. ``transient``: it passes, and Google's provider does not
     retry it.
     """
@@ -256,7 +256,7 @@ class Finding:
     transient: bool = False
 
 
-def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
+def diagnose(diagnostic: Diagnostic, place: ProjectZone) -> ApplyFinding:
     """Explain a Terraform error by the rules of diagnoses.yaml. If no rule matches, quote the
     error.
     """
@@ -267,7 +267,7 @@ def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
             "look up this message of Terraform's Google provider, then run the command again, "
             "which continues"
         )
-        return Finding(
+        return ApplyFinding(
             Failure(_UNKNOWN, f"{diagnostic.text.strip()}{location}", host, "provision", fix)
         )
     rule, groups = match
@@ -275,7 +275,7 @@ def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
     transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
     failure = rule.failure(words, host=host, phase="provision")
     failure = replace(failure, retryable=transient or rule.retryable)
-    return Finding(failure, transient)
+    return ApplyFinding(failure, transient)
 
 
 def _causes(failures: Iterable[Failure]) -> list[str]:
@@ -306,7 +306,7 @@ _UNTOLD: Final = frozenset(
 )
 
 
-def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChange, ...]:
+def host_changes(plan: TerraformPlan, prices: HostPrices | None = None) -> tuple[HostChange, ...]:
     """Return the planned change of each host, sorted by name. ``prices``: to add costs; None: no
     costs.
     """
@@ -321,7 +321,7 @@ def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChan
     return tuple(sorted(changes, key=lambda change: change.name))
 
 
-def other_changes(plan: Plan) -> tuple[str, ...]:
+def other_changes(plan: TerraformPlan) -> tuple[str, ...]:
     """Return texts about changes of resources that are not hosts: `make a network, 2 service
     accounts`.
     """

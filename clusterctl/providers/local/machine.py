@@ -53,7 +53,7 @@ class Machine:
     """A node as a systemd-nspawn machine."""
 
     cluster_id: str
-    node: layout.Node
+    node: layout.NspawnNode
     number: int
 
     @property

@@ -25,7 +25,7 @@ _WRAPPERS = re.compile(r"(?:^|/)(?:bash|sh|dash|env|time|apptainer|singularity|s
 
 
 @dataclass(frozen=True)
-class Process:
+class NodeProcess:
     """A process of a node, with pids on this machine.
 
     machine: the name of the node's machine. started: clock ticks since this machine's start.
@@ -40,7 +40,7 @@ class Process:
     started: int = 0
 
     @classmethod
-    def read(cls, pid: int, machine: str = "") -> Process:
+    def read(cls, pid: int, machine: str = "") -> NodeProcess:
         """Read a process. Raise OSError if it has ended."""
         folder = Path(f"/proc/{pid}")
         texts = [
@@ -67,7 +67,7 @@ class Process:
         return self.started, self.pid
 
     @property
-    def parents(self) -> Iterator[Process]:
+    def parents(self) -> Iterator[NodeProcess]:
         """Yield the parent, its parent, and so on."""
         process = self
         while process.parent > 1:
@@ -75,13 +75,13 @@ class Process:
             yield process
 
 
-def processes(machines: Collection[str]) -> list[Process]:
+def processes(machines: Collection[str]) -> list[NodeProcess]:
     """Return the processes of these machines."""
     running = []
     for pid, name in cgroup_members():
         if name in machines:
             with suppress(OSError):
-                running.append(Process.read(pid, name))
+                running.append(NodeProcess.read(pid, name))
     return running
 
 
@@ -144,14 +144,14 @@ def _hosts(cluster_id: str) -> dict[str, str]:
     return layout.ClusterState.model_validate_json(layout.state_file(cluster_id).read_bytes()).hosts
 
 
-def ranks(job: str, running: Collection[Process]) -> list[Process]:
+def ranks(job: str, running: Collection[NodeProcess]) -> list[NodeProcess]:
     """Return the main process of each rank of a job, by rank. running: the processes of the job's
     nodes.
     """
     of_job = [process for process in running if process.variables.get("SLURM_JOB_ID") == job]
     programs = [process for process in of_job if not _is_ours(process)]
     in_step = [process for process in programs if "SLURM_STEP_ID" in process.variables]
-    main: dict[int, Process] = {}
+    main: dict[int, NodeProcess] = {}
     # A program that no launcher started has the variables of the batch script, and is the only
     # rank. A script that calls a launcher also has these variables, but its ranks have more.
     for name, among in (
@@ -171,7 +171,7 @@ def ranks(job: str, running: Collection[Process]) -> list[Process]:
     return [main[number] for number in sorted(main)]
 
 
-def _program(process: Process, among: Collection[Process]) -> Process:
+def _program(process: NodeProcess, among: Collection[NodeProcess]) -> NodeProcess:
     """Return the program for which a process waits, if the process is a shell or container."""
     while _WRAPPERS.search(next(iter(process.words), "")):
         children = [each for each in among if each.parent == process.pid]
@@ -181,7 +181,7 @@ def _program(process: Process, among: Collection[Process]) -> Process:
     return process
 
 
-def _is_ours(process: Process) -> bool:
+def _is_ours(process: NodeProcess) -> bool:
     """Return whether a process belongs to clusterctl, to a launcher or to the batch script."""
     is_starter = any(map(_STARTERS.search, process.words[:3]))
     return is_starter or "CLUSTERCTL_WATCHER" in process.variables

@@ -33,7 +33,7 @@ from clusterctl.providers.base import (
 )
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.capacity import (
-    Share,
+    NodeShare,
     compare,
     is_oversubscribed,
     shares_here,
@@ -284,7 +284,7 @@ class LocalProvider(Provider):
         self,
         spec: ClusterSpec,
         workspace: Workspace,
-        sizes: Sequence[Share],
+        sizes: Sequence[NodeShare],
         classes: Mapping[str, str],
     ) -> layout.ClusterRequest:
         image = _image(self._settings, spec, workspace)
@@ -292,7 +292,9 @@ class LocalProvider(Provider):
             layout.Home(name=user.name, uid=user.uid, keys=(image.admin_key,))
             for user in spec.users
         )
-        nodes = (layout.Node(name=s.host, cores=s.cores, disk_mib=s.size.disk_mib) for s in sizes)
+        nodes = (
+            layout.NspawnNode(name=s.host, cores=s.cores, disk_mib=s.size.disk_mib) for s in sizes
+        )
         return layout.ClusterRequest(
             id=workspace.cluster_id(),
             name=spec.name,
@@ -308,7 +310,7 @@ class LocalProvider(Provider):
             node_class=classes.get(COMPUTE),
             controller_class=classes.get(CONTROLLER),
             homes=tuple(homes),
-            nodes=(layout.Node(name=spec.controller_host), *nodes),
+            nodes=(layout.NspawnNode(name=spec.controller_host), *nodes),
         )
 
     def _existing(self, cluster_id: str) -> layout.Existing:
@@ -430,7 +432,7 @@ def _placed(path: str, file: NodeFile) -> dict[str, Any]:
 def _inventory(
     spec: ClusterSpec,
     request: layout.ClusterRequest,
-    sizes: tuple[Share, ...],
+    sizes: tuple[NodeShare, ...],
     made: layout.MadeCluster,
 ) -> Inventory:
     release = made.distribution or request.distribution
@@ -451,7 +453,7 @@ def _inventory(
     )
 
 
-def _host(node: layout.MadeNode, share: Share | None, release: str) -> Host:
+def _host(node: layout.MadeNode, share: NodeShare | None, release: str) -> Host:
     return Host(
         name=node.name,
         address=node.address,

@@ -26,7 +26,7 @@ from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import BRIEF_S
 from clusterctl.transport.refusals import find_mistake
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
+from clusterctl.util.assets import ErrorRule, digest, first_rule, read_table, render
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import call_on_hosts, parallel_map, run, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
@@ -170,7 +170,7 @@ class AccessError(ProvisionError):
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
     """Return an error that explains a message of ssh, if a rule in refusals.yaml matches it."""
-    if (match := first_rule(read_table(_RULES, tuple[Rule, ...]), stderr)) is None:
+    if (match := first_rule(read_table(_RULES, tuple[ErrorRule, ...]), stderr)) is None:
         return None
     rule, groups = match
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.base import PATTERNS, DurationS, SlurmName
-from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings, Refusal
+from clusterctl.spec.common import OF_OWN_MACHINES, ClusterBase, ProviderSettings, Refusal
 from clusterctl.spec.names import Launcher
 from clusterctl.spec.sbatch import words_of
 
@@ -96,7 +96,7 @@ class ExistingSettings(ProviderSettings):
         return cls.model_construct(type="existing", login=login)
 
 
-def settings_of(spec: Cluster) -> ExistingSettings:
+def settings_of(spec: ClusterBase) -> ExistingSettings:
     """Return the settings of an attached cluster's spec. Raise TypeError for any other spec."""
     if not isinstance(spec.provider, ExistingSettings):
         raise TypeError("the spec is not of an attached cluster")

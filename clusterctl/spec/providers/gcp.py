@@ -17,10 +17,10 @@ from clusterctl.spec.base import (
     PATTERNS,
     PRIVATE_NETWORKS,
     DurationS,
-    Fault,
-    Model,
     Network,
     SizeMib,
+    SpecFault,
+    SpecModel,
     Toggle,
     Usd,
     at_least,
@@ -28,7 +28,7 @@ from clusterctl.spec.base import (
 )
 from clusterctl.spec.common import (
     OF_OWN_MACHINES,
-    Cluster,
+    ClusterBase,
     Gpus,
     MachineType,
     Partition,
@@ -39,7 +39,7 @@ from clusterctl.spec.common import (
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.providers.gcp_machines import (
     PLAIN,
-    Machine,
+    GcpMachineType,
     MachineFacts,
     data,
     default_machine,
@@ -55,7 +55,7 @@ from clusterctl.spec.providers.gcp_nodes import (
     GcpDisk,
     GcpNodes,
     Image,
-    Nodes,
+    LocatedNodes,
     Project,
     Resource,
     check,
@@ -77,7 +77,7 @@ _OF_LOCAL_NODES: Final = tuple(
 )
 
 
-class GcpNetwork(Model):
+class GcpNetwork(SpecModel):
     """A new network for this cluster, or an existing network if both of its names are given."""
 
     cidr: Network = Field(
@@ -101,7 +101,7 @@ class GcpNetwork(Model):
     )
 
 
-class Filestore(Model):
+class Filestore(SpecModel):
     """The shared folder on Filestore, instead of the controller's own disk over NFS."""
 
     tier: Literal["BASIC_HDD", "BASIC_SSD", "ZONAL", "REGIONAL"] = Field(
@@ -110,7 +110,7 @@ class Filestore(Model):
     capacity: SizeMib = spelled("1TiB", "its size, in whole GiB")
 
 
-class Bucket(Model):
+class Bucket(SpecModel):
     """A Cloud Storage bucket that every node mounts as /bucket, for datasets and results."""
 
     name: Annotated[str, PATTERNS["bucket"]] = Field(description="its globally unique name")
@@ -119,7 +119,7 @@ class Bucket(Model):
     )
 
 
-class GcsState(Model):
+class GcsState(SpecModel):
     """A bucket for Terraform's state, which then outlives this machine; by default the state is
     local.
     """
@@ -130,7 +130,7 @@ class GcsState(Model):
     )
 
 
-class NodeImage(Model):
+class NodeImage(SpecModel):
     """An image in the project, with the software that all nodes share, which new nodes start
     from.
     """
@@ -216,7 +216,7 @@ class GcpSettings(ProviderSettings):
         return cls(type="gcp", project=project, zone="us-central1-a")
 
     @property
-    def known_machines(self) -> Mapping[str, Machine]:
+    def known_machines(self) -> Mapping[str, GcpMachineType]:
         return with_stated(self.machine_types)
 
     @property
@@ -249,11 +249,11 @@ class GcpSettings(ProviderSettings):
     def idle_timeout_s(self) -> int | None:
         return self.auto_down
 
-    def expected_release(self, spec: Cluster) -> str | None:
+    def expected_release(self, spec: ClusterBase) -> str | None:
         releases = {release_of(image) for _, image in _images(spec)}
         return releases.pop() if len(releases) == 1 else None
 
-    def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:
+    def with_images(self, spec: ClusterBase, raised: ClusterBase | None) -> Self:
         previous_nodes = _nodes_by_name(raised) if raised else {}
         images = {}
         for name, (nodes, has_gpus) in _nodes_by_name(spec).items():
@@ -269,7 +269,7 @@ class GcpSettings(ProviderSettings):
         }
         return self.model_copy(update={"controller": controller, "partitions": partitions})
 
-    def rented_machines(self, spec: Cluster) -> RentedMachines:
+    def rented_machines(self, spec: ClusterBase) -> RentedMachines:
         machines = {partition.name: machine_of(spec, partition) for partition in spec.partitions}
         return RentedMachines(
             MachineType(controller_machine(spec).name),
@@ -279,10 +279,10 @@ class GcpSettings(ProviderSettings):
             },
         )
 
-    def rejection(self, spec: Cluster) -> UsageError | None:
+    def rejection(self, spec: ClusterBase) -> UsageError | None:
         return image_error(spec)
 
-    def faults(self, spec: Cluster) -> Iterator[Fault]:
+    def faults(self, spec: ClusterBase) -> Iterator[SpecFault]:
         yield from _partition_faults(self, spec)
         yield from _node_faults(self, spec)
         yield from _location_faults(self)
@@ -296,7 +296,7 @@ class GcpSettings(ProviderSettings):
         return self.partitions.get(partition, GcpNodes())
 
 
-def machine_of(spec: Cluster, partition: Partition) -> Machine:
+def machine_of(spec: ClusterBase, partition: Partition) -> GcpMachineType:
     """Return the type and GPUs of a partition's machines. The spec's provider must be Google
     Cloud.
     """
@@ -309,7 +309,7 @@ def machine_of(spec: Cluster, partition: Partition) -> Machine:
     return with_added(named, wanted_gpus) if wanted_gpus and named.gpu is None else named
 
 
-def controller_machine(spec: Cluster) -> Machine:
+def controller_machine(spec: ClusterBase) -> GcpMachineType:
     """Return the machine type of the controller. The spec's provider must be Google Cloud."""
     settings = settings_of(spec)
     return settings.known_machines[settings.controller.machine_type or PLAIN]
@@ -318,7 +318,7 @@ def controller_machine(spec: Cluster) -> Machine:
 DEFAULT_SHARED_DISK: Final = GcpDisk.model_validate({"size": "100GiB"})
 
 
-def shared_disk(spec: Cluster) -> tuple[int, str] | None:
+def shared_disk(spec: ClusterBase) -> tuple[int, str] | None:
     """Return (size in GiB, type) of the disk for `storage.name`, if it is to be a disk."""
     settings = settings_of(spec)
     if not spec.storage.name or settings.filestore:
@@ -327,13 +327,13 @@ def shared_disk(spec: Cluster) -> tuple[int, str] | None:
     return disk.size // GIB_MIB, disk_type(disk, controller_machine(spec).extra_disks)
 
 
-def settings_of(spec: Cluster) -> GcpSettings:
+def settings_of(spec: ClusterBase) -> GcpSettings:
     if not isinstance(spec.provider, GcpSettings):
         raise BadValueError("needs-cloud", "only a cluster on Google Cloud has machine types")
     return spec.provider
 
 
-def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
+def _nodes_by_name(spec: ClusterBase) -> dict[str, tuple[GcpNodes, bool]]:
     """Return partition name -> (settings, whether its instances have GPUs). Key "": the
     controller.
     """
@@ -354,7 +354,7 @@ def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
     }
 
 
-def image_error(spec: Cluster) -> UsageError | None:
+def image_error(spec: ClusterBase) -> UsageError | None:
     """Return an error if the names of the spec's images show an unsupported distribution, or
     several of them.
 
@@ -403,7 +403,7 @@ def image_error(spec: Cluster) -> UsageError | None:
     return None
 
 
-def _images(spec: Cluster) -> Iterator[tuple[str, Image]]:
+def _images(spec: ClusterBase) -> Iterator[tuple[str, Image]]:
     if not isinstance(spec.provider, GcpSettings):
         return
     yield "provider.controller.image", image_of(spec.provider.controller, controller_machine(spec))
@@ -424,11 +424,11 @@ _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
 
 
-def _partition_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
+def _partition_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault]:
     for index, partition in enumerate(spec.partitions):
         if partition.name and partition.name.endswith("-"):
             message = f"{shown(partition.name)} ends with a dash, but names on Google Cloud can't"
-            yield Fault(
+            yield SpecFault(
                 "name-ends-with-dash", ("partitions", index, "name"), message, "remove the dash"
             )
     names = [partition.name for partition in spec.partitions if partition.name]
@@ -438,7 +438,7 @@ def _partition_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
                 did_you_mean(name, names) or f"the partitions are {', '.join(names) or 'missing'}"
             )
             where = ("provider", "partitions", name)
-            yield Fault(
+            yield SpecFault(
                 "unknown-partition",
                 where,
                 f"there is no partition {shown(name)}",
@@ -447,7 +447,7 @@ def _partition_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
             )
 
 
-def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
+def _node_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault]:
     at = ("provider", "controller")
     driver_for = ""
     machine_types = provider.known_machines
@@ -458,13 +458,13 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
             where = ("provider", "partitions", name)
             gpus_at = ("partitions", index, "gpus")
             node_machine, faults = check(
-                Nodes(name, where, settings, machine_types, partition.gpus, gpus_at)
+                LocatedNodes(name, where, settings, machine_types, partition.gpus, gpus_at)
             )
             yield from faults
             if node_machine and node_machine.gpu and not settings.image:
                 driver_for = driver_for or name
     controller = provider.controller
-    nodes = Nodes("the controller", at, controller, machine_types)
+    nodes = LocatedNodes("the controller", at, controller, machine_types)
     machine, faults = check(nodes)
     yield from faults
     if controller.local_ssds or (machine and machine.bundled_ssds):
@@ -478,20 +478,20 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
             if controller.local_ssds
             else "use a machine type without local disks"
         )
-        yield Fault(
+        yield SpecFault(
             "controller-local-disks", place, message, f"{hint}; compute nodes can have local disks"
         )
     if controller.spot:
         message = "the controller can't be a spot node: if Google preempts it, the cluster stops"
-        yield Fault("controller-spot", (*at, "spot"), message, "remove spot")
+        yield SpecFault("controller-spot", (*at, "spot"), message, "remove spot")
     elif controller.flex_start:
         message = (
             "the controller can't be a flex-start node, because Google deletes it after at most 7d"
         )
-        yield Fault("controller-flex-start", (*at, "flex_start"), message, "remove flex_start")
+        yield SpecFault("controller-flex-start", (*at, "flex_start"), message, "remove flex_start")
     elif controller.compact_placement:
         message = "compact placement has no effect on the controller, which is a single instance"
-        yield Fault(
+        yield SpecFault(
             "controller-placement", (*at, "compact_placement"), message, "remove compact_placement"
         )
     if provider.secure_boot and driver_for:
@@ -499,10 +499,10 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
             f"secure_boot blocks the NVIDIA driver of the default image on {shown(driver_for)}"
         )
         hint = f"remove secure_boot, or set an image with a signed driver for {shown(driver_for)}"
-        yield Fault("secure-boot-driver", ("provider", "secure_boot"), message, hint)
+        yield SpecFault("secure-boot-driver", ("provider", "secure_boot"), message, hint)
 
 
-def _uid_faults(spec: Cluster) -> Iterator[Fault]:
+def _uid_faults(spec: ClusterBase) -> Iterator[SpecFault]:
     """Yield a fault for each uid that Google's software may already use for its own accounts on a
     host.
     """
@@ -511,67 +511,69 @@ def _uid_faults(spec: Cluster) -> Iterator[Fault]:
             reason = "Google's images assign uids from 1000 on"
             message = f"uid {user.uid} may be in use on the hosts: {reason}"
             hint = f"use {_GIVEN_OUT.stop} or higher, such as {GcpSettings.default_uid}"
-            yield Fault("uid-maybe-taken", ("users", index, "uid"), message, hint)
+            yield SpecFault("uid-maybe-taken", ("users", index, "uid"), message, hint)
 
 
-def _location_faults(provider: GcpSettings) -> Iterator[Fault]:
+def _location_faults(provider: GcpSettings) -> Iterator[SpecFault]:
     if not provider.zone or not PATTERNS["zone"].matches(provider.zone):
         return
     zone = provider.zone
     region = provider.region_name
     if provider.region is not None and provider.region != region:
         message = f"zone {zone} is in region {region}, not {shown(provider.region)}"
-        yield Fault("zone-not-in-region", ("provider", "region"), message, "remove region")
+        yield SpecFault("zone-not-in-region", ("provider", "region"), message, "remove region")
     location = _KEY_LOCATION.search(provider.kms_key or "")
     if location and _REGION.fullmatch(location[1]) and location[1] != region:
         message = f"the key is in {location[1]}, but disks in zone {zone} need a key in {region}"
-        yield Fault("key-not-in-region", ("provider", "kms_key"), message, f"use a key in {region}")
+        yield SpecFault(
+            "key-not-in-region", ("provider", "kms_key"), message, f"use a key in {region}"
+        )
 
 
-def _network_faults(network: GcpNetwork, hosts: int) -> Iterator[Fault]:
+def _network_faults(network: GcpNetwork, hosts: int) -> Iterator[SpecFault]:
     at = ("provider", "network")
     cidr = network.cidr
     default = GcpNetwork().cidr
     if hosts > MAX_HOSTS:
         message = f"the nodes and the controller together are more than {MAX_HOSTS} hosts"
         hint = f"ask for at most {MAX_HOSTS - 1} nodes"
-        yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
+        yield SpecFault("too-many-hosts", ("partitions",), message, hint, at_key=True)
         return
     present = [key for key in ("network", "subnetwork") if getattr(network, key) is not None]
     if len(present) == 1:
         (other,) = {"network", "subnetwork"} - set(present)
         message = f"{present[0]} needs {other}: both must be set together"
-        yield Fault("network-incomplete", (*at, present[0]), message, f"add {other}")
+        yield SpecFault("network-incomplete", (*at, present[0]), message, f"add {other}")
     elif not present and network.host_project:
         message = "host_project needs network and subnetwork, which must exist in that project"
-        yield Fault("network-incomplete", (*at, "host_project"), message, "add both")
+        yield SpecFault("network-incomplete", (*at, "host_project"), message, "add both")
     elif not present and network.firewall is False:
         message = "a new network needs its firewall rules, without which nothing reaches the hosts"
         hint = "remove firewall, or name an existing network and subnetwork"
-        yield Fault("network-incomplete", (*at, "firewall"), message, hint)
+        yield SpecFault("network-incomplete", (*at, "firewall"), message, hint)
     elif present and cidr and cidr != default:
         message = "cidr can't be set for an existing subnetwork, which has its own addresses"
-        yield Fault("network-has-addresses", (*at, "cidr"), message, "remove cidr")
+        yield SpecFault("network-has-addresses", (*at, "cidr"), message, "remove cidr")
     elif not present and cidr:
         yield from _address_faults(cidr, hosts)
 
 
-def _address_faults(cidr: IPv4Network, hosts: int) -> Iterator[Fault]:
+def _address_faults(cidr: IPv4Network, hosts: int) -> Iterator[SpecFault]:
     at = ("provider", "network", "cidr")
     room = cidr.num_addresses - _TAKEN_ADDRESSES
     if not any(cidr.subnet_of(private) for private in PRIVATE_NETWORKS):
-        yield Fault(
+        yield SpecFault(
             "network-not-private", at, f"{cidr} is not a private network, such as 10.80.0.0/20"
         )
     elif cidr.prefixlen > _LARGEST_PREFIX:
         hint = f"use a /{_LARGEST_PREFIX} or a larger network"
-        yield Fault("network-too-small", at, f"{cidr} is too small for a subnetwork", hint)
+        yield SpecFault("network-too-small", at, f"{cidr} is too small for a subnetwork", hint)
     elif room < hosts:
         message = f"{cidr} has room for {room} hosts, not for {hosts}"
-        yield Fault("network-too-small", at, message, "use a larger network")
+        yield SpecFault("network-too-small", at, message, "use a larger network")
 
 
-def _filestore_faults(provider: GcpSettings) -> Iterator[Fault]:
+def _filestore_faults(provider: GcpSettings) -> Iterator[SpecFault]:
     filestore = provider.filestore
     if not filestore or not filestore.tier or not filestore.capacity:
         return
@@ -588,10 +590,10 @@ def _filestore_faults(provider: GcpSettings) -> Iterator[Fault]:
             else f"write a multiple of {formatting.exact_size(step)}"
         )
         message = f"the capacity of tier {filestore.tier} is {range_}, not {formatting.exact_size(size_mib)}"
-        yield Fault("filestore-size", ("provider", "filestore", "capacity"), message, hint)
+        yield SpecFault("filestore-size", ("provider", "filestore", "capacity"), message, hint)
 
 
-def _kept_storage_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
+def _kept_storage_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault]:
     disk = provider.shared_disk
     at = ("provider", "shared_disk")
     if spec.storage.name and provider.filestore and provider.network.network is None:
@@ -601,7 +603,7 @@ def _kept_storage_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault
         fix = (
             "use an existing network (provider.network.network and subnetwork), or remove filestore"
         )
-        yield Fault("storage-goes-with-network", ("storage", "name"), message, fix)
+        yield SpecFault("storage-goes-with-network", ("storage", "name"), message, fix)
     if disk is None:
         return
     if disk.size:
@@ -610,15 +612,15 @@ def _kept_storage_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault
     if disk.type and machine and disk.type not in machine.extra_disks:
         message = f"the controller ({machine.name}) can't have a disk of type {shown(disk.type)}"
         hint = f"write {' or '.join(machine.extra_disks)}, or remove the type"
-        yield Fault("disk-type", (*at, "type"), message, hint)
+        yield SpecFault("disk-type", (*at, "type"), message, hint)
 
 
-def _other_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
+def _other_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault]:
     if provider.image and provider.image.bake and spec.scheduler == "none":
         message = (
             "without Slurm, an image saves little time, because each node needs its own SSH keys"
         )
-        yield Fault("bake-without-slurm", ("provider", "image", "bake"), message, "remove bake")
+        yield SpecFault("bake-without-slurm", ("provider", "image", "bake"), message, "remove bake")
     for name in provider.prices:
         if name not in (machine_types := provider.known_machines):
             yield unknown_machine(name, ("provider", "prices", name), machine_types, at_key=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import Fault, Loc, Model, SizeMib, either
+from clusterctl.spec.base import Loc, SizeMib, SpecFault, SpecModel, either
 from clusterctl.spec.common import Gpus
 from clusterctl.spec.names import DATA, did_you_mean
 from clusterctl.spec.units import GIB_MIB, shown
@@ -22,7 +22,7 @@ from clusterctl.util.assets import read_table
 DiskType = Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"]
 
 
-class MachineFacts(Model):
+class MachineFacts(SpecModel):
     """A machine type that clusterctl does not know, or knows otherwise than Google."""
 
     vcpus: Annotated[int, Field(ge=1, strict=True)] = Field(
@@ -45,7 +45,7 @@ _VCPUS_BESIDE_A_GPU: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class GcpMachineType:
     """A machine type.
 
     gpu: type and number of the machine's GPUs. The type is clusterctl's short name.
@@ -106,7 +106,7 @@ def data() -> Mapping[str, Any]:
 
 
 @cache
-def machines() -> Mapping[str, Machine]:
+def machines() -> Mapping[str, GcpMachineType]:
     """Return name -> machine type, without attached GPUs. In a family, smaller types come first."""
     return {name: _machine(name, row) for name, row in _rows().items()}
 
@@ -124,12 +124,12 @@ def _rows() -> Mapping[str, Mapping[str, Any]]:
     return {**rows, **data()["special"], **data()["with_gpus"]}
 
 
-def with_stated(stated: Mapping[str, MachineFacts]) -> Mapping[str, Machine]:
+def with_stated(stated: Mapping[str, MachineFacts]) -> Mapping[str, GcpMachineType]:
     """Return name -> machine type, also of those that a spec describes."""
     return {**machines(), **{name: _stated_machine(name, facts) for name, facts in stated.items()}}
 
 
-def _stated_machine(name: str, facts: MachineFacts) -> Machine:
+def _stated_machine(name: str, facts: MachineFacts) -> GcpMachineType:
     known_row = _rows().get(name, {})
     row: dict[str, Any] = {
         **known_row,
@@ -145,13 +145,13 @@ def _stated_machine(name: str, facts: MachineFacts) -> Machine:
     return _machine(name, row)
 
 
-def _machine(name: str, row: Mapping[str, Any]) -> Machine:
+def _machine(name: str, row: Mapping[str, Any]) -> GcpMachineType:
     family = name.partition("-")[0]
     vcpus = row["vcpus"]
     families = data()["families"]
     facts = {**families.get(family, families["unknown"]), **row}
     steps = facts.get("local_ssds_up_to", ())
-    return Machine(
+    return GcpMachineType(
         name,
         family,
         vcpus,
@@ -201,7 +201,7 @@ def most_vcpus(gpus: Gpus) -> int | None:
     return limit
 
 
-def default_machine(gpus: Gpus | None) -> Machine:
+def default_machine(gpus: Gpus | None) -> GcpMachineType:
     """Return the smallest machine type with these GPUs, or a small machine type if ``gpus`` is
     None.
 
@@ -218,14 +218,14 @@ def default_machine(gpus: Gpus | None) -> Machine:
     raise BadValueError("gpu-count", f"no machine type has {gpus}")
 
 
-def with_added(machine: Machine, gpus: Gpus) -> Machine:
+def with_added(machine: GcpMachineType, gpus: Gpus) -> GcpMachineType:
     """Return ``machine``, which must be an N1 machine type, with these GPUs attached."""
     return replace(machine, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
 
 
 def unknown_machine(
-    name: str, at: Loc, machine_types: Mapping[str, Machine], *, at_key: bool = False
-) -> Fault:
+    name: str, at: Loc, machine_types: Mapping[str, GcpMachineType], *, at_key: bool = False
+) -> SpecFault:
     """Return a fault about a machine type that neither clusterctl nor the spec knows. Google may
     offer it.
     """
@@ -236,15 +236,15 @@ def unknown_machine(
     guess = did_you_mean(name, machine_types)
     hint = f"{guess} If Google offers it: {describe}" if guess else describe
     message = f"clusterctl does not know the machine type {shown(name)}"
-    return Fault("unknown-machine-type", at, message, hint, at_key=at_key)
+    return SpecFault("unknown-machine-type", at, message, hint, at_key=at_key)
 
 
-def unknown_gpu(name: str, at: Loc) -> Fault:
+def unknown_gpu(name: str, at: Loc) -> SpecFault:
     """Return a fault about a GPU model that clusterctl does not know. Google may offer it."""
     names = tuple(data()["gpus"])
     hint = did_you_mean(name, names) or f"use {either(names)}"
     message = f"clusterctl does not know the GPU {shown(name)} on Google Cloud"
-    return Fault("unknown-gpu", at, message, hint)
+    return SpecFault("unknown-gpu", at, message, hint)
 
 
 def _google(gpu: str) -> str:

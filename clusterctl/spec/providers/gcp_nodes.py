@@ -13,10 +13,10 @@ from clusterctl.spec.base import (
     PATTERNS,
     UNKNOWN,
     DurationS,
-    Fault,
     Loc,
-    Model,
     SizeMib,
+    SpecFault,
+    SpecModel,
     Toggle,
     at_least,
     at_most,
@@ -25,7 +25,7 @@ from clusterctl.spec.base import (
 from clusterctl.spec.common import Gpus
 from clusterctl.spec.providers.gcp_machines import (
     DiskType,
-    Machine,
+    GcpMachineType,
     counts,
     data,
     default_machine,
@@ -42,7 +42,7 @@ Project = Annotated[str, PATTERNS["project"]]
 Resource = Annotated[str, PATTERNS["resource"]]
 
 
-class Image(Model):
+class Image(SpecModel):
     """The image of a boot disk: the newest of a family, or an image by name."""
 
     project: Project = Field(description="the project of the image")
@@ -50,7 +50,7 @@ class Image(Model):
     name: Resource | None = Field(None, description="use the image with this name")
 
 
-class GcpDisk(Model):
+class GcpDisk(SpecModel):
     """A persistent disk."""
 
     size: SizeMib = Field(description="its size, in whole GiB")
@@ -61,7 +61,7 @@ class GcpDisk(Model):
     )
 
 
-class GcpNodes(Model):
+class GcpNodes(SpecModel):
     """The instances of a partition, or the controller, on Google Cloud."""
 
     machine_type: Annotated[str, PATTERNS["machine_type"]] | None = Field(
@@ -133,7 +133,7 @@ _NAMED: Final = re.compile(
 _YEAR_AND_MONTH: Final = 4
 
 
-def image_of(nodes: GcpNodes, machine: Machine) -> Image:
+def image_of(nodes: GcpNodes, machine: GcpMachineType) -> Image:
     """Return the image that the spec sets for these nodes, otherwise the default for their machine
     type.
     """
@@ -159,7 +159,7 @@ _MOST_DISK_MIB: Final = 64 * 1024 * GIB_MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class LocatedNodes:
     """The settings of a partition's nodes or the controller, with their locations in the spec.
 
     where: location of the settings.
@@ -170,7 +170,7 @@ class Nodes:
     name: str
     where: Loc
     settings: GcpNodes
-    machine_types: Mapping[str, Machine]
+    machine_types: Mapping[str, GcpMachineType]
     gpus: Gpus | None = None
     gpus_at: Loc = ()
 
@@ -181,18 +181,18 @@ class Nodes:
         )
 
 
-def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
+def check(nodes: LocatedNodes) -> tuple[GcpMachineType | None, list[SpecFault]]:
     """Return (machine type of the nodes or ``None``, faults in the nodes' settings)."""
     faults = [*_machine_independent_faults(nodes)]
     machine = _machine_or_fault(nodes)
-    if isinstance(machine, Fault):
+    if isinstance(machine, SpecFault):
         return None, [machine, *faults]
     if machine is not None:
         faults += _machine_faults(nodes, machine)
     return machine, faults
 
 
-def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
+def _machine_or_fault(nodes: LocatedNodes) -> GcpMachineType | SpecFault | None:
     """Return the nodes' machine type, or a fault, or ``None`` if another check reports the
     fault.
     """
@@ -207,13 +207,15 @@ def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
         gpus = Gpus(type=short_name, count=gpus.count)
         if gpus.count not in counts(short_name):
             hint = f"write count: {either(counts(short_name))}"
-            return Fault("gpu-count", (*nodes.gpus_at, "count"), f"a node can't have {gpus}", hint)
+            return SpecFault(
+                "gpu-count", (*nodes.gpus_at, "count"), f"a node can't have {gpus}", hint
+            )
     if name is None:
         return default_machine(gpus)
     return None if name is UNKNOWN else _named_machine(nodes, name, gpus)
 
 
-def _named_machine(nodes: Nodes, name: str, gpus: Gpus | None) -> Machine | Fault:
+def _named_machine(nodes: LocatedNodes, name: str, gpus: Gpus | None) -> GcpMachineType | SpecFault:
     at = (*nodes.where, "machine_type")
     named = nodes.machine_types.get(name)
     if named is None:
@@ -224,22 +226,24 @@ def _named_machine(nodes: Nodes, name: str, gpus: Gpus | None) -> Machine | Faul
     limit = most_vcpus(gpus)
     if named.gpu is not None:
         message = f"machine type {name} has {named.gpu}, not the {gpus} that {nodes.name} requests"
-        return Fault("machine-has-other-gpus", at, message, f"use {suitable}, which has {gpus}")
+        return SpecFault("machine-has-other-gpus", at, message, f"use {suitable}, which has {gpus}")
     if limit is None or named.family != "n1":
         message = f"machine type {name} can't have {gpus}"
-        return Fault("machine-without-gpus", at, message, f"use {suitable}, which has {gpus}")
+        return SpecFault("machine-without-gpus", at, message, f"use {suitable}, which has {gpus}")
     if named.vcpus > limit:
         message = f"{name} has {named.vcpus} processors, but the maximum with {gpus} is {limit}"
-        return Fault("machine-too-large", at, message, "use a smaller machine type, or more GPUs")
+        return SpecFault(
+            "machine-too-large", at, message, "use a smaller machine type, or more GPUs"
+        )
     return with_added(named, gpus)
 
 
-def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
+def _machine_independent_faults(nodes: LocatedNodes) -> Iterator[SpecFault]:
     settings = nodes.settings
     at = nodes.where
     if settings.spot and settings.reservation:
         message = "a spot node can't be taken from a reservation"
-        yield Fault(
+        yield SpecFault(
             "spot-in-reservation",
             (*at, "reservation"),
             message,
@@ -248,19 +252,19 @@ def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
     for key, name in (("spot", "a spot node"), ("reservation", "taken from a reservation")):
         if settings.flex_start and getattr(settings, key):
             message = f"a flex-start node can't be {name}"
-            yield Fault(
+            yield SpecFault(
                 "flex-start-combination", (*at, key), message, f"remove {key}, or flex_start"
             )
     if settings.spot and settings.compact_placement:
         message = "spot nodes can't have compact placement: a preempted node may restart elsewhere"
         hint = "remove compact_placement, or spot: true"
-        yield Fault("spot-placement", (*at, "compact_placement"), message, hint)
+        yield SpecFault("spot-placement", (*at, "compact_placement"), message, hint)
     if settings.termination_action == "DELETE" and settings.spot is False:
         message = "termination_action is only for spot nodes"
         hint = "remove termination_action, or write spot: true"
-        yield Fault("needs-spot", (*at, "termination_action"), message, hint)
+        yield SpecFault("needs-spot", (*at, "termination_action"), message, hint)
     if settings.tier_1 and settings.gvnic is False:
-        yield Fault(
+        yield SpecFault(
             "needs-gvnic", (*at, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1"
         )
     if settings.image and (settings.image.family is None) == (settings.image.name is None):
@@ -270,32 +274,32 @@ def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
             if settings.image.name is None
             else "remove either key"
         )
-        yield Fault("image-family-or-name", (*at, "image"), message, hint, at_key=True)
+        yield SpecFault("image-family-or-name", (*at, "image"), message, hint, at_key=True)
     for place, disk in _disks(nodes):
         yield from disk_size((*place, "size"), disk.size)
 
 
-def _disks(nodes: Nodes) -> Iterator[tuple[Loc, GcpDisk]]:
+def _disks(nodes: LocatedNodes) -> Iterator[tuple[Loc, GcpDisk]]:
     yield (*nodes.where, "boot_disk"), nodes.settings.boot_disk
     for name, disk in nodes.settings.extra_disks.items():
         yield (*nodes.where, "extra_disks", name), disk
 
 
-def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
+def disk_size(at: Loc, size_mib: int) -> Iterator[SpecFault]:
     """Yield a fault, at the location ``at`` in the spec, if the size of a disk is not allowed."""
     if size_mib and size_mib % GIB_MIB:
         message = f"the size of a disk must be in whole GiB, not {formatting.exact_size(size_mib)}"
-        yield Fault("disk-size", at, message, f"write {size_mib // GIB_MIB + 1}GiB")
+        yield SpecFault("disk-size", at, message, f"write {size_mib // GIB_MIB + 1}GiB")
     elif size_mib and not _LEAST_DISK_MIB <= size_mib <= _MOST_DISK_MIB:
         least = formatting.exact_size(_LEAST_DISK_MIB)
         most = formatting.exact_size(_MOST_DISK_MIB)
         message = (
             f"the size of a disk must be {least} to {most}, not {formatting.exact_size(size_mib)}"
         )
-        yield Fault("disk-size", at, message, f"write a size from {least} to {most}")
+        yield SpecFault("disk-size", at, message, f"write a size from {least} to {most}")
 
 
-def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
+def _machine_faults(nodes: LocatedNodes, machine: GcpMachineType) -> Iterator[SpecFault]:
     settings = nodes.settings
     name = machine.name
     where = nodes.where
@@ -306,23 +310,25 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
             "flex_start": "write flex_start: 2d",
         }
         hint = ", or ".join(ways[way] for way in machine.only)
-        yield Fault(
+        yield SpecFault(
             "machine-not-on-demand", nodes.machine_at, f"{name} is not available on demand", hint
         )
     if settings.compact_placement and not machine.compact_placement:
         message = f"machine type {name} does not support compact placement"
         hint = f"use a machine type of {either(_families_with('compact_placement'))}"
-        yield Fault("machine-without-placement", (*where, "compact_placement"), message, hint)
+        yield SpecFault("machine-without-placement", (*where, "compact_placement"), message, hint)
     if settings.flex_start and not machine.flex_start:
         message = f"machine type {name} does not support flex-start instances"
         hint = f"use a machine type of {either(_families_with('flex_start'))}"
-        yield Fault("machine-without-flex-start", (*where, "flex_start"), message, hint)
+        yield SpecFault("machine-without-flex-start", (*where, "flex_start"), message, hint)
     if settings.tier_1 and not machine.tier_1:
         message = f"machine type {name} does not support TIER_1 networking"
-        yield Fault("machine-without-tier-1", (*where, "tier_1"), message, _tier_1_hint(machine))
+        yield SpecFault(
+            "machine-without-tier-1", (*where, "tier_1"), message, _tier_1_hint(machine)
+        )
     if machine.gvnic_only and settings.gvnic is False:
         message = f"{name} supports only Google's own network interface (gvnic)"
-        yield Fault("machine-needs-gvnic", (*where, "gvnic"), message, "remove gvnic: false")
+        yield SpecFault("machine-needs-gvnic", (*where, "gvnic"), message, "remove gvnic: false")
     if machine.gpu and not settings.image and data()["gpus"][machine.gpu.type].get("closed_driver"):
         reason = "the driver's open kernel modules need a t4 or newer"
         message = f"the default image's driver does not support {machine.gpu.type}: {reason}"
@@ -330,10 +336,10 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
             f"set an image for {nodes.name} with NVIDIA's proprietary driver, branch 580 or older"
         )
         at = (*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at
-        yield Fault("gpu-needs-closed-driver", at, message, hint)
+        yield SpecFault("gpu-needs-closed-driver", at, message, hint)
     if machine.arm:
         message = f"{name} has Arm processors, but clusterctl supports only x86_64"
-        yield Fault(
+        yield SpecFault(
             "machine-architecture", nodes.machine_at, message, "use machines of another type"
         )
     yield from _local_ssd_faults(nodes, machine)
@@ -345,7 +351,7 @@ def _families_with(key: str) -> Iterator[str]:
     return (family for family, facts in families if key in facts and family != "unknown")
 
 
-def _tier_1_hint(machine: Machine) -> str:
+def _tier_1_hint(machine: GcpMachineType) -> str:
     families = data()["families"].items()
     from_vcpus = {
         name: facts["tier_1_from"] for name, facts in families if facts.get("tier_1_from")
@@ -355,7 +361,7 @@ def _tier_1_hint(machine: Machine) -> str:
     return f"use a large machine type of {either(from_vcpus)}"
 
 
-def _local_ssd_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
+def _local_ssd_faults(nodes: LocatedNodes, machine: GcpMachineType) -> Iterator[SpecFault]:
     count = nodes.settings.local_ssds
     hint = "remove local_ssds"
     if not count or count in machine.local_ssds:
@@ -366,17 +372,17 @@ def _local_ssd_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     elif machine.local_ssds:
         message = f"{machine.name} can't have {count} local disks"
         hint = f"write {either(machine.local_ssds)}, or remove local_ssds"
-    yield Fault("local-disks", (*nodes.where, "local_ssds"), message, hint)
+    yield SpecFault("local-disks", (*nodes.where, "local_ssds"), message, hint)
 
 
-def _disk_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
+def _disk_faults(nodes: LocatedNodes, machine: GcpMachineType) -> Iterator[SpecFault]:
     for at, disk in _disks(nodes):
         is_boot = at[-2] != "extra_disks"
         allowed = machine.boot_disks if is_boot else machine.extra_disks
         if disk.type and disk.type not in allowed:
             use = "boot from" if is_boot else "have"
             message = f"{machine.name} can't {use} a disk of type {shown(disk.type)}"
-            yield Fault(
+            yield SpecFault(
                 "disk-type", (*at, "type"), message, f"write {either(allowed)}, or remove the type"
             )
     size_mib = nodes.settings.boot_disk.size
@@ -389,6 +395,6 @@ def _disk_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
             f"{image} needs {formatting.exact_size(least)}, not {formatting.exact_size(size_mib)}"
         )
         place = (*nodes.where, "boot_disk", "size")
-        yield Fault(
+        yield SpecFault(
             "boot-disk-too-small", place, message, f"write {formatting.exact_size(least)} or more"
         )

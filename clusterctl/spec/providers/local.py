@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field, field_validator
 
 from clusterctl.errors import BadValueError
 from clusterctl.spec import distributions
-from clusterctl.spec.base import PRIVATE_NETWORKS, Fault, Url
-from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings, Refusal
+from clusterctl.spec.base import PRIVATE_NETWORKS, SpecFault, Url
+from clusterctl.spec.common import OF_OWN_MACHINES, ClusterBase, ProviderSettings, Refusal
 from clusterctl.spec.names import MAX_LOCAL_HOSTS
 
 _OF_OTHER_NODES: Final = (
@@ -84,14 +84,14 @@ class LocalSettings(ProviderSettings):
         """The distribution of new nodes: from the spec, or else the default for this machine."""
         return self.distribution or distributions.of_local_nodes()
 
-    def expected_release(self, spec: Cluster) -> str:  # noqa: ARG002
+    def expected_release(self, spec: ClusterBase) -> str:  # noqa: ARG002
         return self.release
 
-    def faults(self, spec: Cluster) -> Iterator[Fault]:
+    def faults(self, spec: ClusterBase) -> Iterator[SpecFault]:
         if 1 + spec.node_count > MAX_LOCAL_HOSTS:
             message = (
                 f"a local cluster can have at most {MAX_LOCAL_HOSTS} hosts, including the "
                 "controller"
             )
             hint = f"request at most {MAX_LOCAL_HOSTS - 1} nodes"
-            yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
+            yield SpecFault("too-many-hosts", ("partitions",), message, hint, at_key=True)

@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import PATTERNS, Fault, Loc, Model, Network, dotted
-from clusterctl.spec.common import Cluster, ProviderSettings, Refusal
+from clusterctl.spec.base import PATTERNS, Loc, Network, SpecFault, SpecModel, dotted
+from clusterctl.spec.common import ClusterBase, ProviderSettings, Refusal
 from clusterctl.spec.hosts import (
     Access,
     Address,
@@ -51,7 +51,7 @@ _OF_LOCAL_NODES: Final = tuple(
 )
 
 
-class OnpremShared(Model):
+class OnpremShared(SpecModel):
     """The shared folder of all hosts."""
 
     kind: Literal["nfs", "existing", "none"] = Field(
@@ -136,7 +136,7 @@ class OnpremSettings(ProviderSettings):
     def shares_folder(self) -> bool:
         return self.shared.kind != "none"
 
-    def faults(self, spec: Cluster) -> Iterator[Fault]:
+    def faults(self, spec: ClusterBase) -> Iterator[SpecFault]:
         names = {name: key for key in self.hosts for name in expand(key)}
         yield from _host_faults(self)
         yield from _localhost_faults(self, names)
@@ -170,7 +170,7 @@ _WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
 _UNSAID: Final = (None, 22, ())
 
 
-def _host_faults(provider: OnpremSettings) -> Iterator[Fault]:
+def _host_faults(provider: OnpremSettings) -> Iterator[SpecFault]:
     first: dict[str, str] = {}
     places: dict[tuple[str, int], str] = {}
     for key, host in provider.hosts.items():
@@ -179,7 +179,7 @@ def _host_faults(provider: OnpremSettings) -> Iterator[Fault]:
         for name in names:
             if name in first:
                 message = f"host {name} is already in {first[name]}"
-                yield Fault("host-named-twice", at, message, "list each host once", at_key=True)
+                yield SpecFault("host-named-twice", at, message, "list each host once", at_key=True)
             first[name] = key
         addresses = names if host.address is None else _expanded(host.address)
         if addresses and len(addresses) != len(names):
@@ -188,13 +188,13 @@ def _host_faults(provider: OnpremSettings) -> Iterator[Fault]:
                 f"{counted(len(addresses), 'address', 'addresses')}"
             )
             hint = f"write a range of {len(names)} addresses"
-            yield Fault("address-count", (*at, "address"), message, hint)
+            yield SpecFault("address-count", (*at, "address"), message, hint)
             continue
         for name, address in zip(names, addresses, strict=False):
             place = (address, provider.access.port if host.port is None else host.port)
             if places.get(place, name) != name:
                 message = f"{name} has the same address as {places[place]}"
-                yield Fault(
+                yield SpecFault(
                     "address-twice", at, message, "give each host a different address", at_key=True
                 )
             places[place] = name
@@ -204,7 +204,7 @@ def _expanded(text: str | None) -> tuple[str, ...]:
     return expand(text) if text else ()
 
 
-def _localhost_faults(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[Fault]:
+def _localhost_faults(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[SpecFault]:
     """Yield faults if a host has a loopback address although there are other hosts or SSH
     settings.
     """
@@ -215,13 +215,13 @@ def _localhost_faults(provider: OnpremSettings, names: Mapping[str, str]) -> Ite
             continue
         if key == "localhost":
             message = "localhost can't be the name of a host"
-            yield Fault(
+            yield SpecFault(
                 "host-is-localhost", at, message, "write NAME: {address: localhost}", at_key=True
             )
         if len(names) > 1:
             message = f"the other hosts can't reach this machine by the address {address}"
             fix = "write this machine's network address, or remove the other hosts"
-            yield Fault("localhost-among-others", at, message, fix, at_key=True)
+            yield SpecFault("localhost-among-others", at, message, fix, at_key=True)
         for where, settings in ((at, host), (("provider", "access"), provider.access)):
             for field in _WAY_THERE:
                 if getattr(settings, field, None) not in _UNSAID:
@@ -232,43 +232,43 @@ def _localhost_faults(provider: OnpremSettings, names: Mapping[str, str]) -> Ite
                         f"remove {field}, or write the address of another machine instead of "
                         f"{address}"
                     )
-                    yield Fault("localhost-login", (*where, field), message, fix, at_key=True)
+                    yield SpecFault("localhost-login", (*where, field), message, fix, at_key=True)
 
 
-def _unknown_host_fault(at: Loc, host: str, names: Mapping[str, str]) -> Iterator[Fault]:
+def _unknown_host_fault(at: Loc, host: str, names: Mapping[str, str]) -> Iterator[SpecFault]:
     if host and names and host not in names:
         hint = did_you_mean(host, names) or "add it to provider.hosts"
-        yield Fault("unknown-host", at, f"there is no host {shown(host)}", hint)
+        yield SpecFault("unknown-host", at, f"there is no host {shown(host)}", hint)
 
 
-def _partition_faults(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault]:
+def _partition_faults(spec: ClusterBase, names: Mapping[str, str]) -> Iterator[SpecFault]:
     first: dict[str, str] = {}
     for index, partition in enumerate(spec.partitions):
         at = ("partitions", index)
         if partition.hosts is None:
             hint = "write hosts: RANGE, such as gpu[01-08]"
-            yield Fault(
+            yield SpecFault(
                 "partition-without-hosts", at, "the partition has no hosts", hint, at_key=True
             )
         hosts = _expanded(partition.hosts)
         if hosts and partition.nodes and partition.nodes != len(hosts):
             message = f"nodes is {partition.nodes}, but hosts lists {counted(len(hosts), 'host')}"
-            yield Fault("node-count", (*at, "nodes"), message, "remove the key nodes")
+            yield SpecFault("node-count", (*at, "nodes"), message, "remove the key nodes")
         for host in hosts:
             unknown = [*_unknown_host_fault((*at, "hosts"), host, names)]
             yield from unknown
             if not unknown and first.setdefault(host, dotted(at)) != dotted(at):
                 message = f"node {host} is already in {first[host]}"
                 fix = "put each node into a single partition"
-                yield Fault("node-in-two-partitions", (*at, "hosts"), message, fix)
+                yield SpecFault("node-in-two-partitions", (*at, "hosts"), message, fix)
 
 
-def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[Fault]:
+def _shared_folder_faults(provider: OnpremSettings, spec: ClusterBase) -> Iterator[SpecFault]:
     shared = provider.shared
     at = ("provider", "shared")
     for key in ("server", "export"):
         if shared.kind != "nfs" and getattr(shared, key) is not None:
-            yield Fault(
+            yield SpecFault(
                 "needs-nfs",
                 (*at, key),
                 f"{key} is only for kind: nfs",
@@ -277,23 +277,23 @@ def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[F
             )
     if shared.kind == "nfs" and (shared.server is None) != (shared.export is None):
         hint = "set both, or leave out both, and the controller exports a folder"
-        yield Fault(
+        yield SpecFault(
             "nfs-incomplete", at, "server and export must be set together", hint, at_key=True
         )
     if shared.server and ":" in shared.server:
         message = f"the hosts mount the NFS server by IPv4, and {shown(shared.server)} is IPv6"
         fix = "write the server's IPv4 address, or its name"
-        yield Fault("ipv6-server", (*at, "server"), message, fix)
+        yield SpecFault("ipv6-server", (*at, "server"), message, fix)
     if shared.kind == "nfs" and shared.path and _is_system_folder(shared.path):
         message = f"{shown(shared.path)} is a system folder and can't be exported to all hosts"
-        yield Fault(
+        yield SpecFault(
             "shared-system-folder", (*at, "path"), message, "use another folder, such as /shared"
         )
     is_one_host = all(partition.hosts == provider.controller for partition in spec.partitions)
     if spec.scheduler == "none" and shared.kind == "none" and not is_one_host:
         message = "without Slurm, jobs need a folder that all hosts see"
         fix = "set kind: nfs for shared storage, or scheduler: slurm"
-        yield Fault("needs-shared-folder", (*at, "kind"), message, fix)
+        yield SpecFault("needs-shared-folder", (*at, "kind"), message, fix)
 
 
 def _is_system_folder(path: str) -> bool:
@@ -301,7 +301,7 @@ def _is_system_folder(path: str) -> bool:
     return not parts or parts[0] in _SYSTEM or (len(parts) == 1 and parts[0] in _TOP)
 
 
-def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fault]:
+def _fabric_faults(switches: Mapping[str, Switch], spec: ClusterBase) -> Iterator[SpecFault]:
     nodes = {host for partition in spec.partitions for host in _expanded(partition.hosts)}
     placed: dict[str, str] = {}
     for kind, allowed, noun in (("hosts", nodes, "node"), ("switches", set(switches), "switch")):
@@ -311,10 +311,10 @@ def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fa
             for member in _expanded(getattr(switch, kind)):
                 if allowed and member not in allowed:
                     message = f"`fabric` refers to a {noun} that does not exist: {shown(member)}"
-                    yield Fault("unknown-in-fabric", at, message, did_you_mean(member, allowed))
+                    yield SpecFault("unknown-in-fabric", at, message, did_you_mean(member, allowed))
                 elif member in placed:
                     message = f"{member} is already at switch {placed[member]}"
-                    yield Fault(
+                    yield SpecFault(
                         "fabric-placed-twice", at, message, f"put each {noun} at a single switch"
                     )
                 placed.setdefault(member, name)
@@ -322,11 +322,11 @@ def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fa
             names = f"{', '.join(unplaced[:3])}{' and more' if len(unplaced) > 3 else ''}"  # noqa: PLR2004
             message = f"these nodes are at no switch: {names}"
             hint = "put every node at a switch, or remove fabric"
-            yield Fault("fabric-incomplete", ("provider", "fabric"), message, hint, at_key=True)
+            yield SpecFault("fabric-incomplete", ("provider", "fabric"), message, hint, at_key=True)
     yield from _switch_faults(switches, placed)
 
 
-def _switch_faults(switches: Mapping[str, Switch], above: Mapping[str, str]) -> Iterator[Fault]:
+def _switch_faults(switches: Mapping[str, Switch], above: Mapping[str, str]) -> Iterator[SpecFault]:
     """Yield a fault for each switch that is empty, has both hosts and switches, or is in a
     cycle.
     """
@@ -338,7 +338,7 @@ def _switch_faults(switches: Mapping[str, Switch], above: Mapping[str, str]) -> 
                 "above others"
             )
             message = "a switch needs either hosts or switches"
-            yield Fault("fabric-mixed-switch", at, message, hint, at_key=True)
+            yield SpecFault("fabric-mixed-switch", at, message, hint, at_key=True)
         seen = {name}
         upward = above.get(name)
         while upward is not None and upward not in seen:
@@ -346,4 +346,4 @@ def _switch_faults(switches: Mapping[str, Switch], above: Mapping[str, str]) -> 
             upward = above.get(upward)
         if upward == name:
             hint = "arrange the switches as a tree"
-            yield Fault("fabric-cycle", at, f"switch {name} is above itself", hint, at_key=True)
+            yield SpecFault("fabric-cycle", at, f"switch {name} is above itself", hint, at_key=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from clusterctl.cli.help import Option
+from clusterctl.cli.help import HelpOption
 from clusterctl.cli.main import LazyVerb
 from clusterctl.cli.verbs import GROUPS, VERBS, Panel
 from tests.support.verbs import Clusterctl
 
 
-def options_of(verb: str) -> list[Option]:
+def options_of(verb: str) -> list[HelpOption]:
     params = LazyVerb(verb).load().params
-    return [each for each in params if isinstance(each, Option) and not each.hidden]
+    return [each for each in params if isinstance(each, HelpOption) and not each.hidden]
 
 
 def test_help_of_submit_has_the_usual_options_and_help_all_each(cli: Clusterctl) -> None:

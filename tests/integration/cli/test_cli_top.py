@@ -7,7 +7,7 @@ import json
 import pytest
 
 from clusterctl.cli import jobs, top
-from clusterctl.cli.all_clusters import Answers
+from clusterctl.cli.all_clusters import ClusterAnswers
 from clusterctl.cli.output import Screen
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.jobs.top import watching
@@ -63,7 +63,7 @@ def test_attached_site_is_asked_at_its_pace_and_the_screen_tells_it(
     assert [after - before for before, after in zip(asked, calls, strict=True)] == [4, 4]
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
-    looks = Answers({"demo": moment}, {})
+    looks = ClusterAnswers({"demo": moment}, {})
     view = top.View().moved(looks.found)
     first, *lines = top._screenful(Screen(json=False, color=False), looks, view, "")
     assert first.partition("Slurm")[2] == " was asked 20 s ago, at most every 10 s on average"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.providers.base import Prompts
-from clusterctl.providers.gcp.apply import Place, apply_plan
+from clusterctl.providers.gcp.apply import ProjectZone, apply_plan
 from clusterctl.providers.gcp.costs import INSTANCE
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.provider import GcpProvider
@@ -28,7 +28,7 @@ from tests.support.google.cloud import GoogleCloud
 from tests.support.terraform import RecordingReporter
 from tests.unit.gcp.clusters import put_own_network, workspace_in
 
-PLACE = Place(PROJECT, "us-central1-a", "demo-ctl")
+PLACE = ProjectZone(PROJECT, "us-central1-a", "demo-ctl")
 SPEC = """
 version: 1
 name: demo

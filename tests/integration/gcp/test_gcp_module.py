@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.providers.gcp.apply import host_changes
 from clusterctl.providers.gcp.provider import variables
-from clusterctl.providers.gcp.terraform import Plan, read_changes
+from clusterctl.providers.gcp.terraform import TerraformPlan, read_changes
 from clusterctl.util.assets import data_folder
 from tests.support.google.provider.schema import VERSION
 from tests.unit.gcp.many import copies
@@ -194,7 +194,7 @@ def _changed(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
-    plan = Plan(Path("plan.tfplan"), "", read_changes(planned))
+    plan = TerraformPlan(Path("plan.tfplan"), "", read_changes(planned))
     (deleted,) = (disk for host in host_changes(plan) for disk in host.deleted_disks)
     assert deleted.startswith("whole-d-a-")
     assert {host.name: (host.action, host.why) for host in host_changes(plan)} == {

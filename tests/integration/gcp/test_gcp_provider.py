@@ -60,7 +60,7 @@ def test_plan_of_nvswitch_hosts_notes_fabric_manager(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_of()
-    monkeypatch.setattr(gcp_nodes.Machine, "has_nvswitches", True)
+    monkeypatch.setattr(gcp_nodes.GcpMachineType, "has_nvswitches", True)
     planned = provider_of(spec).plan(spec, workspace)
     assert any(shows(note, "fabric-manager") for note in planned.notes)
 

@@ -25,7 +25,7 @@ from clusterctl.jobs.environment import Environments, describe_pending_build
 from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.submit import PreparedJob, client_facts
 from clusterctl.packages import wheelhouse
-from clusterctl.packages.wheelhouse import Lock, Wheel, pins, wheel_path
+from clusterctl.packages.wheelhouse import Wheel, WheelLock, pins, wheel_path
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import DEFAULT, distribution_of
@@ -118,7 +118,7 @@ def locked(index: Path, *names: str) -> Environment:
         wheels.append(Wheel.of(file, file_sha256(index / file)))
         wheel_path(wheels[-1]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(index / file, wheel_path(wheels[-1]))
-    return Environment(Lock(tuple(wheels), pins(job_lock())))
+    return Environment(WheelLock(tuple(wheels), pins(job_lock())))
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_replay_gets_the_very_wheels_of_its_lock(
         resolve_again(wrong)
     outside = lock.text.replace(f"# {lock.wheels[0].file}", f"# ../../{lock.wheels[0].file}")
     # A file of elsewhere is none of the cache.
-    assert len(Lock.read(outside, {}).wheels) == 1
+    assert len(WheelLock.read(outside, {}).wheels) == 1
 
 
 def run(environment: Environment, command: str) -> str:

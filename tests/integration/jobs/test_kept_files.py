@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.kept_files import Kept, kept_files, summary
+from clusterctl.jobs.kept_files import KeptFiles, kept_files, summary
 from tests.support.local_transport import LocalTransport
 
 
@@ -65,5 +65,5 @@ def test_size_that_takes_too_long_is_unknown(
     # Time for the other program's start on a busy machine.
     monkeypatch.setattr("clusterctl.jobs.kept_files._SIZES_S", 15)
     found = kept_files(LocalTransport(), "clusterctl")
-    assert found == {"builds": Kept(1, None), "images": Kept(1, 8192)}
+    assert found == {"builds": KeptFiles(1, None), "images": KeptFiles(1, 8192)}
     assert "unknown" in summary(found)

@@ -24,7 +24,7 @@ from clusterctl.jobs.shell import (
 )
 from clusterctl.jobs.submit import Submitter
 from clusterctl.scheduler import job_secrets
-from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.remote_secrets import FILE
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session, site_of
@@ -58,7 +58,7 @@ def lease(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         OpenSSH(tmp_path / "config"),
         ["sh", "-c", f"cat {answer}; cat >/dev/null"],
         b"",
-        Asked(),
+        RequestedOptions(),
     )
     yield made
     made.release()

@@ -86,7 +86,7 @@ def test_shell_finds_slurm(session: Session) -> None:
 def test_entry_finds_slurm(session: Session) -> None:
     workspace = session.workspace
     ssh_entry._write(
-        session, ssh_entry.Entry("7", "campus-7", workspace.root / "config", "n1", "/jobs/7")
+        session, ssh_entry.SshEntry("7", "campus-7", workspace.root / "config", "n1", "/jobs/7")
     )
     connect = ["sh", str(workspace.root / "entries/7/connect")]
     connected = subprocess.run(

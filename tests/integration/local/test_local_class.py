@@ -15,7 +15,7 @@ import pytest
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.base import HostOptions
 from clusterctl.providers.local import helper, image, layout, machine, provider, system
-from clusterctl.providers.local.layout import Node, PlacedFile
+from clusterctl.providers.local.layout import NspawnNode, PlacedFile
 from clusterctl.providers.templates import NodeFile, NodeTemplates
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import key_mark
@@ -233,7 +233,7 @@ def test_homes_of_a_new_cluster_are_private(tmp_path: Path) -> None:
 
 def test_node_restarted_keeps_its_template_and_files(cache: Path) -> None:
     bake()
-    number = machine.Machine("abcdef", Node(name="n"), 2)
+    number = machine.Machine("abcdef", NspawnNode(name="n"), 2)
     lower = (image.class_layer(CLASS), *image.layers(IMAGE))
     for name in ("etc/ssh", "home/clusterctl/.ssh"):
         (cache / "base-b/root" / name).mkdir(parents=True)

@@ -12,7 +12,7 @@ import yaml
 from clusterctl.errors import ProvisionError
 from clusterctl.hosts.remote_host_files import with_block
 from clusterctl.providers.local import layout, machine, system
-from clusterctl.providers.local.layout import Node
+from clusterctl.providers.local.layout import NspawnNode
 from clusterctl.util.assets import data_folder
 from tests.support.messages import refused
 
@@ -62,7 +62,9 @@ def test_pin_moves_all_threads() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         core = min(os.sched_getaffinity(0))
-        machine.pin(machine.Machine("abcdef", Node(name="n", cores=(core,)), 1), [process.pid])
+        machine.pin(
+            machine.Machine("abcdef", NspawnNode(name="n", cores=(core,)), 1), [process.pid]
+        )
         threads = list(Path(f"/proc/{process.pid}/task").iterdir())
         assert len(threads) == 4
         assert all(os.sched_getaffinity(int(thread.name)) == {core} for thread in threads)

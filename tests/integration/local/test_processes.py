@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.providers.local import processes
-from clusterctl.providers.local.processes import Process, ranks
+from clusterctl.providers.local.processes import NodeProcess, ranks
 
 OF_JOB = {"SLURM_JOB_ID": "7"}
 # A program prints a line when its child runs. Until a process has started, its variables are
@@ -40,7 +40,7 @@ def start(
     *words: str,
     script: str = "echo; sleep 60; true",
     **variables: str,
-) -> Process:
+) -> NodeProcess:
     """Start a shell in this environment, and return it after its first line of output."""
     argv = ["sh", "-c", script, *words]
     process = subprocess.Popen(
@@ -49,14 +49,14 @@ def start(
     started.append(process)
     assert process.stdout is not None
     process.stdout.readline()
-    return Process.read(process.pid)
+    return NodeProcess.read(process.pid)
 
 
-def children(process: Process) -> list[Process]:
+def children(process: NodeProcess) -> list[NodeProcess]:
     shown = subprocess.run(
         ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
     )
-    return [Process.read(int(pid)) for pid in shown.stdout.split()]
+    return [NodeProcess.read(int(pid)) for pid in shown.stdout.split()]
 
 
 def test_ranks_has_the_program_without_its_children(started: list[subprocess.Popen[str]]) -> None:
@@ -81,13 +81,13 @@ def test_ranks_with_a_lower_pid_of_a_younger_process_finds_the_older(
 
 
 BATCH = (
-    Process(
+    NodeProcess(
         1,
         "slurm_script",
         ("/bin/bash", "/x/job00007/slurm_script"),
         {**OF_JOB, "SLURM_PROCID": "0"},
     ),
-    Process(
+    NodeProcess(
         2,
         "python",
         ("python", "-IS", "/x/payload/node/job.py", "run"),
@@ -144,8 +144,10 @@ def test_ranks_leaves_out_other_jobs_launchers_and_telemetry(
     running = [
         start(started, RANK="0", SLURM_JOB_ID="8"),
         start(started, RANK="0", CLUSTERCTL_WATCHER="1"),
-        Process(1, "python", (sys.executable, "/x/payload/node/task.py"), {**OF_JOB, "RANK": "0"}),
-        Process(2, "srun", ("srun", "x"), {**OF_JOB, "SLURM_PROCID": "0"}),
+        NodeProcess(
+            1, "python", (sys.executable, "/x/payload/node/task.py"), {**OF_JOB, "RANK": "0"}
+        ),
+        NodeProcess(2, "srun", ("srun", "x"), {**OF_JOB, "SLURM_PROCID": "0"}),
         rank,
     ]
     assert ranks("7", running) == [rank]

@@ -19,7 +19,7 @@ from clusterctl.errors import MachineError
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.resolution import Requirements, resolve
-from clusterctl.packages.wheelhouse import Lock, Pip
+from clusterctl.packages.wheelhouse import Pip, WheelLock
 from tests.support.messages import refused
 from tests.support.sshd import reserved_port
 from tests.support.wheels import a_wheel
@@ -83,7 +83,7 @@ def project(tmp_path: Path, index: str, monkeypatch: pytest.MonkeyPatch) -> Path
     return folder
 
 
-def resolved(choice: Path) -> tuple[Lock, list[str]]:
+def resolved(choice: Path) -> tuple[WheelLock, list[str]]:
     """The lock of a file, and what pip prints."""
     heard: list[str] = []
     packages = PackageList.read(choice, DEFAULT_PLATFORM)

@@ -16,12 +16,12 @@ from clusterctl.packages import wheelhouse
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM
 from clusterctl.packages.project_files import PackageList, content_hash
 from clusterctl.packages.resolution import Requirements, resolve
-from clusterctl.packages.wheelhouse import Lock, Pip, wheel_path
+from clusterctl.packages.wheelhouse import Pip, WheelLock, wheel_path
 from tests.support import forks
 from tests.support.messages import refused, shows
 from tests.support.wheels import a_wheel
 
-Resolve = Callable[..., Lock]
+Resolve = Callable[..., WheelLock]
 
 
 @pytest.fixture
@@ -48,7 +48,9 @@ def choose(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) ->
     base = tmp_path / "base.lock"
     base.write_text("basepart==2.0 \\\n    --hash=sha256:" + 64 * "0" + "\n")
 
-    def call(*choices: Path, held: dict[str, str] | None = None, gpus: bool | None = None) -> Lock:
+    def call(
+        *choices: Path, held: dict[str, str] | None = None, gpus: bool | None = None
+    ) -> WheelLock:
         lists = tuple(PackageList.read(choice, DEFAULT_PLATFORM) for choice in choices)
         requirements = Requirements(lists, base, held or {}, gpus=gpus)
         return resolve(requirements, Pip(DEFAULT_PLATFORM, notes.append))
@@ -60,7 +62,9 @@ def choose(tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) ->
 def solve(tmp_path: Path, index: Path, choose: Resolve) -> Resolve:
     """Resolve lines of a requirements file."""
 
-    def call(*lines: str, held: dict[str, str] | None = None, gpus: bool | None = None) -> Lock:
+    def call(
+        *lines: str, held: dict[str, str] | None = None, gpus: bool | None = None
+    ) -> WheelLock:
         file = tmp_path / "my requirements.txt"
         file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
         return choose(file, held=held, gpus=gpus)
@@ -68,7 +72,7 @@ def solve(tmp_path: Path, index: Path, choose: Resolve) -> Resolve:
     return call
 
 
-def versions(lock: Lock) -> list[str]:
+def versions(lock: WheelLock) -> list[str]:
     return sorted(f"{wheel.name}=={wheel.version}" for wheel in lock.wheels)
 
 
@@ -376,7 +380,7 @@ def test_sources_of_pure_python_become_a_wheel_here_once(
     built = log.read_text()
     assert solve("user", "# changed").wheels == lock.wheels
     assert log.read_text() == built
-    assert Lock.read(lock.text, {}).wheels == tuple(sorted(lock.wheels, key=str))
+    assert WheelLock.read(lock.text, {}).wheels == tuple(sorted(lock.wheels, key=str))
 
 
 @pytest.mark.parametrize(
@@ -468,7 +472,7 @@ def test_file_without_requirements_adds_nothing(solve: Resolve) -> None:
 
 
 def test_lock_key_depends_on_the_base() -> None:
-    assert Lock((), {"numpy": "1.0"}).key != Lock((), {"numpy": "2.0"}).key
+    assert WheelLock((), {"numpy": "1.0"}).key != WheelLock((), {"numpy": "2.0"}).key
 
 
 @pytest.mark.parametrize(

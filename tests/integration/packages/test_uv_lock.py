@@ -15,7 +15,7 @@ from clusterctl.packages import uv_program, wheelhouse
 from clusterctl.packages.node_platform import DEFAULT_PLATFORM, NodePlatform
 from clusterctl.packages.project_files import PackageList
 from clusterctl.packages.resolution import Requirements, resolve
-from clusterctl.packages.wheelhouse import Lock, Pip
+from clusterctl.packages.wheelhouse import Pip, WheelLock
 from clusterctl.util.assets import file_sha256
 from tests.support import forks
 from tests.support.messages import refused
@@ -70,7 +70,7 @@ def resolved(choice: Path) -> list[str]:
     base = choice.parent / "base.lock"
     base.write_text("second==7.0\n")
     requirements = Requirements((PackageList.read(choice, DEFAULT_PLATFORM),), base)
-    result: Lock = resolve(requirements, Pip(DEFAULT_PLATFORM))
+    result: WheelLock = resolve(requirements, Pip(DEFAULT_PLATFORM))
     return sorted(f"{wheel.name}=={wheel.version}" for wheel in result.wheels)
 
 

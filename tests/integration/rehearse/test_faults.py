@@ -17,7 +17,7 @@ from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob
 from clusterctl.rehearse import rehearsal
 from clusterctl.rehearse.rehearsal import Rehearser
-from clusterctl.rehearse.verdict import Fault, Trial, Verdict
+from clusterctl.rehearse.verdict import Fault, FaultResult, Verdict
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
@@ -65,7 +65,7 @@ def rehearsed(
     monkeypatch: pytest.MonkeyPatch,
     fault: Fault,
     transport: Observed,
-) -> Trial:
+) -> FaultResult:
     """Rehearse a job that writes two checkpoints. Each signal finds a rank after these writes."""
     script = folder / "job.sh"
     script.write_text(

@@ -15,7 +15,7 @@ from clusterctl.rehearse.rehearsal import (
     job_to_rehearse,
     reject_other_clusters,
 )
-from clusterctl.rehearse.verdict import Fault, Trial, Undisturbed, Verdict
+from clusterctl.rehearse.verdict import Fault, FaultResult, Undisturbed, Verdict
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.models import PROVIDERS
 from tests.support.messages import refused
@@ -46,7 +46,7 @@ def test_rehearse_on_a_cluster_that_is_not_local_is_refused(session: Session) ->
 def rehearsal(*verdicts: Verdict) -> Rehearsal:
     job = Undisturbed(Observation("1", "/x"), {"checkpoints": {}, "outputs": {}, "lines": {}})
     trials = tuple(
-        Trial(fault=fault, verdict=verdict, job_id="2")
+        FaultResult(fault=fault, verdict=verdict, job_id="2")
         for fault, verdict in zip(Fault, verdicts, strict=False)
     )
     return Rehearsal(name="train", undisturbed=job, trials=trials, mtbf_s=1)

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import ProvisionError, StalePlanError
 from clusterctl.providers.gcp import terraform_run
 from clusterctl.providers.gcp.terraform import UNKNOWN, ResourceChange, read_changes
-from clusterctl.providers.gcp.terraform_program import Program
+from clusterctl.providers.gcp.terraform_program import TerraformProgram
 from tests.support.messages import refused
 from tests.support.terraform import Work, addresses
 
@@ -122,7 +122,7 @@ def test_crash_of_terraform_has_its_output_as_cause(work: Work, tmp_path: Path) 
     crashing = tmp_path / "crashing"
     crashing.write_text(f"#!/bin/sh\necho '{lines[0]}'; echo '{lines[1]}' >&2; exit 11\n")
     crashing.chmod(0o755)
-    work.terraform.program = Program(crashing, "1.9.0")
+    work.terraform.program = TerraformProgram(crashing, "1.9.0")
     with refused("plan", ProvisionError) as caught:
         work.terraform.plan()
     assert "\n".join(lines) in caught.value.why

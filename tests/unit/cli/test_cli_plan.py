@@ -19,7 +19,7 @@ from clusterctl.cluster.up import UpResult
 from clusterctl.cluster.verify import Verification
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan
-from clusterctl.spec.load import Difference, dump_spec
+from clusterctl.spec.load import SpecDifference, dump_spec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
 from tests.support.messages import refused, shows
@@ -69,7 +69,7 @@ def test_plan_shows_texts_of_several_lines_in_lines() -> None:
 def test_plan_shows_settings_drift_and_notes() -> None:
     plan = Plan(
         HostPlan((HostChange("d-ctl", "keep", "the controller"),)),
-        (Difference("users", "bob is added"),),
+        (SpecDifference("users", "bob is added"),),
         (Drift("d-ctl", "munge was stopped"),),
         ("it is late",),
     )

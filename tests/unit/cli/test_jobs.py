@@ -13,7 +13,7 @@ from clusterctl.cli import jobs
 from clusterctl.cli.jobs import _rounds, job_table, node_rows
 from clusterctl.cli.output import Screen
 from clusterctl.jobs.messages import TELLS_NOBODY
-from clusterctl.jobs.queue import Listing
+from clusterctl.jobs.queue import JobList
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 
 
@@ -45,7 +45,7 @@ def test_only_a_watch_of_given_jobs_ends_with_them(
     monkeypatch: pytest.MonkeyPatch, ids: list[str], count: int
 ) -> None:
     done = JobInfo(number=12, name="train", user="ada", state=JobState.COMPLETED, reason="")
-    monkeypatch.setattr(jobs, "find_or_list", lambda *_: Listing((done,)))
+    monkeypatch.setattr(jobs, "find_or_list", lambda *_: JobList((done,)))
     clock = SimpleNamespace(sleep=lambda _: None)
     session = SimpleNamespace(
         scheduler=SimpleNamespace(clock=clock),

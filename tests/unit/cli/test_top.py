@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from clusterctl.cli import top
-from clusterctl.cli.all_clusters import Answers
+from clusterctl.cli.all_clusters import ClusterAnswers
 from clusterctl.cli.output import Screen
 from clusterctl.cli.top import Section, View, fit, lines_of, sparkline
 from clusterctl.errors import UnreachableError
-from clusterctl.jobs.readings import Figure, GpuUse, JobUse, NodeUse, Progress, RankUse
+from clusterctl.jobs.readings import GpuUse, JobUse, MetricValue, NodeUse, Progress, RankUse
 from clusterctl.jobs.top import Moment
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 from clusterctl.scheduler.history import Hang
@@ -46,7 +46,10 @@ USE = JobUse(
         RankUse(rank, "n1", 99.0 - rank, 3 * GIB, GPUS[rank : rank + 1]) for rank in (0, 1)
     ),
     progress=Progress(
-        Figure("step", 410), Figure("loss", 0.41234567), Figure("samples_per_s", 12345.6), (3, 2, 1)
+        MetricValue("step", 410),
+        MetricValue("loss", 0.41234567),
+        MetricValue("samples_per_s", 12345.6),
+        (3, 2, 1),
     ),
     log=("epoch 1", "epoch 2"),
 )
@@ -68,7 +71,7 @@ RUNNING = Moment(
 
 
 def drawn(moment: Moment, height: int = EVERYTHING, choice: View | None = None) -> list[str]:
-    looks = Answers({"lab": moment}, {})
+    looks = ClusterAnswers({"lab": moment}, {})
     view = choice or View().moved(looks.found)
     # The time of day is not part of what is tested.
     return [re.sub(r"\d\d:\d\d:\d\d   Slurm", "TIME   Slurm", line)
@@ -137,7 +140,7 @@ def test_cluster_of_other_people_has_partitions_and_the_nodes_of_ones_own_jobs()
 
 def test_cluster_that_does_not_answer_hides_no_other() -> None:
     error = UnreachableError("far: no route to host", fix="try `ssh far`")
-    looks = Answers({"lab": RUNNING}, {"far": error})
+    looks = ClusterAnswers({"lab": RUNNING}, {"far": error})
     lines = lines_of(TEXT, looks, View().moved(looks.found), EVERYTHING)
     assert lines[:2] == ["far: far: no route to host", "fix: try `ssh far`"]
     assert "job 7 (train)" in lines
@@ -218,7 +221,7 @@ def test_chosen_row_stays_if_a_table_is_cut() -> None:
 
 
 def test_huge_figures_are_short() -> None:
-    progress = Progress(loss=Figure("loss", 1e308), speed=Figure("x_per_s", 123456.7))
+    progress = Progress(loss=MetricValue("loss", 1e308), speed=MetricValue("x_per_s", 123456.7))
     lines = drawn(replace(RUNNING, uses={"7": replace(USE, progress=progress)}))
     assert "loss 1e+308   x_per_s 123,457" in lines
 
@@ -267,7 +270,7 @@ def shown_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     def shown_at(columns: int, rows: int, moment: Moment, chosen: str = "") -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("LINES", str(rows))
-        looks = Answers({moment.cluster: moment}, {})
+        looks = ClusterAnswers({moment.cluster: moment}, {})
         view = View(moment.cluster, chosen) if chosen else View().moved(looks.found)
         lines = top._screenful(TEXT, looks, view, [])
         return [re.sub(r"\d\d:\d\d:\d\d   Slurm", "TIME   Slurm", line) for line in lines]
@@ -330,7 +333,7 @@ def test_screen_of_64_nodes_on_a_large_terminal_has_all_columns(shown_at) -> Non
 
 
 def test_chosen_job_is_marked_on_its_own_cluster_only() -> None:
-    looks = Answers({"lab": RUNNING, "far": replace(RUNNING, cluster="far")}, {})
+    looks = ClusterAnswers({"lab": RUNNING, "far": replace(RUNNING, cluster="far")}, {})
     lines = lines_of(TEXT, looks, View("far", "7"), EVERYTHING)
     begin = lines.index(next(line for line in lines if line.startswith("far")))
     assert [at > begin for at, line in enumerate(lines) if line.startswith(">")] == [True]

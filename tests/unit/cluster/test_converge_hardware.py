@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster.hardware import (
-    Hardware,
     NodeConfig,
+    NodeHardware,
     hardware,
     node_config,
     nodes_with_jobs,
@@ -143,7 +143,7 @@ def test_node_without_recorded_hardware_has_not_changed() -> None:
 
 def test_cards_on_bus_count_only_with_software_for_gpus() -> None:
     plain = SPEC.model_copy(update={"software": type(SPEC.software)()})
-    assert hardware(plain, INVENTORY, {ONE: shows(cards=2)}) == {ONE: Hardware(FACTS)}
+    assert hardware(plain, INVENTORY, {ONE: shows(cards=2)}) == {ONE: NodeHardware(FACTS)}
 
 
 AT_WORK = "postponed; run `clusterctl up` again when job 7 has ended"

@@ -13,7 +13,7 @@ from clusterctl.cluster.phases import Drift
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.up import UpOptions
 from clusterctl.providers.base import HostChange, HostPlan
-from clusterctl.spec.load import Difference
+from clusterctl.spec.load import SpecDifference
 from tests.unit.cluster.specs import spec_of
 
 SPEC = spec_of({"name": "train", "nodes": 3})
@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (Plan(HostPlan((replace(MAKE, action="remove"),))), PLAIN),
         (Plan(HostPlan((replace(MAKE, usd_per_hour=0.8),))), PLAIN),
         (Plan(HostPlan((MAKE,), ("a disk is made",))), PLAIN),
-        (replace(PLAN, settings=(Difference("name", "x"),)), PLAIN),
+        (replace(PLAN, settings=(SpecDifference("name", "x"),)), PLAIN),
         (PLAN, UpOptions(discard=True)),
         (PLAN, UpOptions(reconfigure=True)),
         (PLAN, UpOptions(limit=("d-train-1",))),

@@ -13,7 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Configured, HostsToConfigure, Work, inputs_of
+from clusterctl.cluster.converge import Configured, HostChooser, HostsToConfigure, inputs_of
 from clusterctl.cluster.drift import matches
 from clusterctl.cluster.host_files import (
     can_renew,
@@ -278,7 +278,7 @@ class Cluster:
         self.seen: dict[str, Checksums] = {}
         self.openmpi: dict[str, str] = {}
 
-    def hosts(self, inventory: Inventory) -> HostsToConfigure:
+    def hosts(self, inventory: Inventory) -> HostChooser:
         rendered = inputs_of(self.spec, inventory, self.workspace, {})
         reports = {
             host: HostReport(None, self.seen.get(host, {}), openmpi=self.openmpi.get(host, ""))
@@ -288,11 +288,11 @@ class Cluster:
         groups = inputs_of_templates(
             ClusterContext.of(self.spec, workspace=self.workspace), inventory
         )
-        return HostsToConfigure(inventory, self.recorded, reports, rendered, groups, files)
+        return HostChooser(inventory, self.recorded, reports, rendered, groups, files)
 
     def choose(
         self, inventory: Inventory, from_template: Collection[str], *, again: bool = False
-    ) -> Work:
+    ) -> HostsToConfigure:
         return self.hosts(inventory).choose(from_template, again=again)
 
 
@@ -348,13 +348,15 @@ def test_node_with_a_card_is_configured_by_ansible(cluster: Cluster) -> None:
 def test_unchanged_cluster_needs_no_work(growing: Cluster) -> None:
     assert not growing.choose(INVENTORY, ())
     growing.seen[TWO] = {**growing.seen[TWO], "unit slurmd": "stopped"}
-    assert growing.choose(INVENTORY, ()) == Work((TWO,))
+    assert growing.choose(INVENTORY, ()) == HostsToConfigure((TWO,))
 
 
 def test_added_node_needs_no_ansible(growing: Cluster) -> None:
     """Existing hosts get new host-specific files, and Slurm is reconfigured once."""
     work = growing.choose(GROWN, NEW)
-    assert work == Work(from_template=NEW, renewed=OLD, reconfigures=True, replaces_record=True)
+    assert work == HostsToConfigure(
+        from_template=NEW, renewed=OLD, reconfigures=True, replaces_record=True
+    )
 
 
 def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster) -> None:
@@ -442,4 +444,4 @@ def test_matches_is_false_for_a_different_mark(growing: Cluster, key: str, mark:
 
 def test_limit_configures_only_the_named_hosts(growing: Cluster) -> None:
     work = growing.hosts(INVENTORY).choose_limited((TWO,))
-    assert work == Work((CTL, TWO), (ONE,), reconfigures=True, replaces_record=True)
+    assert work == HostsToConfigure((CTL, TWO), (ONE,), reconfigures=True, replaces_record=True)

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.cluster.converge import Configured
 from clusterctl.cluster.verify import (
-    Link,
+    FabricLink,
     Verification,
     credential_findings,
     drift_findings,
@@ -163,7 +163,7 @@ def test_verify_names_the_port_or_warns_that_mpi_used_none(port: str, code: str 
     link = {"hosts": list(NAMES), "gb_per_s": 23.125, "port": port}
     answer = json.dumps({**json.loads(job.stdout), "link": link})
     proof = verify(INVENTORY, ScriptedTransport([BOTH, replace(job, stdout=answer)]))
-    assert proof.link == Link((NAMES[0], NAMES[1]), 23.125, port)
+    assert proof.link == FabricLink((NAMES[0], NAMES[1]), 23.125, port)
     assert (proof.link.notice.code if proof.link.notice else None) == code
 
 

@@ -24,9 +24,9 @@ from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import (
     STATE_FILE,
     UNKNOWN,
-    Plan,
     ResourceChange,
     Terraform,
+    TerraformPlan,
     read_changes,
 )
 from clusterctl.providers.gcp.terraform_run import Diagnostic
@@ -93,7 +93,7 @@ class Recorded(Terraform):
     def init(self) -> None:
         """Download nothing."""
 
-    def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> Plan:
+    def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> TerraformPlan:
         changes = () if destroy else tuple(self._asked())
         changes = (
             *map(self._made, changes),
@@ -102,9 +102,11 @@ class Recorded(Terraform):
         chosen = (
             change for change in changes if not targets or change.address.startswith(tuple(targets))
         )
-        return Plan(self.folder / "plan.tfplan", "", tuple(chosen), destroy, False, tuple(targets))
+        return TerraformPlan(
+            self.folder / "plan.tfplan", "", tuple(chosen), destroy, False, tuple(targets)
+        )
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: TerraformPlan) -> None:
         failed = [
             refused
             for change in self.plan_remaining(plan).real_changes

@@ -10,13 +10,13 @@ import pytest
 
 from clusterctl.errors import Failure, TerraformError
 from clusterctl.providers.gcp.apply import WAITS_S, apply_plan
-from clusterctl.providers.gcp.terraform import Plan, Terraform
+from clusterctl.providers.gcp.terraform import Terraform, TerraformPlan
 from clusterctl.util.progress import Clock
 from tests.support.messages import refused
 from tests.support.terraform import RecordingReporter
 
-SHOWN = Plan(Path("plan.tfplan"), "0", ())
-REMAINING = Plan(Path("plan.tfplan"), "1", ())
+SHOWN = TerraformPlan(Path("plan.tfplan"), "0", ())
+REMAINING = TerraformPlan(Path("plan.tfplan"), "1", ())
 
 
 def error(code: str, *, transient: bool = False) -> TerraformError:
@@ -31,15 +31,15 @@ class Scripted:
 
     errors: list[TerraformError]
     stuck: bool = False
-    applied: list[Plan] = field(default_factory=list)
+    applied: list[TerraformPlan] = field(default_factory=list)
     reporter: RecordingReporter = field(default_factory=RecordingReporter)
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: TerraformPlan) -> None:
         self.applied.append(plan)
         if self.errors:
             raise self.errors[0] if self.stuck and len(self.errors) == 1 else self.errors.pop(0)
 
-    def plan_remaining(self, plan: Plan) -> Plan:
+    def plan_remaining(self, plan: TerraformPlan) -> TerraformPlan:
         assert plan == SHOWN
         return REMAINING
 

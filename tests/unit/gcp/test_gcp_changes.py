@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange
 from clusterctl.providers.gcp.apply import (
-    Place,
+    ProjectZone,
     host_changes,
     label_for,
     other_changes,
@@ -20,11 +20,11 @@ from clusterctl.providers.gcp.apply import (
     reject_smaller_disks,
 )
 from clusterctl.providers.gcp.costs import INSTANCE, HostPrices
-from clusterctl.providers.gcp.terraform import TAINTED, Action, Plan, ResourceChange
+from clusterctl.providers.gcp.terraform import TAINTED, Action, ResourceChange, TerraformPlan
 from clusterctl.providers.gcp.terraform_run import Resource, progress_text
 from tests.support.messages import refused
 
-PLACE = Place("my-project", "us-central1-a", "demo-ctl", enables_apis=True)
+PLACE = ProjectZone("my-project", "us-central1-a", "demo-ctl", enables_apis=True)
 
 
 def change(
@@ -37,8 +37,8 @@ def change(
     return ResourceChange(f"{address}.{kind}.host", kind, None, action, before, after)
 
 
-def plan(*changes: ResourceChange) -> Plan:
-    return Plan(Path("plan.tfplan"), "0", changes)
+def plan(*changes: ResourceChange) -> TerraformPlan:
+    return TerraformPlan(Path("plan.tfplan"), "0", changes)
 
 
 def instance(**more: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from _pytest.mark import ParameterSet
 
 from clusterctl.errors import CloudError, ProvisionError
 from clusterctl.providers.gcp.api import Api, rules
-from clusterctl.providers.gcp.apply import Place, diagnose
+from clusterctl.providers.gcp.apply import ProjectZone, diagnose
 from clusterctl.providers.gcp.orphans import find_resources, remove_resources
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from tests.support.google.api import FACTS, PROJECT, Google
@@ -28,7 +28,7 @@ from tests.support.messages import refused
 from tests.unit.gcp.module import labels
 
 INSTANCE = "google_compute_instance"
-WHERE = Place(PROJECT, "us-central1-a", "demo-ctl")
+WHERE = ProjectZone(PROJECT, "us-central1-a", "demo-ctl")
 BOOK = [pytest.param(each, id=name) for name, each in REFUSALS.items()]
 
 
@@ -106,7 +106,7 @@ def test_undeleted_resource_is_shown_with_cost_and_retried(
     assert find_resources(api, "aaaaaa") == ()
 
 
-PLACE = Place("my-project", "us-central1-a", "demo-ctl")
+PLACE = ProjectZone("my-project", "us-central1-a", "demo-ctl")
 MESSAGES = tomllib.loads((Path(__file__).parent / "diagnoses.toml").read_text())["recorded"]
 
 

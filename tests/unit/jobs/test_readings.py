@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.jobs.readings import NO_TELEMETRY_S, Figure, GpuUse, Metrics, Progress, Readings
+from clusterctl.jobs.readings import (
+    NO_TELEMETRY_S,
+    GpuUse,
+    MetricsTail,
+    MetricValue,
+    Progress,
+    Readings,
+)
 from clusterctl.scheduler.base import JobInfo, JobState
 
 NODES = ("n1", "n2")
@@ -97,7 +104,7 @@ def test_file_that_begins_anew_replaces_the_earlier_values() -> None:
     readings = added(("metrics", text({"step": 900, "loss": 0.1})))
     readings.add("ctl", "metrics", 0, text({"step": 1, "loss": 2.0}), 1.0)
     assert readings.use(JOB, 1.0).progress == Progress(
-        Figure("step", 1.0), Figure("loss", 2.0), None, (2.0,)
+        MetricValue("step", 1.0), MetricValue("loss", 2.0), None, (2.0,)
     )
 
 
@@ -148,7 +155,12 @@ def test_control_characters_of_logs_are_not_passed_on() -> None:
     [
         (
             [{"step": 3, "loss": 0.5, "samples_per_s": 100.0}],
-            Progress(Figure("step", 3), Figure("loss", 0.5), Figure("samples_per_s", 100), (0.5,)),
+            Progress(
+                MetricValue("step", 3),
+                MetricValue("loss", 0.5),
+                MetricValue("samples_per_s", 100),
+                (0.5,),
+            ),
         ),
         # The loss of training comes before that of an evaluation, and kinds that are no steps count not.
         (
@@ -157,17 +169,17 @@ def test_control_characters_of_logs_are_not_passed_on() -> None:
                 {"kind": "evaluation", "step": 9, "loss": 5.0},
                 {"kind": "run", "loss": 6.0},
             ],
-            Progress(Figure("epoch", 1), Figure("train/loss", 0.7), None, (0.7,)),
+            Progress(MetricValue("epoch", 1), MetricValue("train/loss", 0.7), None, (0.7,)),
         ),
-        ([{"_step": 2, "reward": 3.0}], Progress(Figure("step", 2))),
+        ([{"_step": 2, "reward": 3.0}], Progress(MetricValue("step", 2))),
         ([{"loss": float("nan"), "tokens_per_s": "many"}], Progress()),
-        ([{"kind": {"a": 1}, "step": 1}], Progress(Figure("step", 1))),
+        ([{"kind": {"a": 1}, "step": 1}], Progress(MetricValue("step", 1))),
     ],
 )
 def test_progress_is_read_from_lines_of_metrics(
     lines: list[dict[str, Any]], progress: Progress
 ) -> None:
-    metrics = Metrics()
+    metrics = MetricsTail()
     for line in lines:
         metrics.add(line)
     assert metrics.progress() == progress

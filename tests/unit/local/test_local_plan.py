@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan, load_known_hosts
 from clusterctl.providers.local import capacity, helper
 from clusterctl.providers.local.capacity import (
-    Hardware,
+    MachineCapacity,
     compare,
     divide,
     is_oversubscribed,
@@ -31,7 +31,7 @@ from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.unit.local.states import a_state, play_helper
 
-HERE = Hardware((0, 1, 2, 3), 9 * 1024)
+HERE = MachineCapacity((0, 1, 2, 3), 9 * 1024)
 CTL = "d-ctl"
 ONE = "d-train-1"
 TWO = "d-train-2"
@@ -202,7 +202,7 @@ def shared_by(*partitions: Partition) -> ClusterSpec:
 
 def test_cores_are_disjoint_while_there_are_enough() -> None:
     shares, notes = divide(
-        shared_by(Partition(name="train", nodes=3)), Hardware(tuple(range(8)), 16384)
+        shared_by(Partition(name="train", nodes=3)), MachineCapacity(tuple(range(8)), 16384)
     )
     cores = [core for share in shares for core in share.cores]
     assert [share.size.cpus for share in shares] == [2, 2, 2]
@@ -213,17 +213,19 @@ def test_cores_are_disjoint_while_there_are_enough() -> None:
 def test_cores_of_nodes_of_several_sizes_are_disjoint_while_there_are_enough() -> None:
     wide = Partition(name="wide", nodes=1, cpus=5)
     thin = Partition(name="thin", nodes=1, cpus=2)
-    shares, _ = divide(shared_by(wide, thin), Hardware(tuple(range(8)), 16384))
+    shares, _ = divide(shared_by(wide, thin), MachineCapacity(tuple(range(8)), 16384))
     assert [share.cores for share in shares] == [(0, 1, 2, 3, 4), (5, 6)]
 
 
 def test_divide_uses_only_allowed_cores() -> None:
-    shares, _ = divide(shared_by(Partition(name="train", nodes=2)), Hardware((3, 5), 16384))
+    shares, _ = divide(shared_by(Partition(name="train", nodes=2)), MachineCapacity((3, 5), 16384))
     assert [share.cores for share in shares] == [(3,), (5,)]
 
 
 def test_divide_notes_oversubscription() -> None:
-    shares, notes = divide(shared_by(Partition(name="train", nodes=16)), Hardware((0, 1), 24576))
+    shares, notes = divide(
+        shared_by(Partition(name="train", nodes=16)), MachineCapacity((0, 1), 24576)
+    )
     assert all(share.size.cpus == 1 for share in shares)
     assert {share.cores for share in shares} == {(0,), (1,)}
     assert len(notes) == 1
@@ -232,14 +234,16 @@ def test_divide_notes_oversubscription() -> None:
 
 def test_divide_keeps_a_reserve_of_memory() -> None:
     shares, _ = divide(
-        shared_by(Partition(name="train", nodes=4)), Hardware(tuple(range(4)), 9 * 1024)
+        shared_by(Partition(name="train", nodes=4)), MachineCapacity(tuple(range(4)), 9 * 1024)
     )
     assert [share.size.memory_mib for share in shares] == [2048] * 4
 
 
 def test_divide_gives_what_the_spec_asks_for() -> None:
     wide = Partition(name="wide", nodes=1, cpus=4, memory="32GiB")
-    shares, notes = divide(shared_by(wide, Partition(name="thin", nodes=1)), Hardware((0, 1), 8192))
+    shares, notes = divide(
+        shared_by(wide, Partition(name="thin", nodes=1)), MachineCapacity((0, 1), 8192)
+    )
     assert (shares[0].size.cpus, shares[0].size.memory_mib) == (4, 32 * 1024)
     assert shares[0].cores == (0, 1)
     assert [note.split(":")[0] for note in notes] == ["oversubscribed", "oversubscribed"]
@@ -248,7 +252,7 @@ def test_divide_gives_what_the_spec_asks_for() -> None:
 def test_hosts_are_named_after_cluster_and_partition() -> None:
     shares, _ = divide(
         shared_by(Partition(name="a", nodes=2), Partition(name="b", nodes=1)),
-        Hardware((0, 1, 2), 4096),
+        MachineCapacity((0, 1, 2), 4096),
     )
     assert [(s.host, s.partition) for s in shares] == [
         ("demo-a-1", "a"),
@@ -258,7 +262,7 @@ def test_hosts_are_named_after_cluster_and_partition() -> None:
 
 
 def test_hardware_here_reads_the_kernel() -> None:
-    hardware = Hardware.here()
+    hardware = MachineCapacity.here()
     assert hardware.cores
     assert hardware.memory_mib > 0
 
@@ -267,5 +271,5 @@ def test_hardware_here_reads_the_kernel() -> None:
 def test_nodes_that_share_cores_have_a_note_on_oversubscription(
     cores: tuple[int, ...], oversubscribed: bool
 ) -> None:
-    shares, _ = divide(shared_by(Partition(name="train", nodes=3)), Hardware(cores, 4096))
+    shares, _ = divide(shared_by(Partition(name="train", nodes=3)), MachineCapacity(cores, 4096))
     assert is_oversubscribed(shares) is oversubscribed

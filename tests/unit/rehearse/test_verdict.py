@@ -13,7 +13,7 @@ from clusterctl.rehearse.observation import Observation, Write
 from clusterctl.rehearse.verdict import (
     Disturbed,
     Fault,
-    Trial,
+    FaultResult,
     Undisturbed,
     Verdict,
     best_interval_s,
@@ -61,7 +61,7 @@ def verdict(
     fault: Fault = Fault.RANK_KILLED,
     results: Any = RESULTS,
     **values: Any,
-) -> Trial:
+) -> FaultResult:
     values.setdefault("steps", [*STEPS, (17.0, 20), (18.0, 80)])
     undisturbed = replace(
         values.pop("undisturbed", UNDISTURBED), repeats=values.pop("repeats", True)
@@ -267,10 +267,12 @@ def test_time_limit_asks_for_a_saved_state(reason: str, missing: tuple[str, ...]
 def test_program_that_never_continues_need_not_verify(
     killed: tuple[str, ...], expected: str
 ) -> None:
-    torn = Trial(
+    torn = FaultResult(
         fault=Fault.CHECKPOINT_TORN, verdict=Verdict.FROM_ZERO, job_id="2", missing=("verifies",)
     )
-    other = Trial(fault=Fault.RANK_KILLED, verdict=Verdict.FROM_ZERO, job_id="1", missing=killed)
+    other = FaultResult(
+        fault=Fault.RANK_KILLED, verdict=Verdict.FROM_ZERO, job_id="1", missing=killed
+    )
     assert explained([other, torn])[1].missing == (expected,)
 
 

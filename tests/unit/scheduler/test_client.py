@@ -18,7 +18,7 @@ from clusterctl.errors import (
 from clusterctl.scheduler import advice, slurm_parse
 from clusterctl.scheduler.base import AccountingAwayError, JobInfo, JobState, unknown_or_task
 from clusterctl.scheduler.directives import Directives
-from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.spec.sbatch import directives_of
 from clusterctl.util.progress import Clock
@@ -487,7 +487,7 @@ def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_a
     directives = Directives.read(
         Path("x.sh"), ["#SBATCH --nodes=1", *([f"#SBATCH {line}"] if line else [])]
     )
-    fix = Asked(directives.options).fix(f"Batch job submission failed: {refusal}")
+    fix = RequestedOptions(directives.options).fix(f"Batch job submission failed: {refusal}")
     assert at_fault in fix
     assert not_at_fault not in fix
 
@@ -506,7 +506,7 @@ def test_fix_for_refusal_names_the_option_or_line(refusal, line, at_fault, not_a
 def test_fix_for_refusal_names_an_option_of_slurm(
     refusal: str, option: str, not_at_fault: str
 ) -> None:
-    fix = Asked(directives_of([option])).fix(refusal)
+    fix = RequestedOptions(directives_of([option])).fix(refusal)
     assert f"`--slurm {option}`" in fix
     assert not_at_fault not in fix
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.scheduler.limits import Ask, Limits
+from clusterctl.scheduler.limits import Limits, RequestedResources
 from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.sbatch import directives_of
@@ -31,11 +31,11 @@ def limits(
     return Limits.parse("\n".join(lines))
 
 
-def ask(*words: str, max_time: str = "", partition: str = "batch") -> Ask:
+def ask(*words: str, max_time: str = "", partition: str = "batch") -> RequestedResources:
     """Return what a job of 10 minutes with these options of sbatch asks."""
     named = [f"--partition={partition}"] if partition else []
     given = directives_of([*named, "--time=10", *words])
-    return Ask.of(Request(JobSpec(name="a", bundled="probe"), own=given), max_time)
+    return RequestedResources.of(Request(JobSpec(name="a", bundled="probe"), own=given), max_time)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_job_whose_resources_depend_on_the_nodes_may_exceed_a_limit(
 def test_job_without_a_time_limit_gets_that_of_the_qos() -> None:
     """Slurm then lowers the limit of the job."""
     rows = (qos("normal", wall="00:03:00"), association())
-    assert not limits(*rows).judge(Ask("batch")).never
+    assert not limits(*rows).judge(RequestedResources("batch")).never
 
 
 @pytest.mark.parametrize(

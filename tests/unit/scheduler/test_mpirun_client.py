@@ -260,7 +260,7 @@ def test_lock_that_a_job_holds_is_named(
     monkeypatch.setattr(
         pwd, "getpwnam", lambda _: pwd.struct_passwd((*account[:5], str(tmp_path), ""))
     )
-    user = remote_jobs.User("me")
+    user = remote_jobs.JobUser("me")
     with user.locked(), pytest.raises(SystemExit) as caught, user.locked():
         pass
     assert caught.value.code == 68

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.scheduler.advice import FOREIGN, OWN
-from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.spec.sbatch import Directive, directives_of
 
 BY_LUA = (
@@ -51,14 +51,14 @@ def flags(*words: str) -> list[Directive]:
     ],
 )
 def test_fix_names_the_options_on_which_a_refusal_depends(message, options, helps, absent):
-    fix = Asked(flags(*options), advice=FOREIGN).fix(message)
+    fix = RequestedOptions(flags(*options), advice=FOREIGN).fix(message)
     assert [words for words in helps if words not in fix] == []
     assert absent not in fix
 
 
 def test_advice_on_accounts_depends_on_the_cluster():
-    assert LIST not in Asked(advice=FOREIGN, lists_accounts=False).fix(BY_LUA)
-    own = Asked(flags("--account=p"))
+    assert LIST not in RequestedOptions(advice=FOREIGN, lists_accounts=False).fix(BY_LUA)
+    own = RequestedOptions(flags("--account=p"))
     assert "leave out --account" in own.fix(BY_LUA)
     assert KEPT not in own.fix(BY_LUA)
 
@@ -77,7 +77,7 @@ NO_MUNGE = (
 @pytest.mark.parametrize("advice", [OWN, FOREIGN])
 @pytest.mark.parametrize("said", [UNREADABLE, NO_MUNGE])
 def test_fix_for_a_broken_cluster_is_its_repair(advice, said):
-    assert Asked(flags("--time=5"), advice=advice).fix(said) == advice.repair
+    assert RequestedOptions(flags("--time=5"), advice=advice).fix(said) == advice.repair
 
 
 # Words of Slurm and of job_submit plugins for a request without a time limit.
@@ -92,16 +92,22 @@ NO_TIME = (
 
 @pytest.mark.parametrize("message", NO_TIME)
 def test_fix_for_a_missing_time_limit_is_time(message):
-    fix = Asked(flags("--nodes=2", "--time-min=5"), advice=FOREIGN).fix(message)
+    fix = RequestedOptions(flags("--nodes=2", "--time-min=5"), advice=FOREIGN).fix(message)
     assert fix.startswith("pass ")
     assert "--time" in fix
     for option in ("--time=100", "-t 100", "--time 1:00"):
-        assert Asked(flags(option), advice=FOREIGN).fix(message).startswith("leave out --time")
+        assert (
+            RequestedOptions(flags(option), advice=FOREIGN)
+            .fix(message)
+            .startswith("leave out --time")
+        )
 
 
 @pytest.mark.parametrize(("options", "is_array"), [(["--array=0-7"], True), (["--nodes=2"], False)])
 def test_fix_for_an_array_above_a_job_limit_is_fewer_tasks(options, is_array):
     """It is refused also if the queue has no other job of the user."""
-    fix = Asked(flags(*options), advice=FOREIGN).fix(f"QOSMaxSubmitJobPerUserLimit; {POLICY}")
+    fix = RequestedOptions(flags(*options), advice=FOREIGN).fix(
+        f"QOSMaxSubmitJobPerUserLimit; {POLICY}"
+    )
     assert ("fewer tasks" in fix) is is_array
     assert "--qos" in fix

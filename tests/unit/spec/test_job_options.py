@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from clusterctl.cli.main import LazyVerb
 from clusterctl.errors import UsageError, raise_together
-from clusterctl.scheduler.refusals import Asked
+from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import site_of
 from clusterctl.spec.job import JobSpec, job_spec
@@ -146,9 +146,9 @@ def test_refusal_names_the_option_as_the_user_wrote_it(name: str) -> None:
     option = OPTIONS[name]
     assert option.refusal is not None
     stderr = f"Batch job submission failed: {option.refusal.pattern} is invalid"
-    assert option.flag in Asked().fix(stderr)
+    assert option.flag in RequestedOptions().fix(stderr)
     text = "--mem-per-cpu=1G" if name == "mem" else f"{option.sbatch}=x"
-    assert f"--slurm {text}" in Asked(directives_of([text])).fix(stderr)
+    assert f"--slurm {text}" in RequestedOptions(directives_of([text])).fix(stderr)
 
 
 @pytest.mark.parametrize("name", PASSED)
