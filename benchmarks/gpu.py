@@ -45,16 +45,16 @@ from payload.device import choose, fuse
 from payload.device.base import Array, Device
 from payload.models import bert, gpt, resnet, vit
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Unit
+from payload.nn.module import LayerContext, Unit
 from payload.node.host import keep_freed_memory
 from payload.node.nvml import Card, open_card
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS, loss_scale
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Options, alone
+from payload.parallel.mesh import EngineOptions, alone
 from payload.parallel.pipeline import MicroBatch
-from payload.training.gpu_use import Meter, figures_of
+from payload.training.gpu_use import GpuMeter, figures_of
 from payload.training.peak import find_peak
 
 LR = 1e-4
@@ -169,7 +169,7 @@ class Side:
     """One side's training."""
 
     step: Step
-    meter: Meter | None
+    meter: GpuMeter | None
     memory_bytes: int = 0
     # In one turn.
     steps: int = 1
@@ -213,7 +213,7 @@ def batch_of(model: Model, sizes: Mapping[str, int], count: int) -> tuple[Array,
 
 def our_engine(bench: Bench, model: Model, side: str, sizes: Mapping[str, int]) -> Engine:
     device = bench.devices[side]
-    context = Context(device)
+    context = LayerContext(device)
     return Engine(
         device,
         alone(),
@@ -222,7 +222,7 @@ def our_engine(bench: Bench, model: Model, side: str, sizes: Mapping[str, int]) 
         lambda storage: (AdamW if model.adam else SGD)(
             device, storage.master_weights, storage.segments, weight_decay=0.0
         ),
-        options=Options(
+        options=EngineOptions(
             seed=1, precision=PRECISIONS[bench.precision], capture=side == "payload captured"
         ),
         loss_scale=loss_scale(bench.precision, None),
@@ -345,7 +345,7 @@ def build_sides(bench: Bench, model: Model) -> Match:
 
 def warmed_up(bench: Bench, name: str, step: Step) -> Side:
     """Train for the iterations whose losses are compared, and choose the length of a turn."""
-    side = Side(step, Meter(bench.card) if bench.card else None)
+    side = Side(step, GpuMeter(bench.card) if bench.card else None)
     started = time.perf_counter()
     side.losses.append(float(step()))
     compiled = time.perf_counter()

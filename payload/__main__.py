@@ -23,7 +23,7 @@ from payload.cli.config import (
     TelemetryConfig,
     TrainConfig,
 )
-from payload.cli.settings import Command
+from payload.cli.settings import CommandConfig
 from payload.errors import LaunchError, PayloadError, UsageError, line_of
 from payload.node.host import keep_freed_memory, launcher_rank
 from payload.node.rank import allow_ptrace
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 @singledispatch
-def _run(config: Command) -> int:
+def _run(config: CommandConfig) -> int:
     """Run the command that has these settings, and return its exit code.
 
     The command is imported late: NumPy and MPI are slow to load, and `--help` must work without

@@ -9,13 +9,13 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from payload.comm import mpi
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from payload.models import gpt
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS, Precision
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh, Options, make_mesh
+from payload.parallel.mesh import EngineOptions, Mesh, make_mesh
 from payload.parallel.pipeline import MicroBatch
 
 SIZES = {"vocabulary": 8192, "length": 64, "layers": 12, "heads": 8, "width": 256}
@@ -70,8 +70,8 @@ def formula(numbers: int, *, precision: Precision, states: int, ranks: int, zero
 
 def main() -> None:
     mpi.start()
-    world = mpi.MpiCommunicator(Cpu())
-    device = Cpu()
+    world = mpi.MpiCommunicator(CpuDevice())
+    device = CpuDevice()
     mesh = make_mesh(world)
     if world.rank == 0:
         print(
@@ -101,7 +101,7 @@ def main() -> None:
             print(f"  {zero:4}  {shown}  {total}  {found.total / paper:15.2f}")
 
 
-def _engine(device: Cpu, mesh: Mesh, zero: int) -> Engine:
+def _engine(device: CpuDevice, mesh: Mesh, zero: int) -> Engine:
     context = mesh.context(device)
     return Engine(
         device,
@@ -109,7 +109,7 @@ def _engine(device: Cpu, mesh: Mesh, zero: int) -> Engine:
         gpt.build(context, **SIZES),
         SoftmaxCrossEntropy(context),
         lambda storage: AdamW(device, storage.master_weights, storage.segments),
-        options=Options(precision=PRECISION, zero=zero, bucket_bytes=1 << 20),
+        options=EngineOptions(precision=PRECISION, zero=zero, bucket_bytes=1 << 20),
     )
 
 

@@ -25,12 +25,12 @@ from benchmarks.support import gloo, torch_models
 from benchmarks.support.rounds import Measured
 from payload.comm import mpi
 from payload.comm.base import Solo
-from payload.device.base import Array, Cpu
+from payload.device.base import Array, CpuDevice
 from payload.models import gpt as our_gpt
 from payload.models import mlp as our_mlp
 from payload.models import resnet as our_resnet
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Unit
+from payload.nn.module import LayerContext, Unit
 from payload.node.host import keep_freed_memory
 from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
@@ -169,7 +169,7 @@ class Pair:
     ) -> None:
         """``alike``: the layers of theirs by the beginning of the names of our parameters."""
         self._world = world
-        device = Cpu()
+        device = CpuDevice()
         mesh = make_mesh(world)
         context = mesh.context(device)
         self._engine = Engine(
@@ -286,7 +286,7 @@ def resnet(world: mpi.MpiCommunicator) -> Match:
     )
 
 
-def _local_resnet(context: Context, **sizes: int) -> list[Unit]:
+def _local_resnet(context: LayerContext, **sizes: int) -> list[Unit]:
     return our_resnet.build(replace(context, dp=Solo()), **sizes)
 
 
@@ -295,7 +295,7 @@ def main() -> None:
     rounds = int(sys.argv[2])
     keep_freed_memory()
     mpi.start()
-    world = mpi.MpiCommunicator(Cpu())
+    world = mpi.MpiCommunicator(CpuDevice())
     torch.set_num_threads(1)
     gloo.join(world)
     play(CONTESTS[what](world), world, rounds)

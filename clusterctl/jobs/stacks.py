@@ -23,7 +23,7 @@ class JobStacks:
     """Where the ranks of a job are: in words, for each group of ranks at the same place, and for
     each rank.
 
-    ranks: the fields of ``Rank`` in payload/node/stacks.py.
+    ranks: the fields of ``RankStacks`` in payload/node/stacks.py.
     """
 
     job_id: str

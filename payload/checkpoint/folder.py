@@ -88,7 +88,7 @@ node.
 """
 
 
-class Lock:
+class FolderLock:
     """Locks a folder, so that two runs never write checkpoints into it at the same time.
 
     The lock is on the file ``.lock`` in the folder, until ``close`` or the end of the process. The

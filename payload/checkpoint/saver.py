@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from payload.checkpoint.folder import INCOMPLETE, Lock, checkpoint_name, superseded
+from payload.checkpoint.folder import INCOMPLETE, FolderLock, checkpoint_name, superseded
 from payload.checkpoint.shards import (
     DATA,
     MANIFEST,
+    CheckpointManifest,
     FileFacts,
-    Manifest,
     plan_shards,
     rank_file,
     saved_shards,
     scalars,
 )
-from payload.checkpoint.writer import Writer, publish, update, write
+from payload.checkpoint.writer import WriterThread, publish, update, write
 from payload.comm.base import on_all_ranks
 from payload.device.base import Mark
 from payload.errors import PayloadError
@@ -37,7 +37,7 @@ from payload.parallel.engine import Engine
 
 if TYPE_CHECKING:
     # At run time, this import would load MPI, which a single rank does not need.
-    from payload.cli.report import Report
+    from payload.cli.report import ResultWriter
 
 _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -70,7 +70,7 @@ class StopSignals:
 
 @dataclass(slots=True)
 class _Save:
-    manifest: Manifest
+    manifest: CheckpointManifest
     copied: Mark
     # How long training has waited for this checkpoint.
     stall_s: float = 0.0
@@ -84,14 +84,14 @@ class Saver:
         self,
         engine: Engine,
         folder: Path,
-        manifest: Manifest,
-        report: Report,
+        manifest: CheckpointManifest,
+        report: ResultWriter,
         *,
         interval: int,
         keep: int,
         wait: bool,
         data_state: Mapping[str, Any] = MappingProxyType({}),
-        lock: Lock | None = None,
+        lock: FolderLock | None = None,
         save_model: Callable[[Path], Mapping[str, Any]] = lambda _: {},
         saved: int = 0,
     ) -> None:
@@ -106,7 +106,7 @@ class Saver:
             data_state: state of the data set, such as its tokenizer, to save in each checkpoint.
             lock: the folder's lock, on the rank that holds it. Released by ``__exit__``.
             save_model: called on rank 0 with the folder of each checkpoint. Writes the best weights
-                so far into the folder, and returns their description for ``Manifest.model``. If it
+                so far into the folder, and returns their description for ``CheckpointManifest.model``. If it
                 raises PayloadError, the checkpoint fails.
             saved: iteration of the newest checkpoint in the folder. 0: no checkpoint.
         """
@@ -134,7 +134,7 @@ class Saver:
             self._memory[offset : offset + array.nbytes].view(array.dtype)
             for (_, array), offset in zip(self._saved_shards, offsets, strict=True)
         ]
-        self._writer = Writer()
+        self._writer = WriterThread()
         self._save: _Save | None = None
         # The newest checkpoint: its iteration, and on rank 0 also its manifest.
         self._saved = saved
@@ -289,7 +289,7 @@ class Saver:
             raise self._failure
         return self._writer.result()
 
-    def _publish(self, manifest: Manifest, files: list[FileFacts]) -> None:
+    def _publish(self, manifest: CheckpointManifest, files: list[FileFacts]) -> None:
         iteration = manifest.iteration
         data = self._data.encode()
         every = [FileFacts(DATA, len(data), zlib.crc32(data)), *files]

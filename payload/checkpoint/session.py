@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from payload.checkpoint.folder import Lock, complete, prepare
+from payload.checkpoint.folder import FolderLock, complete, prepare
 from payload.checkpoint.saver import Saver
 from payload.checkpoint.shards import (
     BrokenError,
-    Manifest,
-    Reader,
+    CheckpointManifest,
+    CheckpointReader,
     held_shards,
     own_state,
     read_data,
@@ -37,7 +37,7 @@ from payload.parallel.engine import Engine
 SUBMITTED_WITH = "CLUSTERCTL_SUBMITTED_WITH"
 
 if TYPE_CHECKING:
-    from payload.cli.report import Report
+    from payload.cli.report import ResultWriter
 
 
 class CheckpointSession:
@@ -54,10 +54,10 @@ class CheckpointSession:
         self._config = config
         self._folder = settings.checkpoints or config.run.out / "checkpoints"
         start = start_of(settings.resume, self._folder, world)
-        self._lock: Lock | None = None
+        self._lock: FolderLock | None = None
         if settings.save_interval and not config.batch.find:
             self._lock = on_all_ranks(
-                world, lambda: Lock(self._folder) if world.rank == 0 else None
+                world, lambda: FolderLock(self._folder) if world.rank == 0 else None
             )
             prepare(self._folder, world)
             refuse_others(self._folder, start, world)
@@ -82,8 +82,8 @@ class CheckpointSession:
     def saver(
         self,
         engine: Engine,
-        now: Manifest,
-        report: Report,
+        now: CheckpointManifest,
+        report: ResultWriter,
         *,
         data_state: Mapping[str, Any],
         save_model: Callable[[Path], Mapping[str, Any]],
@@ -116,7 +116,7 @@ class CheckpointSession:
             return 0
         return self.chosen.manifest.iteration
 
-    def describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
+    def describe(self, engine: Engine, identity: Mapping[str, Any]) -> CheckpointManifest:
         """Return a manifest of this run, still without iteration, scalars and files.
 
         identity: settings that must be the same in a run that resumes from this run's checkpoints.
@@ -125,7 +125,7 @@ class CheckpointSession:
         mesh = engine.mesh
         # The error feedback of compressed gradients is stored as a multiple of the loss scale.
         compressed = config.layout.compress != "none"
-        return Manifest(
+        return CheckpointManifest(
             iteration=0,
             layout={
                 "dp": mesh.dp.size,
@@ -143,18 +143,18 @@ class CheckpointSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ResumePoint:
     """A verified checkpoint to resume from."""
 
     path: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
     data_state: Mapping[str, Any]
     # Messages about newer checkpoints that are broken.
     notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class ResumedState:
     """The state from which a run continues."""
 
     # The last finished iteration. 0: training starts from scratch.
@@ -176,7 +176,7 @@ def start_of(resume_from: str, folder: Path, world: Communicator) -> str:
     return world.allgather("auto" if restarted and complete(folder) else resume_from)[0]
 
 
-def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None:
+def choose(resume_from: str, folder: Path, world: Communicator) -> ResumePoint | None:
     """Verify and return the checkpoint that ``--resume`` selects. None: start from scratch.
 
     resume_from: ``never``, ``auto`` (the newest undamaged checkpoint in ``folder``, or in the
@@ -201,7 +201,7 @@ def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None
         )
     for path in newest_first:
         try:
-            return Chosen(path, *_inspect(path, world), notes)
+            return ResumePoint(path, *_inspect(path, world), notes)
         except BrokenError as exc:
             notes.append(f"{path} is broken: {exc}")
             if resume_from != "auto":
@@ -244,7 +244,7 @@ def variables_to_set(env: Mapping[str, str]) -> list[str]:
     return [word.removeprefix("--env=") for word in words if word.startswith("--env=")]
 
 
-def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
+def resume(chosen: ResumePoint | None, engine: Engine, now: CheckpointManifest) -> ResumedState:
     """Load a checkpoint into the engine. Without a checkpoint, return the state at the start of
     training.
 
@@ -252,14 +252,14 @@ def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
         change.
     """
     if chosen is None:
-        return Resumed()
+        return ResumedState()
     path = chosen.path
     manifest = chosen.manifest
     refuse_other_settings(path, manifest.identity, now.identity)
     same_layout = manifest.layout == now.layout
     on_all_ranks(engine.mesh.world, lambda: _load(engine, path, manifest, own=same_layout))
     note = f"resuming from {path}{'' if same_layout else _resharding(manifest, now, engine)}"
-    return Resumed(
+    return ResumedState(
         manifest.iteration, [*chosen.notes, note], path, manifest.model, manifest.evaluated
     )
 
@@ -285,12 +285,12 @@ def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
         on_all_ranks(world, lambda: check() if world.rank == 0 else None)
 
 
-def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
+def _inspect(path: Path, world: Communicator) -> tuple[CheckpointManifest, Mapping[str, Any]]:
     """Return a checkpoint's manifest and the state of its data set. Raises BrokenError for a
     damaged file.
     """
 
-    def check() -> Manifest:
+    def check() -> CheckpointManifest:
         manifest = read_manifest(path)
         for facts in manifest.files[world.rank :: world.size]:
             verify(path, facts)
@@ -330,7 +330,7 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
+def _resharding(saved: CheckpointManifest, now: CheckpointManifest, engine: Engine) -> str:
     def text(layout: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {size}" for name, size in layout.items())
 
@@ -338,12 +338,12 @@ def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
     return f", from {text(saved.layout)} to {text(now.layout)}{own}"
 
 
-def _load(engine: Engine, path: Path, manifest: Manifest, *, own: bool) -> None:
+def _load(engine: Engine, path: Path, manifest: CheckpointManifest, *, own: bool) -> None:
     """Load this rank's shards from the checkpoint at ``path``. own: also ``own_state``, of this
     rank only.
     """
     # Own state fits only the layout of ranks that saved it.
-    reader = Reader(path, manifest)
+    reader = CheckpointReader(path, manifest)
     restorable = [each for each in own_state(engine) if own and reader.holds(*each)]
     for shard, array in [*held_shards(engine), *restorable]:
         numbers = reader.read(shard, np.dtype(array.dtype))

@@ -221,7 +221,7 @@ class FileFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class CheckpointManifest:
     """The description of a checkpoint: its progress, settings and files."""
 
     iteration: int
@@ -244,7 +244,7 @@ class Manifest:
         return text.replace(f'"{_BLANK}"', f'"{zlib.crc32(text.encode()):08x}"', 1)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """Return the manifest of a checkpoint. Raises BrokenError if it is missing or damaged."""
     try:
         text = (folder / MANIFEST).read_bytes().decode()
@@ -260,7 +260,7 @@ def read_manifest(folder: Path) -> Manifest:
                 "that wrote it"
             )
         fields["files"] = [FileFacts(**facts) for facts in fields["files"]]
-        return Manifest(**fields)
+        return CheckpointManifest(**fields)
     except FileNotFoundError as exc:
         raise BrokenError(f"{MANIFEST} is missing") from exc
     except OSError as exc:
@@ -300,12 +300,12 @@ def verify(folder: Path, facts: FileFacts) -> None:
         raise BrokenError(f"{facts.name} is damaged")
 
 
-class Reader:
+class CheckpointReader:
     """Reads a checkpoint for any layout of ranks. Files are memory-mapped: only requested parts are
     read.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: CheckpointManifest) -> None:
         self._folder = folder
         self._shards: dict[str, list[tuple[Shard, NDArray[Any]]]] = {}
         for name in (facts.name for facts in manifest.files if facts.name != DATA):

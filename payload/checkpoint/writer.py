@@ -24,7 +24,7 @@ from payload.node.heartbeat import beat
 _CHUNK = 1 << 22
 
 
-class Writer:
+class WriterThread:
     """A thread that runs tasks in sequence."""
 
     def __init__(self) -> None:

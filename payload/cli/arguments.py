@@ -23,7 +23,7 @@ from payload.cli.config import (
     TrainConfig,
 )
 from payload.cli.settings import (
-    Command,
+    CommandConfig,
     did_you_mean,
     make,
     refuse_without_effect,
@@ -107,7 +107,7 @@ def parse(argv: Sequence[str]) -> Any:
     return make(COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
 
 
-def check(config: Command, *, several: bool | None = None, gpu: bool | None = None) -> None:
+def check(config: CommandConfig, *, several: bool | None = None, gpu: bool | None = None) -> None:
     """Raise UsageError if settings contradict each other, or the user set an option that has no
     effect.
 
@@ -235,7 +235,7 @@ def _refuse_useless(config: TrainConfig) -> None:
             refuse_without_effect(config, names, condition)
 
 
-def parse_here(argv: Sequence[str]) -> Command | None:
+def parse_here(argv: Sequence[str]) -> CommandConfig | None:
     """Parse and check a command line where its files are missing. Raises UsageError if it is wrong.
 
     Return None if the command line requests help, or names a config file, which could change any

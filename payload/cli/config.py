@@ -11,11 +11,11 @@ from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from payload.cli.settings import Command, setting, switch
+from payload.cli.settings import CommandConfig, setting, switch
 from payload.cli.values import (
     DTYPES,
     GemmSize,
-    Kind,
+    ValueType,
     by_commas,
     count,
     data_name,
@@ -62,7 +62,7 @@ _output = one_of("text", "json")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSettings:
     """Settings of the model"""
 
     model: str = setting("mlp", one_of(*MODELS), "the flags below change its sizes")
@@ -78,7 +78,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class DataSettings:
     """Settings of the data"""
 
     data: str = setting("digits", data_name, "data for training and evaluation")
@@ -94,7 +94,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchSettings:
     """Settings of the batch size and the length of the training"""
 
     global_batch_size: int = setting(64, count, "samples in an iteration, over all ranks")
@@ -108,7 +108,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluating:
+class EvaluationSettings:
     """Settings of the evaluations during training"""
 
     eval_interval: int | None = setting(
@@ -120,7 +120,7 @@ class Evaluating:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParallelismSettings:
     """Settings of the distribution over ranks; groups of tp x pp ranks split the batch"""
 
     tp: int = setting(1, count, "ranks that split each layer's tensors")
@@ -142,7 +142,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizer:
+class OptimizerSettings:
     """Settings of the optimizer"""
 
     optimizer: str = setting("sgd", one_of(*_OPTIMIZERS), "algorithm that updates the weights")
@@ -178,7 +178,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class PrecisionSettings:
     """Settings of the number formats"""
 
     precision: str = setting(
@@ -201,7 +201,7 @@ class Precision:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class CheckpointSettings:
     """Settings of checkpoints and initial weights"""
 
     save_interval: int | None = setting(
@@ -226,7 +226,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class MeasurementSettings:
     """Settings of measurements"""
 
     profile: bool = switch(False, "write a timeline of a few iterations to trace.json")
@@ -238,7 +238,7 @@ class Measuring:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunSettings:
     """Settings of the device and the output"""
 
     device: str = setting("auto", *_device)
@@ -248,19 +248,19 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainConfig(Command):
+class TrainConfig(CommandConfig):
     """train a model over MPI"""
 
-    model: Model = field(default_factory=Model)
-    data: Data = field(default_factory=Data)
-    batch: Batch = field(default_factory=Batch)
-    evaluation: Evaluating = field(default_factory=Evaluating)
-    layout: Layout = field(default_factory=Layout)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    precision: Precision = field(default_factory=Precision)
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    measuring: Measuring = field(default_factory=Measuring)
-    run: Run = field(default_factory=Run)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    layout: ParallelismSettings = field(default_factory=ParallelismSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    precision: PrecisionSettings = field(default_factory=PrecisionSettings)
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    measuring: MeasurementSettings = field(default_factory=MeasurementSettings)
+    run: RunSettings = field(default_factory=RunSettings)
 
     def placed(self) -> Self:
         """Return these settings with absolute paths."""
@@ -290,7 +290,7 @@ def _absolute(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class BenchSettings:
     """Settings of the benchmark"""
 
     rounds: int = setting(5, count, "rounds in which each configuration runs once")
@@ -303,11 +303,11 @@ class Bench:
 class BenchConfig(TrainConfig):
     """measure how fast a model trains, on all ranks and on fewer"""
 
-    bench: Bench = field(default_factory=Bench)
+    bench: BenchSettings = field(default_factory=BenchSettings)
 
 
 @dataclass(frozen=True, slots=True)
-class EvalConfig(Command):
+class EvalConfig(CommandConfig):
     """evaluate a trained model on held-out data"""
 
     out: Path | None = setting(
@@ -330,13 +330,13 @@ class EvalConfig(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class SampleConfig(Command):
+class SampleConfig(CommandConfig):
     """generate text with a trained model"""
 
     takes = "text"
     model_folder: Path = setting(MISSING, folder, "a run's model/")
     weights: str = setting("best", *_weights)
-    prompt: str = setting("", Kind(str, "TEXT"), "start of the text")
+    prompt: str = setting("", ValueType(str, "TEXT"), "start of the text")
     tokens: int = setting(200, count, "tokens to generate")
     temperature: float = setting(
         1.0, non_negative, "below 1 favours likely tokens; 0: always the most likely"
@@ -348,7 +348,7 @@ class SampleConfig(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class PredictConfig(Command):
+class PredictConfig(CommandConfig):
     """classify images with a trained model"""
 
     takes = "images"
@@ -362,14 +362,14 @@ class PredictConfig(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeConfig(Command):
+class ProbeConfig(CommandConfig):
     """check that all ranks communicate and compute correctly"""
 
     expect_hosts: tuple[str, ...] = setting((), some_of(), "fail if any of these hosts has no rank")
 
 
 @dataclass(frozen=True, slots=True)
-class GemmConfig(Command):
+class GemmConfig(CommandConfig):
     """multiply matrices on each rank, sum the products over all ranks, and check the sums"""
 
     sizes: tuple[GemmSize, ...] = setting(
@@ -390,7 +390,7 @@ class GemmConfig(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class AllreduceConfig(Command):
+class AllreduceConfig(CommandConfig):
     """measure how fast ranks sum arrays, by array size and transport (such as MPI)"""
 
     comm: tuple[str, ...] = setting(("mpi",), some_of(*TRANSPORTS), ", ".join(TRANSPORTS))
@@ -410,7 +410,7 @@ class AllreduceConfig(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class TelemetryConfig(Command):
+class TelemetryConfig(CommandConfig):
     """record this node's telemetry until SIGTERM"""
 
     out: Path = setting(MISSING, folder, "for HOSTNAME.jsonl; created if missing")
@@ -418,7 +418,7 @@ class TelemetryConfig(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class ExportConfig(Command):
+class ExportConfig(CommandConfig):
     """write a trained model's weights for other programs"""
 
     to: Path | None = setting(
@@ -436,7 +436,7 @@ class ExportConfig(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class AlignConfig(Command):
+class AlignConfig(CommandConfig):
     """join a run's training metrics and its nodes' telemetry by time"""
 
     folder: Path = setting(
@@ -444,7 +444,7 @@ class AlignConfig(Command):
     )
 
 
-COMMANDS: dict[str, type[Command]] = {
+COMMANDS: dict[str, type[CommandConfig]] = {
     "train": TrainConfig,
     "eval": EvalConfig,
     "sample": SampleConfig,

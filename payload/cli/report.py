@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from payload.cli.config import Precision
+from payload.cli.config import PrecisionSettings
 from payload.cli.jsonl import JsonLines, Keep, answer, print_line
 from payload.comm import mpi, world
 from payload.comm.base import Communicator, on_all_ranks
@@ -15,7 +15,7 @@ from payload.node.host import hostname
 
 
 def begin(
-    device_name: str, precision: Precision | None = None
+    device_name: str, precision: PrecisionSettings | None = None
 ) -> tuple[mpi.MpiCommunicator, Device]:
     """Start MPI. Return the communicator of all ranks, and this rank's device.
 
@@ -36,7 +36,7 @@ def place(rank: int, device: Device) -> dict[str, Any]:
     return {"rank": rank, "host": hostname(), "gpu": device.gpu}
 
 
-class Report:
+class ResultWriter:
     """Writes results to a JSON Lines file, and prints lines on stdout. Only rank 0 writes and
     prints.
     """

@@ -20,12 +20,12 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from payload.cli.values import Kind, yes_or_no
+from payload.cli.values import ValueType, yes_or_no
 from payload.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class CommandConfig:
     """The settings of a command. ``given`` tells which of them the user set; the rest are
     defaults.
     """
@@ -38,10 +38,10 @@ class Command:
     """
 
 
-T = TypeVar("T", bound=Command)
+T = TypeVar("T", bound=CommandConfig)
 
 
-def setting(default: Any, kind: Kind, about: str, metavar: str = "") -> Any:
+def setting(default: Any, kind: ValueType, about: str, metavar: str = "") -> Any:
     """Declare a dataclass field that the user can set.
 
     Args:
@@ -103,7 +103,7 @@ def make(
 
 
 def refuse_without_effect(
-    config: Command, names: str, condition: str, *, in_files: bool = True
+    config: CommandConfig, names: str, condition: str, *, in_files: bool = True
 ) -> None:
     """Raise UsageError if the user set a field in ``names`` to a value that does not turn the
     setting off.

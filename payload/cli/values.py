@@ -16,7 +16,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueType:
     """A type of values on the command line. ``read`` parses text, or raises
     ``ArgumentTypeError``.
     """
@@ -25,7 +25,7 @@ class Kind:
     metavar: str
 
 
-def _number(kind: type[int | float], description: str, fits: Callable[[Any], bool]) -> Kind:
+def _number(kind: type[int | float], description: str, fits: Callable[[Any], bool]) -> ValueType:
     def read(text: str) -> int | float:
         try:
             value = kind(text)
@@ -35,7 +35,7 @@ def _number(kind: type[int | float], description: str, fits: Callable[[Any], boo
             raise ArgumentTypeError(f"{text!r} is not {description}")
         return value
 
-    return Kind(read, "N" if kind is int else "X")
+    return ValueType(read, "N" if kind is int else "X")
 
 
 count = _number(int, "a whole number of 1 or more", lambda value: value >= 1)
@@ -46,9 +46,9 @@ positive = _number(float, "a number above 0", lambda value: value > 0)
 share = _number(float, "a number above 0 and at most 1", lambda value: 0 < value <= 1)
 non_negative = _number(float, "a number of 0 or more", lambda value: value >= 0)
 fraction = _number(float, "a number in [0, 1)", lambda value: 0 <= value < 1)
-folder = Kind(Path, "DIR")
+folder = ValueType(Path, "DIR")
 # Unlike Path.expanduser, this never raises.
-path = Kind(lambda text: Path(os.path.expanduser(text)), "DIR")
+path = ValueType(lambda text: Path(os.path.expanduser(text)), "DIR")
 """A file or folder. ``~/`` is the home folder of the user who runs the program."""
 
 
@@ -60,15 +60,15 @@ def _input_path(text: str) -> Path:
     return in_home if is_in_home else path.read(text)
 
 
-input_path = Kind(_input_path, "DIR")
+input_path = ValueType(_input_path, "DIR")
 """A file or folder to read. If it does not exist, but exists below the home folder, it is that one.
 """
-word_or_path = Kind(
+word_or_path = ValueType(
     lambda text: text if text in ("auto", "never") else str(_input_path(text)), "auto|DIR"
 )
 
 
-def one_of(*words: str) -> Kind:
+def one_of(*words: str) -> ValueType:
     def read(text: str) -> str:
         if text not in words:
             raise ArgumentTypeError(
@@ -76,22 +76,22 @@ def one_of(*words: str) -> Kind:
             )
         return text
 
-    return Kind(read, "|".join(words))
+    return ValueType(read, "|".join(words))
 
 
-yes_or_no = Kind(lambda text: one_of("true", "false").read(text) == "true", "")
+yes_or_no = ValueType(lambda text: one_of("true", "false").read(text) == "true", "")
 """A boolean as written in TOML."""
 
 
-def by_commas(kind: Kind) -> Kind:
+def by_commas(kind: ValueType) -> ValueType:
     """Return the kind of a comma-separated list. ``kind`` is the kind of its items; the value is a
     tuple.
     """
     metavar = f"{kind.metavar}[,{kind.metavar}...]"
-    return Kind(lambda text: tuple(kind.read(part) for part in text.split(",")), metavar)
+    return ValueType(lambda text: tuple(kind.read(part) for part in text.split(",")), metavar)
 
 
-def some_of(*words: str) -> Kind:
+def some_of(*words: str) -> ValueType:
     """Return the kind of a comma-separated list of ``words``, read as a tuple. No ``words``: any
     words.
     """
@@ -102,7 +102,7 @@ def some_of(*words: str) -> Kind:
             dict.fromkeys(allowed(word.strip()) for word in text.split(",") if word.strip())
         )
 
-    return Kind(read, "A[,B...]")
+    return ValueType(read, "A[,B...]")
 
 
 def _memory(text: str) -> int:
@@ -112,7 +112,7 @@ def _memory(text: str) -> int:
     return int(match[1]) * _UNITS[match[2] or "B"]
 
 
-memory = Kind(_memory, "SIZE")
+memory = ValueType(_memory, "SIZE")
 """A size in bytes, such as 4096, 4KiB or 256MiB."""
 
 
@@ -135,7 +135,7 @@ def _gemm_size(text: str) -> GemmSize:
     return GemmSize(*(numbers * 3)[:3])
 
 
-gemm_size = Kind(_gemm_size, "MxKxN")
+gemm_size = ValueType(_gemm_size, "MxKxN")
 """MxKxN, or N for NxNxN."""
 
 
@@ -150,7 +150,7 @@ def _data_name(text: str) -> str:
     return f"{kind}:{input_path.read(location)}" if location else text
 
 
-data_name = Kind(_data_name, "digits|idx:DIR|text:FILE|synthetic")
+data_name = ValueType(_data_name, "digits|idx:DIR|text:FILE|synthetic")
 
 
 def _tokenizer_name(text: str) -> str:
@@ -163,4 +163,4 @@ def _tokenizer_name(text: str) -> str:
     return f"{kind}:{input_path.read(argument)}" if kind == "gpt2" else text
 
 
-tokenizer_name = Kind(_tokenizer_name, "bytes|bpe:N|gpt2:DIR")
+tokenizer_name = ValueType(_tokenizer_name, "bytes|bpe:N|gpt2:DIR")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from payload.errors import UsageError
 
 if TYPE_CHECKING:
-    from payload.comm.transport import Transport
+    from payload.comm.transport import MpiTransport
     from payload.device.base import Device
 
 
-def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Transport:
+def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> MpiTransport:
     """Return the named transport between all ranks of the job.
 
     cuda_aware: whether ``mpi`` passes GPU memory directly to MPI. Raises UsageError, on every rank,

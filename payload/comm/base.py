@@ -30,7 +30,7 @@ class Pending(Protocol):
         """
 
 
-class Request(Protocol):
+class MpiRequest(Protocol):
     """A request of mpi4py for a message or collective in progress."""
 
     def Test(self) -> bool: ...  # noqa: N802
@@ -38,7 +38,7 @@ class Request(Protocol):
     def Wait(self) -> object: ...  # noqa: N802
 
 
-class Done:
+class CompletedOperation:
     """A ``Pending`` that is already done."""
 
     def test(self) -> bool:
@@ -134,12 +134,12 @@ class Solo(Communicator):
     bytes_sent = 0
 
     def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
-        return Done()
+        return CompletedOperation()
 
     def ireduce_scatter(self, array: Array, out: Array) -> Pending:
         if out is not array:
             out[...] = array
-        return Done()
+        return CompletedOperation()
 
     def iallgather_into(self, part: Array, out: Array) -> Pending:
         return self.ireduce_scatter(part, out)

@@ -19,7 +19,7 @@ import numpy as np
 
 from payload.comm.base import CommunicatorWrapper, Pending
 from payload.comm.staging import address, flat
-from payload.comm.transport import Steps, Transport
+from payload.comm.transport import MpiTransport, Steps
 from payload.device.base import Array
 
 
@@ -31,7 +31,7 @@ class ParamSlice:
     shape: tuple[int, ...]
 
 
-class Compressed(CommunicatorWrapper[Transport]):
+class Compressed(CommunicatorWrapper[MpiTransport]):
     """A communicator that compresses sums of gradients (see ``attach``), but not sums of other
     arrays.
 
@@ -41,7 +41,7 @@ class Compressed(CommunicatorWrapper[Transport]):
 
     name: ClassVar[str]
 
-    def __init__(self, inner: Transport) -> None:
+    def __init__(self, inner: MpiTransport) -> None:
         super().__init__(inner)
         self.state: dict[str, Array] = {}
         """This rank's own state, by name. It must be saved with the weights and restored in place.
@@ -90,7 +90,7 @@ class Compressed(CommunicatorWrapper[Transport]):
         residual = self.state["residual"][start : start + array.size]
         residual += array
         for requests in self._exchange(residual, array, start):
-            # A plain list: the transport's ``Last`` step need not be the last step of the exchange.
+            # A plain list: the transport's ``LastRequests`` step need not be the last step of the exchange.
             yield list(requests)
         self.inner.device.xp.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -104,7 +104,7 @@ class TopK(Compressed):
 
     name = "topk"
 
-    def __init__(self, inner: Transport, *, ratio: float = 0.01) -> None:
+    def __init__(self, inner: MpiTransport, *, ratio: float = 0.01) -> None:
         super().__init__(inner)
         self._ratio = ratio
 
@@ -219,7 +219,7 @@ class PowerSGD(Compressed):
 
     name = "powersgd"
 
-    def __init__(self, inner: Transport, *, rank: int = 4) -> None:
+    def __init__(self, inner: MpiTransport, *, rank: int = 4) -> None:
         super().__init__(inner)
         self._thickness = rank
         self._matrices: list[_Matrix] = []
@@ -313,7 +313,7 @@ def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 _COMPRESSORS: dict[str, type[Compressed]] = {"topk": TopK, "int8": Int8, "powersgd": PowerSGD}
 
 
-def make_compressor(name: str, transport: Transport, **options: float) -> Compressed:
+def make_compressor(name: str, transport: MpiTransport, **options: float) -> Compressed:
     """Wrap a transport in the named compressor. options: ``ratio`` of ``topk``, ``rank`` of
     ``powersgd``.
     """

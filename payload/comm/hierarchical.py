@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from payload.comm.base import Request
+from payload.comm.base import MpiRequest
 from payload.comm.staging import Staging
-from payload.comm.transport import MPI, Last, Steps, Transport, chunks
+from payload.comm.transport import MPI, LastRequests, MpiTransport, Steps, chunks
 from payload.device.base import Array, Device
 
 NodeOf = Callable[[MPI.Comm], MPI.Comm]
@@ -24,7 +24,7 @@ def by_shared_memory(comm: MPI.Comm) -> MPI.Comm:
     return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
-class Hierarchical(Transport):
+class Hierarchical(MpiTransport):
     """Transport with a leader rank on each node. Nodes may have any number of ranks, in any order
     of rank.
     """
@@ -71,19 +71,19 @@ class Hierarchical(Transport):
                 if 0 <= turn - number < len(pieces)
             ]
 
-    def _reduce(self, piece: Array) -> Request:
+    def _reduce(self, piece: Array) -> MpiRequest:
         if self._leads:
             return self._node.Ireduce(MPI.IN_PLACE, piece)
         self.count_sent(piece.nbytes)
         return self._node.Ireduce(piece, None)
 
-    def _between(self, piece: Array) -> Request:
+    def _between(self, piece: Array) -> MpiRequest:
         if not self._leads:
             return MPI.REQUEST_NULL
         self.count_sent(2 * piece.nbytes * (len(self._nodes) - 1) // len(self._nodes))
         return self._leaders.Iallreduce(MPI.IN_PLACE, piece)
 
-    def _spread(self, piece: Array) -> Request:
+    def _spread(self, piece: Array) -> MpiRequest:
         if self._leads and self._node.size > 1:
             self.count_sent(piece.nbytes)
         return self._node.Ibcast(piece)
@@ -111,7 +111,7 @@ class Hierarchical(Transport):
                 for rank in node
             ]
             self.count_sent(parts[0].nbytes * len(members) * (len(self._nodes) > 1))
-        yield Last([self._node.Ibcast(host)])
+        yield LastRequests([self._node.Ibcast(host)])
 
 
 _STAGES = (Hierarchical._reduce, Hierarchical._between, Hierarchical._spread)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from payload.comm import world
-from payload.comm.base import Request, on_all_ranks
+from payload.comm.base import MpiRequest, on_all_ranks
 from payload.comm.ring import ring_allreduce, ring_reduce_scatter
 from payload.comm.staging import InPlace, Staging
-from payload.comm.transport import CHUNK_BYTES, MPI, Last, Steps, Transport, chunks
+from payload.comm.transport import CHUNK_BYTES, MPI, LastRequests, MpiTransport, Steps, chunks
 from payload.device.base import Array, Device
 from payload.errors import PayloadError, UsageError
 
@@ -28,7 +28,7 @@ mpi4py.
 """
 
 
-class MpiCommunicator(Transport):
+class MpiCommunicator(MpiTransport):
     """Transport with MPI's collectives, in pieces that fit in the cache, or with a ring where it is
     faster.
 
@@ -71,13 +71,13 @@ class MpiCommunicator(Transport):
         staged = self.staging.of(upcast)
         host = staged.host
         pieces = list(chunks(host))
-        stores: list[Request] = []
+        stores: list[MpiRequest] = []
         for piece, arrival in zip(pieces, [staged.fetch(piece) for piece in pieces], strict=True):
             yield arrival
             self._lane_comm.Allreduce(MPI.IN_PLACE, host[piece])
             stores += staged.store(piece)
         self._summed_bytes += host.nbytes
-        yield Last(stores)
+        yield LastRequests(stores)
         staged.release()
         if upcast is not array:
             array[...] = upcast
@@ -87,7 +87,7 @@ class MpiCommunicator(Transport):
             yield from ring_allreduce(self._lane_comm, host, self.count_sent)
         else:
             self._summed_bytes += host.nbytes
-            yield Last([self._lane_comm.Iallreduce(MPI.IN_PLACE, host)])
+            yield LastRequests([self._lane_comm.Iallreduce(MPI.IN_PLACE, host)])
 
     def _scatter(self, host: Array) -> Steps:
         if host.nbytes >= RING_BYTES:
@@ -95,12 +95,12 @@ class MpiCommunicator(Transport):
             return
         own_part = np.empty(host.size // self.size, host.dtype)
         self.count_sent(self._without_own_share(host.nbytes))
-        yield Last([self._lane_comm.Ireduce_scatter_block(host, own_part)])
+        yield LastRequests([self._lane_comm.Ireduce_scatter_block(host, own_part)])
         host[self._own_slice(host)] = own_part
 
     def _join(self, host: Array) -> Steps:
         self.count_sent(self._without_own_share(host.nbytes))
-        yield Last([self._lane_comm.Iallgather(MPI.IN_PLACE, host)])
+        yield LastRequests([self._lane_comm.Iallgather(MPI.IN_PLACE, host)])
 
 
 def start(refusal: PayloadError | None = None) -> MpiCommunicator:
@@ -109,7 +109,7 @@ def start(refusal: PayloadError | None = None) -> MpiCommunicator:
     return MpiCommunicator()
 
 
-class CudaAwareMpi(Transport):
+class CudaAwareMpi(MpiTransport):
     """Transport with MPI's blocking collectives on GPU memory.
 
     A collective runs after all earlier operations. It does not overlap with the computation,

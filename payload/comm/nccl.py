@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from payload.comm.base import Pending, Request, on_all_ranks
+from payload.comm.base import MpiRequest, Pending, on_all_ranks
 from payload.comm.staging import OnDevice, Staging, address, flat
-from payload.comm.transport import MPI, Last, Steps, Transport
+from payload.comm.transport import MPI, LastRequests, MpiTransport, Steps
 from payload.device.base import Array, Device
 from payload.errors import UsageError
 from payload.node.host import hostname
@@ -31,7 +31,7 @@ _KINDS = (
 )
 
 
-class Nccl(Transport):
+class Nccl(MpiTransport):
     """Transport with NCCL. Every rank needs its own GPU. Scalars, Python values and barriers use
     MPI.
     """
@@ -170,18 +170,18 @@ class _Group:
         self._nccl = nccl
         self._stream = cuda.Stream(non_blocking=True)
 
-    def launch(self, act: Callable[[Any, int], None]) -> Last:
+    def launch(self, act: Callable[[Any, int], None]) -> LastRequests:
         """Call ``act(communicator, stream)``. ``stream`` first waits for the current stream's
         queued work.
         """
         self._stream.wait_event(self._cuda.get_current_stream().record())
         act(self._nccl, self._stream.ptr)
-        return Last([OnDevice(self._stream.record(), self._cuda)])
+        return LastRequests([OnDevice(self._stream.record(), self._cuda)])
 
 
-def _hold(array: Array, requests: list[Request]) -> Steps:
+def _hold(array: Array, requests: list[MpiRequest]) -> Steps:
     """Keep an array's memory alive until requests are done."""
-    yield Last(requests)
+    yield LastRequests(requests)
     del array
 
 

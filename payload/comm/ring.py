@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from payload.comm.base import Request
-from payload.comm.transport import MPI, Last, Steps, Transport, chunks
+from payload.comm.base import MpiRequest
+from payload.comm.transport import MPI, LastRequests, MpiTransport, Steps, chunks
 from payload.device.base import Array
 
 MESSAGE_BYTES = 512 << 10
@@ -30,7 +30,7 @@ Count = Callable[[int], None]
 """Called with the number of bytes of every message sent."""
 
 
-class Ring(Transport):
+class Ring(MpiTransport):
     """Sums, reduce-scatters and allgathers around a ring of all ranks."""
 
     name = "ring"
@@ -82,8 +82,8 @@ class _Round:
         self._ahead = max(1, min(_AHEAD, len(self._arrivals) // max(1, len(hops))))
         numbers = max((piece.size for _, piece in self._arrivals), default=0)
         self._scratch = np.empty((self._ahead, numbers), host.dtype)
-        self._posted: deque[Request] = deque()
-        self._sent: deque[Request] = deque()
+        self._posted: deque[MpiRequest] = deque()
+        self._sent: deque[MpiRequest] = deque()
 
     def steps(self) -> Steps:
         if self._hops:
@@ -99,7 +99,7 @@ class _Round:
                 self._send(piece)
             if number + self._ahead < len(self._arrivals):
                 yield from self._post(number + self._ahead)
-        yield Last(self._sent)
+        yield LastRequests(self._sent)
 
     def _adds(self, hop: int) -> bool:
         return hop < self._size - 1
@@ -131,7 +131,7 @@ class _Round:
         return [own[chunk] for chunk in chunks(own, MESSAGE_BYTES)]
 
 
-class Naive(Transport):
+class Naive(MpiTransport):
     """A slow, obviously correct transport: each rank sends its data to all ranks. Adds in order of
     rank.
     """
@@ -152,17 +152,21 @@ class Naive(Transport):
     def _trade(self, host: Array, out: Array) -> Steps:
         out[...] = np.concatenate((yield from self._swap(np.split(host, self.size))))
 
-    def _swap(self, outgoing: Sequence[Array]) -> Generator[Sequence[Request], None, list[Array]]:
+    def _swap(
+        self, outgoing: Sequence[Array]
+    ) -> Generator[Sequence[MpiRequest], None, list[Array]]:
         """Send ``outgoing[rank]`` to each rank. Return the arrays received, in order of their
         senders.
         """
         incoming = [np.empty_like(outgoing[self.rank]) for _ in outgoing]
         incoming[self.rank][...] = outgoing[self.rank]
         others = [rank for rank in range(self.size) if rank != self.rank]
-        requests: list[Request] = [self._lane_comm.Irecv(incoming[rank], rank) for rank in others]
+        requests: list[MpiRequest] = [
+            self._lane_comm.Irecv(incoming[rank], rank) for rank in others
+        ]
         requests += [self._lane_comm.Isend(outgoing[rank], rank) for rank in others]
         self.count_sent(sum(outgoing[rank].nbytes for rank in others))
-        yield Last(requests)
+        yield LastRequests(requests)
         return incoming
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from payload.comm.base import Request
+from payload.comm.base import MpiRequest
 from payload.device.base import Array, Device
 
 _WHOLE = slice(None)
 
 
-class Staged:
+class HostStaging:
     """Host memory for an array's messages: the array's own memory, unless a subclass copies the
     array.
     """
@@ -29,13 +29,13 @@ class Staged:
         self.host = host
         """Flat array of the numbers that were fetched, or that will be stored."""
 
-    def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
+    def fetch(self, piece: slice = _WHOLE) -> Sequence[MpiRequest]:  # noqa: ARG002
         """Start copying a piece of the array to ``host``. The returned requests are done after the
         copy.
         """
         return ()
 
-    def store(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
+    def store(self, piece: slice = _WHOLE) -> Sequence[MpiRequest]:  # noqa: ARG002
         """Start copying a piece of ``host`` to the device. The returned requests are done after the
         copy.
         """
@@ -59,14 +59,14 @@ class InPlace:
         """
         self._device = device
 
-    def of(self, array: Array) -> Staged:
+    def of(self, array: Array) -> HostStaging:
         """Prepare a C-contiguous array for messages. Raise ValueError for any other layout."""
         if self._device:
             self._device.synchronize()
-        return Staged(flat(array))
+        return HostStaging(flat(array))
 
 
-class Pinned:
+class PinnedStaging:
     """Staging for arrays on a GPU: each operation gets a pinned host buffer, which later operations
     reuse.
 
@@ -82,7 +82,7 @@ class Pinned:
         # Buffers, each with the event after which it may be overwritten.
         self._free: list[tuple[Array, Any]] = []
 
-    def of(self, array: Array) -> Staged:
+    def of(self, array: Array) -> HostStaging:
         return _Pinned(self, flat(array))
 
     def take(self, nbytes: int) -> Array:
@@ -98,7 +98,7 @@ class Pinned:
         self._free.append((buffer, self.stream.record()))
 
 
-Staging = InPlace | Pinned
+Staging = InPlace | PinnedStaging
 """How a communicator stages its arrays."""
 
 _SMALLEST = 1 << 16
@@ -106,19 +106,19 @@ _SMALLEST = 1 << 16
 _COPY_BY_ADDRESS = 4
 
 
-class _Pinned(Staged):
-    def __init__(self, pool: Pinned, array: Array) -> None:
+class _Pinned(HostStaging):
+    def __init__(self, pool: PinnedStaging, array: Array) -> None:
         self._pool = pool
         self._array = array
         self._buffer = pool.take(max(array.nbytes, 1))
         super().__init__(self._buffer[: array.nbytes].view(array.dtype))
         pool.stream.wait_event(pool.cuda.get_current_stream().record())
 
-    def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:
+    def fetch(self, piece: slice = _WHOLE) -> Sequence[MpiRequest]:
         self._copy(address(self.host[piece]), address(self._array[piece]), self.host[piece].nbytes)
         return [_OnHost(self._pool.stream.record())]
 
-    def store(self, piece: slice = _WHOLE) -> Sequence[Request]:
+    def store(self, piece: slice = _WHOLE) -> Sequence[MpiRequest]:
         self._copy(address(self._array[piece]), address(self.host[piece]), self.host[piece].nbytes)
         return [OnDevice(self._pool.stream.record(), self._pool.cuda)]
 
@@ -160,7 +160,7 @@ class OnDevice:
 
 
 def staging_for(device: Device) -> Staging:
-    return InPlace() if device.xp is np else Pinned(device.xp)
+    return InPlace() if device.xp is np else PinnedStaging(device.xp)
 
 
 def flat(array: Array) -> Array:

@@ -14,10 +14,10 @@ from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
-from payload.comm.base import Communicator, Pending, Request
-from payload.comm.staging import Staged, Staging, address, flat, staging_for
+from payload.comm.base import Communicator, MpiRequest, Pending
+from payload.comm.staging import HostStaging, Staging, address, flat, staging_for
 from payload.comm.world import MPI, library
-from payload.device.base import Array, Cpu, Device
+from payload.device.base import Array, CpuDevice, Device
 
 CHUNK_BYTES = 2 << 20
 """Large sums are cut into pieces that fit in the cache: 100 MiB take 9 ms this way, 34 ms in one
@@ -27,7 +27,7 @@ call.
 T = TypeVar("T")
 
 
-class Transport(Communicator):
+class MpiTransport(Communicator):
     """Communicator over MPI; the base of all transports.
 
     Methods that end in ``_steps`` return a collective as a generator of steps. The queue ``lane``
@@ -45,14 +45,14 @@ class Transport(Communicator):
         staging: Staging | None = None,
     ) -> None:
         """Join MPI's communicator ``comm``. Default: the communicator of all ranks of the job."""
-        self.device = device or Cpu()
+        self.device = device or CpuDevice()
         self.staging = staging or staging_for(self.device)
-        self.lane = Lane()
+        self.lane = OperationQueue()
         self._under_way = self.lane.queue
         self._sent_bytes = 0
         # Bytes summed by MPI or NCCL, which are assumed to send as much as a ring.
         self._summed_bytes = 0
-        self._outbox = Lane()
+        self._outbox = OperationQueue()
         # For messages between two ranks, and for small blocking operations.
         self._comm = comm or MPI.COMM_WORLD
         # A communicator of its own, so that no other call comes between the steps of the lane.
@@ -92,7 +92,7 @@ class Transport(Communicator):
         ``out``.
         """
         self.count_sent(self._without_own_share(host.nbytes))
-        yield Last([self._lane_comm.Ialltoall(host, out)])
+        yield LastRequests([self._lane_comm.Ialltoall(host, out)])
 
     def iallreduce(self, array: Array) -> Pending:
         return self.lane.start(self.allreduce_steps(array))
@@ -102,7 +102,7 @@ class Transport(Communicator):
         staged = self.staging.of(upcast)
         yield staged.fetch()
         yield from self._sum(staged.host)
-        yield Last(staged.store())
+        yield LastRequests(staged.store())
         staged.release()
         if upcast is not array:
             array[...] = upcast
@@ -116,7 +116,7 @@ class Transport(Communicator):
         staged = self.staging.of(upcast)
         yield staged.fetch()
         yield from self._scatter(staged.host)
-        yield Last(staged.store(own))
+        yield LastRequests(staged.store(own))
         staged.release()
         own_part = flat(upcast)[own]
         if address(own_part) != address(out):
@@ -133,7 +133,7 @@ class Transport(Communicator):
         staged = self.staging.of(out)
         yield staged.fetch(own)
         yield from self._join(mpi_view(staged.host))
-        yield Last(staged.store())
+        yield LastRequests(staged.store())
         staged.release()
 
     def alltoall_steps(self, array: Array, out: Array) -> Steps:
@@ -142,7 +142,7 @@ class Transport(Communicator):
         yield source.fetch()
         yield from self._trade(mpi_view(source.host), mpi_view(target.host))
         source.release()
-        yield Last(target.store())
+        yield LastRequests(target.store())
         target.release()
 
     def broadcast(self, array: Array, root: int = 0) -> None:
@@ -156,7 +156,7 @@ class Transport(Communicator):
         host = mpi_view(staged.host)
         for chunk in chunks(host):
             self._lane_comm.Bcast(host[chunk], root=root)
-        yield Last(staged.store())
+        yield LastRequests(staged.store())
         staged.release()
 
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
@@ -167,9 +167,9 @@ class Transport(Communicator):
             request.Wait()
         return self._outbox.start(self._send_steps(staged, dest, tag))
 
-    def _send_steps(self, staged: Staged, dest: int, tag: int) -> Steps:
+    def _send_steps(self, staged: HostStaging, dest: int, tag: int) -> Steps:
         self.count_sent(staged.host.nbytes)
-        yield Last([self._comm.Isend(mpi_view(staged.host), dest, tag)])
+        yield LastRequests([self._comm.Isend(mpi_view(staged.host), dest, tag)])
         staged.release()
 
     def recv(self, out: Array, source: int, tag: int = 0) -> None:
@@ -231,24 +231,24 @@ def chunks(host: Array, nbytes: int | None = None) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, host.size, step))
 
 
-__all__ = ["CHUNK_BYTES", "MPI", "Transport", "chunks", "mpi_view"]
+__all__ = ["CHUNK_BYTES", "MPI", "MpiTransport", "chunks", "mpi_view"]
 
-Steps = Generator[Sequence[Request], None, None]
+Steps = Generator[Sequence[MpiRequest], None, None]
 
 
-class Last(list[Request]):
+class LastRequests(list[MpiRequest]):
     """The requests of an operation's last messages. The next operation may start while they are
     pending.
     """
 
 
 class Operation:
-    """An operation in a ``Lane`` (queue): runs the steps of a generator."""
+    """An operation in a ``OperationQueue`` (queue): runs the steps of a generator."""
 
-    def __init__(self, lane: Lane, steps: Steps) -> None:
+    def __init__(self, lane: OperationQueue, steps: Steps) -> None:
         self._lane = lane
         self._steps = steps
-        self._waiting: list[Request] = []
+        self._waiting: list[MpiRequest] = []
         self.all_started = False
         """Whether the operation starts no further messages."""
         self.done = False
@@ -286,11 +286,11 @@ class Operation:
         except StopIteration:
             self.all_started = self.done = True
             return
-        self.all_started = self.all_started or isinstance(requests, Last)
+        self.all_started = self.all_started or isinstance(requests, LastRequests)
         self._waiting = list(requests)
 
 
-class Lane:
+class OperationQueue:
     """A queue of a communicator's operations.
 
     MPI and NCCL require all ranks to start messages in the same order. But ranks run the later

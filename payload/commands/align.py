@@ -24,7 +24,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MeanReadings:
     """The mean readings of a node from ``start`` to ``end``, in Unix seconds."""
 
     start: float
@@ -59,7 +59,9 @@ def run(config: AlignConfig) -> int:
     return 0
 
 
-def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[Sample]]) -> Record:
+def averages(
+    spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[MeanReadings]]
+) -> Record:
     """Average the telemetry of each node over ``spans``, pairs (start, end) in Unix seconds.
 
     Return each node's means, the mean CPU and GPU use over all nodes, and the sum of all nodes' GPU
@@ -94,11 +96,11 @@ def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[
     }
 
 
-def read_samples(path: Path) -> list[Sample]:
+def read_samples(path: Path) -> list[MeanReadings]:
     """Read a node's samples in order of time. While a requeued job waited, there are no samples."""
     lines = _records(path)
     return [
-        Sample(previous["time"], line["time"], dict(_figures(line)))
+        MeanReadings(previous["time"], line["time"], dict(_figures(line)))
         for previous, line in pairwise(lines)
         if line["kind"] == "sample"
     ]

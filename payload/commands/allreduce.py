@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from payload.cli.config import AllreduceConfig
-from payload.cli.report import Report, begin, place
+from payload.cli.report import ResultWriter, begin, place
 from payload.comm import make_transport
 from payload.comm.base import Communicator
 from payload.device.base import Device
@@ -56,7 +56,7 @@ def allreduce(
     """Measure sums of arrays of all sizes over all ``comms`` (by transport). Return whether all are
     right.
     """
-    report = Report(world, config.out / "allreduce.jsonl")
+    report = ResultWriter(world, config.out / "allreduce.jsonl")
     places = world.allgather(place(world.rank, device))
     records = []
     nbytes_to_measure = sizes(config.min, config.max)

@@ -19,13 +19,13 @@ from typing import Any
 
 from payload.cli.arguments import check
 from payload.cli.config import BenchConfig
-from payload.cli.report import Report, begin
+from payload.cli.report import ResultWriter, begin
 from payload.comm import make_transport
-from payload.comm.base import Communicator, CommunicatorWrapper, Done, Pending
-from payload.comm.transport import Transport
+from payload.comm.base import Communicator, CommunicatorWrapper, CompletedOperation, Pending
+from payload.comm.transport import MpiTransport
 from payload.data.base import Dataset
 from payload.data.datasets import open_dataset
-from payload.data.loader import Feed
+from payload.data.loader import IterationBatches
 from payload.device.base import Array, Device
 from payload.node.heartbeat import beat
 from payload.node.nvml import open_card
@@ -33,8 +33,8 @@ from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
 from payload.training.build import build_engine, build_loader, build_mesh, build_units
 from payload.training.fit import compared_ranks
-from payload.training.gpu_use import SHORTEST_TURN_S, Meter, figures_of, gpu_of
-from payload.training.metrics import FLOPS_FORMULA, Work
+from payload.training.gpu_use import SHORTEST_TURN_S, GpuMeter, figures_of, gpu_of
+from payload.training.metrics import FLOPS_FORMULA, SampleWork
 from payload.training.peak import find_peak
 from payload.training.timing import CommTime, CommTimes, timed_mesh
 from payload.training.trace import OFF
@@ -59,7 +59,7 @@ def run(config: BenchConfig) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class BenchCase:
     """A configuration to measure: ``ranks`` ranks train on global batches of ``batch`` samples."""
 
     name: str
@@ -93,15 +93,15 @@ _GPU_COLUMNS = (
 
 
 @dataclass(slots=True)
-class Team:
+class BenchRun:
     """This rank's engine, data and measurements for a configuration (side)."""
 
     engine: Engine
-    feed: Feed
+    feed: IterationBatches
     times: CommTimes
-    work: Work
+    work: SampleWork
     # None: NVML does not know this rank's GPU.
-    meter: Meter | None
+    meter: GpuMeter | None
     iterations: int = 0
     # An entry for each measured iteration.
     seconds: list[float] = field(default_factory=list)
@@ -129,11 +129,11 @@ class Team:
             self.meter.end(iterations * batch)
 
 
-def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
+def bench(config: BenchConfig, device: Device, world: MpiTransport) -> list[Record]:
     """Measure all configurations. Return a result for each, on all ranks. Rank 0 also prints the
     results.
     """
-    report = Report(world, config.run.out / "bench.jsonl")
+    report = ResultWriter(world, config.run.out / "bench.jsonl")
     dataset = open_dataset(config, world)
     sides = sides_of(config, world.size)
     teams = dict(_teams(config, device, world, dataset, sides))
@@ -173,7 +173,7 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
     return records
 
 
-def sides_of(config: BenchConfig, size: int) -> list[Side]:
+def sides_of(config: BenchConfig, size: int) -> list[BenchCase]:
     """Return the sides: all ranks, with and without gradient sums; fewer ranks, strong and weak
     scaling.
 
@@ -182,18 +182,22 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
     """
     batch = config.batch.global_batch_size
     counts = compared_ranks(config, size)
-    sides = [Side("all", size, batch)]
+    sides = [BenchCase("all", size, batch)]
     if size > config.layout.tp * config.layout.pp:
-        sides.append(Side("all, silent", size, batch, silent=True))
+        sides.append(BenchCase("all, silent", size, batch, silent=True))
     for ranks in sorted({ranks for ranks in counts if ranks < size}, reverse=True):
-        sides.append(Side(f"strong {ranks}", ranks, batch))
-        sides.append(Side(f"weak {ranks}", ranks, max(1, batch * ranks // size)))
+        sides.append(BenchCase(f"strong {ranks}", ranks, batch))
+        sides.append(BenchCase(f"weak {ranks}", ranks, max(1, batch * ranks // size)))
     return sides
 
 
 def _teams(
-    config: BenchConfig, device: Device, world: Transport, dataset: Dataset, sides: Sequence[Side]
-) -> Iterator[tuple[Side, Team]]:
+    config: BenchConfig,
+    device: Device,
+    world: MpiTransport,
+    dataset: Dataset,
+    sides: Sequence[BenchCase],
+) -> Iterator[tuple[BenchCase, BenchRun]]:
     """Yield (side, team) for each side with this rank. Sides that differ only in batch share an
     engine.
     """
@@ -206,17 +210,19 @@ def _teams(
             continue
         times = CommTimes(device)
         mesh, compressor = build_mesh(config.layout, members)
-        mesh = timed_mesh(replace(mesh, dp=Silent(mesh.dp)) if silent else mesh, times, OFF)
+        mesh = timed_mesh(
+            replace(mesh, dp=SilentCommunicator(mesh.dp)) if silent else mesh, times, OFF
+        )
         units = build_units(config.model, dataset, mesh.context(device))
         engine = build_engine(config, device, mesh, units, compressor=compressor)
-        work = Work(sum(unit.flops for unit in units), dataset.facts.get("tokens"))
+        work = SampleWork(sum(unit.flops for unit in units), dataset.facts.get("tokens"))
         for side in group:
             resized = replace(config, batch=replace(config.batch, global_batch_size=side.batch))
             feed = next(build_loader(resized, dataset, device, mesh).training(1, 1))
-            yield side, Team(engine, feed, times, work, Meter(card) if card else None)
+            yield side, BenchRun(engine, feed, times, work, GpuMeter(card) if card else None)
 
 
-def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
+def _record(side: BenchCase, team: BenchRun, peaks: Sequence[float | None]) -> Record:
     """Return a side's results: medians over this rank's iterations. peaks: peak TFLOP/s of each
     rank.
     """
@@ -240,7 +246,7 @@ def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
     }
 
 
-def _gpu_figures(device: Device, world: Communicator, team: Team | None) -> Record:
+def _gpu_figures(device: Device, world: Communicator, team: BenchRun | None) -> Record:
     """Return what the GPUs of a side's ranks did, on all ranks. Ranks may share a GPU, which counts
     once. team: this rank's, if it takes part in the side.
     """
@@ -314,18 +320,18 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-class Silent(CommunicatorWrapper[Communicator]):
+class SilentCommunicator(CommunicatorWrapper[Communicator]):
     """A wrapper of a communicator that skips its sums and allgathers of arrays, but no other
     calls.
     """
 
     def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
-        return Done()
+        return CompletedOperation()
 
     def ireduce_scatter(self, array: Array, out: Array) -> Pending:
         out[...] = array[self.rank * out.size : (self.rank + 1) * out.size]
-        return Done()
+        return CompletedOperation()
 
     def iallgather_into(self, part: Array, out: Array) -> Pending:
         out[self.rank * part.size : (self.rank + 1) * part.size] = part
-        return Done()
+        return CompletedOperation()

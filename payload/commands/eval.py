@@ -21,7 +21,7 @@ from payload.device import choose
 from payload.device.base import Device
 from payload.errors import UsageError
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Tape
+from payload.nn.module import LayerContext, Tape
 from payload.node.host import launcher_rank
 from payload.parallel.engine import Evaluation
 from payload.parallel.mesh import Mesh, make_mesh
@@ -29,7 +29,7 @@ from payload.saved_model.folder import TrainedModel, load
 from payload.training.build import build_engine, build_loader, build_units
 
 if TYPE_CHECKING:
-    from payload.comm.transport import Transport
+    from payload.comm.transport import MpiTransport
 
 
 def run(config: EvalConfig) -> int:
@@ -87,7 +87,7 @@ def _run_on_model(config: EvalConfig, folder: Path) -> int:
     solo = Solo()
     mesh = Mesh(world, dp=world, tp=solo, pp=solo)
     loader = build_loader(trained, dataset, device, mesh, eval_only=True)
-    loss = SoftmaxCrossEntropy(Context(device))
+    loss = SoftmaxCrossEntropy(LayerContext(device))
     tape = Tape(training=False)
     parts = [
         loss.forward(model.forward(batch.inputs), batch.targets, tape)
@@ -131,7 +131,7 @@ def _data_state(model: TrainedModel) -> dict[str, Any]:
 
 
 def evaluate(
-    config: TrainConfig, device: Device, world: Transport
+    config: TrainConfig, device: Device, world: MpiTransport
 ) -> dict[str, int | float | None]:
     """Evaluate a checkpoint. Return the loss in nats per target, accuracy and perplexity, on all
     ranks.

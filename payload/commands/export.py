@@ -6,14 +6,14 @@ import json
 import os
 from pathlib import Path
 
-from payload.checkpoint.shards import BrokenError, Reader, read_manifest, verify
+from payload.checkpoint.shards import BrokenError, CheckpointReader, read_manifest, verify
 from payload.cli.config import ExportConfig
 from payload.cli.jsonl import answer
 from payload.data.datasets import tokenizer_of
 from payload.data.gpt2 import END, MASK, to_tokenizer_json
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from payload.errors import UsageError
-from payload.nn.module import Context, state_of
+from payload.nn.module import LayerContext, state_of
 from payload.node.host import launcher_rank
 from payload.saved_model import safetensors
 from payload.saved_model.folder import (
@@ -149,7 +149,9 @@ def write(path: Path, weights: Weights) -> int:
     """Write a safetensors file, and return its size in bytes. Raises UsageError if writing
     fails.
     """
-    stream = safetensors.Stream(path, {name: weights[name].shape for name in sorted(weights)})
+    stream = safetensors.SafetensorsWriter(
+        path, {name: weights[name].shape for name in sorted(weights)}
+    )
     for name in sorted(weights):
         stream.write(weights[name])
     try:
@@ -174,8 +176,10 @@ def of_checkpoint(folder: Path) -> tuple[ModelRecord, Weights, int]:
             f"--checkpoint: {folder} is damaged: {exc}", code="checkpoint-damaged"
         ) from exc
     record = parse_record(manifest.model, folder)
-    reader = Reader(folder, manifest)
-    layers = [unit.layer for unit in make_units(record.model, record.settings, Context(Cpu()))]
+    reader = CheckpointReader(folder, manifest)
+    layers = [
+        unit.layer for unit in make_units(record.model, record.settings, LayerContext(CpuDevice()))
+    ]
     weights = {name: reader.whole("state", name) for name in state_of(layers)}
     for parameter in (parameter for layer in layers for parameter in layer.parameters):
         whole = reader.whole("weight", parameter.name)[: parameter.rows]

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from payload.cli.config import GemmConfig
-from payload.cli.report import Report, begin, place
+from payload.cli.report import ResultWriter, begin, place
 from payload.cli.values import GemmSize
 from payload.comm import make_transport
 from payload.comm.base import Communicator
@@ -43,7 +43,7 @@ def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]
     """Measure products of all sizes and dtypes. Return the results on all ranks. Rank 0 also prints
     them.
     """
-    report = Report(comm, config.out / "gemm.jsonl")
+    report = ResultWriter(comm, config.out / "gemm.jsonl")
     places = comm.allgather(place(comm.rank, device))
     records = []
     for size in config.sizes:

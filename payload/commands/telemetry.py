@@ -16,9 +16,17 @@ from typing import Any
 from payload.cli.config import TelemetryConfig
 from payload.cli.jsonl import JsonLines
 from payload.node import host
-from payload.node.nvml import Gpus
-from payload.node.rank_use import Ranks
-from payload.node.sensors import Cpu, Disk, Memory, Network, Sensor, SensorError, own_group
+from payload.node.nvml import GpuSensor
+from payload.node.rank_use import RankUsage
+from payload.node.sensors import (
+    CpuSensor,
+    DiskSensor,
+    MemorySensor,
+    NetworkSensor,
+    Sensor,
+    SensorError,
+    own_group,
+)
 
 
 def run(config: TelemetryConfig) -> int:
@@ -38,15 +46,15 @@ def run(config: TelemetryConfig) -> int:
     if stop:
         threading.Thread(target=wait_for_stop, daemon=True).start()
     group = own_group()
-    memory = Memory(group=group)
-    gpus = Gpus()
+    memory = MemorySensor(group=group)
+    gpus = GpuSensor()
     # Read after the GPUs.
-    ranks = Ranks(lambda: gpus.users, limit_mib=None if memory.is_of_job else _limit_mib())
+    ranks = RankUsage(lambda: gpus.users, limit_mib=None if memory.is_of_job else _limit_mib())
     sensors: Sequence[Sensor] = (
-        Cpu(host.node_cores(), group=group),
+        CpuSensor(host.node_cores(), group=group),
         memory,
-        Network(),
-        Disk(),
+        NetworkSensor(),
+        DiskSensor(),
         gpus,
         ranks,
     )
@@ -80,7 +88,7 @@ def sample(sensors: Sequence[Sensor]) -> dict[str, Any]:
     return {**fields, "errors": errors} if errors else fields
 
 
-def _host(memory: Memory, gpus: Gpus, *, is_container: bool) -> dict[str, Any]:
+def _host(memory: MemorySensor, gpus: GpuSensor, *, is_container: bool) -> dict[str, Any]:
     try:
         total_mib = (_memory_in_slurm() if is_container else None) or memory.total_mib()
     except SensorError:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from payload.device.base import Array
-from payload.nn.module import Draw
+from payload.nn.module import RandomState
 
 Pair = tuple[Array, Array]
 """Inputs (B, ...) and integer targets (B,) or (B, T). Targets below 0 are ignored."""
@@ -42,7 +42,7 @@ class Dataset(Protocol):
     """Bytes of held-out text per target, to compute bits per byte. None: not known, as for images.
     """
 
-    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
+    def training_batch(self, indices: Array, epoch: int, draw: RandomState) -> Pair:
         """Return inputs and targets of samples. draw: seed of their random augmentation. epoch:
         from 1.
         """

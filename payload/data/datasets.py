@@ -24,7 +24,7 @@ from payload.data.tokenizer import BytePairs, Bytes, Tokenizer, learn
 from payload.device.base import Array
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.nn.module import Draw
+from payload.nn.module import RandomState
 from payload.node.host import hostname
 
 T = TypeVar("T")
@@ -282,7 +282,7 @@ class Synthetic:
         self._inputs = inputs
         self._targets = targets
 
-    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
+    def training_batch(self, indices: Array, epoch: int, draw: RandomState) -> Pair:  # noqa: ARG002
         return self.held_out_batch(indices)
 
     def held_out_batch(self, indices: Array) -> Pair:

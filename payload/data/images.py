@@ -11,7 +11,7 @@ import numpy as np
 from payload.data.base import Pair
 from payload.device.base import Array
 from payload.errors import UsageError
-from payload.nn.module import Draw
+from payload.nn.module import RandomState
 from payload.nn.random import random_bits, sample_keys
 
 # A crop moves an image by up to 1/8 of its side: 4 pixels of 32, as in the ResNet paper.
@@ -153,7 +153,7 @@ class Images:
             self.about += f"; {dropped} repeated images removed"
         self.facts: Mapping[str, int] = facts(height, width, channels, self.classes)
 
-    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
+    def training_batch(self, indices: Array, epoch: int, draw: RandomState) -> Pair:  # noqa: ARG002
         images = self._training.images[indices]
         if "crop" in self._augment:
             images = _cropped(images, draw)
@@ -217,7 +217,7 @@ def _unseen(samples: Labelled, seen: set[bytes]) -> Labelled:
     return Labelled(samples.images[fresh], samples.labels[fresh])
 
 
-def _cropped(images: Array, draw: Draw) -> Array:
+def _cropped(images: Array, draw: RandomState) -> Array:
     """Return the images, each shifted by a few random pixels, with black at the edges."""
     count, height, width, _ = images.shape
     pad = max(1, height // _PAD)
@@ -229,7 +229,7 @@ def _cropped(images: Array, draw: Draw) -> Array:
     return padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def _flipped(images: Array, draw: Draw) -> Array:
+def _flipped(images: Array, draw: RandomState) -> Array:
     """Return the images, a random half of them mirrored left to right."""
     is_flipped = random_bits(sample_keys(draw, "flip"), np.zeros(1, "uint32"))[:, 0] >> 31 == 1
     return np.where(is_flipped[:, None, None, None], images[:, :, ::-1], images)

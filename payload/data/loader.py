@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from payload.data.base import Dataset
-from payload.device.base import Array, Device, Upload
-from payload.nn.module import Draw
+from payload.device.base import Array, Device, PendingUpload
+from payload.nn.module import RandomState
 from payload.node.heartbeat import beat
 from payload.parallel.mesh import Mesh
 from payload.parallel.pipeline import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class IterationSamples:
     """The samples of an iteration, as indices into the data set."""
 
     iteration: int  # from 1
@@ -51,7 +51,7 @@ class Order:
         self._epoch = 0
         self._order = np.empty(0, np.int64)
 
-    def at(self, iteration: int) -> Slot:
+    def at(self, iteration: int) -> IterationSamples:
         epoch, position = divmod(iteration - 1, self.per_epoch)
         if epoch + 1 != self._epoch:
             self._epoch = epoch + 1
@@ -60,7 +60,7 @@ class Order:
             )
         start = position * self._batch_size
         indices = self._order[start : start + self._batch_size]
-        return Slot(iteration, self._epoch, position + 1 == self.per_epoch, indices)
+        return IterationSamples(iteration, self._epoch, position + 1 == self.per_epoch, indices)
 
 
 def local_slice(count: int, rank: int, size: int) -> slice:
@@ -74,16 +74,16 @@ T = TypeVar("T")
 
 
 # Inputs, targets and positions of the samples of a micro-batch.
-_Uploads = tuple[Upload, ...]
+_Uploads = tuple[PendingUpload, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class IterationBatches:
     """This rank's micro-batches of an iteration. All ranks have the same number of
     micro-batches.
     """
 
-    slot: Slot
+    slot: IterationSamples
     batches: list[MicroBatch]
     # Expected number of targets in the global batch.
     targets: int
@@ -131,19 +131,21 @@ class Loader:
         """Number of micro-batches per rank in a full global batch."""
         return self._number(self._global_batch)
 
-    def training(self, first: int, last: int) -> Iterator[Feed]:
+    def training(self, first: int, last: int) -> Iterator[IterationBatches]:
         """Yield this rank's micro-batches of each iteration from ``first`` to ``last``, counted
         from 1.
         """
 
-        def make() -> Iterator[tuple[Slot, list[_Uploads]]]:
+        def make() -> Iterator[tuple[IterationSamples, list[_Uploads]]]:
             for iteration in range(first, last + 1):
                 slot = self.order.at(iteration)
                 yield slot, [self._sample(slot, part) for part in self._parts(len(slot.indices))]
 
         for slot, parts in prefetched(make(), self._prefetch, self._device.use):
             batches = [self._received(part) for part in parts]
-            yield Feed(slot, batches, max(1, round(len(slot.indices) * self._dataset.targets)))
+            yield IterationBatches(
+                slot, batches, max(1, round(len(slot.indices) * self._dataset.targets))
+            )
 
     def held_out(self) -> Iterator[MicroBatch]:
         """Yield this rank's share of held-out samples, in as many micro-batches as on every other
@@ -167,9 +169,9 @@ class Loader:
     def _number(self, count: int) -> int:
         return math.ceil(math.ceil(count / self._dp.size) / self._micro_batch)
 
-    def _sample(self, slot: Slot, part: slice) -> _Uploads:
+    def _sample(self, slot: IterationSamples, part: slice) -> _Uploads:
         sample_ids = np.arange(part.start, part.stop, dtype="uint32")
-        draw = Draw(self._seed, slot.iteration, sample_ids)
+        draw = RandomState(self._seed, slot.iteration, sample_ids)
         inputs, targets = self._dataset.training_batch(slot.indices[part], slot.epoch, draw)
         return self._upload(inputs, targets, sample_ids)
 

@@ -11,7 +11,7 @@ from payload.data.base import Pair
 from payload.data.tokenizer import Tokenizer
 from payload.device.base import Array
 from payload.errors import UsageError
-from payload.nn.module import Draw
+from payload.nn.module import RandomState
 from payload.nn.random import random_bits, sample_keys
 
 # The last 1/20 of a text is held out.
@@ -66,7 +66,7 @@ class Text:
         self.input: Mapping[str, Any] = {"kind": "text", "length": length}
         self.tokenizer: Mapping[str, Any] | None = {"kind": tokenizer.kind, **tokenizer.data_state}
 
-    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
+    def training_batch(self, indices: Array, epoch: int, draw: RandomState) -> Pair:  # noqa: ARG002
         return self._windows(self._tokens, indices, epoch)
 
     def held_out_batch(self, indices: Array) -> Pair:
@@ -101,15 +101,15 @@ class MaskedText(Text):
         self.facts = text_facts(self.vocabulary + 1, length)
         self.input = {"kind": "masked text", "length": length, "mask": self._mask}
 
-    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
+    def training_batch(self, indices: Array, epoch: int, draw: RandomState) -> Pair:
         tokens, _ = self._windows(self._tokens, indices, epoch)
         return self._masked(tokens, draw)
 
     def held_out_batch(self, indices: Array) -> Pair:
         tokens, _ = self._windows(self._held_out_tokens, indices, 0)
-        return self._masked(tokens, Draw(0, 0, indices.astype("uint32")))
+        return self._masked(tokens, RandomState(0, 0, indices.astype("uint32")))
 
-    def _masked(self, tokens: Array, draw: Draw) -> Pair:
+    def _masked(self, tokens: Array, draw: RandomState) -> Pair:
         positions = np.arange(tokens.shape[1], dtype="uint32")
         chosen, kind, random_token = (
             random_bits(sample_keys(draw, stream), positions)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from payload.device.base import Cpu, Device
-from payload.device.gpu import Gpu
+from payload.device.base import CpuDevice, Device
+from payload.device.gpu import GpuDevice
 from payload.errors import UsageError
 
 
@@ -19,7 +19,7 @@ def choose(requested: str, local_rank: int) -> Device:
         local_rank: index of the rank on its node.
     """
     if requested == "cpu":
-        return Cpu()
+        return CpuDevice()
     _select_own_mig_part(local_rank)
     try:
         import cupy
@@ -32,7 +32,7 @@ def choose(requested: str, local_rank: int) -> Device:
     if not count:
         return _without_gpu(requested, "CUDA finds no GPU")
     try:
-        return Gpu(cupy, local_rank % count)
+        return GpuDevice(cupy, local_rank % count)
     except ImportError as exc:
         return _without_gpu(requested, f"CuPy cannot load cuBLAS: {exc}", exc)
 
@@ -43,7 +43,7 @@ def fuse(device: Device, *, deterministic: bool) -> None:
 
     Raises UsageError if the device is no GPU, or lacks the libraries.
     """
-    if not isinstance(device, Gpu):
+    if not isinstance(device, GpuDevice):
         raise UsageError(
             "--kernels fused: this rank has no GPU; use --kernels plain", code="no-gpu"
         )
@@ -70,7 +70,7 @@ def _select_own_mig_part(local_rank: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]
 
 
-def _without_gpu(requested: str, reason: str, cause: Exception | None = None) -> Cpu:
+def _without_gpu(requested: str, reason: str, cause: Exception | None = None) -> CpuDevice:
     if requested == "gpu":
         hint = (
             "check that nvidia-smi lists a GPU on the node, and that the job requests one "
@@ -78,4 +78,6 @@ def _without_gpu(requested: str, reason: str, cause: Exception | None = None) ->
         )
         raise UsageError(f"--device gpu: {reason}; {hint}", code="no-gpu") from cause
     # On a node without a GPU there is nothing to report.
-    return Cpu(f"the node's GPU is not used: {reason}" if Path("/dev/nvidia0").exists() else "")
+    return CpuDevice(
+        f"the node's GPU is not used: {reason}" if Path("/dev/nvidia0").exists() else ""
+    )

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from payload.node.host import host_memory_bytes
 
 if TYPE_CHECKING:
-    from payload.device.capture import Recorder
+    from payload.device.capture import GraphRecorder
     from payload.device.fused import Fused
 
 Array = NDArray[Any]
@@ -120,7 +120,7 @@ place: 0, 1, ... (N, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class PendingUpload:
     """An array that is being copied to the device. Only ``Device.receive`` may look at it."""
 
     array: Array
@@ -200,7 +200,7 @@ class Device:
         """
         return None
 
-    def recorder(self) -> Recorder:
+    def recorder(self) -> GraphRecorder:
         """Return a new recorder of CUDA graphs, with memory of its own."""
         raise NotImplementedError("only a GPU records graphs")
 
@@ -246,13 +246,13 @@ class Device:
         """Copy a host array to pinned memory. ``upload`` of pinned memory does not block."""
         return host
 
-    def upload(self, host: Array) -> Upload:
+    def upload(self, host: Array) -> PendingUpload:
         """Start copying a host array to the device, beside the computation. Any thread may call
         this. Don't modify ``host`` until the copy is done.
         """
-        return Upload(host)
+        return PendingUpload(host)
 
-    def receive(self, upload: Upload) -> Array:
+    def receive(self, upload: PendingUpload) -> Array:
         """Return an uploaded array. Later work on the current stream runs after the copy."""
         return upload.array
 
@@ -296,7 +296,7 @@ class Device:
         return host_memory_bytes()
 
 
-class Cpu(Device):
+class CpuDevice(Device):
     def __init__(self, note: str = "requested") -> None:
         self.note = note
 

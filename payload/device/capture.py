@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Captured(Generic[T]):
+class CapturedGraph(Generic[T]):
     """Recorded work."""
 
     # What the recorded function returned: arrays that each launch fills.
@@ -43,11 +43,11 @@ class _Allocator:
         return self._cuda.MemoryPointer(self._cuda.Memory(nbytes), 0)
 
 
-class Recorder:
+class GraphRecorder:
     """Records work on a stream of its own. All its graphs share a memory pool.
 
     Sharing is safe because all graphs are launched on the same stream, and the arrays that a graph
-    returns stay allocated while its ``Captured`` is alive. xp: cupy.
+    returns stay allocated while its ``CapturedGraph`` is alive. xp: cupy.
     """
 
     def __init__(self, xp: ModuleType) -> None:
@@ -61,7 +61,7 @@ class Recorder:
         """Bytes of GPU memory that the graphs hold."""
         return int(self._pool.total_bytes())
 
-    def capture(self, function: Callable[[], T]) -> Captured[T]:
+    def capture(self, function: Callable[[], T]) -> CapturedGraph[T]:
         """Record the work that ``function`` queues on the current stream, without running it.
 
         The same work must have run before, so that kernels are compiled and plans exist. Its
@@ -86,4 +86,4 @@ class Recorder:
         if self.nbytes != self._allocator.nbytes:
             # When memory is short, CuPy's pool frees arrays that the graph still uses.
             raise MemoryError("the GPU's memory does not suffice for the graph")
-        return Captured(result, graph, self._pool)
+        return CapturedGraph(result, graph, self._pool)

@@ -24,7 +24,7 @@ _ONE = np.ones(1, np.float32)
 _ZERO = np.zeros(1, np.float32)
 
 
-class Products:
+class MatrixProducts:
     """Matrix products by cuBLAS.
 
     library: the module cupy_backends.cuda.libs.cublas. handle: returns the calling thread's cuBLAS

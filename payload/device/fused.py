@@ -12,7 +12,7 @@ from typing import Any
 
 from payload.device.base import FLOAT32, Array
 from payload.device.cublaslt import LtProducts
-from payload.device.graphs import Graphs
+from payload.device.graphs import CudnnGraphs
 
 _CHANNELS = 8
 """cuDNN's batch norm needs a multiple of this many channels, and its attention of numbers per head:
@@ -28,7 +28,7 @@ class Fused:
     graphs: cuDNN. products: cuBLASLt. xp: cupy.
     """
 
-    def __init__(self, graphs: Graphs, products: LtProducts, xp: ModuleType) -> None:
+    def __init__(self, graphs: CudnnGraphs, products: LtProducts, xp: ModuleType) -> None:
         self.graphs = graphs
         self._xp = xp
         self.products = products

@@ -11,34 +11,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from payload.device.base import ADD_ROWS, FLOAT32, Array, Device, Kernel, Mark, Reduction, Upload
-from payload.device.capture import Recorder
-from payload.device.cublas import Products
+from payload.device.base import (
+    ADD_ROWS,
+    FLOAT32,
+    Array,
+    Device,
+    Kernel,
+    Mark,
+    PendingUpload,
+    Reduction,
+)
+from payload.device.capture import GraphRecorder
+from payload.device.cublas import MatrixProducts
 from payload.device.cublaslt import LtProducts
 from payload.device.fused import Fused
-from payload.device.graphs import Graphs, aligned
+from payload.device.graphs import CudnnGraphs, aligned
 
 _GPU_MATRIX_BYTES = 1 << 28
 """Bytes of a temporary matrix on a GPU. Large enough for products at full speed."""
 
 
-class Uploads:
+class UploadStream:
     """Copies of host arrays to a GPU, on a stream of their own. xp: cupy."""
 
     def __init__(self, xp: ModuleType) -> None:
         self._xp = xp
         self._stream = xp.cuda.Stream(non_blocking=True)
         self._lock = threading.Lock()
-        self._under_way: list[tuple[Upload, Array]] = []
+        self._under_way: list[tuple[PendingUpload, Array]] = []
 
-    def start(self, host: Array) -> Upload:
+    def start(self, host: Array) -> PendingUpload:
         host = np.ascontiguousarray(host)
         computing = self._xp.cuda.get_current_stream()
         # The pool gives memory of the computing stream, whose earlier work may still use it.
         array: Any = self._xp.empty(host.shape, host.dtype)
         self._stream.wait_event(computing.record())
         array.set(host, stream=self._stream)
-        upload = Upload(array, self._stream.record())
+        upload = PendingUpload(array, self._stream.record())
         with self._lock:
             # Memory without a reference is reused at once, on the host and, if nobody waits for
             # the upload, on the device. So keep references until the copy is done.
@@ -47,7 +56,7 @@ class Uploads:
         return upload
 
 
-class Gpu(Device):
+class GpuDevice(Device):
     def __init__(self, cupy: ModuleType, index: int) -> None:
         # This import loads cuBLAS.
         from cupy_backends.cuda.libs import cublas
@@ -64,11 +73,13 @@ class Gpu(Device):
             "uuid": _uuid(properties.get("uuid", b"")),
         }
         self._empty_pinned = empty_pinned
-        self._products: Products | LtProducts = Products(cublas, cupy.cuda.device.get_cublas_handle)
+        self._products: MatrixProducts | LtProducts = MatrixProducts(
+            cublas, cupy.cuda.device.get_cublas_handle
+        )
         self._fused: Fused | None = None
-        self._recorders = weakref.WeakSet[Recorder]()
+        self._recorders = weakref.WeakSet[GraphRecorder]()
         self._staging: dict[tuple[int, str], Array] = {}
-        self._uploads = Uploads(cupy)
+        self._uploads = UploadStream(cupy)
         self._kernels: dict[str, Callable[..., Any]] = {}
 
     def fuse(self, cudnn: ModuleType, cublaslt: ModuleType, *, deterministic: bool) -> None:
@@ -77,7 +88,7 @@ class Gpu(Device):
         cudnn: the module of nvidia-cudnn-frontend. cublaslt: nvmath.bindings.cublasLt.
         deterministic: whether to use only algorithms whose results are bit-identical in each run.
         """
-        graphs = Graphs(cudnn, self.xp, deterministic=deterministic)
+        graphs = CudnnGraphs(cudnn, self.xp, deterministic=deterministic)
         products = LtProducts(cublaslt, self.xp)
         self._fused = Fused(graphs, products, self.xp)
         self._products = products
@@ -85,8 +96,8 @@ class Gpu(Device):
     def fused_for(self, x: Array) -> Fused | None:
         return self._fused if x.dtype.itemsize == 2 and x.size else None  # noqa: PLR2004
 
-    def recorder(self) -> Recorder:
-        recorder = Recorder(self.xp)
+    def recorder(self) -> GraphRecorder:
+        recorder = GraphRecorder(self.xp)
         self._recorders.add(recorder)
         return recorder
 
@@ -207,10 +218,10 @@ class Gpu(Device):
         pinned[...] = host
         return pinned
 
-    def upload(self, host: Array) -> Upload:
+    def upload(self, host: Array) -> PendingUpload:
         return self._uploads.start(host)
 
-    def receive(self, upload: Upload) -> Array:
+    def receive(self, upload: PendingUpload) -> Array:
         self.xp.cuda.get_current_stream().wait_event(upload.arrived)
         return upload.array
 

@@ -29,7 +29,7 @@ input tensors, and the parameters by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ArrayLayout:
     """Shape of an array, its strides in elements, and its number format."""
 
     shape: tuple[int, ...]
@@ -37,25 +37,25 @@ class Layout:
     dtype: str
 
     @classmethod
-    def of(cls, array: Array) -> Layout:
+    def of(cls, array: Array) -> ArrayLayout:
         # NumPy and CuPy give an axis of length 1 any stride.
         strides = tuple(max(step // array.itemsize, 1) for step in array.strides)
         return cls(tuple(array.shape), strides, array.dtype.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class PlanKey:
     """All that a plan depends on. scalars: inputs that cuDNN reads from host memory."""
 
     build: Build
     parameters: tuple[tuple[str, Any], ...]
-    inputs: tuple[Layout, ...]
-    outputs: tuple[Layout, ...]
+    inputs: tuple[ArrayLayout, ...]
+    outputs: tuple[ArrayLayout, ...]
     scalars: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CudnnPlan:
     graph: Any
     # Tensors of the inputs, then of the outputs.
     tensors: tuple[Any, ...]
@@ -64,7 +64,9 @@ class Plan:
     workspace_bytes: int
 
 
-def plan(cudnn: ModuleType, key: Key, *, deterministic: bool, place: Mapping[str, Any]) -> Plan:
+def plan(
+    cudnn: ModuleType, key: PlanKey, *, deterministic: bool, place: Mapping[str, Any]
+) -> CudnnPlan:
     """Build a graph and choose its execution plan.
 
     Args:
@@ -116,7 +118,7 @@ def plan(cudnn: ModuleType, key: Key, *, deterministic: bool, place: Mapping[str
             code="kernels-unsupported",
         ) from exc
     values = [np.array([value], FLOAT32) for value in key.scalars]
-    return Plan(
+    return CudnnPlan(
         graph,
         (*inputs, *outputs),
         tuple(zip(scalars, values, strict=True)),
@@ -124,11 +126,11 @@ def plan(cudnn: ModuleType, key: Key, *, deterministic: bool, place: Mapping[str
     )
 
 
-def _type(cudnn: ModuleType, layout: Layout) -> Any:
+def _type(cudnn: ModuleType, layout: ArrayLayout) -> Any:
     return getattr(cudnn.data_type, _TYPES[layout.dtype])
 
 
-class Graphs:
+class CudnnGraphs:
     """Plans of one GPU, and their execution on CuPy's current stream."""
 
     def __init__(self, cudnn: ModuleType, xp: ModuleType, *, deterministic: bool) -> None:
@@ -136,7 +138,7 @@ class Graphs:
         self._xp = xp
         self.deterministic = deterministic
         self._handle = cudnn.create_handle()
-        self.plans: dict[Key, Plan] = {}
+        self.plans: dict[PlanKey, CudnnPlan] = {}
 
     def run(
         self,
@@ -149,11 +151,11 @@ class Graphs:
     ) -> None:
         """Compute an operation on 4-d views of arrays, and write its results to ``outputs``."""
         inputs = [aligned(one) for one in inputs]
-        key = Key(
+        key = PlanKey(
             build,
             tuple(parameters.items()),
-            tuple(map(Layout.of, inputs)),
-            tuple(map(Layout.of, outputs)),
+            tuple(map(ArrayLayout.of, inputs)),
+            tuple(map(ArrayLayout.of, outputs)),
             tuple(scalars),
         )
         if key not in self.plans:

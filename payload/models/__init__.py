@@ -19,7 +19,7 @@ Takes = Literal["images", "text", "masked text"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ModelEntry:
     """A model that ``--model`` names: its module, its kind of input, and its sizes."""
 
     module: Module
@@ -48,22 +48,22 @@ def _transformer(layers: int, heads: int, width: int) -> Mapping[str, int]:
     return {"layers": layers, "heads": heads, "width": width}
 
 
-MODELS: Mapping[str, Entry] = {
-    "mlp": Entry("mlp", "images"),
-    "cnn": Entry("cnn", "images"),
-    "resnet18": Entry("resnet", "images", {"depth": 18}),
-    "resnet50": Entry("resnet", "images", {"depth": 50}),
-    "lstm": Entry("lstm", "text"),
-    "lstm-rows": Entry("lstm", "images"),  # row by row
-    "gpt-tiny": Entry("gpt", "text", _transformer(4, 4, 128)),
-    "gpt-124m": Entry("gpt", "text", _transformer(12, 12, 768)),
-    "gpt-350m": Entry("gpt", "text", _transformer(24, 16, 1024)),
-    "gpt-774m": Entry("gpt", "text", _transformer(36, 20, 1280)),
-    "gpt-1.5b": Entry("gpt", "text", _transformer(48, 25, 1600)),
-    "bert-tiny": Entry("bert", "masked text", _transformer(4, 4, 128)),
-    "bert-base": Entry("bert", "masked text", _transformer(12, 12, 768)),
-    "vit-tiny": Entry("vit", "images", {**_transformer(4, 4, 128), "patch": 4}),
-    "vit-b16": Entry("vit", "images", {**_transformer(12, 12, 768), "patch": 16}),
+MODELS: Mapping[str, ModelEntry] = {
+    "mlp": ModelEntry("mlp", "images"),
+    "cnn": ModelEntry("cnn", "images"),
+    "resnet18": ModelEntry("resnet", "images", {"depth": 18}),
+    "resnet50": ModelEntry("resnet", "images", {"depth": 50}),
+    "lstm": ModelEntry("lstm", "text"),
+    "lstm-rows": ModelEntry("lstm", "images"),  # row by row
+    "gpt-tiny": ModelEntry("gpt", "text", _transformer(4, 4, 128)),
+    "gpt-124m": ModelEntry("gpt", "text", _transformer(12, 12, 768)),
+    "gpt-350m": ModelEntry("gpt", "text", _transformer(24, 16, 1024)),
+    "gpt-774m": ModelEntry("gpt", "text", _transformer(36, 20, 1280)),
+    "gpt-1.5b": ModelEntry("gpt", "text", _transformer(48, 25, 1600)),
+    "bert-tiny": ModelEntry("bert", "masked text", _transformer(4, 4, 128)),
+    "bert-base": ModelEntry("bert", "masked text", _transformer(12, 12, 768)),
+    "vit-tiny": ModelEntry("vit", "images", {**_transformer(4, 4, 128), "patch": 4}),
+    "vit-b16": ModelEntry("vit", "images", {**_transformer(12, 12, 768), "patch": 16}),
 }
 
 

@@ -14,7 +14,7 @@ from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding, TiedHead
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
+from payload.nn.module import Layer, LayerContext, Residual, Sequential, Unit, normal
 from payload.nn.norm import LayerNorm
 from payload.nn.sequence import Positions, Segments
 
@@ -27,7 +27,7 @@ _INIT = normal(0.02)
 
 
 def build(
-    context: Context,
+    context: LayerContext,
     *,
     vocabulary: int = VOCABULARY,
     length: int = 512,
@@ -71,7 +71,7 @@ def build(
 
 
 def _block(
-    context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float
+    context: LayerContext, name: str, *, width: int, heads: int, dropout: float, norm_eps: float
 ) -> Layer:
     return Sequential(
         Residual(

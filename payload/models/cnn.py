@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from payload.nn.conv import Conv2d
 from payload.nn.form import flattened_image
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
+from payload.nn.module import Flatten, Layer, LayerContext, Sequential, Unit
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
 
 
 def build(
-    context: Context,
+    context: LayerContext,
     *,
     side: int = 28,
     channels: int = 1,

@@ -13,7 +13,7 @@ from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding, TiedHead
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
+from payload.nn.module import Layer, LayerContext, Residual, Sequential, Unit, normal
 from payload.nn.norm import LayerNorm
 from payload.nn.sequence import Positions
 
@@ -24,7 +24,7 @@ SPLIT_LOGITS = True
 
 
 def build(
-    context: Context,
+    context: LayerContext,
     *,
     vocabulary: int = VOCABULARY,
     length: int = 1024,
@@ -64,7 +64,7 @@ def build(
 
 
 def _block(
-    context: Context,
+    context: LayerContext,
     name: str,
     *,
     width: int,

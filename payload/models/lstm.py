@@ -11,12 +11,12 @@ from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding
 from payload.nn.linear import Linear
 from payload.nn.lstm import LSTM
-from payload.nn.module import Context, Flatten, Layer, Sequential, Unit, uniform
-from payload.nn.sequence import Pick
+from payload.nn.module import Flatten, Layer, LayerContext, Sequential, Unit, uniform
+from payload.nn.sequence import SelectPosition
 
 
 def build(
-    context: Context,
+    context: LayerContext,
     *,
     classes: int,
     vocabulary: int | None = None,
@@ -51,6 +51,8 @@ def build(
         units.append(Unit(f"lstm{number}", layer, flops=8.0 * length * width * (inputs + width)))
         inputs = width
     linear = Linear(context, "head", width, classes, init=uniform(width**-0.5))
-    head = linear if text else Sequential(Pick(context, -1), linear)  # (B, H) → (B, classes)
+    head = (
+        linear if text else Sequential(SelectPosition(context, -1), linear)
+    )  # (B, H) → (B, classes)
     units.append(Unit("head", head, flops=2.0 * width * classes * (length if text else 1)))
     return units

@@ -8,11 +8,11 @@ from itertools import pairwise
 from payload.nn.activation import ReLU
 from payload.nn.form import flattened_image
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
+from payload.nn.module import Flatten, Layer, LayerContext, Sequential, Unit
 
 
 def build(
-    context: Context,
+    context: LayerContext,
     *,
     inputs: int,
     classes: int,

@@ -9,7 +9,7 @@ from payload.device.base import Array
 from payload.nn.activation import ReLU
 from payload.nn.conv import Conv2d
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Layer, Sequential, Tape, Unit, ones, zeros
+from payload.nn.module import Layer, LayerContext, Sequential, Tape, Unit, ones, zeros
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
 
@@ -21,7 +21,7 @@ _SMALL = 64
 
 
 def build(
-    context: Context,
+    context: LayerContext,
     *,
     side: int = 32,
     channels: int = 3,
@@ -52,10 +52,10 @@ def build(
     return [*units, Unit("head", head, flops=2.0 * inputs * classes)]
 
 
-class Residual(Sequential):
+class ResidualBlock(Sequential):
     """y = max(0, branch(x) + shortcut(x)). Without a shortcut layer, x itself is added."""
 
-    def __init__(self, context: Context, branch: Layer, shortcut: Layer | None) -> None:
+    def __init__(self, context: LayerContext, branch: Layer, shortcut: Layer | None) -> None:
         super().__init__(branch, *([shortcut] if shortcut else []))
         self._device = context.device
         self._branch = branch
@@ -87,7 +87,7 @@ class Residual(Sequential):
 class _Builder:
     """Builds the blocks in order, and computes the sizes of their images and their FLOPs."""
 
-    def __init__(self, context: Context, side: int) -> None:
+    def __init__(self, context: LayerContext, side: int) -> None:
         self._context = context
         self._side = side
         self._flops = 0.0
@@ -116,7 +116,7 @@ class _Builder:
             self._conv(f"{name}.conv1", f"{name}.bn1", inputs, width, 3, stride=stride, relu=True),
             self._conv(f"{name}.conv2", f"{name}.bn2", width, width, 3, last=True),
         )
-        return Residual(self._context, branch, shortcut), width
+        return ResidualBlock(self._context, branch, shortcut), width
 
     def bottleneck(self, name: str, inputs: int, width: int, *, stride: int) -> tuple[Layer, int]:
         """Return a block of 1x1, 3x3 and 1x1 convolutions, and the number of output channels: 4 ·
@@ -129,7 +129,7 @@ class _Builder:
             self._conv(f"{name}.conv2", f"{name}.bn2", width, width, 3, stride=stride, relu=True),
             self._conv(f"{name}.conv3", f"{name}.bn3", width, outputs, 1, last=True),
         )
-        return Residual(self._context, branch, shortcut), outputs
+        return ResidualBlock(self._context, branch, shortcut), outputs
 
     def _shrink(self, name: str, inputs: int, outputs: int, stride: int) -> Layer | None:
         """Return a block's shortcut layer, or None if the block keeps the shape of images."""

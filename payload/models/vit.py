@@ -13,15 +13,15 @@ from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
 from payload.nn.form import patches as as_patches
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
+from payload.nn.module import Layer, LayerContext, Residual, Sequential, Unit, normal
 from payload.nn.norm import LayerNorm
-from payload.nn.sequence import ClassToken, Patches, Pick, Positions
+from payload.nn.sequence import ClassToken, Patches, Positions, SelectPosition
 
 _INIT = normal(0.02)
 
 
 def build(
-    context: Context,
+    context: LayerContext,
     *,
     side: int = 224,
     channels: int = 3,
@@ -57,7 +57,7 @@ def build(
         Dropout(context, "dropout", dropout),
     )
     head = Sequential(
-        Pick(context, 0),  # (B, T, C) → (B, C)
+        SelectPosition(context, 0),  # (B, T, C) → (B, C)
         LayerNorm(context, "norm", width, eps=norm_eps),
         Linear(context, "head", width, classes, init=_INIT),  # → (B, classes)
     )
@@ -76,7 +76,7 @@ def build(
 
 
 def _block(
-    context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float
+    context: LayerContext, name: str, *, width: int, heads: int, dropout: float, norm_eps: float
 ) -> Layer:
     return Sequential(
         Residual(

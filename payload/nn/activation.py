@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from payload.device.base import Array, Kernel, acc_dtype, bits
-from payload.nn.module import Context, Parameter, Tape
+from payload.nn.module import LayerContext, Parameter, Tape
 
 
 class ReLU:
@@ -41,7 +41,7 @@ class GELU:
 
     parameters: Sequence[Parameter] = ()
 
-    def __init__(self, context: Context, *, exact: bool = False) -> None:
+    def __init__(self, context: LayerContext, *, exact: bool = False) -> None:
         self._device = context.device
         self._exact = exact
         self._kernels = _EXACT if exact else _TANH

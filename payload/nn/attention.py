@@ -18,7 +18,7 @@ from payload.device.base import Array, acc_dtype
 from payload.device.fused import Fused
 from payload.errors import UsageError
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Init, Tape
+from payload.nn.module import Init, LayerContext, Tape
 from payload.nn.random import draw_kept, keep_mask, part_keys, sample_keys
 
 _QUERIES = 128
@@ -35,7 +35,7 @@ class Attention:
 
     def __init__(
         self,
-        context: Context,
+        context: LayerContext,
         name: str,
         width: int,
         heads: int,

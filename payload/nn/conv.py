@@ -12,7 +12,7 @@ import numpy as np
 from payload.device.base import Array
 from payload.device.fused import Fused
 from payload.nn.form import convolution
-from payload.nn.module import Context, Parameter, Tape, normal
+from payload.nn.module import LayerContext, Parameter, Tape, normal
 
 _MIN_POSITIONS = 512
 """Minimum rows of a product: with fewer, BLAS spends more time packing the weights than
@@ -43,7 +43,7 @@ class Conv2d:
 
     def __init__(
         self,
-        context: Context,
+        context: LayerContext,
         name: str,
         inputs: int,
         outputs: int,

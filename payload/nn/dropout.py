@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from payload.device.base import Array, bits
-from payload.nn.module import Context, Parameter, Tape
+from payload.nn.module import LayerContext, Parameter, Tape
 from payload.nn.random import draw_kept, sample_keys
 
 
@@ -20,7 +20,9 @@ class Dropout:
 
     parameters: Sequence[Parameter] = ()
 
-    def __init__(self, context: Context, name: str, rate: float, *, split: bool = False) -> None:
+    def __init__(
+        self, context: LayerContext, name: str, rate: float, *, split: bool = False
+    ) -> None:
         """Create the layer. rate: in [0, 1). split: whether tensor-parallel ranks split the last
         axis.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from payload.device.base import Array, bits
-from payload.nn.module import Context, Parameter, Tape, normal, zeros
+from payload.nn.module import LayerContext, Parameter, Tape, normal, zeros
 
 _MULTIPLE = 64
 """The vocabulary is padded to a multiple of this and of the tensor-parallel size, for faster
@@ -22,7 +22,7 @@ class Embedding:
     table.
     """
 
-    def __init__(self, context: Context, name: str, vocabulary: int, width: int) -> None:
+    def __init__(self, context: LayerContext, name: str, vocabulary: int, width: int) -> None:
         self._device = context.device
         self._tp = context.tp
         multiple = math.lcm(_MULTIPLE, self._tp.size)
@@ -69,7 +69,7 @@ class TiedHead:
     """
 
     def __init__(
-        self, context: Context, name: str, embedding: Embedding, *, bias: bool = False
+        self, context: LayerContext, name: str, embedding: Embedding, *, bias: bool = False
     ) -> None:
         """Create the layer. bias: whether to add a trained number, initially 0, to each token's
         logit.

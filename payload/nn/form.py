@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TorchForm:
     """A conversion to PyTorch: reshape to ``split``, flip axes, transpose by ``order``, reshape
     again.
     """
@@ -40,40 +40,40 @@ class Form:
         return np.flip(cut.transpose(np.argsort(self.order)), self.reversed)
 
 
-def identity(shape: Shape) -> Form:
+def identity(shape: Shape) -> TorchForm:
     """Return the conversion of a weight that has the same layout in this package and in PyTorch."""
-    return Form(shape, shape, tuple(range(len(shape))))
+    return TorchForm(shape, shape, tuple(range(len(shape))))
 
 
-def reshaped(shape: Shape, torch_shape: Shape) -> Form:
+def reshaped(shape: Shape, torch_shape: Shape) -> TorchForm:
     """Return the conversion of a weight that PyTorch stores in the same order, but with another
     shape.
     """
-    return Form(torch_shape, shape, tuple(range(len(shape))))
+    return TorchForm(torch_shape, shape, tuple(range(len(shape))))
 
 
-def matrix(inputs: int, outputs: int) -> Form:
+def matrix(inputs: int, outputs: int) -> TorchForm:
     """Return the conversion from (inputs, outputs) to (outputs, inputs), as in
     ``torch.nn.Linear``.
     """
-    return Form((outputs, inputs), (inputs, outputs), (1, 0))
+    return TorchForm((outputs, inputs), (inputs, outputs), (1, 0))
 
 
-def flattened_image(image: Sequence[int], outputs: int) -> Form:
+def flattened_image(image: Sequence[int], outputs: int) -> TorchForm:
     """Return the conversion from (H · W · C, outputs) to (outputs, C · H · W). image: (H, W, C)."""
-    return Form((outputs, math.prod(image)), (*image, outputs), (3, 2, 0, 1))
+    return TorchForm((outputs, math.prod(image)), (*image, outputs), (3, 2, 0, 1))
 
 
-def patches(size: int, channels: int, outputs: int) -> Form:
+def patches(size: int, channels: int, outputs: int) -> TorchForm:
     """Return the conversion from (size · size · channels, outputs) to (outputs, channels, size,
     size).
     """
-    return Form((outputs, channels, size, size), (size, size, channels, outputs), (3, 2, 0, 1))
+    return TorchForm((outputs, channels, size, size), (size, size, channels, outputs), (3, 2, 0, 1))
 
 
-def convolution(inputs: int, kernel: int, outputs: int) -> Form:
+def convolution(inputs: int, kernel: int, outputs: int) -> TorchForm:
     """Return the conversion to (outputs, inputs, kernel, kernel), which also reverses both kernel
     axes.
     """
     shape = (inputs, kernel, kernel, outputs)
-    return Form((outputs, inputs, kernel, kernel), shape, (3, 0, 1, 2), reversed=(1, 2))
+    return TorchForm((outputs, inputs, kernel, kernel), shape, (3, 0, 1, 2), reversed=(1, 2))

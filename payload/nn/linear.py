@@ -6,8 +6,8 @@ import math
 from typing import Literal
 
 from payload.device.base import Array
-from payload.nn.form import Form, matrix, reshaped
-from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
+from payload.nn.form import TorchForm, matrix, reshaped
+from payload.nn.module import Init, LayerContext, Parameter, Tape, normal, zeros
 
 
 class Linear:
@@ -20,7 +20,7 @@ class Linear:
 
     def __init__(
         self,
-        context: Context,
+        context: LayerContext,
         name: str,
         inputs: int,
         outputs: int,
@@ -29,7 +29,7 @@ class Linear:
         bias: bool = True,
         split: Literal["columns", "rows"] | None = None,
         parts: int = 1,
-        form: Form | None = None,
+        form: TorchForm | None = None,
     ) -> None:
         """Create the layer.
 

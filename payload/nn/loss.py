@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from payload.device.base import Array, Kernel, Reduction, acc_dtype
-from payload.nn.module import Context, Tape
+from payload.nn.module import LayerContext, Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SoftmaxCrossEntropy:
     not logits.
     """
 
-    def __init__(self, context: Context, *, split: bool = False) -> None:
+    def __init__(self, context: LayerContext, *, split: bool = False) -> None:
         """Create the layer. split: whether tensor-parallel ranks hold the logits of different
         classes.
         """

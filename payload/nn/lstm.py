@@ -10,7 +10,7 @@ from types import ModuleType
 
 from payload.device.base import Array, acc_dtype
 from payload.nn.form import matrix
-from payload.nn.module import Context, Parameter, Tape, uniform, zeros
+from payload.nn.module import LayerContext, Parameter, Tape, uniform, zeros
 
 
 class LSTM:
@@ -23,7 +23,7 @@ class LSTM:
     """
 
     def __init__(
-        self, context: Context, name: str, inputs: int, hidden: int, *, number: int = 0
+        self, context: LayerContext, name: str, inputs: int, hidden: int, *, number: int = 0
     ) -> None:
         """Create the layer with weights uniform in ±1/√hidden. number: index in
         ``torch.nn.LSTM``.

@@ -21,11 +21,11 @@ import numpy as np
 from payload.comm.base import Communicator, Solo
 from payload.device.base import Array, Device
 from payload.errors import UsageError
-from payload.nn.form import Form, Shape, identity
+from payload.nn.form import Shape, TorchForm, identity
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class RandomState:
     """Seed of a micro-batch's random numbers: the same for any layout of ranks and in repeated
     passes.
     """
@@ -55,7 +55,7 @@ class Tape:
 
     training: bool = True
     # Dropout is off if there is no draw of random numbers.
-    draw: Draw | None = None
+    draw: RandomState | None = None
     # True while a forward pass is repeated: running statistics have already counted this
     # micro-batch.
     recompute: bool = False
@@ -108,14 +108,14 @@ class Parameter:
 
     def __init__(
         self,
-        context: Context,
+        context: LayerContext,
         name: str,
         full_shape: Shape,
         init: Init,
         *,
         axis: int | None = None,
         decay: bool | None = None,
-        form: Form | None = None,
+        form: TorchForm | None = None,
         rows: int | None = None,
     ) -> None:
         """Describe the parameter; the owner of the buffers binds ``value`` and ``grad`` later.
@@ -248,7 +248,7 @@ def uniform(limit: float) -> Init:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class LayerContext:
     """Arguments for creating any layer: the device, and communicators for tensor and data
     parallelism.
     """

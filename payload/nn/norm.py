@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from payload.device.base import Array, acc_dtype, bits
 from payload.device.fused import Fused
-from payload.nn.module import Context, Init, Parameter, Tape, ones, zeros
+from payload.nn.module import Init, LayerContext, Parameter, Tape, ones, zeros
 
 _MOMENTUM = 0.1
 """Weight of the newest micro-batch in the running averages."""
@@ -18,7 +18,7 @@ class LayerNorm:
     wider.
     """
 
-    def __init__(self, context: Context, name: str, width: int, *, eps: float = 1e-5) -> None:
+    def __init__(self, context: LayerContext, name: str, width: int, *, eps: float = 1e-5) -> None:
         self._device = context.device
         self._eps = eps
         self.weight = Parameter(context, f"{name}.weight", (width,), ones)
@@ -110,7 +110,13 @@ class BatchNorm:
     """
 
     def __init__(
-        self, context: Context, name: str, channels: int, *, relu: bool = False, weight: Init = ones
+        self,
+        context: LayerContext,
+        name: str,
+        channels: int,
+        *,
+        relu: bool = False,
+        weight: Init = ones,
     ) -> None:
         self._device = context.device
         self._relu = relu

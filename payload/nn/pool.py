@@ -10,7 +10,7 @@ import numpy as np
 
 from payload.device.base import Array, Kernel, acc_dtype, bits
 from payload.nn.conv import output_size
-from payload.nn.module import Context, Parameter, Tape
+from payload.nn.module import LayerContext, Parameter, Tape
 
 
 class MaxPool2d:
@@ -21,7 +21,7 @@ class MaxPool2d:
     parameters: Sequence[Parameter] = ()
 
     def __init__(
-        self, context: Context, kernel: int, *, stride: int | None = None, padding: int = 0
+        self, context: LayerContext, kernel: int, *, stride: int | None = None, padding: int = 0
     ) -> None:
         """Create the layer. kernel: at most 15. stride: distance between windows. Default:
         ``kernel``, so they don't overlap.
@@ -126,7 +126,7 @@ class GlobalAveragePool:
 
     parameters: Sequence[Parameter] = ()
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: LayerContext) -> None:
         self._xp = context.device.xp
 
     def forward(self, x: Array, tape: Tape) -> Array:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from payload.device.base import Array, Device, Kernel
-from payload.nn.module import Draw
+from payload.nn.module import RandomState
 
 
-def sample_keys(draw: Draw, stream: str) -> Array:
+def sample_keys(draw: RandomState, stream: str) -> Array:
     """Return a random key for each sample: (B, 2) uint32. stream: name of the layer that uses the
     key.
     """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from payload.device.base import Array
 from payload.nn.form import reshaped
-from payload.nn.module import Context, Parameter, Tape, normal
+from payload.nn.module import LayerContext, Parameter, Tape, normal
 
 
 class Positions:
@@ -14,7 +14,7 @@ class Positions:
     dy.
     """
 
-    def __init__(self, context: Context, name: str, length: int, width: int) -> None:
+    def __init__(self, context: LayerContext, name: str, length: int, width: int) -> None:
         self.table = Parameter(context, f"{name}.weight", (length, width), normal(0.02))
         self.parameters = [self.table]
 
@@ -32,7 +32,7 @@ class Positions:
 class Segments:
     """BERT's segment embedding for a single segment: add its vector to each token, in place."""
 
-    def __init__(self, context: Context, name: str, width: int) -> None:
+    def __init__(self, context: LayerContext, name: str, width: int) -> None:
         """Create a table of two vectors, although only the first is used, so that BERT's weights
         fit.
         """
@@ -54,7 +54,7 @@ class ClassToken:
     sequence.
     """
 
-    def __init__(self, context: Context, name: str, width: int) -> None:
+    def __init__(self, context: LayerContext, name: str, width: int) -> None:
         self._device = context.device
         form = reshaped((width,), (1, 1, width))
         self.token = Parameter(context, name, (width,), normal(0.02), form=form)
@@ -72,12 +72,12 @@ class ClassToken:
         return dy[:, 1:]
 
 
-class Pick:
+class SelectPosition:
     """Select the vector at a fixed position of each sequence."""
 
     parameters: Sequence[Parameter] = ()
 
-    def __init__(self, context: Context, position: int) -> None:
+    def __init__(self, context: LayerContext, position: int) -> None:
         """Create the layer. position: 0 is the first, -1 the last."""
         self._device = context.device
         self._position = position

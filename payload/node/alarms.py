@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from payload.node import task
-from payload.node.requeue import Events
+from payload.node.requeue import JobEvents
 from payload.node.restarts import ALARM_FILE
 from payload.node.sensors import MIB, TMP, room
 
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     Lines = list[tuple[float, dict[str, Any]]]
 
 
-class Rule(NamedTuple):
+class AlarmRule(NamedTuple):
     """An alarm: its kind, its action (warn or end), and how long its condition must hold."""
 
     kind: str
@@ -100,16 +100,16 @@ class Window(NamedTuple):
     disk: Found = MappingProxyType({})
 
 
-def rules_of(text: str) -> list[Rule]:
+def rules_of(text: str) -> list[AlarmRule]:
     rules = []
     for part in filter(None, text.split(",")):
         kind, _, rest = part.partition("=")
         action, _, seconds = rest.partition("@")
-        rules.append(Rule(kind, action, float(seconds)))
+        rules.append(AlarmRule(kind, action, float(seconds)))
     return rules
 
 
-def window_s(rule: Rule, interval_s: float) -> float:
+def window_s(rule: AlarmRule, interval_s: float) -> float:
     """Return the length of the windows in which a condition is judged, in seconds.
 
     A look at disks needs no window. interval_s: between two samples.
@@ -300,7 +300,7 @@ class Judge:
     windows: kind -> the length of its windows, in seconds.
     """
 
-    def __init__(self, rules: Sequence[Rule], windows: Mapping[str, float]) -> None:
+    def __init__(self, rules: Sequence[AlarmRule], windows: Mapping[str, float]) -> None:
         self._rules = rules
         self._windows = windows
         # (Kind, subject) -> since when its condition holds.
@@ -312,7 +312,7 @@ class Judge:
 
     def step(
         self, now: float, found: Mapping[str, Found]
-    ) -> tuple[list[tuple[Rule, str, float]], list[tuple[str, float]]]:
+    ) -> tuple[list[tuple[AlarmRule, str, float]], list[tuple[str, float]]]:
         """Return the alarms that begin now (rule, sentence, seconds that the condition has held), and
         those that have ended (kind, seconds since the condition last held).
 
@@ -354,7 +354,7 @@ class Judge:
         return begun, ended
 
 
-class Reader:
+class LineReader:
     """Reads the whole lines that files gain."""
 
     def __init__(self) -> None:
@@ -386,15 +386,15 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return {}
 
 
-class Watch:
+class AlarmWatch:
     """The watch over a job. files: the program's folder. interval_s: between two samples."""
 
-    def __init__(self, rules: Sequence[Rule], files: str, interval_s: float = 1.0) -> None:
+    def __init__(self, rules: Sequence[AlarmRule], files: str, interval_s: float = 1.0) -> None:
         self._rules = rules
         self._files = files
         self._windows = {rule.kind: window_s(rule, interval_s) for rule in rules}
         self._judge = Judge(rules, self._windows)
-        self._reader = Reader()
+        self._reader = LineReader()
         # File -> when lines were read, and the lines.
         self._samples: dict[str, Lines] = {}
         self._metrics: Lines = []
@@ -420,7 +420,7 @@ class Watch:
             }
             begun, ended = self._judge.step(now, found)
             for kind, since_s in ended:
-                Events().add("alarm-over", kind=kind, seconds=round(since_s))
+                JobEvents().add("alarm-over", kind=kind, seconds=round(since_s))
             for rule, text, held_s in begun:
                 self._report(rule, text, held_s)
                 if rule.action == "end":
@@ -456,7 +456,7 @@ class Watch:
             self._disk = {**full_disks(recent), **used_quotas(_output("quota", "-p", "-w"))}
             self._disk_at = time.monotonic()
 
-    def window(self, rule: Rule, now: float) -> Window:
+    def window(self, rule: AlarmRule, now: float) -> Window:
         """Return the window of an alarm that ends now. What does not reach back to its beginning is
         left out.
         """
@@ -483,9 +483,9 @@ class Watch:
                 least = self._least_power.get((node, index), watts)
                 self._least_power[node, index] = min(least, watts)
 
-    def _report(self, rule: Rule, text: str, held_s: float) -> None:
+    def _report(self, rule: AlarmRule, text: str, held_s: float) -> None:
         seconds = round(held_s)
-        Events().add("alarm", kind=rule.kind, seconds=seconds, summary=text, action=rule.action)
+        JobEvents().add("alarm", kind=rule.kind, seconds=seconds, summary=text, action=rule.action)
         consequence = "; the program is ended" if rule.action == "end" else ""
         advice = f"`--set alarm={rule.kind}=off` turns this alarm off"
         line = f"\nclusterctl: alarm: {text}, for {seconds} s{consequence}; {advice}\n"
@@ -537,7 +537,7 @@ def _size(mib: float | None) -> str:
 def main(folder: str, rules: str, files: str, interval_s: str) -> None:
     """Run the program, with the arguments that the module describes."""
     os.chdir(folder)
-    Watch(rules_of(rules), files, float(interval_s)).run()
+    AlarmWatch(rules_of(rules), files, float(interval_s)).run()
 
 
 if __name__ == "__main__":

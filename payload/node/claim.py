@@ -13,14 +13,14 @@ import time
 from contextlib import suppress
 
 from payload.node import task
-from payload.node.requeue import Events
+from payload.node.requeue import JobEvents
 
 POLL_S = 0.5
 # The exit status if the job can't cancel itself.
 LOST = 125
 
 
-def end_unless_first(events: Events) -> int | None:
+def end_unless_first(events: JobEvents) -> int | None:
     """Return None if this job may run its program. Otherwise cancel the job, and return its exit
     status.
 

@@ -34,7 +34,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from payload.node import task
 from payload.node.processes import WATCHER
-from payload.node.requeue import STEP, Events
+from payload.node.requeue import STEP, JobEvents
 from payload.node.restarts import HANG_FILE
 from payload.node.stacks import BLOCKED, LONGEST_S, RUNNING, STOPPED
 
@@ -86,7 +86,7 @@ class Patience:
         return self.silent_s >= max(self._given_s, usual_s)
 
 
-class Look(NamedTuple):
+class RankAnswers(NamedTuple):
     """What the nodes of a job tell of its ranks. missing: the number of nodes that did not answer, or
     not completely.
     """
@@ -133,7 +133,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def sentences(look: Look) -> list[str]:
+def sentences(look: RankAnswers) -> list[str]:
     """Describe where all ranks are, and how many nodes did not answer."""
     texts = [words(group) for group in groups(look.ranks)]
     more = len(texts) - MOST_GROUPS
@@ -148,7 +148,7 @@ def suspects(ranks: Sequence[Answer]) -> list[str]:
     return sorted(bad - good)
 
 
-def ask_nodes(folder: str, nodes: Sequence[str], ssh: str) -> Look:
+def ask_nodes(folder: str, nodes: Sequence[str], ssh: str) -> RankAnswers:
     """Run stacks.py on the job's nodes, by srun or ``ssh``, and return their answers."""
     here = os.path.dirname(os.path.abspath(__file__))
     commands = [program := [sys.executable, "-IS", f"{here}/stacks.py", folder]]
@@ -186,7 +186,7 @@ def ask_nodes(folder: str, nodes: Sequence[str], ssh: str) -> Look:
     answers = parse(lines)
     whole = Counter(answer["node"] for answer in answers if "rank" in answer)
     complete = [one for one in answers if "ranks" in one and one["ranks"] == whole[one["node"]]]
-    return Look([answer for answer in answers if "rank" in answer], count - len(complete))
+    return RankAnswers([answer for answer in answers if "rank" in answer], count - len(complete))
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -220,7 +220,7 @@ def written_stack(rank: int) -> list[str]:
         return []
 
 
-class Watch:
+class HangWatch:
     """The watch over a job. mode: warn or end. where: arguments of ``ask_nodes``. metrics: path of
     a file.
     """
@@ -258,7 +258,7 @@ class Watch:
             age_s = min(max(0.0, time.time() - max(at for _, at in state) / NS_PER_S), elapsed_s)
             if is_reported and has_progress:
                 is_reported = False
-                Events().add("progress", age=round(age_s, 1))
+                JobEvents().add("progress", age=round(age_s, 1))
             is_due = self._patience.tick(elapsed_s, has_progress=has_progress, age_s=age_s)
             if is_due and not is_reported:
                 is_reported = self.look()
@@ -292,10 +292,10 @@ class Watch:
         self._report(look)
         return True
 
-    def _report(self, look: Look) -> None:
+    def _report(self, look: RankAnswers) -> None:
         silent_s = self._patience.silent_s + time.monotonic() - self._before
         text = "; ".join(sentences(look))
-        Events().add("hang", seconds=round(silent_s, 1), summary=text, action=self._mode)
+        JobEvents().add("hang", seconds=round(silent_s, 1), summary=text, action=self._mode)
         advice = (
             "a program that works in silence should write to $CLUSTERCTL_HEARTBEAT, or use --hang "
             "with a longer time"
@@ -328,7 +328,7 @@ def main(verb: str, folder: str, *more: str) -> None:
     nodes, ssh = more or ("", "")
     where = (folder, [node for node in nodes.split(",") if node], ssh)
     if verb == "watch":
-        Watch(mode, float(given_s), where, f"{files}/metrics.jsonl").run()
+        HangWatch(mode, float(given_s), where, f"{files}/metrics.jsonl").run()
     else:
         look = ask_nodes(*where)
         ranks = [{**rank, "stack": written_stack(rank["rank"])} for rank in look.ranks]

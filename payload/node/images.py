@@ -77,7 +77,7 @@ class ImageError(Exception):
     """A program can't run in its image on this node. The text is for the user."""
 
 
-class Layers(NamedTuple):
+class ImageLayers(NamedTuple):
     """A container image in parts. settings: its configuration, such as variables. layers: paths of
     tar files, the lowest first. source: what Apptainer builds it from. Empty: a folder of the layers.
     """
@@ -272,7 +272,7 @@ def remove_unused(kept: str) -> None:
                 remove(gone)
 
 
-def linked(image: str, work: str) -> Layers:
+def linked(image: str, work: str) -> ImageLayers:
     """Link the files that container.json lists to an OCI layout in ``work``, and return its parts."""
     for name, path in described(image)["files"].items():
         place = f"{work}/{name}"
@@ -281,14 +281,14 @@ def linked(image: str, work: str) -> Layers:
     return of_layout(work)
 
 
-def unpacked(archive: str, work: str) -> Layers:
+def unpacked(archive: str, work: str) -> ImageLayers:
     """Unpack an archive of `docker save` or `podman save`, or an OCI archive, in ``work``, and return
     its parts. An archive of a root file system is not unpacked: it is the only layer.
     """
     with tarfile.open(archive) as tar:
         for member in tar:
             if pieces(member.name)[:1] and pieces(member.name)[0] in OF_ROOT:
-                return Layers(b"{}", [archive])
+                return ImageLayers(b"{}", [archive])
             place = inside(work, member.name)
             os.makedirs(os.path.dirname(place), exist_ok=True)
             if member.isfile():
@@ -304,11 +304,11 @@ def unpacked(archive: str, work: str) -> Layers:
             inside(work, path) for path in (listed[0]["Config"], *listed[0]["Layers"])
         )
         with open(config, "rb") as settings:
-            return Layers(settings.read(), layers, f"docker-archive:{archive}")
+            return ImageLayers(settings.read(), layers, f"docker-archive:{archive}")
     return of_layout(work)
 
 
-def of_layout(folder: str) -> Layers:
+def of_layout(folder: str) -> ImageLayers:
     """Return the parts of an OCI image layout (image-spec, image-layout.md)."""
     blob = blob_of(f"{folder}/index.json")
     while "manifests" in json.loads(task.text_of(f"{folder}/{blob}")):
@@ -317,7 +317,7 @@ def of_layout(folder: str) -> Layers:
     paths = (path_of(entry) for entry in (manifest["config"], *manifest["layers"]))
     config, *layers = (f"{folder}/{path}" for path in paths)
     with open(config, "rb") as file:
-        return Layers(file.read(), layers, f"oci:{folder}")
+        return ImageLayers(file.read(), layers, f"oci:{folder}")
 
 
 def processor() -> str:
@@ -338,7 +338,7 @@ def path_of(entry: Mapping[str, Any]) -> str:
     return f"blobs/{kind}/{number}"
 
 
-def make_sif(engine: str, parts: Layers, work: str, new: str) -> None:
+def make_sif(engine: str, parts: ImageLayers, work: str, new: str) -> None:
     """Have Apptainer or Singularity write a .sif file. Its caches are below ``work``."""
     if not parts.source:
         make_folder(parts, f"{work}/root")
@@ -353,7 +353,7 @@ def compression_of(path: str) -> str:
     return "+gzip" if start[:2] == b"\x1f\x8b" else "+zstd" if start == b"\x28\xb5\x2f\xfd" else ""
 
 
-def make_squashfs(parts: Layers, work: str, new: str) -> None:
+def make_squashfs(parts: ImageLayers, work: str, new: str) -> None:
     """Write an image of Enroot, which has its variables in /etc/environment (image-format.md)."""
     root = f"{work}/root"
     make_folder(parts, root)
@@ -370,7 +370,7 @@ def make_squashfs(parts: Layers, work: str, new: str) -> None:
     run(["mksquashfs", root, new, *options], {})
 
 
-def make_folder(parts: Layers, root: str) -> None:
+def make_folder(parts: ImageLayers, root: str) -> None:
     """Unpack the layers of an image to a folder, as its files will be seen."""
     os.makedirs(root)
     for layer in parts.layers:
@@ -499,7 +499,7 @@ def run(words: Sequence[str], more: Mapping[str, str]) -> None:
         raise ImageError(f"{words[0]} can't convert the image: {' / '.join(lines)}")
 
 
-class Inside(NamedTuple):
+class ContainerView(NamedTuple):
     """What a program finds in its container. folders: paths that are the same as on the node.
 
     mounts: SOURCE:TARGET or SOURCE:TARGET:ro. names: variables that override the image's. has_gpus:
@@ -513,7 +513,7 @@ class Inside(NamedTuple):
 
 
 def command(
-    image: str, kept: str, inside_it: Inside, program: Sequence[str]
+    image: str, kept: str, inside_it: ContainerView, program: Sequence[str]
 ) -> tuple[list[str], Mapping[str, str]]:
     """Return the command that runs a program in an image, in the same current folder, and its
     environment. Raises ImageError.
@@ -545,7 +545,7 @@ def expanded(mount: str) -> str:
 
 
 def in_apptainer(
-    engine: str, image: str, binds: Sequence[str], inside_it: Inside, program: Sequence[str]
+    engine: str, image: str, binds: Sequence[str], inside_it: ContainerView, program: Sequence[str]
 ) -> tuple[list[str], Mapping[str, str]]:
     flags = [word for bind in binds for word in ("--bind", bind)]
     flags += ["--nv"] if inside_it.has_gpus else []
@@ -557,7 +557,7 @@ def in_apptainer(
 
 
 def in_charliecloud(
-    root: str, binds: Sequence[str], inside_it: Inside, program: Sequence[str]
+    root: str, binds: Sequence[str], inside_it: ContainerView, program: Sequence[str]
 ) -> tuple[list[str], Mapping[str, str]]:
     if inside_it.has_gpus:
         raise ImageError("Charliecloud can't give a program the node's GPUs: install Apptainer")
@@ -597,7 +597,7 @@ def variables_of(root: str) -> Mapping[str, str]:
 
 
 def in_enroot(
-    image: str, kept: str, binds: Sequence[str], inside_it: Inside, program: Sequence[str]
+    image: str, kept: str, binds: Sequence[str], inside_it: ContainerView, program: Sequence[str]
 ) -> tuple[list[str], Mapping[str, str]]:
     flags = []
     for bind in binds:

@@ -63,7 +63,7 @@ from payload.node.output import start_with_output
 from payload.node.requeue import (
     FILES_S,
     STEP,
-    Events,
+    JobEvents,
     Restart,
     is_notice,
     job_of,
@@ -198,7 +198,7 @@ class Telemetry:
                 os.unlink("telemetry.log")
 
 
-class Program:
+class JobProgram:
     """The job's program, which runs on this node: usually a launcher of ranks."""
 
     def __init__(
@@ -357,7 +357,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
     program = [*program, *prepare_program(options)]
     task.mark_restart([1, 2])
     set_variables(nodes)
-    events = Events()
+    events = JobEvents()
     if (status := end_unless_first(events)) is not None:
         return status
     task.hold_signals()
@@ -367,7 +367,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
         return status
     # A start that only ends the job has no values any more.
     secrets = task.read_secrets(options)
-    sender = messages.Sender(secrets.get(messages.VARIABLE, ""), begin)
+    sender = messages.MessageProcess(secrets.get(messages.VARIABLE, ""), begin)
     telemetry = Telemetry(options, nodes)
     if needs_preparation(options) and (status := await_stages(telemetry, restart, events, nodes)):
         telemetry.end(TELEMETRY_FAILED_S)
@@ -375,7 +375,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
         return status
     # A launcher passes on the option, so that the ranks read their secrets themselves.
     is_passed_on = f"--secrets={options.get('secrets')}" in program
-    running = Program(program, restart, telemetry, {} if is_passed_on else secrets)
+    running = JobProgram(program, restart, telemetry, {} if is_passed_on else secrets)
     code = running.wait()
     status = status_of_program(code, running, program, nodes)
     # Of ranks, the launcher's messages tell it.
@@ -394,7 +394,7 @@ def run_program(options: Mapping[str, str], program: list[str], nodes: Sequence[
 
 
 def ending_of(code: int) -> str:
-    """Return how a process has ended: exit, or the name of a signal. code: see ``Program.wait``."""
+    """Return how a process has ended: exit, or the name of a signal. code: see ``JobProgram.wait``."""
     try:
         return signal.Signals(-code).name if code < 0 else "exit"
     except ValueError:  # a signal without a name
@@ -402,7 +402,7 @@ def ending_of(code: int) -> str:
 
 
 def status_of_program(
-    code: int, running: Program, program: Sequence[str], nodes: Sequence[str]
+    code: int, running: JobProgram, program: Sequence[str], nodes: Sequence[str]
 ) -> int:
     """Return the exit status of a program that has ended: the same with each launcher.
 
@@ -419,7 +419,7 @@ def status_of_program(
 
 
 def await_stages(
-    telemetry: Telemetry, restart: Restart, events: Events, nodes: Sequence[str]
+    telemetry: Telemetry, restart: Restart, events: JobEvents, nodes: Sequence[str]
 ) -> int:
     """Wait until all nodes have staged their files, and record it. Return the exit status of the job
     if its program can't run. nodes: the job's nodes, without Slurm.
@@ -676,7 +676,7 @@ def container(words: Sequence[str]) -> int:
     os.environ.update(task.read_secrets(options))
     names = [name for name in options["env"].split(",") if name]
     mounts = json.loads(options.get("mounts", "[]"))
-    inside = images.Inside(folders, mounts, names, bool(has_gpus))
+    inside = images.ContainerView(folders, mounts, names, bool(has_gpus))
     try:
         if "convert" in options:
             images.prepare(options["image"], options["kept"], task.complain)

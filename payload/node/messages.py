@@ -26,7 +26,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from payload.node import history, task
 from payload.node.history import Event
-from payload.node.requeue import Events
+from payload.node.requeue import JobEvents
 
 VARIABLE = "CLUSTERCTL_NOTIFY"
 POLL_S = 1.0
@@ -49,7 +49,7 @@ VERBS = {
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Sender:
+class MessageProcess:
     """Runs this program beside the job's program. addresses: "": it sends nothing."""
 
     def __init__(self, addresses: str, offset: int) -> None:
@@ -76,7 +76,7 @@ def main(folder: str, offset: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.chdir(folder)
     first = sys.stdin.buffer.readline().decode(errors="surrogateescape")
-    post = Post(first.split())
+    post = MessagePoster(first.split())
     seen = 0
     is_over = False
     while not is_over:
@@ -125,7 +125,7 @@ def said_of_end(events: Sequence[Event]) -> Iterator[tuple[str, str]]:
         yield "failed", f"exit status {last.exit_code}"
 
 
-class Post:
+class MessagePoster:
     """Sends messages to addresses, and notes what was not sent."""
 
     def __init__(self, addresses: list[str]) -> None:
@@ -144,11 +144,11 @@ class Post:
             if reason:
                 what = f'the message "{VERBS[kind]}" to receiver {number} was not sent'
                 task.complain(f"{what} from {task.host_name()}: {reason}")
-                Events().add("message-not-sent", receiver=number, about=kind, reason=reason)
+                JobEvents().add("message-not-sent", receiver=number, about=kind, reason=reason)
             elif not self._has_sent:
                 self._has_sent = True
                 task.complain(f"messages are sent from {task.host_name()}")
-                Events().add("messages", node=task.host_name())
+                JobEvents().add("messages", node=task.host_name())
 
 
 def post(address: str, text: str) -> str:

@@ -252,7 +252,7 @@ def open_card(uuid: object) -> Card | None:
     return next((card for card in open_cards() if uuid is not None and card.uuid == uuid), None)
 
 
-class Gpus:
+class GpuSensor:
     """All GPUs of the node, as a source of telemetry.
 
     users: process id -> indices of the GPUs on which the process computes, at the last reading, as far

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Checkpoint = tuple[int | None, float, int, float | None]
 
 
-class Watch:
+class FolderWatch:
     """The observation of a job's folder, which is the current folder."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ def main(verb: str, folder: str) -> None:
     if verb == "results":
         emit(results())
         return
-    watch = Watch()
+    watch = FolderWatch()
     # The program ends when its output is closed.
     with suppress(BrokenPipeError):
         while True:

@@ -20,7 +20,7 @@ from payload.node import task
 Started = TypeVar("Started")
 
 
-class Output:
+class ProgramOutput:
     """Pipes for the standard output and the standard error of a program.
 
     targets: the files that get them. If both are the same file, so are the pipes: otherwise, lines
@@ -70,10 +70,10 @@ class Output:
         self._targets = {}
 
 
-class Copying:
+class OutputCopier:
     """A thread that copies a program's output until ``end`` is called."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: ProgramOutput) -> None:
         self._output = output
         self._ends, self._tells = os.pipe()
         self._limit_s = 0.0
@@ -87,7 +87,7 @@ class Copying:
         self._output.end(self._limit_s)
 
     def end(self, limit_s: float) -> None:
-        """Return when all that the program has written is copied. limit_s: see ``Output.end``."""
+        """Return when all that the program has written is copied. limit_s: see ``ProgramOutput.end``."""
         self._limit_s = limit_s
         os.close(self._tells)
         self._thread.join()
@@ -96,17 +96,17 @@ class Copying:
 
 def start_with_output(
     start: Callable[[int, int], Started], targets: Sequence[int]
-) -> tuple[Started, Copying]:
+) -> tuple[Started, OutputCopier]:
     """Start a program whose output a thread copies to the files ``targets``.
 
     start: starts it, given open files for its standard output and its standard error.
     """
-    output = Output(targets)
+    output = ProgramOutput(targets)
     try:
         started = start(*output.streams)
     finally:
         output.started()
-    return started, Copying(output)
+    return started, OutputCopier(output)
 
 
 def readable(files: Collection[int], wait_s: float | None = None) -> list[int]:

@@ -43,7 +43,7 @@ sys.path.insert(0, ROOT)
 
 from payload.node import history, ports, processes, task
 from payload.node.job import prepare_folder, read_sweep, say, take_sweep_values
-from payload.node.output import Output, readable
+from payload.node.output import ProgramOutput, readable
 from payload.node.requeue import own_nodes
 
 RECORDS = "packed.jsonl"
@@ -71,7 +71,7 @@ _PASSED = ("files", "start", "secrets")
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "NODE_RANK": "0"}
 
 
-class Tasks:
+class PackTasks:
     """The tasks of a job, which are waiting, running or ended.
 
     failures: number of a task -> how often it has failed in this attempt of the job.
@@ -131,7 +131,7 @@ def _records_in(path: str) -> Iterator[Mapping[str, Any]]:
                 yield record
 
 
-class Node(NamedTuple):
+class PackNode(NamedTuple):
     """A node of the job. rank: of `work` in its step. free: the numbers of its unused slots.
     running: task -> its slot.
     """
@@ -165,8 +165,8 @@ class Pack:
         self._slots = slots_of(options, names)
         self._most = int(options.get("most") or 0) or sum(self._slots.values())
         numbers = numbers_in(options["tasks"])
-        self.tasks = Tasks(numbers, RECORDS)
-        self._nodes: dict[int, Node] = {}
+        self.tasks = PackTasks(numbers, RECORDS)
+        self._nodes: dict[int, PackNode] = {}
         self._seen: dict[int, float] = {}
         self._lost: list[str] = []
         self._notices: list[int] = []
@@ -246,7 +246,7 @@ class Pack:
         rank = int(label)
         if verb == "on":
             slots = self._slots.get(words[0], 1)
-            self._nodes[rank] = Node(words[0], rank, list(range(slots)), {})
+            self._nodes[rank] = PackNode(words[0], rank, list(range(slots)), {})
         if rank not in self._nodes:
             return
         self._seen[rank] = time.monotonic()
@@ -361,7 +361,7 @@ class RunningTask(NamedTuple):
     """A task that runs on this node. closing: of its output and its logs. start: Unix time."""
 
     process: subprocess.Popen[bytes]
-    output: Output
+    output: ProgramOutput
     closing: ExitStack
     start: float
 
@@ -425,7 +425,7 @@ class Worker:
                 how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
                 logs.append(os.open(f"{folder}/{name}", how, 0o666))
                 closing.callback(os.close, logs[-1])
-            output = Output(logs)
+            output = ProgramOutput(logs)
             closing.callback(output.end, task.DRAIN_FAILED_S)
             start = time.time()
             try:
@@ -471,7 +471,7 @@ class Worker:
         return ours
 
     @property
-    def sources(self) -> dict[int, Output]:
+    def sources(self) -> dict[int, ProgramOutput]:
         """The pipes with the output of tasks."""
         return {
             source: running.output

@@ -28,7 +28,7 @@ _WRAPPERS = re.compile(r"(?:bash|sh|dash|env|time|apptainer|singularity|starter.
 _MASKS = re.compile(r"^Sig(?:Blk|Ign|Cgt):\s*([0-9a-f]+)$", re.MULTILINE)
 
 
-class Process(NamedTuple):
+class RankProcess(NamedTuple):
     """A process of a rank. words: its command line. started: clock ticks since the system's start."""
 
     pid: int
@@ -58,20 +58,20 @@ def of_job(job: str | None) -> Iterator[tuple[int, Mapping[str, str], Sequence[s
             yield int(pid), variables, task.text_of(f"/proc/{pid}/cmdline").split("\0")
 
 
-def ranks_here() -> dict[int, list[Process]]:
+def ranks_here() -> dict[int, list[RankProcess]]:
     """Return rank -> its processes on this node, for the job of this process.
 
     A launcher's variables name the rank. If no process has such a variable, the job's program is
     rank 0.
     """
-    named: dict[int, list[Process]] = {}
-    of_step: dict[int, list[Process]] = {}
-    of_script: dict[int, list[Process]] = {}
+    named: dict[int, list[RankProcess]] = {}
+    of_step: dict[int, list[RankProcess]] = {}
+    of_script: dict[int, list[RankProcess]] = {}
     for pid, variables, words in of_job(os.environ.get("SLURM_JOB_ID")):
         status = stat_of(f"/proc/{pid}")
         if not words[0] or not status or _is_starter(words):
             continue
-        process = Process(pid, int(status[1]), tuple(words[:-1]), int(status[19]))
+        process = RankProcess(pid, int(status[1]), tuple(words[:-1]), int(status[19]))
         number = variables.get("RANK") or variables.get("OMPI_COMM_WORLD_RANK") or ""
         if number.isdigit():
             named.setdefault(int(number), []).append(process)
@@ -82,7 +82,7 @@ def ranks_here() -> dict[int, list[Process]]:
     return named or of_step or of_script
 
 
-def main_process(processes: Sequence[Process]) -> Process:
+def main_process(processes: Sequence[RankProcess]) -> RankProcess:
     """Return the process that runs a rank's program: it neither started the program nor was started
     by it.
     """

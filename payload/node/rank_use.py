@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from payload.node.processes import Process, ranks_here
+from payload.node.processes import RankProcess, ranks_here
 from payload.node.sensors import MIB, own_memory
 
 PROC = Path("/proc")
@@ -18,7 +18,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MOST_RANKS = 512
 
 
-class Ranks:
+class RankUsage:
     """The use of the node by each rank, with the processes that the rank has started.
 
     gpu_users: returns process id -> the indices of the GPUs that the process uses.
@@ -30,7 +30,7 @@ class Ranks:
     def __init__(
         self,
         gpu_users: Callable[[], Mapping[int, Sequence[int]]],
-        ranks: Callable[[], Mapping[int, Sequence[Process]]] = ranks_here,
+        ranks: Callable[[], Mapping[int, Sequence[RankProcess]]] = ranks_here,
         proc: Path = PROC,
         limit_mib: int | None = None,
     ) -> None:

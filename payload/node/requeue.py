@@ -57,7 +57,7 @@ NO_EVENTS = "this job is not requeued: job.events cannot be written"
 STARTED = re.compile(r"^NodeName=(\S+) .*\bSlurmdStartTime=(\d+)\b", re.MULTILINE)
 
 
-class Events:
+class JobEvents:
     """The file job.events: a JSON object per line."""
 
     def __init__(self) -> None:
@@ -109,7 +109,9 @@ class Events:
 class Restart:
     """The restarts of a job with ``--requeue``."""
 
-    def __init__(self, events: Events, options: Mapping[str, str], program: Sequence[str]) -> None:
+    def __init__(
+        self, events: JobEvents, options: Mapping[str, str], program: Sequence[str]
+    ) -> None:
         self._events = events
         self._options = options
         self._program = program
@@ -362,7 +364,7 @@ def requeue_unsupervised(job: str) -> None:
 
     Do nothing if job.py has recorded an end, or SIGTERM, with which Slurm or a person ends a job.
     """
-    events = Events()
+    events = JobEvents()
     past = events.read()
     is_unexplained = past and not restarts.is_explained(past[-1])
     deadline = time.monotonic() + UNSUPERVISED_S

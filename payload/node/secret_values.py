@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from payload.node import restarts, task
-from payload.node.requeue import FILES_S, STEP, Events, own_log, step_environment
+from payload.node.requeue import FILES_S, STEP, JobEvents, own_log, step_environment
 
 DONE = "done-"
 # States in which Slurm may start the job again.
@@ -40,7 +40,7 @@ def will_start_again() -> bool:
     """Return whether this job was requeued, by job.py or by Slurm."""
     if restarts.state_by_slurm(restarts.end_of_file(own_log())) in MAY_START_AGAIN:
         return True
-    past = Events().read()
+    past = JobEvents().read()
     return bool(past) and past[-1].is_requeued
 
 

@@ -43,7 +43,7 @@ def own_group(cgroups: Path = Path("/sys/fs/cgroup")) -> Path | None:
     return None
 
 
-class Cpu:
+class CpuSensor:
     """Usage of the node's cores since the last reading, in percent of all cores, and a machine's
     load.
 
@@ -90,7 +90,7 @@ class Cpu:
         return busy, total
 
 
-class Memory:
+class MemorySensor:
     """Memory in use on the whole node, and memory in use by this Slurm job (its control group).
 
     group: the node's control group if the node is a container (see ``own_group``).
@@ -149,7 +149,7 @@ class Memory:
             return {name: sizes[name] for name in ("MemTotal", "MemAvailable")}
 
 
-class Network:
+class NetworkSensor:
     """Bytes per second through each interface except loopback, since the last reading."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -182,7 +182,7 @@ class Network:
         return counters
 
 
-class Disk:
+class DiskSensor:
     """The free room of the node's own folder for temporary files."""
 
     def __init__(self, folder: str = TMP) -> None:

@@ -4,7 +4,7 @@ library of Python 3.8 or newer.
     python -IS stacks.py FOLDER
 
 This program writes the stacks of each rank to FOLDER/rank-logs/RANK.stack. It prints a JSON object
-per rank, with the keys of ``Rank`` but ``stack``, and at the end another for the node:
+per rank, with the keys of ``RankStacks`` but ``stack``, and at the end another for the node:
 ``{"node": NAME, "ranks": COUNT}``.
 
 py-spy, which payload/requirements.in declares, is beside this program's Python. It reads Python
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from payload.node import task
-from payload.node.processes import Process, main_process, ranks_here, stat_of
+from payload.node.processes import RankProcess, main_process, ranks_here, stat_of
 from payload.node.rank import YAMA
 
 # How many processes are read at the same time, and how long each of the at most three programs that
@@ -89,7 +89,7 @@ class Stack(NamedTuple):
     unread: str = ""
 
 
-class Rank(NamedTuple):
+class RankStacks(NamedTuple):
     """Where a rank is.
 
     state: a constant of this module. place, source, unread: see ``Stack``; of the rank's main
@@ -108,7 +108,7 @@ class Rank(NamedTuple):
     stack: tuple[str, ...]
 
 
-def read_ranks(node: str) -> Iterator[Rank]:
+def read_ranks(node: str) -> Iterator[RankStacks]:
     """Yield the ranks on this node with their stacks, in order."""
     ranks = sorted(ranks_here().items())
     until = time.monotonic() + BEGIN_S
@@ -116,7 +116,7 @@ def read_ranks(node: str) -> Iterator[Rank]:
         yield from readers.map(lambda item: _read(item[0], item[1], node, until), ranks)
 
 
-def _read(number: int, processes: Sequence[Process], node: str, until: float) -> Rank:
+def _read(number: int, processes: Sequence[RankProcess], node: str, until: float) -> RankStacks:
     main = main_process(processes)
     state = _STATES.get("".join(stat_of(f"/proc/{main.pid}")[:1]), RUNNING)
     others = [process for process in processes if process != main]
@@ -130,10 +130,12 @@ def _read(number: int, processes: Sequence[Process], node: str, until: float) ->
     own, *of_others = stacks
     workers = {": ".join(filter(None, (each.place, each.source))) for each in of_others}
     named = tuple(sorted(workers - {""}))
-    return Rank(number, node, main.pid, state, own.place, own.source, own.unread, named, (*texts,))
+    return RankStacks(
+        number, node, main.pid, state, own.place, own.source, own.unread, named, (*texts,)
+    )
 
 
-def stack_of(process: Process) -> Stack:
+def stack_of(process: RankProcess) -> Stack:
     """Return the stacks of a process, by the first program that can read them."""
     spy = os.path.join(os.path.dirname(sys.executable), "py-spy")
     if not os.access(spy, os.X_OK):
@@ -230,7 +232,7 @@ def _innermost_function(pid: int, lines: Sequence[str], own: re.Pattern[str]) ->
     return ""
 
 
-def short(rank: Rank) -> dict[str, object]:
+def short(rank: RankStacks) -> dict[str, object]:
     """Return the fields of a rank without its stack, cut so that they fit on a line of 900
     bytes.
     """
@@ -249,7 +251,7 @@ def _cut(text: str) -> str:
     return cut
 
 
-def write_ranks(ranks: Iterable[Rank], folder: str, node: str) -> int:
+def write_ranks(ranks: Iterable[RankStacks], folder: str, node: str) -> int:
     """Write the stacks of each rank to a file in ``folder``, and print where the rank is. Return
     the number of ranks.
     """

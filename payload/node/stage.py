@@ -43,7 +43,7 @@ class StageError(Exception):
     """Files can't be staged, and the program can't run without them. The text is for the user."""
 
 
-class Entry(NamedTuple):
+class StageEntry(NamedTuple):
     """A file, a folder or a link below the source. path: below the source, "" for itself."""
 
     path: str
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
         return f"{self.path}\0{self.status.st_mode:o}\0{facts}"
 
 
-class Share(NamedTuple):
+class StageShare(NamedTuple):
     """The files of a folder that a node gets: those whose place in the list of all is ``node``
     modulo ``nodes``. pattern: of their names, such as a*.tar or a-{00..31}.tar.
     """
@@ -67,19 +67,21 @@ class Share(NamedTuple):
     nodes: int
 
 
-class Files(NamedTuple):
+class FilesToStage(NamedTuple):
     """What is to be staged. source: a file or a folder. key: the name of the copy. share: the part
     of the folder. None: all. as_links: whether the copy is a folder of links.
     """
 
     source: str
-    entries: Sequence[Entry]
+    entries: Sequence[StageEntry]
     key: str
-    share: Share | None = None
+    share: StageShare | None = None
     as_links: bool = False
 
     @classmethod
-    def of(cls, source: str, share: Share | None = None, *, as_links: bool = False) -> Files:
+    def of(
+        cls, source: str, share: StageShare | None = None, *, as_links: bool = False
+    ) -> FilesToStage:
         """List the files. Raises the errors of ``entries_of`` and ``entries_of_share``."""
         entries = list(entries_of_share(source, share) if share else entries_of(source))
         lines = [os.path.realpath(source), *(entry.line for entry in entries)]
@@ -87,11 +89,11 @@ class Files(NamedTuple):
         key = hashlib.sha256(text).hexdigest()[:32]
         return cls(source, entries, f"{key}-links" if as_links else key, share, as_links)
 
-    def listed_again(self) -> Files:
-        return Files.of(self.source, self.share, as_links=self.as_links)
+    def listed_again(self) -> FilesToStage:
+        return FilesToStage.of(self.source, self.share, as_links=self.as_links)
 
     @property
-    def regular(self) -> Sequence[Entry]:
+    def regular(self) -> Sequence[StageEntry]:
         return [entry for entry in self.entries if stat.S_ISREG(entry.status.st_mode)]
 
     @property
@@ -99,7 +101,7 @@ class Files(NamedTuple):
         return 0 if self.as_links else sum(entry.status.st_size for entry in self.regular)
 
 
-class Staged(NamedTuple):
+class StageResult(NamedTuple):
     """How files were staged. copied: this job has copied them. reason: why the target leads to the
     source; "" if it leads to a copy. locks: open files, whose locks keep the copy and the target.
     """
@@ -128,7 +130,7 @@ def stage(
     target: str,
     report: Callable[[str], None],
     place: tuple[int, int] | None = None,
-) -> Staged:
+) -> StageResult:
     """Make the files of ``source`` available as ``target``, and return how.
 
     source, target: paths, which may begin with ~ or contain $VARIABLES of the node. report: called
@@ -148,7 +150,7 @@ def stage(
     reject_within(source, target)
     store = os.path.join(os.path.dirname(target), STORE)
     try:
-        files = Files.of(source, share)
+        files = FilesToStage.of(source, share)
     except OSError as exc:
         raise StageError(f"{exc.filename or source}: {exc.strerror}") from exc
     key = files.key
@@ -170,7 +172,7 @@ def stage(
         if reason and share:
             # The source has the files of all nodes.
             make_store(store)
-            files = Files.of(source, share, as_links=True)
+            files = FilesToStage.of(source, share, as_links=True)
             locks.append(hold_copy(files, store, report)[0])
             path = os.path.join(store, files.key)
         lock, leads = hold_target(target, path, key, store)
@@ -185,7 +187,7 @@ def stage(
         reason = "another job that uses it found no room for a copy"
     seconds = time.monotonic() - begin
     count = len(files.regular)
-    return Staged(where, target, count, room, seconds, copied, reason, locks)
+    return StageResult(where, target, count, room, seconds, copied, reason, locks)
 
 
 def reject_within(source: str, target: str) -> None:
@@ -220,17 +222,17 @@ def expanded(path: str) -> str:
     return os.path.normpath(text)
 
 
-def share_of(source: str, node: int, nodes: int) -> tuple[str, Share]:
+def share_of(source: str, node: int, nodes: int) -> tuple[str, StageShare]:
     """Return the folder of a source and this node's share. A source that is a folder has no pattern:
     all of its files are shared out.
     """
     if os.path.isdir(source):
-        return source, Share("*", node, nodes)
+        return source, StageShare("*", node, nodes)
     folder, pattern = os.path.split(source)
-    return folder, Share(pattern, node, nodes)
+    return folder, StageShare(pattern, node, nodes)
 
 
-def entries_of_share(source: str, share: Share) -> Iterator[Entry]:
+def entries_of_share(source: str, share: StageShare) -> Iterator[StageEntry]:
     """Yield a folder and its files that are of a share, by their names. A link counts as the file to
     which it leads.
 
@@ -247,9 +249,9 @@ def entries_of_share(source: str, share: Share) -> Iterator[Entry]:
             f"{source}/{share.pattern} has fewer files ({len(names)}) than the job has nodes "
             f"({share.nodes})"
         )
-    yield Entry("", os.stat(source))
+    yield StageEntry("", os.stat(source))
     for name in names[share.node :: share.nodes]:
-        yield Entry(name, os.stat(os.path.join(source, name)))
+        yield StageEntry(name, os.stat(os.path.join(source, name)))
 
 
 def names_in(pattern: str) -> list[str]:
@@ -263,7 +265,7 @@ def names_in(pattern: str) -> list[str]:
     return [pattern[: match.start()] + number + rest for number in numbers for rest in rests]
 
 
-def entries_of(source: str) -> Iterator[Entry]:
+def entries_of(source: str) -> Iterator[StageEntry]:
     """Yield the files, folders and links of a folder, or the file itself, in order.
 
     StageError: it is neither. OSError: it can't be read.
@@ -271,12 +273,12 @@ def entries_of(source: str) -> Iterator[Entry]:
     status = os.stat(source)
     if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
         raise StageError(f"{source} is neither a file nor a folder")
-    yield Entry("", status)
+    yield StageEntry("", status)
     if stat.S_ISDIR(status.st_mode):
         yield from _entries_below(source, "")
 
 
-def _entries_below(source: str, folder: str) -> Iterator[Entry]:
+def _entries_below(source: str, folder: str) -> Iterator[StageEntry]:
     with os.scandir(os.path.join(source, folder)) as found:
         children = sorted(found, key=lambda child: child.name)
     for child in children:
@@ -284,12 +286,12 @@ def _entries_below(source: str, folder: str) -> Iterator[Entry]:
         status = child.stat(follow_symlinks=False)
         mode = status.st_mode
         if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode):
-            yield Entry(path, status)
+            yield StageEntry(path, status)
         if stat.S_ISDIR(mode):
             yield from _entries_below(source, path)
 
 
-def hold_copy(files: Files, store: str, report: Callable[[str], None]) -> tuple[int, bool]:
+def hold_copy(files: FilesToStage, store: str, report: Callable[[str], None]) -> tuple[int, bool]:
     """Keep the copy of these files, made if it is missing. Return its lock, and whether it was
     made.
 
@@ -375,7 +377,7 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
-def copy(files: Files, path: str, report: Callable[[str], None]) -> None:
+def copy(files: FilesToStage, path: str, report: Callable[[str], None]) -> None:
     """Copy files to a new ``path``. OSError: that failed, and nothing is left."""
     part = path + PART
     try:
@@ -389,7 +391,7 @@ def copy(files: Files, path: str, report: Callable[[str], None]) -> None:
         raise
 
 
-def _copy_all(files: Files, part: str, report: Callable[[str], None]) -> None:
+def _copy_all(files: FilesToStage, part: str, report: Callable[[str], None]) -> None:
     pairs = []
     folders = []
     for entry in files.entries:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from payload.device.base import Array, Device
-from payload.device.capture import Captured, Recorder
+from payload.device.capture import CapturedGraph, GraphRecorder
 from payload.nn.loss import LossSums, SoftmaxCrossEntropy
-from payload.nn.module import Draw, Tape, Unit
+from payload.nn.module import RandomState, Tape, Unit
 
 if TYPE_CHECKING:
     from payload.parallel.pipeline import MicroBatch
@@ -31,7 +31,7 @@ _WORDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class _CapturedDraw(Draw):
+class _CapturedDraw(RandomState):
     """A draw whose words are read from an array, so that each launch can have others."""
 
     table: Array  # (_WORDS, 2) uint32
@@ -52,7 +52,7 @@ class _Graph:
     batch: MicroBatch
     scale: Array
     draw: _CapturedDraw
-    work: Captured[LossSums]
+    work: CapturedGraph[LossSums]
     # By parameter: whether it still has no gradient after the launch.
     grads_unset: Sequence[bool]
 
@@ -69,7 +69,7 @@ class CapturedPasses:
         self._units = units
         self._loss = loss
         self._parameters = [p for unit in units for p in unit.layer.parameters]
-        self._recorder: Recorder | None = None
+        self._recorder: GraphRecorder | None = None
         self._graphs: dict[tuple[Any, ...], _Graph | str] = {}
         self._failure = ""
         self._failure_told = False
@@ -85,7 +85,7 @@ class CapturedPasses:
         self._failure_told = bool(self._failure)
         return "" if told else self._failure
 
-    def run(self, batch: MicroBatch, draw: Draw, scale: float) -> LossSums | None:
+    def run(self, batch: MicroBatch, draw: RandomState, scale: float) -> LossSums | None:
         """Add the gradients of ``scale`` times the summed loss, and return the sums, which the next
         call overwrites.
 
@@ -116,7 +116,7 @@ class CapturedPasses:
         self._launch(known, batch, draw, scale)
         return known.work.result
 
-    def _capture(self, batch: MicroBatch, draw: Draw) -> _Graph:
+    def _capture(self, batch: MicroBatch, draw: RandomState) -> _Graph:
         xp = self._device.xp
         own = replace(
             batch,
@@ -132,7 +132,7 @@ class CapturedPasses:
         work = self._recorder.capture(lambda: self._passes(own, own_draw, scale))
         return _Graph(own, scale, own_draw, work, self._unset())
 
-    def _passes(self, batch: MicroBatch, draw: Draw, scale: Array) -> LossSums:
+    def _passes(self, batch: MicroBatch, draw: RandomState, scale: Array) -> LossSums:
         tape = Tape(draw=draw)
         x = batch.inputs
         for unit in self._units:
@@ -143,7 +143,7 @@ class CapturedPasses:
             dy = unit.layer.backward(dy, tape)
         return sums
 
-    def _launch(self, graph: _Graph, batch: MicroBatch, draw: Draw, scale: float) -> None:
+    def _launch(self, graph: _Graph, batch: MicroBatch, draw: RandomState, scale: float) -> None:
         graph.batch.inputs[...] = batch.inputs
         graph.batch.targets[...] = batch.targets
         graph.batch.samples[...] = batch.samples

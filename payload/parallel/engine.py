@@ -18,15 +18,15 @@ from payload.nn.module import Parameter, Unit, recomputed
 from payload.optim.base import Optimizer
 from payload.optim.precision import LossScale
 from payload.parallel.captured import CapturedPasses
-from payload.parallel.mesh import Mesh, Options
-from payload.parallel.pipeline import MicroBatch, Pipeline, Stage, Ties, split
-from payload.parallel.zero import Storage
+from payload.parallel.mesh import EngineOptions, Mesh
+from payload.parallel.pipeline import MicroBatch, Pipeline, Stage, TiedParameters, split
+from payload.parallel.zero import FlatStorage
 
 if TYPE_CHECKING:
     from payload.comm.compression import Compressed
 
 _LARGEST_EXPONENT = 700.0
-_DEFAULT = Options()
+_DEFAULT = EngineOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class Engine:
         mesh: Mesh,
         units: Sequence[Unit],
         loss: SoftmaxCrossEntropy,
-        make_optimizer: Callable[[Storage], Optimizer],
+        make_optimizer: Callable[[FlatStorage], Optimizer],
         *,
-        options: Options = _DEFAULT,
+        options: EngineOptions = _DEFAULT,
         loss_scale: LossScale | None = None,
         compressor: Compressed | None = None,
     ) -> None:
@@ -128,9 +128,9 @@ class Engine:
         self._options = options
         self.units = stages[mesh.pp.rank]
         """Units of this rank's stage."""
-        self.ties = Ties(stages, mesh.pp, device)
+        self.ties = TiedParameters(stages, mesh.pp, device)
         """Parameters of this stage that other stages also have."""
-        self.storage = Storage(device, self.units, mesh.dp, options, tied=self.ties.unit)
+        self.storage = FlatStorage(device, self.units, mesh.dp, options, tied=self.ties.unit)
         self.loss_scale = loss_scale or LossScale()
         self.own_state: Mapping[str, Array] = {}
         """Arrays that only this rank has. They must be restored to resume training."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from payload.comm.base import Communicator, Solo
 from payload.device.base import Device
 from payload.errors import UsageError
-from payload.nn.module import Context
+from payload.nn.module import LayerContext
 from payload.optim.precision import PRECISIONS, Precision
 
 if TYPE_CHECKING:
-    from payload.comm.transport import Transport  # needs MPI
+    from payload.comm.transport import MpiTransport  # needs MPI
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Mesh:
     # Ranks with other stages of the same samples.
     pp: Communicator
 
-    def context(self, device: Device) -> Context:
+    def context(self, device: Device) -> LayerContext:
         """Return the device and communicators for building the layers of this rank."""
-        return Context(device, tp=self.tp, dp=self.dp)
+        return LayerContext(device, tp=self.tp, dp=self.dp)
 
 
 def alone() -> Mesh:
@@ -46,7 +46,7 @@ def alone() -> Mesh:
     return Mesh(solo, solo, solo, solo)
 
 
-def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
+def make_mesh(world: MpiTransport, *, tp: int = 1, pp: int = 1) -> Mesh:
     """Arrange all ranks as dp x tp x pp. Raise UsageError if tp x pp does not divide the number of
     ranks.
     """
@@ -82,7 +82,7 @@ def data_parallel_ranks(ranks: int, *, tp: int, pp: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class EngineOptions:
     """Options of the distribution over ranks and of the training step."""
 
     # Seed of initial weights and dropout.

@@ -20,9 +20,9 @@ from payload.device.base import Array, Device
 from payload.errors import UsageError
 from payload.nn.form import Shape
 from payload.nn.loss import LossSums, SoftmaxCrossEntropy
-from payload.nn.module import Draw, Parameter, Segment, Sequential, Tape, Unit
+from payload.nn.module import Parameter, RandomState, Segment, Sequential, Tape, Unit
 from payload.parallel.captured import CapturedPasses
-from payload.parallel.zero import Storage
+from payload.parallel.zero import FlatStorage
 
 _BLOCK = 1 << 20
 """Shared numbers that stages exchange at a time. Each other stage needs a temporary buffer of this
@@ -73,7 +73,7 @@ def _costs(units: Sequence[Unit]) -> list[float]:
     ]
 
 
-class Ties:
+class TiedParameters:
     """Parameters that units on several stages share, such as GPT's embedding, which is also its
     output layer.
 
@@ -145,7 +145,7 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _HEADER = 8
 
 
-class Link:
+class StageLink:
     """This rank's end of the connection to a neighbouring stage.
 
     Activations pass to the later stage, and gradients of the same shape come back. A header with
@@ -223,9 +223,11 @@ class Stage:
     parameters.
     """
 
-    def __init__(self, units: Sequence[Unit], storage: Storage, tied: Unit | None = None) -> None:
+    def __init__(
+        self, units: Sequence[Unit], storage: FlatStorage, tied: Unit | None = None
+    ) -> None:
         """Create the stage. tied: a unit with the parameters that other stages also have (see
-        ``Ties``).
+        ``TiedParameters``).
         """
         self.units = units
         self.storage = storage
@@ -306,8 +308,8 @@ class Pipeline:
         self._loss = loss
         self._captured = captured
         self._later = pp.size - 1 - pp.rank
-        self._previous_link = Link(device, pp, pp.rank - 1) if pp.rank else None
-        self._next_link = Link(device, pp, pp.rank + 1) if self._later else None
+        self._previous_link = StageLink(device, pp, pp.rank - 1) if pp.rank else None
+        self._next_link = StageLink(device, pp, pp.rank + 1) if self._later else None
 
     def train(
         self, batches: Sequence[MicroBatch], *, scale: float, seed: int, iteration: int
@@ -323,7 +325,7 @@ class Pipeline:
         for forward in one_forward_one_backward(len(batches), self._later):
             if forward:
                 batch = remaining.popleft()
-                tape = Tape(draw=Draw(seed, iteration, batch.samples))
+                tape = Tape(draw=RandomState(seed, iteration, batch.samples))
                 in_flight.append((batch, tape))
                 sums += self._forward(batch, tape)
             else:
@@ -343,7 +345,7 @@ class Pipeline:
         sums = _NOTHING
         for number, batch in enumerate(batches, 1):
             last = number == len(batches)
-            draw = Draw(seed, iteration, batch.samples)
+            draw = RandomState(seed, iteration, batch.samples)
             self._stage.begin_passes()
             if launched := captured.run(batch, draw, scale):
                 self._stage.passes_done(last=last)

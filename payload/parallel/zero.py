@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from numpy.typing import DTypeLike
 
 from payload.comm.base import Communicator, Pending
-from payload.device.base import Array, Cpu, Device
+from payload.device.base import Array, CpuDevice, Device
 from payload.nn.module import Parameter, Segment, Unit
 from payload.parallel.buffers import Bucket, BufferLayout, Pool, make_layout
-from payload.parallel.mesh import Options
+from payload.parallel.mesh import EngineOptions
 
 
-class Storage:
+class FlatStorage:
     """All trainable parameters of a pipeline stage, in flat buffers."""
 
     master_weights: Array
@@ -40,7 +40,7 @@ class Storage:
         device: Device,
         units: Sequence[Unit],
         dp: Communicator,
-        options: Options,
+        options: EngineOptions,
         *,
         tied: Unit | None = None,
     ) -> None:
@@ -52,7 +52,9 @@ class Storage:
         master = options.precision.master
         # A CPU device is already in host memory.
         self.optimizer_device: Device = (
-            Cpu("offloaded") if options.offload and not isinstance(device, Cpu) else device
+            CpuDevice("offloaded")
+            if options.offload and not isinstance(device, CpuDevice)
+            else device
         )
         """Device of ``master_weights`` and ``grads``."""
         parts, rank = (dp.size, dp.rank) if zero else (1, 0)

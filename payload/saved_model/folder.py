@@ -22,7 +22,7 @@ import numpy as np
 from payload.device.base import Array, Device
 from payload.errors import UsageError
 from payload.models import MODELS, module_of
-from payload.nn.module import Context, Parameter, Tape, Unit, state_of, torch_shapes
+from payload.nn.module import LayerContext, Parameter, Tape, Unit, state_of, torch_shapes
 from payload.node.heartbeat import beat
 from payload.parallel.engine import Engine
 from payload.saved_model import safetensors
@@ -156,7 +156,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def make_units(model: str, settings: Mapping[str, Any], context: Context) -> list[Unit]:
+def make_units(model: str, settings: Mapping[str, Any], context: LayerContext) -> list[Unit]:
     """Build a model as groups of layers, without weights. settings: arguments of the model's
     ``build``.
 
@@ -183,7 +183,7 @@ def build(
 
     Raises UsageError if the weights do not fit the model.
     """
-    units = make_units(record.model, record.settings, Context(device))
+    units = make_units(record.model, record.settings, LayerContext(device))
     for parameter, whole in fitted(units, weights):
         parameter.value = device.asarray(np.ascontiguousarray(whole), dtype)
     set_state(units, weights, device)

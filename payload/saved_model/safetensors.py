@@ -99,7 +99,7 @@ def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 INCOMPLETE = ".incomplete"
 
 
-class Stream:
+class SafetensorsWriter:
     """Writes float32 tensors to a file with a temporary name, and renames the file at the end.
 
     Only ``close`` raises errors: an earlier error would leave other ranks waiting to send their

@@ -111,7 +111,7 @@ class ModelWriter:
         """
         path = self._folder / f"{FINAL}.safetensors"
         shapes = self._tensors.shapes
-        stream = safetensors.Stream(path, shapes) if self._world.rank == 0 else None
+        stream = safetensors.SafetensorsWriter(path, shapes) if self._world.rank == 0 else None
         for _, tensor in self._tensors:
             if stream:
                 stream.write(tensor)

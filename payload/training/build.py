@@ -10,34 +10,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from payload.cli.config import Layout, Model, Optimizer, TrainConfig
+from payload.cli.config import ModelSettings, OptimizerSettings, ParallelismSettings, TrainConfig
 from payload.data.base import Dataset
 from payload.data.loader import Loader
 from payload.device.base import Device
 from payload.errors import UsageError
 from payload.models import MODELS, module_of
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Unit
+from payload.nn.module import LayerContext, Unit
 from payload.optim import base
 from payload.optim.adamw import AdamW
 from payload.optim.lamb import LAMB
 from payload.optim.precision import PRECISIONS, loss_scale
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh, Options, make_mesh
-from payload.parallel.zero import Storage
+from payload.parallel.mesh import EngineOptions, Mesh, make_mesh
+from payload.parallel.zero import FlatStorage
 from payload.saved_model.folder import ModelRecord, make_units
 from payload.training.schedule import LearningRate, scaled
 
 if TYPE_CHECKING:
     from payload.comm.compression import Compressed
-    from payload.comm.transport import Transport
+    from payload.comm.transport import MpiTransport
 
 # Held-out samples that a rank evaluates at once.
 _EVAL_BATCH = 32
 
 
-class Sized(Protocol):
+class DatasetSizes(Protocol):
     """The sizes of a data set, see ``Dataset``. training: None: unknown."""
 
     @property
@@ -48,14 +48,14 @@ class Sized(Protocol):
     def held_out(self) -> int: ...
 
 
-def build_units(model: Model, dataset: Sized, context: Context) -> list[Unit]:
+def build_units(model: ModelSettings, dataset: DatasetSizes, context: LayerContext) -> list[Unit]:
     """Build all units (groups of layers) of the model. Raises UsageError if a size does not fit the
     data.
     """
     return make_units(model.model, model_sizes(model, dataset), context)
 
 
-def model_record(model: Model, dataset: Dataset) -> ModelRecord:
+def model_record(model: ModelSettings, dataset: Dataset) -> ModelRecord:
     """Return a ``ModelRecord`` of the model to be trained. The record lists no files of weights
     yet.
     """
@@ -68,7 +68,7 @@ def model_record(model: Model, dataset: Dataset) -> ModelRecord:
     )
 
 
-def model_sizes(model: Model, dataset: Sized) -> dict[str, Any]:
+def model_sizes(model: ModelSettings, dataset: DatasetSizes) -> dict[str, Any]:
     """Return all arguments for building the model. Raises UsageError for a flag that this model
     lacks.
     """
@@ -90,7 +90,7 @@ def model_sizes(model: Model, dataset: Sized) -> dict[str, Any]:
     return {**defaults, **MODELS[model.model].sizes, **given, **facts}
 
 
-def run_identity(config: TrainConfig, dataset: Sized) -> dict[str, Any]:
+def run_identity(config: TrainConfig, dataset: DatasetSizes) -> dict[str, Any]:
     """Return the settings that must be the same when a later run resumes from this run's
     checkpoints.
     """
@@ -112,7 +112,9 @@ def run_identity(config: TrainConfig, dataset: Sized) -> dict[str, Any]:
     }
 
 
-def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:
+def build_optimizer(
+    settings: OptimizerSettings, storage: FlatStorage, mesh: Mesh
+) -> base.Optimizer:
     """Build the optimizer that ``settings`` name, for the parameters that this rank updates."""
     device = storage.optimizer_device
     values = storage.master_weights
@@ -139,18 +141,18 @@ def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.O
     return LAMB(device, values, segments, storage.parameters, groups, **adam)
 
 
-def build_mesh(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
+def build_mesh(layout: ParallelismSettings, world: MpiTransport) -> tuple[Mesh, Compressed | None]:
     """Arrange the ranks as in ``layout``, and compress the sums of gradients if requested.
 
     Return the mesh, and the compressor that wraps the mesh's data-parallel group. None: no
     compression. Raises UsageError if the number of ranks does not fit the layout.
     """
     from payload.comm.compression import make_compressor  # noqa: PLC0415 - needs MPI
-    from payload.comm.transport import Transport  # noqa: PLC0415
+    from payload.comm.transport import MpiTransport  # noqa: PLC0415
 
     mesh = make_mesh(world, tp=layout.tp, pp=layout.pp)
     # A single data-parallel rank sums nothing.
-    if layout.compress == "none" or not isinstance(mesh.dp, Transport):
+    if layout.compress == "none" or not isinstance(mesh.dp, MpiTransport):
         return mesh, None
     options: dict[str, dict[str, float]] = {
         "topk": {"ratio": layout.compress_ratio},
@@ -176,7 +178,7 @@ def build_engine(
     layout = config.layout
     precision = config.precision
     split = getattr(module_of(config.model.model), "SPLIT_LOGITS", False)
-    options = Options(
+    options = EngineOptions(
         seed=config.batch.seed,
         precision=PRECISIONS[precision.precision],
         clip=config.optimizer.clip_grad or math.inf,

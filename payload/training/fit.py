@@ -28,15 +28,15 @@ from payload.cli.config import (
     SampleConfig,
     TrainConfig,
 )
-from payload.cli.settings import Command, make
+from payload.cli.settings import CommandConfig, make
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
 from payload.data.images import facts
 from payload.data.text import text_facts
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.nn.module import Context
+from payload.nn.module import LayerContext
 from payload.parallel.engine import stages_of
 from payload.parallel.mesh import alone, data_parallel_ranks
 from payload.saved_model.folder import usable_record
@@ -98,7 +98,7 @@ def reject_unfit(config: TrainConfig, ranks: int | None) -> None:
     if dp and not bench:
         check(config, several=dp > 1)
     data = _sizes_of(config)
-    units = build_units(config.model, data, Context(Cpu(), tp=_Group(layout.tp)))
+    units = build_units(config.model, data, LayerContext(CpuDevice(), tp=_Group(layout.tp)))
     stages_of(units, tp=layout.tp, pp=layout.pp, recompute=layout.recompute)
     samples = data.training or sys.maxsize
     reject_large_batch(config.batch.global_batch_size, samples)
@@ -110,7 +110,7 @@ def reject_unfit(config: TrainConfig, ranks: int | None) -> None:
         )
 
 
-def _reject_other_run(config: Command | None, run: Path) -> None:
+def _reject_other_run(config: CommandConfig | None, run: Path) -> None:
     """Raise UsageError if a run's model does not fit the command, or `train` can't continue the
     run.
     """

@@ -23,7 +23,7 @@ last second (nvmlUtilization_t)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class GpuMeasurement:
     """What a GPU did in turns of work of ``seconds`` in total, in which ``samples`` were computed.
 
     means: percentages and rates over the time of all turns. joules: None if the GPU does not count
@@ -38,7 +38,7 @@ class Use:
 
 
 @dataclass(slots=True)
-class Meter:
+class GpuMeter:
     """Measures what a GPU did in turns of work, of which each is between ``begin`` and ``end``.
 
     Turns of less than ``SHORTEST_TURN_S`` are not counted.
@@ -47,7 +47,7 @@ class Meter:
     card: Card
     _began: float = field(default=0.0, init=False)
     _joules_before: float | None = field(default=None, init=False)
-    _uses: list[Use] = field(default_factory=list, init=False)
+    _uses: list[GpuMeasurement] = field(default_factory=list, init=False)
 
     def begin(self) -> None:
         self.card.restart()
@@ -67,9 +67,9 @@ class Meter:
         joules = None if before is None or after is None else after - before
         processes = self.card.processes()
         count = None if processes is None else len(processes)
-        self._uses.append(Use(seconds, samples, means, joules, count))
+        self._uses.append(GpuMeasurement(seconds, samples, means, joules, count))
 
-    def use(self) -> Use | None:
+    def use(self) -> GpuMeasurement | None:
         """Return the use in all turns, weighted by their time. A value that a turn lacks is left out.
 
         None: no turn was long enough.
@@ -82,7 +82,7 @@ class Meter:
             for name in _in_all([use.means for use in self._uses])
         }
         joules = [use.joules for use in self._uses if use.joules is not None]
-        return Use(
+        return GpuMeasurement(
             seconds,
             sum(use.samples for use in self._uses),
             means,
@@ -96,7 +96,7 @@ def gpu_of(device: Device) -> str:
     return f"{hostname()} {device.gpu and device.gpu['uuid']}"
 
 
-def figures_of(gpus: Sequence[tuple[Use | None, int]]) -> dict[str, float]:
+def figures_of(gpus: Sequence[tuple[GpuMeasurement | None, int]]) -> dict[str, float]:
     """Return what GPUs did together: means over the GPUs, and the samples per joule of all of them.
 
     gpus: the use of each GPU, and how many processes of this program compute on it. If more do, the

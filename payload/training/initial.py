@@ -30,7 +30,7 @@ _NOT_IN_SHAPES = ("heads", "norm_eps")
 
 
 @dataclass(frozen=True, slots=True)
-class Initial:
+class InitialWeights:
     """A file of weights that training starts from."""
 
     file: Path
@@ -116,7 +116,7 @@ class Initial:
             refuse_other(model, settings, library_config)
 
 
-def find_initial(path: Path | None, world: Communicator) -> Initial | None:
+def find_initial(path: Path | None, world: Communicator) -> InitialWeights | None:
     """Find the weights at the path of ``--init``. None: no path. All ranks must call this function
     together.
 
@@ -125,7 +125,7 @@ def find_initial(path: Path | None, world: Communicator) -> Initial | None:
     return on_all_ranks(world, lambda: _find(path) if path else None)
 
 
-def _find(path: Path) -> Initial:
+def _find(path: Path) -> InitialWeights:
     folder, file = (path, path / "model.safetensors") if path.is_dir() else (path.parent, path)
     if not (folder / RECORD).exists():
         if not file.exists():
@@ -133,9 +133,9 @@ def _find(path: Path) -> Initial:
                 f"--init: {file} does not exist; pass a file of weights or the folder of a model",
                 code="no-such-file",
             )
-        return Initial(file, None)
+        return InitialWeights(file, None)
     record = read_record(folder)
     if path.is_dir():
         best = record.files.get(BEST) or next(iter(record.files.values()))
         file = folder / best.file
-    return Initial(file, record)
+    return InitialWeights(file, record)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from payload.checkpoint.saver import Saver, StopSignals
 from payload.checkpoint.session import (
     CheckpointSession,
-    Resumed,
+    ResumedState,
     command_to_resume,
     resume,
     variables_to_set,
@@ -22,10 +22,10 @@ from payload.checkpoint.session import (
 from payload.cli.config import TrainConfig
 from payload.cli.settings import to_toml
 from payload.comm.base import on_all_ranks
-from payload.comm.transport import Transport
+from payload.comm.transport import MpiTransport
 from payload.data.base import Dataset
 from payload.data.datasets import data_record, open_dataset
-from payload.data.loader import Feed, Loader, Slot
+from payload.data.loader import IterationBatches, IterationSamples, Loader
 from payload.device.base import Device
 from payload.errors import ENDED, STOPPED, PayloadError, UsageError
 from payload.parallel.engine import Engine, Evaluation, StepResult
@@ -42,7 +42,7 @@ from payload.training.build import (
     run_identity,
 )
 from payload.training.initial import find_initial
-from payload.training.metrics import Metrics, Work
+from payload.training.metrics import MetricsWriter, SampleWork
 from payload.training.schedule import LearningRate
 from payload.training.search import find
 from payload.training.timing import CommTimes, TimedOptimizer, timed_mesh, timed_units
@@ -58,7 +58,7 @@ class _StoppedError(Exception):
 
 
 def train(
-    config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None
+    config: TrainConfig, device: Device, world: MpiTransport, signals: StopSignals | None = None
 ) -> int:
     """Train on all ranks of ``world``, record the metrics, and return the exit code.
 
@@ -89,8 +89,8 @@ def train(
     if init and not resumed.iteration:
         init.load(engine, units, config, model_sizes(config.model, dataset))
         resumed.notes.append(f"starts with the weights of {init.file}")
-    work = Work(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
-    metrics = Metrics(
+    work = SampleWork(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
+    metrics = MetricsWriter(
         config, device, world, work, times, done=resumed.iteration, evaluated=resumed.evaluated
     )
     on_all_ranks(world, lambda: _write_config(config) if world.rank == 0 else None)
@@ -140,14 +140,14 @@ class Trainer:
     loader: Loader
     dataset: Dataset
     schedule: LearningRate
-    metrics: Metrics
+    metrics: MetricsWriter
     trace: Timeline
     model: ModelWriter | None = None
     signals: StopSignals | None = None
     # Iterations between two evaluations. None: an evaluation after each epoch.
     eval_interval: int | None = None
 
-    def loop(self, resumed: Resumed, saver: Saver | None) -> Evaluation | None:
+    def loop(self, resumed: ResumedState, saver: Saver | None) -> Evaluation | None:
         """Run the iterations that are left of the schedule, or until any rank gets a signal.
 
         Save the best model and the final model, and if there is a saver, checkpoints. A checkpoint
@@ -196,13 +196,13 @@ class Trainer:
                 return None
         return evaluation
 
-    def _is_evaluation_due(self, slot: Slot, *, last: bool) -> bool:
+    def _is_evaluation_due(self, slot: IterationSamples, *, last: bool) -> bool:
         ends_interval = (
             slot.iteration % self.eval_interval == 0 if self.eval_interval else slot.ends_epoch
         )
         return last or ends_interval
 
-    def _evaluate_resumed(self, resumed: Resumed, saver: Saver | None) -> Evaluation | None:
+    def _evaluate_resumed(self, resumed: ResumedState, saver: Saver | None) -> Evaluation | None:
         """Evaluate the resumed weights, because it is due or they are the final weights. None: a
         signal.
         """
@@ -239,7 +239,7 @@ class Trainer:
             command = command_to_resume(sys.argv[1:], os.environ)
             self.metrics.print_line(f"unless the job is restarted, continue with: {command}")
 
-    def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
+    def step(self, iteration: int, feed: IterationBatches, flags: tuple[float, ...]) -> StepResult:
         """Update the weights with a global batch. ``feed`` is this rank's share of the batch.
 
         flags: this rank's numbers. The result's ``flags`` are the sums of these numbers over all

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from payload.cli.config import TrainConfig
-from payload.cli.report import Report, place
+from payload.cli.report import ResultWriter, place
 from payload.cli.settings import to_record
 from payload.comm.base import Communicator, on_all_ranks
 from payload.device.base import Device
@@ -22,7 +22,7 @@ from payload.node.nvml import Card, open_card
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Evaluation, StepResult
 from payload.parallel.mesh import Mesh
-from payload.parallel.zero import Storage
+from payload.parallel.zero import FlatStorage
 from payload.training.gpu_use import gpu_of, total_joules
 from payload.training.peak import find_peak
 from payload.training.tensorboard import EventFile
@@ -38,7 +38,7 @@ factor.
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SampleWork:
     """The number of tokens and floating-point operations of a training sample."""
 
     # Operations of a sample's forward pass, summed over tensor-parallel ranks and pipeline stages.
@@ -48,7 +48,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Lost:
+class LostRecords:
     """The records that a resumed run has removed from its file, because it computes their
     iterations again.
 
@@ -81,7 +81,7 @@ class Lost:
             self.data_s += data_ms / 1e3
 
 
-class Metrics(Report):
+class MetricsWriter(ResultWriter):
     """Writer of a run's metrics. All ranks must call ``introduce`` and ``conclude``; only rank 0
     writes.
     """
@@ -91,7 +91,7 @@ class Metrics(Report):
         config: TrainConfig,
         device: Device,
         comm: Communicator,
-        work: Work,
+        work: SampleWork,
         comm_times: CommTimes,
         *,
         done: int = 0,
@@ -107,7 +107,7 @@ class Metrics(Report):
         """
         self._done = done
         self._evaluated = evaluated
-        self._lost = Lost()
+        self._lost = LostRecords()
         super().__init__(
             comm, config.run.out / "metrics.jsonl", keep=self._is_done if done else None
         )
@@ -258,7 +258,7 @@ class Metrics(Report):
         }
 
     def conclude(
-        self, storage: Storage, mesh: Mesh, evaluation: Evaluation, *, seconds: float
+        self, storage: FlatStorage, mesh: Mesh, evaluation: Evaluation, *, seconds: float
     ) -> None:
         """Record the final result. Raises PayloadError if ranks with the same parameters differ in
         values.

@@ -46,7 +46,7 @@ _SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class PeakSpeed:
     """A rank's peak speed with its source, or if the speed is unknown, the reason why it is
     unknown.
     """
@@ -55,14 +55,16 @@ class Peak:
     source: str
 
 
-def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, fixed: float | None) -> Peak:
+def find_peak(
+    device: Device, comm: Communicator, dtype: DTypeLike, fixed: float | None
+) -> PeakSpeed:
     """Return this rank's peak speed: ``fixed`` if set, else from a GPU's data sheet or measured on
     the CPU.
 
     All ranks must call this function together, because CPUs are measured while all ranks compute.
     """
     if fixed is not None:
-        return Peak(fixed, "--peak-tflops")
+        return PeakSpeed(fixed, "--peak-tflops")
     if device.gpu is None:
         return _measured(device, comm, dtype)
     return _by_sheet(
@@ -70,10 +72,12 @@ def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, fixed: float
     )
 
 
-def _by_sheet(name: str, dtype: str, *, tf32: bool) -> Peak:
+def _by_sheet(name: str, dtype: str, *, tf32: bool) -> PeakSpeed:
     words = set(name.replace("-", " ").split())
     if "MIG" in words:
-        return Peak(None, f"{name} is a part of a GPU and has no data sheet; pass --peak-tflops")
+        return PeakSpeed(
+            None, f"{name} is a part of a GPU and has no data sheet; pass --peak-tflops"
+        )
     precision = "tf32" if tf32 and dtype == "float32" else dtype
     for model, sheet in _SHEETS:
         if words >= set(model.split()) and not words & _VARIANTS - set(model.split()):
@@ -81,16 +85,16 @@ def _by_sheet(name: str, dtype: str, *, tf32: bool) -> Peak:
             if tflops is None and precision in ("float16", "bfloat16"):
                 tflops = sheet.get("half")
             sheet_name = f"NVIDIA's data sheet of the {model}, {precision}, dense"
-            return Peak(
+            return PeakSpeed(
                 tflops,
                 sheet_name
                 if tflops is not None
                 else f"no figure in {sheet_name}; pass --peak-tflops",
             )
-    return Peak(None, f"the data sheet of the {name} is not known; pass --peak-tflops")
+    return PeakSpeed(None, f"the data sheet of the {name} is not known; pass --peak-tflops")
 
 
-def _measured(device: Device, comm: Communicator, dtype: DTypeLike) -> Peak:
+def _measured(device: Device, comm: Communicator, dtype: DTypeLike) -> PeakSpeed:
     """Multiply matrices many times, and return the highest speed, because a CPU's clock may start
     low.
 
@@ -112,4 +116,4 @@ def _measured(device: Device, comm: Communicator, dtype: DTypeLike) -> Peak:
     method = (
         f"the fastest product of {_EDGE}^3 in {kind.name} within {_SECONDS} s, all ranks at once"
     )
-    return Peak(tflops, f"measured: {method}")
+    return PeakSpeed(tflops, f"measured: {method}")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from payload.cli.config import Batch, TrainConfig
-from payload.cli.report import Report
+from payload.cli.config import BatchSettings, TrainConfig
+from payload.cli.report import ResultWriter
 from payload.cli.settings import text_of
 from payload.data.base import Dataset
 from payload.device.base import Device
@@ -52,7 +52,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SearchTrial:
     """A short training, and its loss on held-out samples. Infinite: it learned nothing, or
     diverged.
     """
@@ -67,7 +67,7 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
 
     Raises UsageError if no learning rate lowers the loss, or the settings contradict each other.
     """
-    report = Report(mesh.world, config.run.out / "find.jsonl")
+    report = ResultWriter(mesh.world, config.run.out / "find.jsonl")
     speeds: Sequence[Speed] = ()
     if mesh.tp.size == mesh.pp.size == 1:
         speeds = measure_speeds(config, device, mesh, dataset, report)
@@ -75,7 +75,7 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
             report.write("micro_batch", size=speed.micro_batch, samples_per_s=speed.samples_per_s)
     trials = []
     for settings in plan_trials(config, speeds, mesh.dp.size, dataset.training):
-        trial = Trial(settings, try_out(settings, device, mesh, dataset))
+        trial = SearchTrial(settings, try_out(settings, device, mesh, dataset))
         trials.append(trial)
         recipe = recipe_of(settings)
         loss = trial.loss if math.isfinite(trial.loss) else None
@@ -96,7 +96,7 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
     report.close()
 
 
-def most_robust(trials: Sequence[Trial]) -> Trial:
+def most_robust(trials: Sequence[SearchTrial]) -> SearchTrial:
     """Return the trial with the lowest mean loss of the trial and its neighbours in learning rate.
 
     Half and double the rate then train well too. trials: in the order of ``plan_trials``.
@@ -170,7 +170,7 @@ def plan_trials(
             yield replace(config, batch=length, optimizer=optimizer)
 
 
-def _seconds(batch: Batch, speeds: Sequence[Speed]) -> float:
+def _seconds(batch: BatchSettings, speeds: Sequence[Speed]) -> float:
     """Return the time of an iteration, by the measured size that is nearest below the
     micro-batch.
     """
@@ -244,7 +244,7 @@ class SpeedSearch:
 
 
 def measure_speeds(
-    config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset, report: Report
+    config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset, report: ResultWriter
 ) -> list[Speed]:
     """Print each measured speed. Return the speeds of the micro-batch sizes that ``SpeedSearch``
     chooses.

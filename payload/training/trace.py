@@ -18,7 +18,7 @@ from typing import Any
 from payload.comm.base import Communicator, on_all_ranks
 from payload.device.base import Device
 from payload.errors import UsageError
-from payload.nn.module import Draw
+from payload.nn.module import RandomState
 from payload.node.host import hostname
 
 Event = dict[str, Any]
@@ -46,7 +46,7 @@ class Timeline:
         self._on = False
         self._flights = 0
         # The draws of the micro-batches that this iteration has run so far.
-        self._draws: list[Draw] = []
+        self._draws: list[RandomState] = []
 
     def next(self) -> None:
         """Begin the next iteration."""
@@ -82,7 +82,7 @@ class Timeline:
         self._events.append({**common, "ph": "b", "ts": self._now_ns(), "args": details})
         return lambda: self._events.append({**common, "ph": "e", "ts": self._now_ns()})
 
-    def number_of(self, draw: Draw | None) -> int | None:
+    def number_of(self, draw: RandomState | None) -> int | None:
         """Return the index in its iteration of the micro-batch with this random seed. None: no
         ``draw``.
         """

@@ -18,7 +18,7 @@ def test_layers_of_zstd_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     subprocess.run(["zstd", "-q", tmp_path / "plain", "-o", tmp_path / "layer"], check=True)
     # As in the layout of an image from a registry.
     (tmp_path / "link").symlink_to("layer")
-    layers = images.Layers(b"{}", [str(tmp_path / "link")])
+    layers = images.ImageLayers(b"{}", [str(tmp_path / "link")])
     images.make_folder(layers, str(tmp_path / "root"))
     assert (tmp_path / "root" / "b").read_text() == "a"
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -12,7 +12,7 @@ import pytest
 from payload.cli.arguments import parse
 from payload.cli.config import BenchConfig
 from payload.comm.base import Solo
-from payload.commands.bench import Side, Silent, sides_of
+from payload.commands.bench import BenchCase, SilentCommunicator, sides_of
 from payload.errors import UsageError
 from tests.integration.payload.conftest import Runner
 from tests.support.messages import refused
@@ -69,7 +69,7 @@ def test_sides_take_turns_and_are_compared(mpirun: Runner, tmp_path: Path) -> No
 
 def test_sides_of_a_bench_halve_the_number_of_ranks() -> None:
     assert [side.ranks for side in sides_of(config(), 8)] == [8, 8, 4, 4, 2, 2, 1, 1]
-    assert sides_of(config(), 1) == [Side("all", 1, 64)]
+    assert sides_of(config(), 1) == [BenchCase("all", 1, 64)]
     assert [side.name for side in sides_of(config("--ranks", "3,8"), 8)][2:] == [
         "strong 3",
         "weak 3",
@@ -89,7 +89,7 @@ class Third(Solo):
 
 
 def test_silent_communicator_moves_nothing_between_ranks() -> None:
-    comm = Silent(Third())
+    comm = SilentCommunicator(Third())
     array = np.arange(6.0)
     comm.allreduce(array)
     comm.iallreduce(array).wait()

@@ -10,7 +10,7 @@ import pytest
 
 from payload.data.datasets import open_dataset
 from payload.data.tokenizer import BytePairs
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from payload.parallel.mesh import alone as alone_mesh
 from payload.training.build import build_loader
 from payload.training.search import (
@@ -120,7 +120,7 @@ def test_evaluation_uses_small_batches_and_few_samples(
         "1",
     )
     config = train_config(*sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path))
-    device = Cpu()
+    device = CpuDevice()
     mesh = alone_mesh()
     batches = build_loader(
         config, open_dataset(config, mesh.world), device, mesh, eval_only=True

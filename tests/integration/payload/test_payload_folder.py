@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from payload.checkpoint.folder import Lock
+from payload.checkpoint.folder import FolderLock
 from payload.checkpoint.writer import publish
 from payload.cli.config import COMPRESSORS
 from payload.cli.jsonl import JsonLines
@@ -51,7 +51,7 @@ def test_second_run_in_a_folder_waits_and_resumes_from_the_first(
     elsewhere = tmp_path / "elsewhere"
     checkpoints = tmp_path / "checkpoints"
     alone(*flags, "--iterations", "5", "--checkpoints", str(elsewhere))
-    held = Lock(checkpoints, patience_s=0)
+    held = FolderLock(checkpoints, patience_s=0)
     with launch(1, "-m", "payload", *flags, "--iterations", "10") as second:
         try:
             assert second.stderr

@@ -76,7 +76,7 @@ def thread(number: int, *frames: dict[str, Any]) -> dict[str, Any]:
     return {"os_thread_id": number, "thread_name": "MainThread", "frames": frames}
 
 
-def found(number: int = 0) -> stacks.Rank:
+def found(number: int = 0) -> stacks.RankStacks:
     return {each.rank: each for each in stacks.read_ranks("n1")}[number]
 
 
@@ -204,7 +204,7 @@ def test_nodes_that_do_not_answer_are_counted(
     launchers: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], ssh: str, missing: int
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", f"none-{os.getpid()}")
-    assert hang.ask_nodes(str(launchers / "a folder"), nodes, ssh) == hang.Look([], missing)
+    assert hang.ask_nodes(str(launchers / "a folder"), nodes, ssh) == hang.RankAnswers([], missing)
 
 
 def test_job_without_ranks_has_no_stacks(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike
 
-from payload.device.base import Array, Cpu, Device
+from payload.device.base import Array, CpuDevice, Device
 from payload.nn.conv import Conv2d
-from payload.nn.module import Context, Tape, Unit
+from payload.nn.module import LayerContext, Tape, Unit
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
 from tests.integration.payload.conftest import Runner
@@ -17,7 +17,7 @@ from tests.support.doubles.layers import stored
 from tests.support.doubles.oracle import assert_close, compare, functional, torch
 
 
-class _Counting(Cpu):
+class _Counting(CpuDevice):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
@@ -44,7 +44,7 @@ def test_wide_3x3_convolutions_take_half_the_multiplications(
     inputs: int, batch: int, dtype: str, fewer: bool
 ) -> None:
     device = _Counting()
-    layer = Conv2d(Context(device), "c", inputs, 128, 3, padding=1)
+    layer = Conv2d(LayerContext(device), "c", inputs, 128, 3, padding=1)
     tape = Tape()
     stored([Unit("u", layer)], device, dtype)
     y = layer.forward(np.ones((batch, 16, 15, inputs), dtype), tape)
@@ -56,7 +56,7 @@ def test_wide_3x3_convolutions_take_half_the_multiplications(
 def test_first_layer_computes_no_gradient_of_the_input(device: Device) -> None:
     grads = []
     for first in (False, True):
-        layer = Conv2d(Context(device), "c", 2, 3, 3, padding=1, first=first)
+        layer = Conv2d(LayerContext(device), "c", 2, 3, 3, padding=1, first=first)
         storage = stored([Unit("u", layer)], device)
         tape = Tape()
         x = device.asarray(CASES["3x3"].input())
@@ -68,7 +68,7 @@ def test_first_layer_computes_no_gradient_of_the_input(device: Device) -> None:
 
 def test_max_pool_of_equal_numbers_selects_the_first(device: Device) -> None:
     compare(
-        MaxPool2d(Context(device), 3, stride=1),
+        MaxPool2d(LayerContext(device), 3, stride=1),
         np.zeros((1, 4, 4, 2)),
         device,
         channels_last(lambda _, x: functional.max_pool2d(x, 3, 1)),
@@ -76,7 +76,7 @@ def test_max_pool_of_equal_numbers_selects_the_first(device: Device) -> None:
 
 
 def test_batch_norm_keeps_pytorchs_running_averages(device: Device) -> None:
-    layer = BatchNorm(Context(device), "n", 5)
+    layer = BatchNorm(LayerContext(device), "n", 5)
     torch_norm = torch.nn.BatchNorm2d(5, dtype=torch.float64)
     stored([Unit("u", layer)], device)
     rng = np.random.default_rng(4)
@@ -100,7 +100,7 @@ def test_batch_norm_keeps_pytorchs_running_averages(device: Device) -> None:
 
 def test_batch_norm_of_numbers_far_from_zero(device: Device) -> None:
     x = (1000 + np.random.default_rng(3).standard_normal((64, 8, 8, 5))).astype("float32")
-    layer = BatchNorm(Context(device), "n", 5)
+    layer = BatchNorm(LayerContext(device), "n", 5)
     stored([Unit("u", layer)], device, "float32")
     y = device.to_host(layer.forward(device.asarray(x), Tape()))
     wide = x.astype("float64")

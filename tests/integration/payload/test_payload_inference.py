@@ -14,7 +14,7 @@ from payload.cli.config import SampleConfig
 from payload.commands.predict import probabilities
 from payload.commands.sample import tokens
 from payload.data.datasets import load_digits, tokenizer_of
-from payload.device.base import Cpu, Device
+from payload.device.base import CpuDevice, Device
 from payload.saved_model.folder import load
 from tests.integration.payload.conftest import Runner, python
 from tests.support.payload import GRAY, assert_one_error, idx_file, png_file
@@ -124,7 +124,8 @@ def test_inference_gives_the_same_answers_on_each_device(
 ) -> None:
     pixels = load_digits()[1].images[:3].astype(float)
     found, expected = (
-        probabilities(load(digits / "model", "best", each), pixels) for each in (device, Cpu())
+        probabilities(load(digits / "model", "best", each), pixels)
+        for each in (device, CpuDevice())
     )
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert found.sum(axis=1) == pytest.approx([1, 1, 1])

@@ -24,9 +24,9 @@ from payload.comm.base import Solo
 from payload.data.datasets import open_dataset, tokenizer_of
 from payload.data.gpt2 import load
 from payload.data.loader import Order
-from payload.device.base import Array, Cpu
+from payload.device.base import Array, CpuDevice
 from payload.models import MODELS
-from payload.nn.module import Draw, Tape
+from payload.nn.module import RandomState, Tape
 from payload.saved_model.folder import build, read_record, read_weights
 from tests.integration.payload.conftest import Runner
 from tests.support.doubles.oracle import torch
@@ -158,7 +158,9 @@ def _first_batch(flags: str) -> tuple[Array, Array]:
     dataset = open_dataset(config, Solo())
     size = config.batch.global_batch_size
     slot = Order(dataset.training, size, seed=0).at(1)
-    return dataset.training_batch(slot.indices, 1, Draw(0, 1, np.arange(size, dtype="uint32")))
+    return dataset.training_batch(
+        slot.indices, 1, RandomState(0, 1, np.arange(size, dtype="uint32"))
+    )
 
 
 def _logits(module: nn.Module, x: Array) -> torch.Tensor:
@@ -171,7 +173,7 @@ def _logits(module: nn.Module, x: Array) -> torch.Tensor:
 def _ours(folder: Path, x: Array) -> Array:
     record = read_record(folder)
     y: Array = x.copy()
-    for unit in build(record, read_weights(folder, "final", record), Cpu()):
+    for unit in build(record, read_weights(folder, "final", record), CpuDevice()):
         y = unit.layer.forward(y, Tape(training=False))
     return y
 

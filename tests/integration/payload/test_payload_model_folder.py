@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from payload.__main__ import main
-from payload.device.base import Cpu, Device
+from payload.device.base import CpuDevice, Device
 from payload.errors import PayloadError
 from payload.parallel.mesh import alone as on_one_rank
 from payload.saved_model.folder import (
@@ -168,5 +168,5 @@ def test_export_on_a_full_disk_is_one_line_and_keeps_the_old_model(trained_folde
         with refused(
             "file-unwritable", PayloadError, "--out: ", "safetensors", os.strerror(errno.ENOSPC)
         ):
-            _left(folder, CASES[0].model, CASES[0].settings, Cpu())
+            _left(folder, CASES[0].model, CASES[0].settings, CpuDevice())
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

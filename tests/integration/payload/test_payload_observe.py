@@ -53,7 +53,7 @@ def test_observe_reports_steps_events_and_complete_checkpoints(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observe, "LOOK_S", 2 * observe.STEP_S)
-    watch = observe.Watch()
+    watch = observe.FolderWatch()
     (folder / "heartbeat").write_text("7\n")
     (folder / "job.events").write_text('{"event": "start"}\n')
     program = folder / observe.FILES
@@ -78,7 +78,7 @@ def test_heartbeat_that_is_being_replaced_is_no_step(
 ) -> None:
     """Otherwise a training that continues would seem to start from zero."""
     monkeypatch.setattr(observe, "LOOK_S", 2 * observe.STEP_S)
-    watch = observe.Watch()
+    watch = observe.FolderWatch()
     found = []
     for text in ("7\n", "", "8\n", "1\n"):
         (folder / "heartbeat").write_text(text)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from payload.checkpoint.folder import Lock
+from payload.checkpoint.folder import FolderLock
 from payload.errors import UsageError
 from tests.integration.payload.conftest import Runner, Starter, children
 from tests.support.messages import refused
@@ -175,7 +175,7 @@ def test_stopped_and_killed_run_ends_with_the_same_weights(
         run = Run(launch, tmp_path, "zero")
         run.reach(ends[-1] + ITERATIONS // 4)
         with refused("checkpoints-in-use", UsageError):
-            Lock(tmp_path / "checkpoints", patience_s=0)
+            FolderLock(tmp_path / "checkpoints", patience_s=0)
         victim = run.mpirun() if signal.SIGUSR1 in signals else run.ranks()[1]
         for number in signals:
             os.kill(victim, number)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from payload.node import stage
-from payload.node.stage import STORE, Staged, StageError
+from payload.node.stage import STORE, StageError, StageResult
 from tests.support.processes import ROOT
 
 # Stages files, tells how, and keeps them until its input ends.
@@ -42,10 +42,10 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def staged(tmp_path: Path) -> Callable[..., Staged]:
+def staged(tmp_path: Path) -> Callable[..., StageResult]:
     """Stage files on the disk, and release them at once."""
 
-    def run(source: Path, name: str = "x") -> Staged:
+    def run(source: Path, name: str = "x") -> StageResult:
         found = stage.stage(str(source), str(tmp_path / "disk" / name), print)
         for lock in found.locks:
             os.close(lock)
@@ -67,7 +67,7 @@ def copies(tmp_path: Path) -> list[str]:
 
 
 def test_copy_has_the_files_modes_and_links_of_the_source(
-    source: Path, staged: Callable[..., Staged], tmp_path: Path
+    source: Path, staged: Callable[..., StageResult], tmp_path: Path
 ) -> None:
     found = staged(source)
     target = tmp_path / "disk" / "x"
@@ -81,7 +81,7 @@ def test_copy_has_the_files_modes_and_links_of_the_source(
 
 
 def test_same_files_are_copied_once_and_changed_files_again(
-    source: Path, staged: Callable[..., Staged], tmp_path: Path
+    source: Path, staged: Callable[..., StageResult], tmp_path: Path
 ) -> None:
     assert staged(source).copied
     assert not staged(source).copied
@@ -92,7 +92,9 @@ def test_same_files_are_copied_once_and_changed_files_again(
     assert len(copies(tmp_path)) == 2
 
 
-def test_single_file_is_staged(source: Path, staged: Callable[..., Staged], tmp_path: Path) -> None:
+def test_single_file_is_staged(
+    source: Path, staged: Callable[..., StageResult], tmp_path: Path
+) -> None:
     assert staged(source / "run.sh").files == 1
     assert (tmp_path / "disk" / "x").read_text() == "#!/bin/sh\n"
 
@@ -119,7 +121,10 @@ def test_jobs_at_once_copy_once_and_share_the_target(source: Path, tmp_path: Pat
 
 
 def test_target_and_copy_of_a_running_job_stay(
-    source: Path, staged: Callable[..., Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    staged: Callable[..., StageResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = start(source, tmp_path / "disk" / "x")
     assert told(job) == "True|"
@@ -158,7 +163,9 @@ def shards(tmp_path: Path) -> Path:
     return folder
 
 
-def shared_out(shards: Path, pattern: str, node: int, nodes: int = 2) -> tuple[Staged, list[str]]:
+def shared_out(
+    shards: Path, pattern: str, node: int, nodes: int = 2
+) -> tuple[StageResult, list[str]]:
     """Stage the share of a node, and return what its program finds."""
     target = shards.parent / "disk" / f"node-{node}"
     found = stage.stage(f"{shards}/{pattern}", str(target), print, (node, nodes))
@@ -229,7 +236,7 @@ def test_shards_that_are_missing_or_fewer_than_nodes_are_refused(
         shared_out(shards, pattern, nodes - 1, nodes)
 
 
-def test_device_is_not_a_source(staged: Callable[..., Staged]) -> None:
+def test_device_is_not_a_source(staged: Callable[..., StageResult]) -> None:
     with pytest.raises(StageError):
         staged(Path("/dev/zero"))
 
@@ -245,7 +252,7 @@ def test_target_in_its_source_is_refused(source: Path, tmp_path: Path, name: str
 
 @pytest.mark.parametrize("name", ["gone", "$NOWHERE_SET/x", "relative"])
 def test_source_that_is_no_path_of_the_node_is_refused(
-    staged: Callable[..., Staged], tmp_path: Path, name: str
+    staged: Callable[..., StageResult], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "disk").mkdir()
     path = tmp_path / name if name == "gone" else Path(name)
@@ -254,7 +261,7 @@ def test_source_that_is_no_path_of_the_node_is_refused(
 
 
 def test_copies_of_another_user_are_not_used(
-    source: Path, staged: Callable[..., Staged], tmp_path: Path
+    source: Path, staged: Callable[..., StageResult], tmp_path: Path
 ) -> None:
     """Another user may have made the folder first, on a disk where all may write."""
     staged(source)
@@ -265,9 +272,12 @@ def test_copies_of_another_user_are_not_used(
 
 
 def test_rest_of_a_killed_copy_makes_room_for_the_next(
-    source: Path, staged: Callable[..., Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    staged: Callable[..., StageResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    part = tmp_path / "disk" / STORE / f"{stage.Files.of(str(source)).key}.part"
+    part = tmp_path / "disk" / STORE / f"{stage.FilesToStage.of(str(source)).key}.part"
     part.mkdir(parents=True)
     part.parent.chmod(0o700)
     real = os.statvfs
@@ -276,11 +286,14 @@ def test_rest_of_a_killed_copy_makes_room_for_the_next(
 
 
 def test_copy_that_was_used_longest_ago_makes_room_for_the_next(
-    source: Path, staged: Callable[..., Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    staged: Callable[..., StageResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = [source, tmp_path / "other", tmp_path / "new"]
     files[2].write_text("new\n")
-    copies = [tmp_path / "disk" / STORE / stage.Files.of(str(path)).key for path in files]
+    copies = [tmp_path / "disk" / STORE / stage.FilesToStage.of(str(path)).key for path in files]
     for number in (0, 1):
         staged(files[number])
         os.utime(copies[number], (number, number))
@@ -300,7 +313,7 @@ def empty_unless(room: os.statvfs_result, is_empty: bool) -> os.statvfs_result:
 
 
 def test_link_of_the_user_is_kept(
-    source: Path, staged: Callable[..., Staged], tmp_path: Path
+    source: Path, staged: Callable[..., StageResult], tmp_path: Path
 ) -> None:
     link = tmp_path / "disk" / "x"
     link.symlink_to(tmp_path / "other")
@@ -310,7 +323,7 @@ def test_link_of_the_user_is_kept(
 
 
 def test_target_that_is_a_file_of_the_user_is_kept(
-    source: Path, staged: Callable[..., Staged], tmp_path: Path
+    source: Path, staged: Callable[..., StageResult], tmp_path: Path
 ) -> None:
     (tmp_path / "disk" / "x").write_text("mine\n")
     with pytest.raises(StageError):

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import pytest
 
-from payload.checkpoint.folder import Lock, checkpoint_name
+from payload.checkpoint.folder import FolderLock, checkpoint_name
 from payload.checkpoint.session import command_to_resume, variables_to_set
 from payload.checkpoint.shards import read_manifest
 from payload.saved_model.folder import read_record, read_weights
@@ -47,7 +47,7 @@ def started(out: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], IO[
 
 
 def test_signal_before_the_first_iteration_stops_after_that(tmp_path: Path) -> None:
-    held = Lock(tmp_path / "checkpoints", patience_s=0)
+    held = FolderLock(tmp_path / "checkpoints", patience_s=0)
     with started(tmp_path) as (process, _, stderr):
         assert ", which process " in stderr.readline()
         process.send_signal(signal.SIGUSR1)

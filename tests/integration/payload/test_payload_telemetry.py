@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from payload.commands.telemetry import _host
-from payload.node.nvml import Gpus
-from payload.node.sensors import Memory
+from payload.node.nvml import GpuSensor
+from payload.node.sensors import MemorySensor
 from tests.integration.payload.conftest import Runner
 from tests.support.payload import assert_one_error
 from tests.support.processes import eventually, suspend
@@ -116,11 +116,12 @@ def test_container_has_the_memory_that_slurm_gives(
     )
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    machine = Memory().total_mib()
+    machine = MemorySensor().total_mib()
     samples = []
     for name in ("t-1", "t-2"):
         monkeypatch.setenv("SLURMD_NODENAME", name)
         samples += [
-            _host(Memory(), Gpus(), is_container=is_container) for is_container in (True, False)
+            _host(MemorySensor(), GpuSensor(), is_container=is_container)
+            for is_container in (True, False)
         ]
     assert [one["memory_total_mib"] for one in samples] == [700, machine, machine, machine]

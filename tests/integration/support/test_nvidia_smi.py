@@ -17,7 +17,7 @@ import pytest
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import NODE_ARGV, read_node
 from payload.device import choose
-from payload.node.nvml import Gpus
+from payload.node.nvml import GpuSensor
 from tests.support.nvidia import machines
 from tests.support.nvidia.nvidia_smi import ROWS, fields_of
 from tests.support.plays import load_module
@@ -97,7 +97,7 @@ def test_nvml_knows_the_cards_of_nvidia_smi() -> None:
     """On a machine without any, neither does."""
     listed = rows({}, "index", "name", "uuid", "memory.total") if _OWN else []
     keys = ("index", "name", "uuid", "memory_total_mib")
-    told = [[str(card[key]) for key in keys] for card in Gpus().describe()]
+    told = [[str(card[key]) for key in keys] for card in GpuSensor().describe()]
     assert told == listed or (not told and not importlib.util.find_spec("pynvml"))
 
 

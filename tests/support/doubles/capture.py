@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from payload.device.base import Array
-from payload.device.gpu import Uploads
+from payload.device.gpu import UploadStream
 from tests.support.doubles import cublaslt, cudnn
 from tests.support.doubles.strict import Capture, Strict, StrictArray, refuse_in_capture, run
 
@@ -294,7 +294,7 @@ class Capturing(Strict):
             "cudnn": SimpleNamespace(**{**vars(cudnn), "pygraph": _Pygraph}),
             "cublaslt": SimpleNamespace(**{**vars(cublaslt), "matmul": _matmul}),
         }
-        self._uploads = Uploads(self.xp)
+        self._uploads = UploadStream(self.xp)
         self.fuse(**libraries, deterministic=True)
 
     def use(self) -> None:

@@ -15,10 +15,10 @@ from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding, TiedHead
 from payload.nn.linear import Linear
 from payload.nn.lstm import LSTM
-from payload.nn.module import Context, Layer, Residual, Sequential, normal
+from payload.nn.module import Layer, LayerContext, Residual, Sequential, normal
 from payload.nn.norm import BatchNorm, LayerNorm
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
-from payload.nn.sequence import ClassToken, Patches, Pick, Positions, Segments
+from payload.nn.sequence import ClassToken, Patches, Positions, Segments, SelectPosition
 from tests.support.doubles.oracle import Tensors, functional, torch
 
 TorchForward = Callable[[Tensors, "torch.Tensor"], "torch.Tensor"]
@@ -28,7 +28,7 @@ TorchForward = Callable[[Tensors, "torch.Tensor"], "torch.Tensor"]
 class Case:
     """A layer, the shape of what it is given (None: tokens), and PyTorch's way to the same."""
 
-    make: Callable[[Context], Layer]
+    make: Callable[[LayerContext], Layer]
     shape: tuple[int, ...] | None
     torch_forward: TorchForward
 
@@ -92,7 +92,7 @@ def _lstm(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _tied(c: Context) -> Layer:
+def _tied(c: LayerContext) -> Layer:
     embedding = Embedding(c, "e", 64, 4)
     return Sequential(embedding, TiedHead(c, "h", embedding, bias=True))
 
@@ -135,7 +135,7 @@ CASES = {
         (2, 3, 4),
         lambda p, x: torch.cat([p["t"].expand(2, 1, 4), x], dim=1),
     ),
-    "pick": Case(lambda c: Pick(c, -1), (2, 3, 4), lambda _, x: x[:, -1]),
+    "pick": Case(lambda c: SelectPosition(c, -1), (2, 3, 4), lambda _, x: x[:, -1]),
     "patches": Case(
         lambda _: Patches(2),
         (2, 4, 6, 3),

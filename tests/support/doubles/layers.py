@@ -10,14 +10,14 @@ import numpy as np
 from payload.data.loader import local_slice
 from payload.device.base import Array, Device
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Draw, Unit
+from payload.nn.module import RandomState, Unit
 from payload.optim.base import Optimizer
 from payload.optim.precision import LossScale, Precision
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh, Options, alone
+from payload.parallel.mesh import EngineOptions, Mesh, alone
 from payload.parallel.pipeline import MicroBatch
-from payload.parallel.zero import Storage
+from payload.parallel.zero import FlatStorage
 
 
 def engine_of(
@@ -30,7 +30,7 @@ def engine_of(
     loss_scale: LossScale | None = None,
     **options: Any,
 ) -> Engine:
-    """A model with cross-entropy and an optimizer; ``options`` are fields of ``Options``."""
+    """A model with cross-entropy and an optimizer; ``options`` are fields of ``EngineOptions``."""
     return Engine(
         device,
         mesh,
@@ -39,7 +39,7 @@ def engine_of(
         lambda storage: optimizer(
             storage.optimizer_device, storage.master_weights, storage.segments
         ),
-        options=Options(**options),
+        options=EngineOptions(**options),
         loss_scale=loss_scale,
     )
 
@@ -65,17 +65,19 @@ def stored(
     device: Device,
     dtype: str = "float64",
     precision: Precision | None = None,
-) -> Storage:
+) -> FlatStorage:
     """The units' parameters and gradients in flat arrays, at the beginning of an iteration."""
     dp = alone().dp
     precision = precision or Precision(np.dtype(dtype), np.dtype(dtype))
-    storage = Storage(device, units, dp, Options(seed=1, precision=precision))
+    storage = FlatStorage(device, units, dp, EngineOptions(seed=1, precision=precision))
     storage.begin()
     return storage
 
 
-def draw(count: int, device: Device) -> Draw:
-    return Draw(seed=3, iteration=5, samples=device.asarray(np.arange(count, dtype="uint32")))
+def draw(count: int, device: Device) -> RandomState:
+    return RandomState(
+        seed=3, iteration=5, samples=device.asarray(np.arange(count, dtype="uint32"))
+    )
 
 
 def slope(function: Callable[[], float], variable: Array, step: float = 1e-6) -> Array:

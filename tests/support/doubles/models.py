@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from payload.device.base import Array, Device
-from payload.nn.module import Context, Unit
+from payload.nn.module import LayerContext, Unit
 from payload.saved_model.folder import make_units
 from tests.support.doubles.oracle import Tensors, functional, torch
 
@@ -34,7 +34,7 @@ class Case:
     shape: tuple[int, ...] | None
     torch_forward: Callable[[Any, torch.Tensor], torch.Tensor]
 
-    def units(self, context: Context) -> list[Unit]:
+    def units(self, context: LayerContext) -> list[Unit]:
         return make_units(self.model, self.settings, context)
 
     def batch(self, rng: np.random.Generator, samples: int) -> tuple[Array, Array]:

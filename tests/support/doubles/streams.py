@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from payload.comm.base import Request
+from payload.comm.base import MpiRequest
 from payload.device.base import Array
 from tests.support.doubles.strict import Strict
 
@@ -39,7 +39,7 @@ _STREAMS: dict[int, Stream] = {}
 
 
 class Later:
-    def __init__(self, act: Callable[[], object], after: Request | None = None) -> None:
+    def __init__(self, act: Callable[[], object], after: MpiRequest | None = None) -> None:
         self._act = act
         self._after = after
         self._looks = 0
@@ -66,10 +66,10 @@ class Stream:
         assert non_blocking
         self.ptr = len(_STREAMS) + 1
         _STREAMS[self.ptr] = self
-        self._works: deque[Request] = deque()
+        self._works: deque[MpiRequest] = deque()
         self._put = self._done = 0
 
-    def put(self, work: Request) -> None:
+    def put(self, work: MpiRequest) -> None:
         self._works.append(work)
         self._put += 1
 

@@ -21,8 +21,8 @@ import ml_dtypes
 import numpy as np
 
 from payload.device.base import Array, Reduction
-from payload.device.cublas import Products
-from payload.device.gpu import Gpu
+from payload.device.cublas import MatrixProducts
+from payload.device.gpu import GpuDevice
 from tests.support.doubles import cublaslt, cudnn
 from tests.support.doubles.blas import PlayedCublas
 from tests.support.doubles.kernels import known
@@ -536,7 +536,7 @@ class _ReductionKernel(_Kernel):
         self._run(given)
 
 
-class Strict(Gpu):
+class Strict(GpuDevice):
     """The device of GPUs, on the double."""
 
     def __init__(self) -> None:
@@ -544,7 +544,7 @@ class Strict(Gpu):
         self.note = "a double of CuPy"
         self.gpu = {"index": 0, "name": self.note, "uuid": None}
         self._empty_pinned = np.empty
-        self._products = Products(PlayedCublas(), _cublas_handle)
+        self._products = MatrixProducts(PlayedCublas(), _cublas_handle)
         self._fused = None
         self._recorders = WeakSet()
         self._staging = {}

@@ -11,10 +11,10 @@ import pytest
 from clusterctl.spec.alarms import ALARMS, alarm_options, alarm_rules
 from payload.node.alarms import (
     CONDITIONS,
+    AlarmRule,
+    AlarmWatch,
     Judge,
-    Reader,
-    Rule,
-    Watch,
+    LineReader,
     Window,
     data,
     full_disk,
@@ -142,7 +142,7 @@ def test_steps_that_wait_for_data_are_found(window: Window, waits: bool) -> None
 
 
 def test_windows_are_long_enough_for_the_interval_of_telemetry() -> None:
-    rule = Rule("memory", "warn", 60)
+    rule = AlarmRule("memory", "warn", 60)
     assert window_s(rule, 2) == 60
     assert window_s(rule, 60) == 240
 
@@ -202,7 +202,7 @@ def test_full_temporary_files_are_named_with_their_node(
     assert [*full_disks(samples).keys() - {str(tmp_path)}] == ["/tmp on n2"]
 
 
-def judge_of(rule: Rule) -> Judge:
+def judge_of(rule: AlarmRule) -> Judge:
     return Judge([rule], {rule.kind: window_s(rule, 2.0)})
 
 
@@ -212,7 +212,7 @@ def begun(judge: Judge, now: float, *subjects: str) -> list[str]:
 
 
 def test_alarm_is_due_after_its_time_without_interruption() -> None:
-    judge = judge_of(Rule("idle", "warn", 600))
+    judge = judge_of(AlarmRule("idle", "warn", 600))
     assert begun(judge, 1000, "a") == []
     assert begun(judge, 1500, "a") == []
     assert begun(judge, 1530) == []
@@ -223,7 +223,7 @@ def test_alarm_is_due_after_its_time_without_interruption() -> None:
 
 
 def test_alarm_is_raised_once_and_again_for_others() -> None:
-    judge = judge_of(Rule("idle", "warn", 60))
+    judge = judge_of(AlarmRule("idle", "warn", 60))
     assert begun(judge, 1000, "a") == ["a is idle"]
     assert begun(judge, 1002, "a") == []
     assert begun(judge, 1004, "a", "b") == ["a is idle; b is idle"]
@@ -256,7 +256,7 @@ def test_window_is_judged_only_when_it_is_whole(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "telemetry").mkdir()
     (rule,) = rules_of("memory=warn@60")
-    watch = Watch([rule], "files")
+    watch = AlarmWatch([rule], "files")
     telemetry(tmp_path, before=True)
     for now in range(1000, 1060, 2):
         watch.read(now)
@@ -273,7 +273,7 @@ def test_full_disk_is_named_after_its_time_and_not_at_the_first_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    judge = judge_of(Rule("disk", "warn", 60))
+    judge = judge_of(AlarmRule("disk", "warn", 60))
     full = {"disk": {"/": "full"}}
     assert judge.step(1000, full) == ([], [])
     assert judge.step(1059, full) == ([], [])
@@ -283,7 +283,7 @@ def test_full_disk_is_named_after_its_time_and_not_at_the_first_look(
 def test_lines_are_read_once_and_only_if_they_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st')
-    reader = Reader()
+    reader = LineReader()
     assert reader.gained(str(path), from_start=True) == [{"step": 1}]
     path.write_text('{"step": 1}\n{"step": 2}\n[3]\n{broken\n')
     assert reader.gained(str(path)) == [{"step": 2}]

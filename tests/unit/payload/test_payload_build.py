@@ -9,10 +9,10 @@ import pytest
 from payload.cli.settings import to_toml
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.nn.module import Context, Unit
+from payload.nn.module import LayerContext, Unit
 from payload.parallel.mesh import alone
 from payload.saved_model.folder import ModelRecord, WeightsFile
 from payload.training.build import build_schedule, build_units
@@ -23,7 +23,7 @@ from tests.support.payload import train_config
 
 def _units(*flags: str) -> list[Unit]:
     config = train_config(*flags)
-    return build_units(config.model, open_dataset(config, Solo()), Context(Cpu()))
+    return build_units(config.model, open_dataset(config, Solo()), LayerContext(CpuDevice()))
 
 
 @pytest.mark.parametrize("name", MODELS)

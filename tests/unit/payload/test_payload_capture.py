@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from payload.comm.base import Done, Pending, Solo
-from payload.data.loader import Feed, Slot
+from payload.comm.base import CompletedOperation, Pending, Solo
+from payload.data.loader import IterationBatches, IterationSamples
 from payload.device import choose, fuse
-from payload.device.base import Array, Cpu, Device
+from payload.device.base import Array, CpuDevice, Device
 from payload.errors import UsageError
 from payload.models import resnet
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Parameter, Sequential, Tape, Unit
+from payload.nn.module import LayerContext, Parameter, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS, LossScale
 from payload.parallel.engine import Engine, stages_of
@@ -76,7 +76,7 @@ class Run:
         self.engine: Engine = engine_of(
             device,
             mesh or alone(),
-            units or module.build(Context(device), **{**usual, **sizes}),
+            units or module.build(LayerContext(device), **{**usual, **sizes}),
             AdamW,
             precision=PRECISIONS[precision],
             loss_scale=loss_scale,
@@ -220,7 +220,7 @@ def test_model_that_cannot_be_captured_trains_without_graphs(make_device: Any) -
     results = []
     for capture in (False, True):
         device = make_device()
-        context = Context(device)
+        context = LayerContext(device)
         units = [Unit("a", Sequential(_Looking(context, "a", 12, 8), Linear(context, "b", 8, 4)))]
         run = Run(device, "mlp", capture=capture, units=units)
         results.append(([run.step() for _ in range(4)], run.host()))
@@ -234,7 +234,7 @@ def test_model_that_cannot_be_captured_trains_without_graphs(make_device: Any) -
 
 def test_training_tells_once_why_nothing_is_captured() -> None:
     device = Capturing()
-    units = [Unit("a", _Looking(Context(device), "a", 12, 4))]
+    units = [Unit("a", _Looking(LayerContext(device), "a", 12, 4))]
     engine = Run(device, "mlp", capture=True, units=units).engine
     lines: list[str] = []
     unused: Any = None
@@ -244,8 +244,8 @@ def test_training_tells_once_why_nothing_is_captured() -> None:
     x, targets = MODELS["mlp"][2]
     batch = batch_of(device, x.astype(PRECISIONS["bf16"].compute), targets)
     for iteration in range(1, 5):
-        slot = Slot(iteration, 1, ends_epoch=False, indices=np.arange(8))
-        trainer.step(iteration, Feed(slot, [batch], 8), ())
+        slot = IterationSamples(iteration, 1, ends_epoch=False, indices=np.arange(8))
+        trainer.step(iteration, IterationBatches(slot, [batch], 8), ())
     assert len(lines) == 1
     assert "--capture" in lines[0]
     assert "RuntimeError" in lines[0]
@@ -286,7 +286,7 @@ class _Two(Solo):
 
     def iallreduce(self, array: Array) -> Pending:
         array *= 2
-        return Done()
+        return CompletedOperation()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -301,7 +301,7 @@ def test_gradients_are_summed_over_ranks_after_a_launch(overlap: bool, make_devi
 
 
 def test_batch_norm_over_ranks_is_not_captured() -> None:
-    context = Context(Cpu(), dp=_Two())
+    context = LayerContext(CpuDevice(), dp=_Two())
     units = resnet.build(context, classes=4, side=16, depth=18, width=8)
     stages_of(units, tp=1, pp=1, recompute=True)
     with pytest.raises(UsageError) as caught:
@@ -375,7 +375,7 @@ def test_double_runs_captured_work_only_at_launch() -> None:
 def test_parameters_that_get_no_gradient_are_zero_after_a_launch() -> None:
     device = Capturing()
 
-    def units(context: Context) -> list[Unit]:
+    def units(context: LayerContext) -> list[Unit]:
         unused = Sequential(Linear(context, "a", 12, 4))
         unused.parameters = [
             *unused.parameters,
@@ -383,7 +383,7 @@ def test_parameters_that_get_no_gradient_are_zero_after_a_launch() -> None:
         ]
         return [Unit("a", unused)]
 
-    run = Run(device, "mlp", capture=True, units=units(Context(device)))
+    run = Run(device, "mlp", capture=True, units=units(LayerContext(device)))
     for _ in range(2):
         run.step()
     run.engine.storage.grads[...] = 7

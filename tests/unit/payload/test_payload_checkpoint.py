@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from payload.checkpoint.folder import Lock, complete, prepare
+from payload.checkpoint.folder import FolderLock, complete, prepare
 from payload.checkpoint.saver import Saver
-from payload.checkpoint.session import Resumed, choose, refuse_others, resume, start_of
+from payload.checkpoint.session import ResumedState, choose, refuse_others, resume, start_of
 from payload.checkpoint.shards import (
     BrokenError,
-    Manifest,
-    Reader,
+    CheckpointManifest,
+    CheckpointReader,
     Shard,
     held_shards,
     read_manifest,
@@ -37,7 +37,7 @@ from payload.device.base import Device
 from payload.errors import PayloadError, UsageError
 from payload.models import mlp
 from payload.nn.embedding import Embedding
-from payload.nn.module import Context, Unit
+from payload.nn.module import LayerContext, Unit
 from payload.optim.precision import PRECISIONS, LossScale
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
@@ -59,21 +59,23 @@ def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
 
 
 def make_engine(device: Device, *, seed: int = 0, classes: int = 2) -> Engine:
-    units = mlp.build(Context(device), inputs=3, classes=classes, hidden=(2,))
+    units = mlp.build(LayerContext(device), inputs=3, classes=classes, hidden=(2,))
     scale = LossScale(4.0, dynamic=True, interval=2)
     return engine_of(device, alone(), units, seed=seed, precision=PRECISION, loss_scale=scale)
 
 
-def describe(iteration: int, **identity: Any) -> Manifest:
-    return Manifest(iteration, {"dp": 1}, {"hidden": (2,), **identity}, {}, {"lr": 0.1}, [])
+def describe(iteration: int, **identity: Any) -> CheckpointManifest:
+    return CheckpointManifest(
+        iteration, {"dp": 1}, {"hidden": (2,), **identity}, {}, {"lr": 0.1}, []
+    )
 
 
-def go_on(wanted: str, folder: Path, engine: Engine, now: Manifest) -> Resumed:
+def go_on(wanted: str, folder: Path, engine: Engine, now: CheckpointManifest) -> ResumedState:
     return resume(choose(wanted, folder, engine.mesh.world), engine, now)
 
 
 class Records(list[dict[str, Any]]):
-    """In the place of a run's ``Report``: the records, and the lines that were printed."""
+    """In the place of a run's ``ResultWriter``: the records, and the lines that were printed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +138,7 @@ def test_checkpoint_restores_state_for_identical_training(
     assert numbers(engine) != numbers(other)
     resumed = go_on("auto", tmp_path, other, describe(0))
     newest = tmp_path / "iteration-00000003"
-    assert resumed == Resumed(3, [f"{GOING_ON} {newest}"])
+    assert resumed == ResumedState(3, [f"{GOING_ON} {newest}"])
     assert numbers(engine) == numbers(other)
     for each in (engine, other):
         step(each, 4)
@@ -145,11 +147,11 @@ def test_checkpoint_restores_state_for_identical_training(
 
 @ON_BOTH
 def test_resume_pads_the_vocabulary_for_the_number_of_ranks(device: Device, tmp_path: Path) -> None:
-    engine = engine_of(device, alone(), [Unit("e", Embedding(Context(device), "e", 11, 2))])
+    engine = engine_of(device, alone(), [Unit("e", Embedding(LayerContext(device), "e", 11, 2))])
     with saver_of(engine, tmp_path) as saver:
         saver.after(1, 0)
     (folder,) = complete(tmp_path).values()
-    reader = Reader(folder, read_manifest(folder))
+    reader = CheckpointReader(folder, read_manifest(folder))
     rows = device.to_host(engine.storage.master_weights)[:22]
     wanted = Shard("weight", "e.weight", (640, 2), 0, 256, axis=0, part=0, parts=5, rows=11)
     parts = [reader.read(replace(wanted, part=part), np.dtype("float32")) for part in range(5)]
@@ -170,7 +172,7 @@ def test_rank_state_is_loaded_only_in_the_same_layout(
         made.own_state = {"residual": device.asarray(np.full(size, residual, "float32"))}
         return made
 
-    def loaded(into: Engine, now: Manifest) -> tuple[list[float], str]:
+    def loaded(into: Engine, now: CheckpointManifest) -> tuple[list[float], str]:
         (note,) = go_on("auto", tmp_path, into, now).notes
         numbers: list[float] = device.to_host(into.own_state["residual"]).tolist()
         return numbers, note
@@ -382,7 +384,7 @@ def test_restarted_job_continues_from_its_own_checkpoint(
 
 
 def test_resume_without_checkpoints_starts_from_zero(device: Device, tmp_path: Path) -> None:
-    assert go_on("auto", tmp_path / "none", make_engine(device), describe(0)) == Resumed()
+    assert go_on("auto", tmp_path / "none", make_engine(device), describe(0)) == ResumedState()
 
 
 def test_checkpoint_of_another_run_is_refused(device: Device, save: Save, tmp_path: Path) -> None:
@@ -474,9 +476,9 @@ def test_folder_in_use_is_refused_naming_the_run(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    with saver_of(make_engine(device), tmp_path, lock=Lock(tmp_path, patience_s=0)):  # noqa: SIM117
+    with saver_of(make_engine(device), tmp_path, lock=FolderLock(tmp_path, patience_s=0)):  # noqa: SIM117
         with refused("checkpoints-in-use", UsageError, f"process {os.getpid()} on ", "of job 17"):
-            Lock(tmp_path, patience_s=0)
-    Lock(tmp_path, patience_s=0).close()
+            FolderLock(tmp_path, patience_s=0)
+    FolderLock(tmp_path, patience_s=0).close()
     with refused("checkpoints-unusable", UsageError, ".lock", os.strerror(errno.ENOTDIR)):
-        Lock(tmp_path / ".lock" / "in", patience_s=0)
+        FolderLock(tmp_path / ".lock" / "in", patience_s=0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from payload.models import gpt
-from payload.nn.module import Context
+from payload.nn.module import LayerContext
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS, loss_scale
 from payload.parallel.mesh import alone
@@ -22,7 +22,13 @@ _DEVICE = Strict()
 
 def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
     units = gpt.build(
-        Context(_DEVICE), vocabulary=32, length=6, dropout=0.1, layers=layers, heads=2, width=16
+        LayerContext(_DEVICE),
+        vocabulary=32,
+        length=6,
+        dropout=0.1,
+        layers=layers,
+        heads=2,
+        width=16,
     )
     scale = loss_scale(precision, None)
     engine = engine_of(

@@ -10,14 +10,14 @@ import pytest
 
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from payload.errors import UsageError
 from payload.parallel.mesh import alone as alone_mesh
 from payload.training.build import build_schedule
 from payload.training.search import (
+    SearchTrial,
     Speed,
     SpeedSearch,
-    Trial,
     fastest_size,
     most_robust,
     plan_trials,
@@ -110,12 +110,12 @@ def test_trial_has_a_schedule_of_its_own_length(flags: str) -> None:
         build_schedule(trial, alone_mesh(), 16)
 
 
-def tried(*losses: float, batch: int = 64) -> list[Trial]:
+def tried(*losses: float, batch: int = 64) -> list[SearchTrial]:
     configs = (
         train_config("--global-batch-size", str(batch), "--lr", str(number + 1))
         for number in range(len(losses))
     )
-    return [Trial(config, loss) for config, loss in zip(configs, losses, strict=True)]
+    return [SearchTrial(config, loss) for config, loss in zip(configs, losses, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def tried(*losses: float, batch: int = 64) -> list[Trial]:
         (tried(3, 3, 3) + tried(9, 1, 1, 1, batch=128), (128, 3)),
     ],
 )
-def test_best_rate_has_good_neighbours(trials: list[Trial], found: tuple[int, float]) -> None:
+def test_best_rate_has_good_neighbours(trials: list[SearchTrial], found: tuple[int, float]) -> None:
     recipe = recipe_of(most_robust(trials).settings)
     assert (recipe["global_batch_size"], recipe["lr"]) == found
 
@@ -139,4 +139,4 @@ def test_search_in_which_nothing_is_learned_is_refused() -> None:
 
 def test_diverging_trial_has_no_loss() -> None:
     config = train_config("--lr", "1e30", "--iterations", "3")
-    assert try_out(config, Cpu(), alone_mesh(), open_dataset(config, Solo())) == inf
+    assert try_out(config, CpuDevice(), alone_mesh(), open_dataset(config, Solo())) == inf

@@ -17,7 +17,7 @@ import pytest
 
 from payload.comm.base import Solo
 from payload.device import choose, fuse, graphs
-from payload.device.base import Array, Cpu, Device
+from payload.device.base import Array, CpuDevice, Device
 from payload.errors import PayloadError, RankError
 from payload.models import bert, cnn, gpt, mlp, resnet, vit
 from payload.nn.activation import GELU
@@ -25,7 +25,7 @@ from payload.nn.attention import Attention
 from payload.nn.conv import Conv2d
 from payload.nn.embedding import Embedding, TiedHead
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Layer, Recompute, Sequential, Tape, Unit, normal
+from payload.nn.module import Layer, LayerContext, Recompute, Sequential, Tape, Unit, normal
 from payload.nn.norm import BatchNorm, LayerNorm
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS, Precision, loss_scale
@@ -58,7 +58,7 @@ def fused(request: pytest.FixtureRequest, real_device: Device) -> Iterator[Any]:
 class Case:
     """A layer, the shape of its input, and the operations that cuDNN computes."""
 
-    make: Callable[[Context], Layer]
+    make: Callable[[LayerContext], Layer]
     shape: tuple[int, ...]
     operations: set[str]
 
@@ -150,7 +150,7 @@ def _passes(case: Case, device: Device, kind: Any, dtype: Any) -> list[Array]:
 
     Inputs and weights are numbers of the 16-bit format ``dtype`` in any case.
     """
-    layer = case.make(Context(device))
+    layer = case.make(LayerContext(device))
     precision = Precision(np.dtype(kind), np.dtype("float32"))
     storage = engine_storage(layer, device, precision, dtype)
     rng = np.random.default_rng(7)
@@ -189,7 +189,7 @@ def _assert_near(found: Array, expected: Array, tolerance: float) -> None:
 def test_fused_layer_is_numpys(name: str, half: str, fused: Any) -> None:
     dtype, tolerance = _HALVES[half]
     found = _passes(CASES[name], fused, dtype, dtype)
-    expected = _passes(CASES[name], Cpu(), np.float32, dtype)
+    expected = _passes(CASES[name], CpuDevice(), np.float32, dtype)
     assert [one.shape for one in found] == [one.shape for one in expected]
     for one, other in zip(found, expected, strict=True):
         _assert_near(one, other, tolerance)
@@ -257,7 +257,7 @@ def _losses(name: str, device: Device, precision: str, steps: int = 5, **options
     engine = engine_of(
         device,
         alone(),
-        module.build(Context(device), **sizes),
+        module.build(LayerContext(device), **sizes),
         AdamW,
         precision=PRECISIONS[precision],
         loss_scale=loss_scale(precision, None),
@@ -275,7 +275,7 @@ def _losses(name: str, device: Device, precision: str, steps: int = 5, **options
 @pytest.mark.parametrize("name", MODELS)
 def test_fused_model_learns_like_numpys(name: str, fused: Any) -> None:
     found = _losses(name, fused, "bf16")
-    np.testing.assert_allclose(found, _losses(name, Cpu(), "fp32"), rtol=2e-2)
+    np.testing.assert_allclose(found, _losses(name, CpuDevice(), "fp32"), rtol=2e-2)
     assert found[-1] < found[0]
     assert _operations(fused) == MODELS[name][3]
 
@@ -288,7 +288,7 @@ def test_fused_model_equals_itself_if_it_recomputes(fused: Any) -> None:
 def test_recomputed_batch_norm_counts_a_batch_once(fused: Any) -> None:
     states = []
     for wrap in (Sequential, Recompute):
-        norm = BatchNorm(Context(fused), "n", 8)
+        norm = BatchNorm(LayerContext(fused), "n", 8)
         layer = wrap(norm)
         engine_storage(
             layer, fused, Precision(np.dtype("float16"), np.dtype("float32")), np.float16
@@ -306,7 +306,7 @@ def test_gradients_of_micro_batches_add_up(fused: Any) -> None:
     norms = []
     for pieces in (1, 4):
         engine = engine_of(
-            fused, alone(), module.build(Context(fused), **sizes), precision=PRECISIONS["bf16"]
+            fused, alone(), module.build(LayerContext(fused), **sizes), precision=PRECISIONS["bf16"]
         )
         batches = cut(batch_of(fused, x, targets), pieces)
         norms.append(engine.step(batches, targets=targets.size, iteration=1, lr=0.1).grad_norm)
@@ -317,8 +317,8 @@ def test_evaluated_batch_norm_is_numpys(fused: Any) -> None:
     """By running averages."""
     x = np.random.default_rng(1).standard_normal((4, 3, 3, 8)).astype(np.float16)
     results = []
-    for device, kind in ((fused, np.float16), (Cpu(), np.float32)):
-        norm = BatchNorm(Context(device), "n", 8, relu=True)
+    for device, kind in ((fused, np.float16), (CpuDevice(), np.float32)):
+        norm = BatchNorm(LayerContext(device), "n", 8, relu=True)
         engine_storage(norm, device, Precision(np.dtype(kind), np.dtype("float32")), np.float16)
         for array in norm.state.values():
             array[...] = device.asarray(np.linspace(0.5, 2, 8))
@@ -336,9 +336,9 @@ def test_layers_in_32_bits_are_not_fused() -> None:
 
 def test_tied_head_adds_its_bias_in_the_product(fused: Any) -> None:
     results = []
-    for device, kind in ((fused, np.float16), (Cpu(), np.float32)):
-        embedding = Embedding(Context(device), "e", 100, 16)
-        head = TiedHead(Context(device), "h", embedding, bias=True)
+    for device, kind in ((fused, np.float16), (CpuDevice(), np.float32)):
+        embedding = Embedding(LayerContext(device), "e", 100, 16)
+        head = TiedHead(LayerContext(device), "h", embedding, bias=True)
         precision = Precision(np.dtype(kind), np.dtype("float32"))
         engine_storage(Sequential(embedding, head), device, precision, np.float16)
         x = np.random.default_rng(2).standard_normal((3, 16)).astype(np.float16).astype(kind)
@@ -375,7 +375,7 @@ def test_operation_without_a_plan_is_named() -> None:
     with pytest.raises(RankError) as caught:
         graphs.plan(
             cudnn,  # type: ignore[arg-type]
-            graphs.Key(_unheard_of, (), (graphs.Layout((2, 3), (3, 1), "float16"),), ()),
+            graphs.PlanKey(_unheard_of, (), (graphs.ArrayLayout((2, 3), (3, 1), "float16"),), ()),
             deterministic=False,
             place={"device_property": object()},
         )
@@ -384,7 +384,7 @@ def test_operation_without_a_plan_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "code"), [(Cpu(), "no-gpu"), (Strict(), "kernels-missing")], ids=["cpu", "gpu"]
+    ("device", "code"), [(CpuDevice(), "no-gpu"), (Strict(), "kernels-missing")], ids=["cpu", "gpu"]
 )
 def test_fused_kernels_need_a_gpu_and_the_libraries(
     device: Device, code: str, monkeypatch: pytest.MonkeyPatch
@@ -425,9 +425,11 @@ def test_shape_is_planned_once() -> None:
 
 def test_input_that_is_not_aligned_is_copied(fused: Any) -> None:
     x = fused.asarray(np.arange(-8, 9).astype(np.float16))[1:].reshape(4, 4)
-    layer = GELU(Context(fused))
+    layer = GELU(LayerContext(fused))
     found = fused.to_host(layer.forward(x, Tape())).astype("float32")
-    expected = GELU(Context(Cpu())).forward(np.arange(-7, 9, dtype="float32").reshape(4, 4), Tape())
+    expected = GELU(LayerContext(CpuDevice())).forward(
+        np.arange(-7, 9, dtype="float32").reshape(4, 4), Tape()
+    )
     np.testing.assert_allclose(found, expected, atol=2e-3, rtol=1e-3)
 
 
@@ -441,6 +443,6 @@ def test_product_without_an_algorithm_is_computed_by_cupy(
     epilogues = {cublaslt.Epilogue[name] for name in missing}
     monkeypatch.setattr(cublaslt, "unsupported", epilogues)
     found = _passes(CASES["linear"], Strict.fused(), np.float16, np.float16)
-    expected = _passes(CASES["linear"], Cpu(), np.float32, np.float16)
+    expected = _passes(CASES["linear"], CpuDevice(), np.float32, np.float16)
     for one, other in zip(found, expected, strict=True):
         _assert_near(one, other, 3e-3)

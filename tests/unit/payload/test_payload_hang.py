@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from payload.node import hang, stacks
-from payload.node.processes import Process, main_process
+from payload.node.processes import RankProcess, main_process
 from tests.support.clocks import replace_clock
 
 GIVEN_S = 60.0
@@ -100,14 +100,14 @@ def test_likely_cause_is_named_first() -> None:
 
 def test_stack_that_could_not_be_read_and_silent_nodes_are_named() -> None:
     refused = "ptrace is forbidden by kernel.yama.ptrace_scope=2"
-    first, second = hang.sentences(hang.Look([rank(0, place="", unread=refused)], 2))
+    first, second = hang.sentences(hang.RankAnswers([rank(0, place="", unread=refused)], 2))
     assert refused in first
     assert second.startswith("2 ")
 
 
 def test_only_the_first_groups_are_described() -> None:
     ranks = [rank(number, place=f"a.py:{number}") for number in range(11)]
-    texts = hang.sentences(hang.Look(ranks))
+    texts = hang.sentences(hang.RankAnswers(ranks))
     assert (len(texts), texts[-1]) == (9, "3 more groups")
 
 
@@ -137,7 +137,7 @@ def watch_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
-    return lambda mode: hang.Watch(mode, 0.0, (str(tmp_path), [], ""))
+    return lambda mode: hang.HangWatch(mode, 0.0, (str(tmp_path), [], ""))
 
 
 def reported() -> tuple[list[dict[str, Any]], str, dict[str, Any]]:
@@ -242,8 +242,8 @@ def test_progress_after_a_warning_is_recorded(
 
 def test_main_process_with_the_highest_pid_is_the_oldest() -> None:
     """The kernel's pids begin again after the highest."""
-    program = Process(32_760, 1, ("python",), started=10)
-    younger = Process(310, 1, ("python",), started=11)
+    program = RankProcess(32_760, 1, ("python",), started=10)
+    younger = RankProcess(310, 1, ("python",), started=11)
     assert main_process([younger, program]) == program
 
 
@@ -253,7 +253,7 @@ def test_rank_is_printed_on_a_short_line(
 ) -> None:
     """slurmstepd sends messages of 1024 bytes, and srun mixes those of several nodes."""
     long = letter * 500
-    found = stacks.Rank(
+    found = stacks.RankStacks(
         4_194_304,
         "n" * 64,
         4_194_304,
@@ -278,12 +278,12 @@ def test_processes_that_are_read_slowly_do_not_delay_the_answer(
     """hang.py gives up a node that does not answer, with all of its ranks."""
     now = 0.0
 
-    def read(_: Process) -> stacks.Stack:
+    def read(_: RankProcess) -> stacks.Stack:
         nonlocal now
         now += 3 * stacks.READ_S
         return stacks.Stack(unread="too slow")
 
-    processes = [Process(number, 0, ("python",)) for number in range(1, 9)]
+    processes = [RankProcess(number, 0, ("python",)) for number in range(1, 9)]
     monkeypatch.setattr(stacks, "ranks_here", lambda: {0: processes})
     monkeypatch.setattr(stacks, "stack_of", read)
     replace_clock(monkeypatch, stacks, monotonic=lambda: now)

@@ -13,24 +13,24 @@ import pytest
 
 from payload.checkpoint.shards import (
     _CHUNK,
+    CheckpointManifest,
+    CheckpointReader,
     FileFacts,
-    Manifest,
-    Reader,
     Shard,
     plan_shards,
     verify,
 )
 from payload.checkpoint.writer import write
 from payload.comm.base import Solo
-from payload.commands.bench import Team
+from payload.commands.bench import BenchRun
 from payload.data.datasets import open_dataset
 from payload.data.loader import Loader
 from payload.data.tokenizer import BytePairs, learn
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from payload.node import heartbeat
 from payload.parallel.mesh import alone
 from payload.saved_model.folder import ModelRecord, TrainedModel
-from payload.saved_model.safetensors import Stream
+from payload.saved_model.safetensors import SafetensorsWriter
 from tests.support.clocks import replace_clock
 from tests.support.payload import train_config
 
@@ -113,14 +113,14 @@ def test_beat_without_a_file_does_nothing(
 def test_each_micro_batch_is_a_beat(beats: list[float], work: str) -> None:
     dataset = open_dataset(train_config(), Solo())
     loader = Loader(
-        dataset, Cpu(), alone(), global_batch=10, micro_batch=4, eval_samples=10, seed=1
+        dataset, CpuDevice(), alone(), global_batch=10, micro_batch=4, eval_samples=10, seed=1
     )
     assert len([*(loader.held_out() if work == "held_out" else loader.training(1, 1))]) > 0
     assert len(beats) == 3
 
 
 def test_each_prediction_of_a_trained_model_is_a_beat(beats: list[float]) -> None:
-    model = TrainedModel(ModelRecord("mlp", {}, {}, 2, None), [], Cpu())
+    model = TrainedModel(ModelRecord("mlp", {}, {}, 2, None), [], CpuDevice())
     for _ in range(3):
         model.forward(np.zeros(1))
     assert len(beats) == 3
@@ -128,9 +128,9 @@ def test_each_prediction_of_a_trained_model_is_a_beat(beats: list[float]) -> Non
 
 def test_each_iteration_of_a_benchmark_is_a_beat(beats: list[float]) -> None:
     double: Any = SimpleNamespace(
-        batches=[], targets=1, step=lambda *_, **__: None, take=lambda: None, device=Cpu()
+        batches=[], targets=1, step=lambda *_, **__: None, take=lambda: None, device=CpuDevice()
     )
-    Team(double, double, double, double, None).train(3)
+    BenchRun(double, double, double, double, None).train(3)
     assert len(beats) == 3
 
 
@@ -146,14 +146,16 @@ def test_each_tensor_that_is_loaded_is_a_beat(tmp_path: Path, beats: list[float]
     shards = [Shard("weight", name, (3,), 0, 3) for name in ("a", "b")]
     layout, _ = plan_shards([(shard, np.zeros(3)) for shard in shards])
     (tmp_path / "rank-0").write_bytes(layout.header.ljust(layout.size, b"\0"))
-    reader = Reader(tmp_path, Manifest(0, {}, {}, {}, {}, [FileFacts("rank-0", layout.size, 0)]))
+    reader = CheckpointReader(
+        tmp_path, CheckpointManifest(0, {}, {}, {}, {}, [FileFacts("rank-0", layout.size, 0)])
+    )
     for shard in shards:
         reader.read(shard, np.dtype("float64"))
     assert len(beats) == 2
 
 
 def test_each_tensor_of_a_model_is_a_beat(tmp_path: Path, beats: list[float]) -> None:
-    stream = Stream(tmp_path / "model", {"a": (2,), "b": (3,)})
+    stream = SafetensorsWriter(tmp_path / "model", {"a": (2,), "b": (3,)})
     stream.write(np.zeros(2))
     stream.write(np.zeros(3))
     stream.close()

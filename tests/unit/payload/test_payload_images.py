@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
     def make(*layers: Sequence[tuple[str, str, str]]) -> Path:
         paths = [layer(tmp_path / f"{n}.tar", *members) for n, members in enumerate(layers)]
         images.make_folder(
-            images.Layers(json.dumps(CONFIG).encode(), paths), str(tmp_path / "root")
+            images.ImageLayers(json.dumps(CONFIG).encode(), paths), str(tmp_path / "root")
         )
         return tmp_path / "root"
 
@@ -107,7 +107,7 @@ def test_links_in_a_circle_are_refused(folder: Callable[..., Path]) -> None:
 
 def test_layers_may_be_compressed(tmp_path: Path) -> None:
     gzip = layer(tmp_path / "gzip", ("a", "file", "a"), compress="gz")
-    images.make_folder(images.Layers(b"{}", [gzip]), str(tmp_path / "root"))
+    images.make_folder(images.ImageLayers(b"{}", [gzip]), str(tmp_path / "root"))
     assert content(tmp_path / "root") == {"a": "a"}
 
 
@@ -354,7 +354,7 @@ def test_variables_and_mounts_in_a_folder(
 ) -> None:
     engines("ch-run")
     root = tmp_path / "image"
-    layers = images.Layers(json.dumps(CONFIG).encode(), [])
+    layers = images.ImageLayers(json.dumps(CONFIG).encode(), [])
     images.make_folder(layers, str(root))
     (tmp_path / "data").mkdir()
     # An absolute link, which leads inside.
@@ -362,7 +362,7 @@ def test_variables_and_mounts_in_a_folder(
     monkeypatch.setenv("HOME_OF", "host")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/host")
     monkeypatch.setenv("WHERE", str(tmp_path))
-    inside = images.Inside([str(tmp_path)], ["$WHERE/data:/in/data"], [], has_gpus=False)
+    inside = images.ContainerView([str(tmp_path)], ["$WHERE/data:/in/data"], [], has_gpus=False)
     words, environment = images.command(str(root), "", inside, ["python3", "x"])
     assert words[-4:] == [str(root), "--", "python3", "x"]
     assert f"{tmp_path}/data:/in/data" in words
@@ -373,7 +373,7 @@ def test_variables_and_mounts_in_a_folder(
     assert environment["PATH"] == "/image/bin"
     assert environment["HOME_OF"] == "host"
     assert "LD_LIBRARY_PATH" not in environment
-    chosen = images.Inside([], [], ["LD_LIBRARY_PATH"], has_gpus=False)
+    chosen = images.ContainerView([], [], ["LD_LIBRARY_PATH"], has_gpus=False)
     monkeypatch.delenv("HOME_OF")
     with (root / images.VARIABLES).open("a") as variables:
         variables.write("LD_LIBRARY_PATH=/image/lib\n")
@@ -386,13 +386,13 @@ def test_variables_and_mounts_in_a_folder(
 @pytest.mark.parametrize(
     "inside",
     [
-        images.Inside([], [], [], has_gpus=True),
-        images.Inside([], ["/:/data:ro"], [], has_gpus=False),
-        images.Inside([], ["/no/such/folder:/data"], [], has_gpus=False),
+        images.ContainerView([], [], [], has_gpus=True),
+        images.ContainerView([], ["/:/data:ro"], [], has_gpus=False),
+        images.ContainerView([], ["/no/such/folder:/data"], [], has_gpus=False),
     ],
 )
 def test_charliecloud_says_what_it_can_not_do(
-    engines: Callable[..., None], tmp_path: Path, inside: images.Inside
+    engines: Callable[..., None], tmp_path: Path, inside: images.ContainerView
 ) -> None:
     engines("ch-run")
     with pytest.raises(images.ImageError):
@@ -403,7 +403,7 @@ def test_values_are_on_no_command_line(
     engines: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "canary")
-    inside = images.Inside([], [], ["TOKEN"], has_gpus=False)
+    inside = images.ContainerView([], [], ["TOKEN"], has_gpus=False)
     for engine, kind in (("ch-run", "folder"), ("apptainer", "file"), ("enroot", "squashfs")):
         engines(engine)
         image = tmp_path / engine

@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 from payload.cli.arguments import parse
 from payload.comm.base import Solo
 from payload.data.datasets import synthetic_tokens
-from payload.device.base import Array, Cpu
+from payload.device.base import Array, CpuDevice
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.nn.module import Context
+from payload.nn.module import LayerContext
 from payload.parallel.mesh import alone as on_one_rank
 from payload.parallel.whole import WholeTensors
 from payload.saved_model.folder import make_units
@@ -33,7 +33,7 @@ _SETTINGS = {"layers": 1, "heads": 2, "width": 8, "vocabulary": 256, "length": 8
 
 def _of_gpt2(folder: Path, **changes: Any) -> dict[str, Array]:
     """Weights in transformers' names, with the config beside them."""
-    units = make_units("gpt-tiny", {**_SETTINGS, "length": 12}, Context(Cpu()))
+    units = make_units("gpt-tiny", {**_SETTINGS, "length": 12}, LayerContext(CpuDevice()))
     weights = {
         p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters
     }
@@ -47,7 +47,7 @@ def _of_gpt2(folder: Path, **changes: Any) -> dict[str, Array]:
 
 
 def test_position_ids_of_a_single_number_are_refused(tmp_path: Path) -> None:
-    units = make_units("gpt-tiny", _SETTINGS, Context(Cpu()))
+    units = make_units("gpt-tiny", _SETTINGS, LayerContext(CpuDevice()))
     shapes = {p.name: p.form.shape for unit in units for p in unit.layer.parameters}
     known = naming("hf", "gpt-tiny")
     library_weights = {
@@ -68,7 +68,7 @@ def test_tensor_has_a_name_in_each_library(name: str) -> None:
     needed = {"mlp": {"inputs": 4, "classes": 3}, "lstm": {"classes": 3, "features": 2, "width": 4}}
     needed["resnet"] = {"classes": 3, "width": 2}
     settings = {**MODELS[name].sizes, **sizes, **needed.get(MODELS[name].module, {})}
-    units = make_units(name, settings, Context(Cpu()))
+    units = make_units(name, settings, LayerContext(CpuDevice()))
     weights = {
         p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters
     }
@@ -161,7 +161,7 @@ def test_weights_in_half_precision_are_loaded(tmp_path: Path) -> None:
 def _begin(file: Path) -> WholeTensors:
     """What a model has that began with these weights, in this process."""
     parsed = parse(["train", "--model", "gpt-tiny", "--data", "synthetic", *_SMALL])
-    device = Cpu()
+    device = CpuDevice()
     mesh = on_one_rank()
     settings = model_sizes(parsed.model, synthetic_tokens(256, 8))
     units = make_units("gpt-tiny", settings, mesh.context(device))

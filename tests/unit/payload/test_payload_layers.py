@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from payload.comm.base import Solo
-from payload.device.base import Array, Cpu, Device, Kernel
+from payload.device.base import Array, CpuDevice, Device, Kernel
 from payload.models import mlp
 from payload.nn.activation import GELU, ReLU
 from payload.nn.attention import Attention
@@ -19,7 +19,7 @@ from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Layer, Sequential, Tape, Unit, normal
+from payload.nn.module import Layer, LayerContext, Sequential, Tape, Unit, normal
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
 from payload.parallel.pipeline import Pipeline, Stage
@@ -27,14 +27,14 @@ from tests.support.doubles.cases import BLOCKS, CASES, WINOGRAD
 from tests.support.doubles.layers import batch_of, draw, slope, stored
 from tests.support.doubles.oracle import EACH_DTYPE, compare, functional, torch
 
-_CONTEXT = Context(Cpu())
+_CONTEXT = LayerContext(CpuDevice())
 
 
 @EACH_DTYPE
 @pytest.mark.parametrize("name", [*CASES, *BLOCKS, *WINOGRAD])
 def test_layer_is_pytorchs(name: str, dtype: str, device: Device) -> None:
     case = {**CASES, **BLOCKS, **WINOGRAD}[name]
-    compare(case.make(Context(device)), case.input(dtype), device, case.torch_forward)
+    compare(case.make(LayerContext(device)), case.input(dtype), device, case.torch_forward)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -65,13 +65,13 @@ def test_layer_gradients_are_slopes(name: str) -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_slope_of_gelu_is_computed_in_training_only(exact: bool) -> None:
-    class Counting(Cpu):
+    class Counting(CpuDevice):
         def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
             counts.append(len(arrays))
             super().apply(kernel, scalars, *arrays)
 
     counts: list[int] = []
-    layer = GELU(Context(Counting()), exact=exact)
+    layer = GELU(LayerContext(Counting()), exact=exact)
     x = np.linspace(-5, 5, 999, dtype="float32")
     results = [layer.forward(x.copy(), Tape(training=training)) for training in (True, False)]
     assert counts == [3, 2]
@@ -81,7 +81,7 @@ def test_slope_of_gelu_is_computed_in_training_only(exact: bool) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_layer_accepts_a_batch_of_no_samples(name: str, device: Device) -> None:
     case = CASES[name]
-    layer = case.make(Context(device))
+    layer = case.make(LayerContext(device))
     storage = stored([Unit("u", layer)], device)
     x = device.asarray(case.input())
     tape = Tape(draw=draw(0, device))
@@ -154,7 +154,7 @@ def test_batch_norm_with_relu_equals_pytorch_if_not_finite(device: Device, gradi
     through.
     """
     x = np.array([_ODD, _ODD[::-1]], "float32").T.copy()
-    norm = BatchNorm(Context(device), "norm", 2, relu=True)
+    norm = BatchNorm(LayerContext(device), "norm", 2, relu=True)
     stored([Unit("u", norm)], device, "float32")
     y = device.to_host(norm.forward(device.asarray(x), Tape(training=False)))
     state = torch.zeros(2), torch.ones(2)
@@ -172,14 +172,14 @@ def test_batch_norm_with_relu_equals_pytorch_if_not_finite(device: Device, gradi
 def test_max_pool_passes_an_infinite_gradient_to_one_position(device: Device) -> None:
     x = np.array([[1.0, 5.0], [-np.inf, 2.0]], "float32").reshape(1, 2, 2, 1)
     y, dx = _passed(
-        device, MaxPool2d(Context(device), 2), x, np.full((1, 1, 1, 1), np.inf, "float32")
+        device, MaxPool2d(LayerContext(device), 2), x, np.full((1, 1, 1, 1), np.inf, "float32")
     )
     assert (y.item(), dx.ravel().tolist()) == (5, [0, np.inf, 0, 0])
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
 def test_dropout_of_infinity_is_zero(device: Device, kind: str) -> None:
-    layer = Dropout(Context(device), "d", 0.5)
+    layer = Dropout(LayerContext(device), "d", 0.5)
     tape = Tape(draw=draw(1, device))
     x = np.full((1, 64), np.inf, kind)
     y = device.to_host(layer.forward(device.asarray(x), tape)).copy()
@@ -194,7 +194,7 @@ def test_attention_ignores_later_keys(sign: int, device: Device) -> None:
 
     The score of the last key is ∞ + ∞ or ∞ - ∞.
     """
-    layer = Attention(Context(device), "a", 2, 1, causal=True, init=normal(1))
+    layer = Attention(LayerContext(device), "a", 2, 1, causal=True, init=normal(1))
     stored([Unit("u", layer)], device, "float32")
     qkv = [[1, sign, 0, 0, 1, 1], [0, 0, 10, 10, 0, 0]]  # queries and values of x[0], keys of x[1]
     layer.qkv.weight.value[...] = device.asarray(np.reshape(np.array(qkv, "float32"), (2, 3, 2)))
@@ -237,13 +237,13 @@ def test_loss_with_classes_over_ranks_is_that_of_all_classes(device: Device) -> 
         gradient = device.to_host(loss.backward(0.5, tape)).copy()
         return [float(each) for each in (sums.loss, sums.correct, sums.count)], gradient
 
-    expected, gradient = loss_of(SoftmaxCrossEntropy(Context(device)), logits)
+    expected, gradient = loss_of(SoftmaxCrossEntropy(LayerContext(device)), logits)
     assert 30 <= expected[1] < expected[2] < 60
     sent: dict[int, Array] = {}
     # In the first rank's first turn, the other has sent nothing: its own values stand for it.
     for rank in (0, 1, 0):
         columns = slice(8 * rank, 8 * rank + 8)
-        loss = SoftmaxCrossEntropy(Context(device, tp=_Part(rank, sent)), split=True)
+        loss = SoftmaxCrossEntropy(LayerContext(device, tp=_Part(rank, sent)), split=True)
         found, part = loss_of(loss, logits[:, columns])
         assert sent[rank].size == 4 * 60
         if len(sent) == 2:
@@ -253,7 +253,7 @@ def test_loss_with_classes_over_ranks_is_that_of_all_classes(device: Device) -> 
 
 def test_embedding_ignores_tokens_of_another_rank(device: Device) -> None:
     """Not even where that has overflowed; nor does its gradient come here."""
-    layer = Embedding(Context(device, tp=_Half()), "e", 128, 2)
+    layer = Embedding(LayerContext(device, tp=_Half()), "e", 128, 2)
     storage = stored([Unit("u", layer)], device, "float32")
     layer.table.value[...] = math.inf
     tape = Tape()

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from payload.cli.config import Measuring, Run, TrainConfig
-from payload.comm.base import Done, Solo
-from payload.device.base import Array, Cpu, Device, Mark
+from payload.cli.config import MeasurementSettings, RunSettings, TrainConfig
+from payload.comm.base import CompletedOperation, Solo
+from payload.device.base import Array, CpuDevice, Device, Mark
 from payload.parallel.engine import Evaluation, StepResult
-from payload.training.metrics import Metrics, Work
+from payload.training.metrics import MetricsWriter, SampleWork
 from payload.training.peak import _by_sheet, find_peak
 from payload.training.timing import CommTime, CommTimes, TimedCommunicator
 from payload.training.trace import OFF, Timeline
@@ -23,8 +23,12 @@ from tests.support.payload import records
 
 
 def test_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
-    metrics = Metrics(
-        TrainConfig(run=Run(out=tmp_path)), Cpu(), Solo(), Work(1.0), CommTimes(Cpu())
+    metrics = MetricsWriter(
+        TrainConfig(run=RunSettings(out=tmp_path)),
+        CpuDevice(),
+        Solo(),
+        SampleWork(1.0),
+        CommTimes(CpuDevice()),
     )
     metrics.begin()
     metrics.iteration(
@@ -36,8 +40,12 @@ def test_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
 
 
 def test_evaluation_has_the_computing_times_since_the_last(tmp_path: Path) -> None:
-    metrics = Metrics(
-        TrainConfig(run=Run(out=tmp_path)), Cpu(), Solo(), Work(1.0), CommTimes(Cpu())
+    metrics = MetricsWriter(
+        TrainConfig(run=RunSettings(out=tmp_path)),
+        CpuDevice(),
+        Solo(),
+        SampleWork(1.0),
+        CommTimes(CpuDevice()),
     )
     for step in range(1, 41):
         metrics.begin()
@@ -58,8 +66,12 @@ def test_resumed_run_tells_the_time_of_the_records_that_it_removes(tmp_path: Pat
     lines.append({"kind": "checkpoint", "time": 105.0, "step": 4, "stall_s": 0.5})
     lines.append({"kind": "evaluation", "time": 107.0, "step": 4, "seconds": 1.5, "save_s": 0.25})
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    config = TrainConfig(run=Run(out=tmp_path), measuring=Measuring(peak_tflops=1.0))
-    metrics = Metrics(config, Cpu(), Solo(), Work(1.0), CommTimes(Cpu()), done=2)
+    config = TrainConfig(
+        run=RunSettings(out=tmp_path), measuring=MeasurementSettings(peak_tflops=1.0)
+    )
+    metrics = MetricsWriter(
+        config, CpuDevice(), Solo(), SampleWork(1.0), CommTimes(CpuDevice()), done=2
+    )
     metrics.introduce({})
     metrics.close()
     *kept, run = records(tmp_path)
@@ -76,7 +88,7 @@ def test_resumed_run_tells_the_time_of_the_records_that_it_removes(tmp_path: Pat
     }
 
 
-class Ticking(Cpu):
+class Ticking(CpuDevice):
     """Each look at its clock is a second later than the last."""
 
     seconds = 0
@@ -86,7 +98,7 @@ class Ticking(Cpu):
         return self.seconds
 
 
-class Slow(Done):
+class Slow(CompletedOperation):
     """Done when asked for the second time."""
 
     asked = 0
@@ -136,8 +148,8 @@ def test_comm_time_counts_overlapping_calls_once() -> None:
 
 
 def test_timeline_shows_start_and_end_of_an_operation(tmp_path: Path) -> None:
-    timeline = Timeline(Cpu(), iterations=1)
-    comm = TimedCommunicator(Later(), CommTimes(Cpu()), timeline, "dp")
+    timeline = Timeline(CpuDevice(), iterations=1)
+    comm = TimedCommunicator(Later(), CommTimes(CpuDevice()), timeline, "dp")
     for _ in range(3):  # of which the second is recorded
         timeline.next()
         with timeline.span("unit", "backward"):
@@ -210,7 +222,7 @@ def test_peak_of_a_gpu_is_looked_up(name: str, dtype: str, tflops: float | None)
 def test_peak_of_a_cpu_is_the_fastest_product_in_200_ms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Hurried(Cpu):
+    class Hurried(CpuDevice):
         """A product takes 2 ms, the 60th one of them 1 ms, and the 200th, which comes too late, 0.1
         ms.
         """

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from payload import minimal
-from payload.device.base import Array, Cpu
+from payload.device.base import Array, CpuDevice
 from payload.models import gpt
-from payload.nn.module import Context
+from payload.nn.module import LayerContext
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
@@ -25,9 +25,9 @@ RATE = 0.01
 
 
 def _engine() -> Engine:
-    units = gpt.build(Context(Cpu()), **asdict(SIZES))
+    units = gpt.build(LayerContext(CpuDevice()), **asdict(SIZES))
     options = {"seed": 7, "precision": PRECISIONS["fp64"]}
-    return engine_of(Cpu(), alone(), units, AdamW, split=gpt.SPLIT_LOGITS, **options)
+    return engine_of(CpuDevice(), alone(), units, AdamW, split=gpt.SPLIT_LOGITS, **options)
 
 
 def _weights(engine: Engine) -> dict[str, Array]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from payload.device.base import Array, Cpu, Device
+from payload.device.base import Array, CpuDevice, Device
 from payload.errors import UsageError
 from payload.nn.module import Tape, Unit, state_of
 from payload.parallel.engine import Engine, Evaluation
@@ -101,7 +101,7 @@ def test_model_folder_gives_the_same_outputs_in_pytorch(
 def test_export_holds_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
     """The model has 41 tensors of 256 KiB. The conversion of a tensor takes up to four copies."""
     settings = {"inputs": 256, "classes": 256, "hidden": [256] * 40}
-    engine, units = _filled("mlp", settings, Cpu())
+    engine, units = _filled("mlp", settings, CpuDevice())
     writer = ModelWriter(tmp_path, ModelRecord("mlp", settings, {}, 256, None), engine, units)
     tracemalloc.start()
     try:
@@ -128,7 +128,7 @@ def test_training_starts_from_weights_of_another_run(device: Device, tmp_path: P
 @pytest.fixture(name="trained_folder", scope="module")
 def trained_folder_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    _left(folder, CASES[0].model, CASES[0].settings, Cpu())
+    _left(folder, CASES[0].model, CASES[0].settings, CpuDevice())
     return folder
 
 
@@ -154,7 +154,7 @@ def test_folders_that_are_refused(
     path = tmp_path / "model" / "model.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with refused(code, UsageError, value):
-        build(read_record(path.parent), read_weights(path.parent), Cpu())
+        build(read_record(path.parent), read_weights(path.parent), CpuDevice())
 
 
 def test_files_that_are_refused(trained_folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from payload.device.base import Device
 from payload.models import MODELS, gpt, module_of, resnet, vit
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Unit
+from payload.nn.module import LayerContext, Unit
 from payload.optim.adamw import AdamW
 from payload.parallel.pipeline import Pipeline, Stage
 from tests.support.doubles.layers import batch_of, cut, stored
@@ -42,13 +42,13 @@ def _adamw(units: list[Unit], torch_weights: Tensors) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
 def test_model_trains_as_pytorchs(case: Case, dtype: str, device: Device) -> None:
     rng = np.random.default_rng(4)
-    units = case.units(Context(device))
+    units = case.units(LayerContext(device))
     storage = stored(units, device, dtype)
     storage.master_weights += device.asarray(
         0.05 * rng.standard_normal(storage.master_weights.shape), dtype
     )
     torch_weights = tensors(units, device)
-    schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+    schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(LayerContext(device)))
     adamw = AdamW(device, storage.master_weights, storage.segments, weight_decay=0.1)
     optimizer = _adamw(units, torch_weights)
     x, targets = case.batch(rng, samples=6)
@@ -80,7 +80,7 @@ def test_model_trains_as_pytorchs(case: Case, dtype: str, device: Device) -> Non
 )
 def test_sizes_are_those_of_the_papers(model: str, millions: float, device: Device) -> None:
     sizes = {**MODELS[model].sizes, **({"side": 224, "classes": 1000} if "resnet" in model else {})}
-    units = module_of(model).build(Context(device), **sizes)
+    units = module_of(model).build(LayerContext(device), **sizes)
     parameters = {id(p): p.size for unit in units for p in unit.layer.parameters}
     assert sum(parameters.values()) / 1e6 == pytest.approx(millions, abs=0.01)
 
@@ -91,9 +91,9 @@ def test_operations_are_counted(device: Device) -> None:
     """
     large = {"side": 224, "classes": 1000}
     for units, multiply_adds, rel in (
-        (vit.build(Context(device)), 17.58e9, 0.002),
-        (resnet.build(Context(device), depth=18, **large), 1.814e9, 0.001),
-        (resnet.build(Context(device), depth=50, **large), 4.089e9, 0.001),
-        (gpt.build(Context(device)), 1024 * (124.48e6 + 12 * 1024 * 768), 0.01),
+        (vit.build(LayerContext(device)), 17.58e9, 0.002),
+        (resnet.build(LayerContext(device), depth=18, **large), 1.814e9, 0.001),
+        (resnet.build(LayerContext(device), depth=50, **large), 4.089e9, 0.001),
+        (gpt.build(LayerContext(device)), 1024 * (124.48e6 + 12 * 1024 * 768), 0.01),
     ):
         assert sum(unit.flops for unit in units) == pytest.approx(2 * multiply_adds, rel=rel)

@@ -7,8 +7,8 @@ import math
 import pynvml
 import pytest
 
-from payload.node.nvml import COUNTERS, Gpus, open_card
-from payload.training.gpu_use import Meter, Use, figures_of, total_joules
+from payload.node.nvml import COUNTERS, GpuSensor, open_card
+from payload.training.gpu_use import GpuMeasurement, GpuMeter, figures_of, total_joules
 from tests.support.doubles.nvml import (
     DRAM,
     LIB_RM_VERSION_MISMATCH,
@@ -25,20 +25,20 @@ ACTIVE = 1
 
 def indices(monkeypatch: pytest.MonkeyPatch, library: Nvml) -> list[tuple[object, object]]:
     library.put_into(monkeypatch)
-    return [(one["index"], one["uuid"]) for one in Gpus().describe()]
+    return [(one["index"], one["uuid"]) for one in GpuSensor().describe()]
 
 
-def meter(monkeypatch: pytest.MonkeyPatch, library: Nvml) -> Meter:
+def meter(monkeypatch: pytest.MonkeyPatch, library: Nvml) -> GpuMeter:
     library.put_into(monkeypatch)
     card = open_card(library.gpus[0].uuid)
     assert card is not None
-    return Meter(card)
+    return GpuMeter(card)
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch, library: Nvml) -> Gpus:
+def sampled(monkeypatch: pytest.MonkeyPatch, library: Nvml) -> GpuSensor:
     """Return the node's GPUs after a first sample, with which their counters begin."""
     library.put_into(monkeypatch)
-    gpus = Gpus()
+    gpus = GpuSensor()
     gpus.read()
     return gpus
 
@@ -62,7 +62,7 @@ def test_reasons_of_slow_clocks_are_named_but_not_the_power_limit(
     cards = Gpu(slowed_by=0x04), Gpu(slowed_by=0xC4), Gpu(slowed_by=None, pids=[7])
     Nvml(*cards).put_into(monkeypatch)
     monkeypatch.setenv("CLUSTERCTL_JOB_GPUS", "3")
-    gpus = Gpus()
+    gpus = GpuSensor()
     found = gpus.read()
     assert found["job_gpus"] == 3
     slowed_by = [gpu["slowed_by"] for gpu in found["gpus"]]
@@ -92,7 +92,7 @@ def test_sample_has_the_means_since_the_one_before(monkeypatch: pytest.MonkeyPat
     card = Gpu(util=(100, 50), levels={ACTIVE: 90, DRAM: 50, PCIE_TX: 2})
     library = Nvml(card)
     library.put_into(monkeypatch)
-    gpus = Gpus()
+    gpus = GpuSensor()
     (described,) = gpus.describe()
     assert described["counters_missing"] is None
     assert described["peak_bytes_per_s"] == pytest.approx(4.917e12, rel=1e-3)
@@ -138,7 +138,7 @@ def test_gpu_without_counters_tells_why_and_has_none_of_their_figures(
     library, why = REFUSALS[name]
     library.gpus[0].util = (40, 10)
     library.put_into(monkeypatch)
-    gpus = Gpus()
+    gpus = GpuSensor()
     (described,) = gpus.describe()
     assert why in described["counters_missing"]
     library.work(1.0)
@@ -151,7 +151,7 @@ def test_pynvml_without_counters_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
     """As in releases before those of 2022."""
     Nvml(Gpu(util=(40, 10))).put_into(monkeypatch)
     monkeypatch.delattr(pynvml, "nvmlGpmQueryDeviceSupport")
-    assert "nvmlGpmQueryDeviceSupport" in Gpus().describe()[0]["counters_missing"]
+    assert "nvmlGpmQueryDeviceSupport" in GpuSensor().describe()[0]["counters_missing"]
 
 
 def test_refusal_of_a_sample_leaves_out_its_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_bandwidth_is_a_share_alone_if_its_peak_is_unknown(
 
 def test_energy_of_a_gpu_in_parts_is_that_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     Nvml(Gpu(mig=True, energy_mj=5000), Gpu(mig=None, energy_mj=5000)).put_into(monkeypatch)
-    assert [gpu["energy_mj"] for gpu in Gpus().read()["gpus"]] == [None, 5000]
+    assert [gpu["energy_mj"] for gpu in GpuSensor().read()["gpus"]] == [None, 5000]
 
 
 def test_turns_are_weighted_by_their_time_and_breaks_do_not_count(
@@ -279,8 +279,8 @@ def test_idle_share_without_counters_is_that_of_the_end_of_each_turn(
     assert figures_of([(turns.use(), 1)]) == {"gpu_active_percent": 80, "gpu_idle_percent": 20}
 
 
-def use(active: float, joules: float | None = 100.0, processes: int | None = 1) -> Use:
-    return Use(2.0, 50, {"active_percent": active}, joules, processes)
+def use(active: float, joules: float | None = 100.0, processes: int | None = 1) -> GpuMeasurement:
+    return GpuMeasurement(2.0, 50, {"active_percent": active}, joules, processes)
 
 
 IDLE = {"gpu_active_percent": 60, "gpu_idle_percent": 40}
@@ -304,7 +304,7 @@ IDLE = {"gpu_active_percent": 60, "gpu_idle_percent": 40}
     ids=["two", "ranks", "others", "unseen", "uncounted", "still", "unmeasured", "none"],
 )
 def test_figures_are_those_of_all_gpus_or_left_out(
-    gpus: list[tuple[Use | None, int]], figures: dict[str, float]
+    gpus: list[tuple[GpuMeasurement | None, int]], figures: dict[str, float]
 ) -> None:
     assert figures_of(gpus) == figures
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from payload.device.base import Array, Device
-from payload.nn.module import Context, Parameter, Segment, zeros
+from payload.nn.module import LayerContext, Parameter, Segment, zeros
 from payload.optim.adamw import AdamW
 from payload.optim.base import Optimizer
 from payload.optim.lamb import LAMB
@@ -28,7 +28,7 @@ def _segments(device: Device) -> list[Segment]:
     segments = []
     start = 0
     for number, shape in enumerate(_SHAPES):
-        parameter = Parameter(Context(device), f"p{number}", shape, zeros)
+        parameter = Parameter(LayerContext(device), f"p{number}", shape, zeros)
         segments.append(Segment(parameter, start, start + parameter.size))
         start += parameter.size
     return segments

@@ -10,11 +10,11 @@ from unittest.mock import Mock
 import pytest
 
 from payload.node import pack
-from payload.node.pack import Tasks, numbers_in, slots_of
+from payload.node.pack import PackTasks, numbers_in, slots_of
 from tests.support.clocks import replace_clock
 
 
-def run_all(tasks: Tasks, failing: dict[int, int]) -> list[int]:
+def run_all(tasks: PackTasks, failing: dict[int, int]) -> list[int]:
     """Run tasks one by one, and return them in order. failing: task -> how often it still fails."""
     order = []
     while (number := tasks.next()) is not None:
@@ -40,7 +40,7 @@ def run_all(tasks: Tasks, failing: dict[int, int]) -> list[int]:
 def test_failed_tasks_run_once_more_unless_all_fail(
     tmp_path: Path, failing: dict[int, int], order: list[int], failed: list[int]
 ) -> None:
-    tasks = Tasks([0, 1, 2], str(tmp_path / "packed.jsonl"))
+    tasks = PackTasks([0, 1, 2], str(tmp_path / "packed.jsonl"))
     assert run_all(tasks, failing) == order
     assert tasks.failed == failed
 
@@ -56,20 +56,20 @@ def test_tasks_that_succeeded_in_an_earlier_attempt_do_not_run_again(tmp_path: P
         {},
     ]
     records.write_text("\n".join(map(json.dumps, lines)) + '\n{"task": 3, "sta')
-    tasks = Tasks([0, 1, 2, 3], str(records))
+    tasks = PackTasks([0, 1, 2, 3], str(records))
     assert run_all(tasks, {}) == [1, 3]
     assert tasks.succeeded == {0, 1, 2, 3}
 
 
 def test_task_that_the_end_of_the_job_has_cut_did_not_fail(tmp_path: Path) -> None:
     records = tmp_path / "packed.jsonl"
-    tasks = Tasks([0, 1], str(records))
+    tasks = PackTasks([0, 1], str(records))
     tasks.end(0, 143, is_cut=True)
     tasks.end(1, 0, is_cut=True)
     assert tasks.failures == {}
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     assert lines == [{"task": 0, "status": 143, "is_cut": True}, {"task": 1, "status": 0}]
-    assert run_all(Tasks([0, 1], str(records)), {}) == [0]
+    assert run_all(PackTasks([0, 1], str(records)), {}) == [0]
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from payload.errors import UsageError
 from payload.models import mlp
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Sequential, Unit
+from payload.nn.module import LayerContext, Sequential, Unit
 from payload.parallel.pipeline import idle_share, one_forward_one_backward, split
 from tests.support.messages import refused
 
-_CONTEXT = Context(Cpu())
+_CONTEXT = LayerContext(CpuDevice())
 
 
 def _units(flops: list[float]) -> list[Unit]:

@@ -14,13 +14,13 @@ from payload.device.base import Array, Device
 from payload.models import mlp
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Draw, Tape, Unit
+from payload.nn.module import LayerContext, RandomState, Tape, Unit
 from payload.nn.pool import GlobalAveragePool
 from payload.optim.precision import PRECISIONS, LossScale, loss_scale
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Options, alone
+from payload.parallel.mesh import EngineOptions, alone
 from payload.parallel.pipeline import MicroBatch
-from payload.parallel.zero import Storage
+from payload.parallel.zero import FlatStorage
 from tests.support.doubles.layers import batch_of, engine_of
 from tests.support.doubles.models import SMALL
 
@@ -28,10 +28,10 @@ from tests.support.doubles.models import SMALL
 def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:
     """Logits and gradients of one micro-batch; what passes between units is in the format."""
     formats = PRECISIONS[precision]
-    units = SMALL[model].units(Context(device))
-    storage = Storage(device, units, alone().dp, Options(seed=1, precision=formats))
+    units = SMALL[model].units(LayerContext(device))
+    storage = FlatStorage(device, units, alone().dp, EngineOptions(seed=1, precision=formats))
     at = SMALL[model].inputs(3, device, formats.compute)
-    tape = Tape(draw=Draw(1, 1, device.asarray(np.arange(3, dtype="uint32"))))
+    tape = Tape(draw=RandomState(1, 1, device.asarray(np.arange(3, dtype="uint32"))))
     storage.begin()
     for unit in units:
         at = unit.layer.forward(at, tape)
@@ -40,7 +40,7 @@ def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:
     labels = device.asarray(
         np.random.default_rng(3).integers(0, logits.shape[-1], logits.shape[:-1])
     )
-    loss = SoftmaxCrossEntropy(Context(device))
+    loss = SoftmaxCrossEntropy(LayerContext(device))
     loss.forward(at, labels, tape)
     at = loss.backward(1 / labels.size, tape)
     for unit in reversed(units):
@@ -70,7 +70,7 @@ def _assert_near(actual: Array, expected: Array, bound: float) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mean_of_an_image_is_summed_in_float32(precision: str, device: Device) -> None:
     x = device.asarray(np.ones((1, 60, 50, 1)), PRECISIONS[precision].compute)
-    y = GlobalAveragePool(Context(device)).forward(x, Tape())
+    y = GlobalAveragePool(LayerContext(device)).forward(x, Tape())
     assert device.to_host(y).astype("float32").tolist() == [[1]]
 
 
@@ -79,9 +79,9 @@ def test_sums_over_rows_are_float32(precision: str, device: Device) -> None:
     # bfloat16 counts to 256, float16 to 2048
     formats = PRECISIONS[precision]
     count = 4096
-    linear = Linear(Context(device), "l", 1, 1)
+    linear = Linear(LayerContext(device), "l", 1, 1)
     units = [Unit("l", linear)]
-    storage = Storage(device, units, alone().dp, Options(seed=1, precision=formats))
+    storage = FlatStorage(device, units, alone().dp, EngineOptions(seed=1, precision=formats))
     storage.begin()
     tape = Tape()
     ones = device.asarray(np.ones((count, 1)), formats.compute)
@@ -91,7 +91,7 @@ def test_sums_over_rows_are_float32(precision: str, device: Device) -> None:
 
 
 def _engine(device: Device, precision: str, scale: LossScale | None = None) -> Engine:
-    units = mlp.build(Context(device), inputs=64, classes=10, hidden=(48,))
+    units = mlp.build(LayerContext(device), inputs=64, classes=10, hidden=(48,))
     options = {"seed": 1, "precision": PRECISIONS[precision]}
     return engine_of(
         device, alone(), units, loss_scale=scale or loss_scale(precision, None), **options

@@ -10,27 +10,27 @@ import pytest
 from payload.device.base import Array, Device
 from payload.models import mlp
 from payload.nn.module import (
-    Context,
-    Draw,
+    LayerContext,
+    RandomState,
     Recompute,
     Sequential,
     Tape,
     Unit,
     state_of,
 )
-from payload.parallel.mesh import Options, alone
+from payload.parallel.mesh import EngineOptions, alone
 from payload.parallel.pipeline import Stage
-from payload.parallel.zero import Storage
+from payload.parallel.zero import FlatStorage
 from tests.support.doubles.models import SMALL
 
 
 def _units(device: Device) -> list[Unit]:
-    return mlp.build(Context(device), inputs=5, classes=3, hidden=(64, 64, 64))
+    return mlp.build(LayerContext(device), inputs=5, classes=3, hidden=(64, 64, 64))
 
 
 def _stage(device: Device, units: list[Unit]) -> Stage:
     dp = alone().dp
-    storage = Storage(device, units, dp, Options(seed=1))
+    storage = FlatStorage(device, units, dp, EngineOptions(seed=1))
     storage.begin()
     return Stage(units, storage)
 
@@ -41,11 +41,11 @@ def test_recomputed_unit_gives_the_same_gradients_and_state(model: str, device: 
     samples = device.asarray(np.arange(4, dtype="uint32"))
 
     def run(*, again: bool) -> list[Array]:
-        units = SMALL[model].units(Context(device))
+        units = SMALL[model].units(LayerContext(device))
         if again:
             units = [replace(unit, layer=Recompute(unit.layer)) for unit in units]
         stage = _stage(device, units)
-        tape = Tape(draw=Draw(1, 2, samples))
+        tape = Tape(draw=RandomState(1, 2, samples))
         y = stage.forward(SMALL[model].inputs(4, device, "float32"), tape)
         stage.backward(y, tape, last=True)
         found = [stage.storage.grads, *state_of([unit.layer for unit in units]).values()]

@@ -11,7 +11,7 @@ import pytest
 
 from payload.device.base import Device
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, state_of
+from payload.nn.module import LayerContext, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import Pipeline, Stage
 from tests.support.doubles.layers import batch_of, stored
@@ -42,7 +42,7 @@ def _without_onednn() -> Iterator[None]:
 def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
     case = NETWORKS[name]
     rng = np.random.default_rng(6)
-    units = case.units(Context(device))
+    units = case.units(LayerContext(device))
     storage = stored(units, device, "float64")
     storage.master_weights += device.asarray(
         0.1 * rng.standard_normal(storage.master_weights.shape)
@@ -50,7 +50,7 @@ def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
     x, labels = case.batch(rng, SAMPLES)
     batch = batch_of(device, x, labels)
     torch_x = torch.tensor(x).permute(0, 3, 1, 2)
-    pipeline = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+    pipeline = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(LayerContext(device)))
     sgd = SGD(device, storage.master_weights, storage.segments, momentum=0.9)
     weights = tensors(units, device)
     state = state_of([unit.layer for unit in units])

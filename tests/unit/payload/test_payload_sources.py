@@ -21,7 +21,7 @@ from payload.data.text import MaskedText, Text
 from payload.data.tokenizer import BytePairs, Bytes, learn
 from payload.device.base import Array
 from payload.errors import UsageError
-from payload.nn.module import Draw
+from payload.nn.module import RandomState
 from tests.support.messages import refused
 from tests.support.payload import idx_file, train_config
 
@@ -30,8 +30,8 @@ _LABELS = "t10k-labels-idx1-ubyte"
 _TEXT = b"the cat sat on the mat, and the other cat sat on the other mat. " * 40
 
 
-def _draw(samples: int, iteration: int = 1) -> Draw:
-    return Draw(0, iteration, np.arange(samples, dtype="uint32"))
+def _draw(samples: int, iteration: int = 1) -> RandomState:
+    return RandomState(0, iteration, np.arange(samples, dtype="uint32"))
 
 
 def _write(folder: Path, *, compressed: bool = False) -> tuple[Array, Array]:
@@ -267,7 +267,9 @@ def test_image_augmentation_depends_on_the_draw_only() -> None:
     places = np.arange(40, dtype="uint32")
     original, _ = plain.training_batch(every, 1, _draw(40))
     whole, _ = varied.training_batch(every, 1, _draw(40))
-    again = [varied.training_batch(every[i::3], 1, Draw(0, 1, places[i::3]))[0] for i in range(3)]
+    again = [
+        varied.training_batch(every[i::3], 1, RandomState(0, 1, places[i::3]))[0] for i in range(3)
+    ]
     for part, batch in enumerate(again):
         np.testing.assert_array_equal(whole[part::3], batch)
     assert (whole != varied.training_batch(every, 1, _draw(40, iteration=2))[0]).any()
@@ -329,7 +331,7 @@ def test_masked_text_has_the_shares_of_bert() -> None:
     assert masked.targets == 0.15 * length
     assert masked.facts["vocabulary"] == 257  # the mask, too
     half = masked.training_batch(
-        every[50:], 1, Draw(0, 1, np.arange(50, len(every), dtype="uint32"))
+        every[50:], 1, RandomState(0, 1, np.arange(50, len(every), dtype="uint32"))
     )
     np.testing.assert_array_equal(half[0], x[50:])
     np.testing.assert_array_equal(half[1], y[50:])

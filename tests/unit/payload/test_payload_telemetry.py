@@ -9,9 +9,16 @@ import pytest
 
 from payload.commands.telemetry import sample
 from payload.node import host
-from payload.node.processes import Process
-from payload.node.rank_use import Ranks
-from payload.node.sensors import Cpu, Disk, Memory, Network, SensorError, own_group
+from payload.node.processes import RankProcess
+from payload.node.rank_use import RankUsage
+from payload.node.sensors import (
+    CpuSensor,
+    DiskSensor,
+    MemorySensor,
+    NetworkSensor,
+    SensorError,
+    own_group,
+)
 
 _MIB = 1 << 20
 
@@ -32,7 +39,7 @@ def _cpu_lines(*busy_idle: tuple[int, int]) -> str:
 def test_cpu_counts_only_the_cores_of_this_node(tmp_path: Path) -> None:
     (tmp_path / "loadavg").write_text("0.25 0.5 0.75 1/99 1234\n")
     (tmp_path / "stat").write_text(_cpu_lines((0, 0), (10, 10), (10, 10)))
-    cpu = Cpu([1, 2], tmp_path)
+    cpu = CpuSensor([1, 2], tmp_path)
     assert cpu.read() == {"load1": 0.25}
     (tmp_path / "stat").write_text(_cpu_lines((500, 0), (40, 80), (10, 10)))
     assert cpu.read()["cpu_percent"] == 30.0
@@ -67,7 +74,7 @@ def test_cpu_of_a_container_is_read_from_its_control_group(
     group = _container(tmp_path / "group", cpu_stat="usage_usec 1000000\nuser_usec 9\n")
     now = [0]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
-    cpu = Cpu([0, 1], tmp_path, group)
+    cpu = CpuSensor([0, 1], tmp_path, group)
     assert cpu.read() == {}
     for used, percent in ((1_500_000, 25.0), (9_500_000, 100.0), (9_500_000, 0.0)):
         now[0] += 10**9
@@ -86,7 +93,7 @@ def test_memory_of_a_container_is_read_from_its_control_group(tmp_path: Path) ->
     (tmp_path / "1/smaps_rollup").write_text("55-7f ---p 0 00:00 0 [rollup]\nPss_Shmem:  1024 kB\n")
     (tmp_path / "3").mkdir()
     group = _container(tmp_path / "group")
-    memory = Memory(tmp_path, tmp_path, group)
+    memory = MemorySensor(tmp_path, tmp_path, group)
     assert memory.read() == {"memory_used_mib": 2}
     (group / "memory.current").write_text(f"{9 * _MIB}\n")
     (group / "memory.stat").write_text(f"anon 1\ninactive_file {4 * _MIB}\n")
@@ -117,7 +124,7 @@ def test_jobs_memory_is_found_in_its_control_group(
     usage = tmp_path / "cgroup" / file
     usage.parent.mkdir(parents=True)
     usage.write_text(f"{7 * _MIB}\n")
-    memory = Memory(tmp_path, tmp_path / "cgroup")
+    memory = MemorySensor(tmp_path, tmp_path / "cgroup")
     assert memory.read() == {"memory_used_mib": 3, "job_memory_mib": 7}
     assert memory.total_mib() == 4
 
@@ -139,7 +146,7 @@ def test_memory_that_the_job_needs_is_read_with_its_limit(
     (group / "memory.stat").write_text(f"anon {4 * _MIB}\nfile {3 * _MIB}\nshmem {_MIB}\n")
     if limit:
         (group / "memory.max").write_text(limit)
-    read = Memory(tmp_path, tmp_path / "cgroup").read()
+    read = MemorySensor(tmp_path, tmp_path / "cgroup").read()
     assert {
         name: read[name] for name in read if name.startswith(("job_used", "job_limit"))
     } == fields
@@ -172,7 +179,7 @@ def test_memory_of_a_job_in_version_1_of_control_groups_has_a_limit(
     group.mkdir(parents=True)
     (group / "memory.usage_in_bytes").write_text(f"{400 * _MIB}\n")
     (group / "memory.stat").write_text(_STAT_OF_VERSION_1.format(limit=limit))
-    read = Memory(tmp_path, tmp_path / "cgroup").read()
+    read = MemorySensor(tmp_path, tmp_path / "cgroup").read()
     assert read == {"memory_used_mib": 3, "job_memory_mib": 400, **fields}
 
 
@@ -184,7 +191,7 @@ def _interfaces(received: int, sent: int) -> str:
 def test_network_rates_leave_loopback_out(tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "net/dev").write_text(_interfaces(0, 0))
-    network = Network(tmp_path)
+    network = NetworkSensor(tmp_path)
     assert network.read() == {}
     (tmp_path / "net/dev").write_text(_interfaces(4000, 1000))
     fields = network.read()
@@ -195,7 +202,7 @@ def test_network_rates_leave_loopback_out(tmp_path: Path) -> None:
     assert sent["eth0"] > 0
 
 
-def _processes(proc: Path, **pids: tuple[int, int]) -> list[Process]:
+def _processes(proc: Path, **pids: tuple[int, int]) -> list[RankProcess]:
     """Processes in a /proc, by the ticks that they and their ended children have used."""
     for name, (own, children) in pids.items():
         folder = proc / name[1:]
@@ -203,12 +210,12 @@ def _processes(proc: Path, **pids: tuple[int, int]) -> list[Process]:
         fields = ["S", *"0" * 10, str(own), "0", str(children), "0"]
         (folder / "stat").write_text(f"{name[1:]} (a ) b) {' '.join(fields)}")
         (folder / "status").write_text(f"VmRSS: 9 kB\nRssAnon: {2 * 1024} kB\n")
-    return [Process(int(name[1:]), 1, ("python",)) for name in pids]
+    return [RankProcess(int(name[1:]), 1, ("python",)) for name in pids]
 
 
 def test_rank_has_the_use_of_all_its_processes(tmp_path: Path) -> None:
     running = {0: _processes(tmp_path, p1=(0, 0), p2=(10, 5)), 1: _processes(tmp_path, p3=(7, 0))}
-    ranks = Ranks(lambda: {2: [1], 3: [0], 9: [3]}, lambda: running, tmp_path)
+    ranks = RankUsage(lambda: {2: [1], 3: [0], 9: [3]}, lambda: running, tmp_path)
     first = {"memory_mib": 4, "gpus": [1]}
     assert ranks.read() == {"ranks": {"0": first, "1": {"memory_mib": 2, "gpus": [0]}}}
     _processes(tmp_path, p1=(3000, 0), p2=(10, 3005), p3=(7, 0))
@@ -219,15 +226,15 @@ def test_rank_has_the_use_of_all_its_processes(tmp_path: Path) -> None:
 
 def test_memory_of_a_job_without_a_control_group_is_that_of_its_ranks(tmp_path: Path) -> None:
     running = {0: _processes(tmp_path, p1=(0, 0), p2=(0, 0)), 1: _processes(tmp_path, p3=(0, 0))}
-    read = Ranks(dict, lambda: running, tmp_path, limit_mib=512).read()
+    read = RankUsage(dict, lambda: running, tmp_path, limit_mib=512).read()
     assert (read["job_used_mib"], read["job_limit_mib"]) == (6, 512)
-    assert "job_used_mib" not in Ranks(dict, lambda: running, tmp_path).read()
+    assert "job_used_mib" not in RankUsage(dict, lambda: running, tmp_path).read()
 
 
 def test_process_that_has_ended_ends_no_telemetry(tmp_path: Path) -> None:
-    ranks = Ranks(dict, lambda: {0: [Process(77, 1, ("gone",))]}, tmp_path)
+    ranks = RankUsage(dict, lambda: {0: [RankProcess(77, 1, ("gone",))]}, tmp_path)
     assert ranks.read() == {"ranks": {"0": {"memory_mib": 0}}}
-    assert Ranks(dict, dict, tmp_path).read() == {}
+    assert RankUsage(dict, dict, tmp_path).read() == {}
 
 
 class _Broken:
@@ -249,11 +256,11 @@ def test_source_without_sense_is_a_sensor_error(tmp_path: Path, text: str | None
     if text is not None:
         (tmp_path / "meminfo").write_text(text)
     with pytest.raises(SensorError, match="meminfo"):
-        Memory(tmp_path, tmp_path).read()
+        MemorySensor(tmp_path, tmp_path).read()
 
 
 def test_room_for_temporary_files_is_read(tmp_path: Path) -> None:
-    tmp = Disk(str(tmp_path)).read()["tmp"]
+    tmp = DiskSensor(str(tmp_path)).read()["tmp"]
     assert 0 < tmp["free"] <= tmp["total"]
     with pytest.raises(SensorError):
-        Disk(str(tmp_path / "none")).read()
+        DiskSensor(str(tmp_path / "none")).read()

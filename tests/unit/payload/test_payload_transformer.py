@@ -9,7 +9,7 @@ from payload.device.base import Array, Device
 from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Draw, Tape, Unit, normal
+from payload.nn.module import LayerContext, RandomState, Tape, Unit, normal
 from tests.support.doubles.cases import attention
 from tests.support.doubles.layers import stored
 from tests.support.doubles.oracle import assert_close, compare, functional, torch
@@ -17,7 +17,7 @@ from tests.support.doubles.oracle import assert_close, compare, functional, torc
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_over_several_blocks_is_pytorchs(causal: bool, device: Device) -> None:
-    layer = Attention(Context(device), "a", 8, 2, causal=causal, init=normal(0.5))
+    layer = Attention(LayerContext(device), "a", 8, 2, causal=causal, init=normal(0.5))
     x = np.random.default_rng(2).standard_normal((2, 300, 8))
     compare(layer, x, device, attention(causal))
 
@@ -33,7 +33,7 @@ def test_cross_entropy_is_pytorchs(device: Device) -> None:
     )
     (0.25 * expected).backward()
     tape = Tape()
-    loss = SoftmaxCrossEntropy(Context(device))
+    loss = SoftmaxCrossEntropy(LayerContext(device))
     sums = loss.forward(device.asarray(logits), device.asarray(labels), tape)
     assert float(sums.loss) == pytest.approx(expected.item(), rel=1e-12)
     assert float(sums.count) == (labels >= 0).sum() < labels.size
@@ -41,9 +41,11 @@ def test_cross_entropy_is_pytorchs(device: Device) -> None:
     assert_close(device.to_host(loss.backward(0.25, tape)).copy(), torch_logits.grad, "dlogits")
 
 
-def _masked(name: str, device: Device, draws: Draw | None, *, training: bool = True) -> Array:
+def _masked(
+    name: str, device: Device, draws: RandomState | None, *, training: bool = True
+) -> Array:
     """What comes out of dropout alone, or of attention where every position's value is 1."""
-    context = Context(device)
+    context = LayerContext(device)
     tape = Tape(training, draws)
     ones = device.xp.ones((4, 300, 8))
     if name == "dropout":
@@ -57,8 +59,8 @@ def _masked(name: str, device: Device, draws: Draw | None, *, training: bool = T
 
 @pytest.mark.parametrize("name", ["dropout", "attention"])
 def test_dropout_keeps_the_mean_and_depends_on_its_key_only(name: str, device: Device) -> None:
-    def draws(*samples: int, iteration: int = 1, seed: int = 0) -> Draw:
-        return Draw(seed, iteration, device.asarray(np.array(samples, "uint32")))
+    def draws(*samples: int, iteration: int = 1, seed: int = 0) -> RandomState:
+        return RandomState(seed, iteration, device.asarray(np.array(samples, "uint32")))
 
     y = _masked(name, device, draws(4, 5, 6, 7))
     assert y.mean() == pytest.approx(1, abs=0.03)
@@ -75,9 +77,9 @@ def test_dropout_keeps_the_mean_and_depends_on_its_key_only(name: str, device: D
 
 def test_dropout_drops_each_position_equally_often(device: Device) -> None:
     samples = device.asarray(np.arange(4000, dtype="uint32"))
-    tape = Tape(draw=Draw(0, 1, samples))
+    tape = Tape(draw=RandomState(0, 1, samples))
     y = device.to_host(
-        Dropout(Context(device), "d", 0.25).forward(device.xp.ones((4000, 64)), tape)
+        Dropout(LayerContext(device), "d", 0.25).forward(device.xp.ones((4000, 64)), tape)
     )
     shares = (y == 0).mean(axis=0)
     deviation = (0.25 * 0.75 / 4000) ** 0.5

@@ -14,8 +14,8 @@ import pytest
 
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
-from payload.data.loader import Feed, Loader
-from payload.device.base import Cpu, Device
+from payload.data.loader import IterationBatches, Loader
+from payload.device.base import CpuDevice, Device
 from payload.parallel.mesh import alone
 from tests.support.doubles.capture import Capturing, Stream
 from tests.support.payload import train_config
@@ -59,7 +59,7 @@ def test_memory_of_an_upload_is_kept_until_it_is_copied() -> None:
     assert all(one() is None for one in alive)
 
 
-def _feeds(device: Device, prefetch: int) -> list[Feed]:
+def _feeds(device: Device, prefetch: int) -> list[IterationBatches]:
     dataset = open_dataset(train_config("--augment", "crop"), Solo())
     loader = Loader(
         dataset, device, alone(), global_batch=10, micro_batch=4, seed=1, prefetch=prefetch
@@ -71,7 +71,7 @@ def _feeds(device: Device, prefetch: int) -> list[Feed]:
 def test_loaded_batches_are_those_of_a_cpu(prefetch: int, real_device: Device) -> None:
     devices = [Capturing(), *([real_device] if real_device.gpu else [])]
     for device in devices:
-        for ours, theirs in zip(_feeds(device, prefetch), _feeds(Cpu(), 0), strict=True):
+        for ours, theirs in zip(_feeds(device, prefetch), _feeds(CpuDevice(), 0), strict=True):
             assert (ours.targets, len(ours.batches)) == (theirs.targets, 3)
             for one, other in zip(ours.batches, theirs.batches, strict=True):
                 for name in ("inputs", "targets", "samples"):

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from payload.comm.base import Solo
-from payload.device.base import Array, Cpu
+from payload.device.base import Array, CpuDevice
 from payload.models import mlp
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Parameter, Segment, Sequential, Tape, Unit
+from payload.nn.module import LayerContext, Parameter, Segment, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS
 from payload.parallel.buffers import make_layout
-from payload.parallel.mesh import Options, alone
-from payload.parallel.zero import Storage
+from payload.parallel.mesh import EngineOptions, alone
+from payload.parallel.zero import FlatStorage
 from tests.support.doubles.layers import batch_of, engine_of
 from tests.support.doubles.strict import Strict
 
-_CONTEXT = Context(Cpu())
+_CONTEXT = LayerContext(CpuDevice())
 
 
 class _Borrower:
@@ -109,7 +109,7 @@ def test_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str, ze
     batch = batch_of(device, x, rng.integers(0, 3, 6), formats.compute)
 
     def train(*, offload: bool) -> tuple[list[float], Array]:
-        units = mlp.build(Context(device), inputs=4, classes=3, hidden=(5,))
+        units = mlp.build(LayerContext(device), inputs=4, classes=3, hidden=(5,))
         engine = engine_of(
             device, alone(), units, AdamW, precision=formats, zero=zero, offload=offload
         )
@@ -139,10 +139,12 @@ class _Second(Solo):
 
 
 def test_ranks_start_from_rank_0s_weights() -> None:
-    assert (Storage(Cpu(), _units(), _Second(), Options(seed=1)).master_weights == 7).all()
+    assert (
+        FlatStorage(CpuDevice(), _units(), _Second(), EngineOptions(seed=1)).master_weights == 7
+    ).all()
 
 
 def test_offload_on_a_cpu_has_no_effect() -> None:
-    storage = Storage(Cpu(), _units(), alone().dp, Options(seed=0, offload=True))
+    storage = FlatStorage(CpuDevice(), _units(), alone().dp, EngineOptions(seed=0, offload=True))
     assert storage.weights is storage.master_weights
     assert storage.grads is storage.grad_buffer

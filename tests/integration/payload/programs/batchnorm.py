@@ -9,11 +9,11 @@ from payload.comm.base import Communicator, Solo
 from payload.comm.world import local_rank
 from payload.device import choose
 from payload.device.base import Array
-from payload.nn.module import Context, Tape, Unit
+from payload.nn.module import LayerContext, Tape, Unit
 from payload.nn.norm import BatchNorm
 from payload.optim.precision import PRECISIONS
-from payload.parallel.mesh import Options, alone
-from payload.parallel.zero import Storage
+from payload.parallel.mesh import EngineOptions, alone
+from payload.parallel.zero import FlatStorage
 
 mpi.start()
 device = choose("auto", local_rank())
@@ -22,9 +22,9 @@ world = mpi.MpiCommunicator(device)
 
 def run(dp: Communicator, x: Array, dy: Array) -> list[Array]:
     """Output, gradients by input and by parameters, and running averages."""
-    layer = BatchNorm(Context(device, dp=dp), "n", 5, relu=True)
-    storage = Storage(
-        device, [Unit("n", layer)], alone().dp, Options(seed=1, precision=PRECISIONS["fp64"])
+    layer = BatchNorm(LayerContext(device, dp=dp), "n", 5, relu=True)
+    storage = FlatStorage(
+        device, [Unit("n", layer)], alone().dp, EngineOptions(seed=1, precision=PRECISIONS["fp64"])
     )
     storage.begin()
     tape = Tape()

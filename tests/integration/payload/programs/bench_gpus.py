@@ -11,7 +11,7 @@ from payload.cli.arguments import parse
 from payload.cli.config import BenchConfig
 from payload.comm import make_transport, mpi
 from payload.commands.bench import bench
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from tests.support.doubles.nvml import DRAM, Gpu, Nvml
 
 ranks = mpi.start()
@@ -20,7 +20,7 @@ first = Gpu(levels={1: 80, DRAM: 50}, watts=100, pids=[1, 2, *map(int, others)])
 library = Nvml(first, Gpu(levels={1: 60, DRAM: 50}, watts=100, pids=[3]))
 
 
-class Watched(Cpu):
+class Watched(CpuDevice):
     """A CPU that stands for a GPU."""
 
     gpu = {"index": 0, "name": "NVIDIA H200", "uuid": f"GPU-{ranks.rank // 2}"}  # noqa: RUF012

@@ -9,8 +9,8 @@ from payload.comm import mpi
 from payload.comm.compression import Compressed, ParamSlice, make_compressor
 from payload.comm.nccl import Nccl
 from payload.comm.ring import Naive, Ring
-from payload.comm.transport import Transport
-from payload.device.base import Array, Cpu
+from payload.comm.transport import MpiTransport
+from payload.device.base import Array, CpuDevice
 from tests.support.doubles.streams import Streamed
 
 world = mpi.start()
@@ -36,14 +36,14 @@ def total(array: Array) -> Array:
     return exact
 
 
-def make(name: str, transport: Transport, grads: Array) -> Compressed:
+def make(name: str, transport: MpiTransport, grads: Array) -> Compressed:
     options = {"topk": {"ratio": 0.05}, "powersgd": {"rank": 2}, "int8": {}}[name]
     compressor = make_compressor(name, transport, **options)
     compressor.attach(grads, PIECES)
     return compressor
 
 
-def loses_nothing(name: str, transport: Transport, dtype: str) -> None:
+def loses_nothing(name: str, transport: MpiTransport, dtype: str) -> None:
     """What is summed and what all keep is what all had."""
     grads = gradient(0, dtype)
     compressor = make(name, transport, grads)
@@ -59,7 +59,7 @@ def loses_nothing(name: str, transport: Transport, dtype: str) -> None:
     assert np.abs(given).sum() > 0
 
 
-def catches_up(name: str, transport: Transport) -> None:
+def catches_up(name: str, transport: MpiTransport) -> None:
     """The mean over iterations goes to the sum of the gradients, as one over their number."""
     mine = gradient(2)
     exact = total(mine)
@@ -76,7 +76,7 @@ def catches_up(name: str, transport: Transport) -> None:
     assert errors[1] < 0.4 * errors[0] < 0.4, (name, errors)
 
 
-def goes_on_beside_others(name: str, transport: Transport) -> None:
+def goes_on_beside_others(name: str, transport: MpiTransport) -> None:
     """In buckets, from the last one, with exact sums on the same transport in between."""
     grads = gradient(3)
     blocking = make(name, transport, grads)
@@ -102,7 +102,7 @@ def goes_on_beside_others(name: str, transport: Transport) -> None:
         np.testing.assert_array_equal(other.state[key], array)
 
 
-def resumes(name: str, transport: Transport) -> None:
+def resumes(name: str, transport: MpiTransport) -> None:
     grads = gradient(5)
     first = make(name, transport, grads)
     first.allreduce(grads)
@@ -118,7 +118,7 @@ def resumes(name: str, transport: Transport) -> None:
     np.testing.assert_array_equal(grads, wanted)
 
 
-def recovers(name: str, transport: Transport) -> None:
+def recovers(name: str, transport: MpiTransport) -> None:
     """From a gradient that is not finite, and from one of zeros."""
     grads = gradient(7)
     compressor = make(name, transport, grads)
@@ -137,7 +137,7 @@ def recovers(name: str, transport: Transport) -> None:
     assert np.abs(grads).sum() > 0
 
 
-def sends_less(name: str, transport: Transport) -> None:
+def sends_less(name: str, transport: MpiTransport) -> None:
     grads = gradient(9)
     compressor = make(name, transport, grads)
     before = compressor.bytes_sent
@@ -166,7 +166,7 @@ def is_the_same_on_a_gpu(name: str) -> None:
 
 for name in COMPRESSORS:
     is_the_same_on_a_gpu(name)
-    for transport in (mpi.MpiCommunicator(Cpu()), Ring(), Naive()):
+    for transport in (mpi.MpiCommunicator(CpuDevice()), Ring(), Naive()):
         with np.errstate(invalid="ignore", over="ignore"):
             loses_nothing(name, transport, "float32")
             goes_on_beside_others(name, transport)

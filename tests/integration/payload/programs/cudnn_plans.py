@@ -19,7 +19,7 @@ import numpy as np
 from payload.comm.base import Solo
 from payload.device import graphs
 from payload.models import bert, gpt, resnet, vit
-from payload.nn.module import Context
+from payload.nn.module import LayerContext
 from payload.optim.precision import PRECISIONS, loss_scale
 from payload.parallel.mesh import alone
 from tests.support.doubles.layers import batch_of, engine_of
@@ -84,24 +84,24 @@ class _Two(Solo):
     size = 2
 
 
-class Untouched(graphs.Graphs):
+class Untouched(graphs.CudnnGraphs):
     """Remembers what was asked for, and computes nothing."""
 
     def run(
         self, build: Any, inputs: Any, outputs: Any, *, scalars: Any = (), **parameters: Any
     ) -> None:
-        layouts = (tuple(map(graphs.Layout.of, arrays)) for arrays in (inputs, outputs))
-        key = graphs.Key(build, tuple(parameters.items()), *layouts, tuple(scalars))
-        self.plans[key] = graphs.Plan(None, (), (), 0)
+        layouts = (tuple(map(graphs.ArrayLayout.of, arrays)) for arrays in (inputs, outputs))
+        key = graphs.PlanKey(build, tuple(parameters.items()), *layouts, tuple(scalars))
+        self.plans[key] = graphs.CudnnPlan(None, (), (), 0)
         for one in outputs:
             one[...] = 0
 
 
-def asked(precision: str, *, deterministic: bool) -> list[graphs.Key]:
+def asked(precision: str, *, deterministic: bool) -> list[graphs.PlanKey]:
     """Return the graphs of a training step of all models, and of an evaluation; and of a training
     step whose batch norm sums over two ranks.
     """
-    keys: dict[graphs.Key, None] = {}
+    keys: dict[graphs.PlanKey, None] = {}
     cases = [(*case, Solo()) for case in CASES]
     for module, sizes, (x, targets), dp in [*cases, (*CASES[1], _Two())]:
         device = Strict.fused(deterministic=deterministic)
@@ -110,7 +110,7 @@ def asked(precision: str, *, deterministic: bool) -> list[graphs.Key]:
         engine = engine_of(
             device,
             alone(),
-            module.build(Context(device, dp=dp), **sizes),
+            module.build(LayerContext(device, dp=dp), **sizes),
             precision=PRECISIONS[precision],
             loss_scale=loss_scale(precision, 1.0),
         )

@@ -10,11 +10,11 @@ from payload.cli.arguments import parse
 from payload.cli.config import TrainConfig
 from payload.comm import mpi
 from payload.data import datasets
-from payload.device.base import Cpu
+from payload.device.base import CpuDevice
 from payload.errors import UsageError
 
 mpi.start()
-world = mpi.MpiCommunicator(Cpu())
+world = mpi.MpiCommunicator(CpuDevice())
 host = f"node-{world.rank}"
 datasets.hostname = lambda: host  # type: ignore[attr-defined]
 os.chdir(Path(sys.argv[1]) / str(world.rank))

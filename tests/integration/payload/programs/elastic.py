@@ -18,20 +18,20 @@ from payload.checkpoint.saver import Saver
 from payload.checkpoint.session import choose as choose_checkpoint
 from payload.checkpoint.session import resume
 from payload.checkpoint.shards import (
-    Manifest,
-    Reader,
+    CheckpointManifest,
+    CheckpointReader,
     Shard,
     held_shards,
     read_manifest,
     saved_shards,
     scalars,
 )
-from payload.cli.report import Report
+from payload.cli.report import ResultWriter
 from payload.comm import mpi
 from payload.device import choose
 from payload.device.base import Array
 from payload.models import gpt
-from payload.nn.module import Context, Unit
+from payload.nn.module import LayerContext, Unit
 from payload.nn.norm import BatchNorm
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
@@ -59,7 +59,7 @@ world = mpi.MpiCommunicator(device)
 def make_engine(mesh: Mesh, **options: Any) -> Engine:
     context = mesh.context(device)
     units = gpt.build(context, vocabulary=6, length=3, layers=2, heads=2, width=4)
-    normed = Unit("normed", BatchNorm(Context(device, dp=mesh.dp), "normed", 5))
+    normed = Unit("normed", BatchNorm(LayerContext(device, dp=mesh.dp), "normed", 5))
     return engine_of(device, mesh, [*units, normed], AdamW, bucket_bytes=64, **options)
 
 
@@ -75,7 +75,7 @@ def expected(shard: Shard) -> Array:
 
 def pass_on(folder: Path, number: int, mesh: Mesh, **options: Any) -> None:
     engine = make_engine(mesh, **options)
-    now = Manifest(number, {"number": number}, {}, {}, {}, [])
+    now = CheckpointManifest(number, {"number": number}, {}, {}, {}, [])
     prepare(folder, mesh.world)
     resumed = resume(choose_checkpoint("auto", folder, mesh.world), engine, now)
     assert resumed.iteration == number - 1
@@ -93,12 +93,12 @@ def pass_on(folder: Path, number: int, mesh: Mesh, **options: Any) -> None:
     assert scalars(engine)["updates"] == UPDATES
     kinds = {shard.kind for shard, _ in held_shards(engine)}
     assert kinds <= {"weight", "optimizer.mean", "optimizer.square", "state"}
-    report = Report(mesh.world, folder.parent / "elastic.jsonl")
+    report = ResultWriter(mesh.world, folder.parent / "elastic.jsonl")
     with Saver(engine, folder, now, report, interval=1, keep=1, wait=True) as saver:
         saver.after(number, 0)
     each_once(engine, mesh)
     path = folder / f"iteration-{number:08}"
-    reader = Reader(path, read_manifest(path))
+    reader = CheckpointReader(path, read_manifest(path))
     for segment in engine.storage.segments:
         tensor = reader.whole("weight", segment.parameter.name)
         whole = Shard("weight", segment.parameter.name, tensor.shape, 0, tensor.size)

@@ -12,15 +12,15 @@ from payload.comm import mpi
 from payload.comm.base import Solo
 from payload.data.base import Dataset
 from payload.data.datasets import open_dataset
-from payload.data.loader import Feed, Loader
-from payload.device.base import Array, Cpu
+from payload.data.loader import IterationBatches, Loader
+from payload.device.base import Array, CpuDevice
 from payload.parallel.mesh import alone, make_mesh
 
 GLOBAL = 22  # neither divided by 4 ranks nor by micro-batches of 3
 
 world = mpi.start()
-tensor_parallel = make_mesh(mpi.MpiCommunicator(Cpu()), tp=2)
-data_parallel = make_mesh(mpi.MpiCommunicator(Cpu()))
+tensor_parallel = make_mesh(mpi.MpiCommunicator(CpuDevice()), tp=2)
+data_parallel = make_mesh(mpi.MpiCommunicator(CpuDevice()))
 
 
 def source(*flags: str) -> Dataset:
@@ -29,7 +29,7 @@ def source(*flags: str) -> Dataset:
     return open_dataset(config, Solo())
 
 
-def whole(feed: Feed) -> list[Array]:
+def whole(feed: IterationBatches) -> list[Array]:
     return [
         np.concatenate([getattr(batch, name) for batch in feed.batches])
         for name in ("inputs", "targets", "samples")
@@ -40,12 +40,14 @@ for given in (
     source("--augment", "crop,flip"),
     source("--data", f"text:{sys.argv[1]}", "--model", "bert-tiny", "--sequence-length", "8"),
 ):
-    single = Loader(given, Cpu(), alone(), global_batch=GLOBAL, seed=1)
+    single = Loader(given, CpuDevice(), alone(), global_batch=GLOBAL, seed=1)
     first = single.order.per_epoch - 1  # over the end of an epoch
     expected = list(single.training(first, first + 3))
     judged = np.concatenate([batch.inputs for batch in single.held_out()])
     for mesh in (tensor_parallel, data_parallel):
-        loader = Loader(given, Cpu(), mesh, global_batch=GLOBAL, micro_batch=3, seed=1, prefetch=2)
+        loader = Loader(
+            given, CpuDevice(), mesh, global_batch=GLOBAL, micro_batch=3, seed=1, prefetch=2
+        )
         feeds = list(loader.training(first, first + 3))
         assert [feed.slot.epoch for feed in feeds] == [1, 1, 2, 2]
         for feed, alike in zip(feeds, expected, strict=True):

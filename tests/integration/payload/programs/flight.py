@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from payload.comm import mpi
-from payload.device.base import Array, Cpu
+from payload.device.base import Array, CpuDevice
 from payload.nn.module import Sequential, Tape, Unit
 from payload.parallel.mesh import make_mesh
 from tests.support.doubles.layers import batch_of, cut, engine_of
@@ -30,7 +30,7 @@ class Counting(Sequential):
 
 mpi.start()
 world = mpi.MpiCommunicator()
-device = Cpu()
+device = CpuDevice()
 layer = Counting()
 units = [Unit(str(rank), layer) for rank in range(world.size)]
 engine = engine_of(device, make_mesh(world, pp=world.size), units)

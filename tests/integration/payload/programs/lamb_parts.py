@@ -4,8 +4,8 @@ shard it, beside a matrix and a bias that all tensor-parallel ranks have."""
 import numpy as np
 
 from payload.comm import mpi
-from payload.device.base import Cpu
-from payload.nn.module import Context, Parameter, Segment, zeros
+from payload.device.base import CpuDevice
+from payload.nn.module import LayerContext, Parameter, Segment, zeros
 from payload.optim.lamb import LAMB
 from payload.parallel.mesh import make_mesh
 
@@ -19,7 +19,7 @@ first = [rng.standard_normal(shape) for shape in (SPLIT, SAME, BIAS)]
 gradients = [[rng.standard_normal(shape) for shape in (SPLIT, SAME, BIAS)] for _ in range(3)]
 
 
-def parameters(context: Context) -> list[Parameter]:
+def parameters(context: LayerContext) -> list[Parameter]:
     return [
         Parameter(context, "split", SPLIT, zeros, axis=1),
         Parameter(context, "same", SAME, zeros),
@@ -33,15 +33,15 @@ def flat(owners: list[Parameter], arrays: list[np.ndarray]) -> np.ndarray:
     )
 
 
-whole = parameters(Context(Cpu()))
+whole = parameters(LayerContext(CpuDevice()))
 ends = np.cumsum([parameter.size for parameter in whole])
 pieces = [Segment(p, end - p.size, int(end)) for p, end in zip(whole, ends, strict=True)]
 expected = flat(whole, first)
-optimizer = LAMB(Cpu(), expected, pieces, whole)
+optimizer = LAMB(CpuDevice(), expected, pieces, whole)
 for gradient in gradients:
     optimizer.step(expected, flat(whole, gradient), lr=0.1)
 
-mine = parameters(Context(Cpu(), tp=mesh.tp, dp=mesh.dp))
+mine = parameters(LayerContext(CpuDevice(), tp=mesh.tp, dp=mesh.dp))
 total = sum(parameter.size for parameter in mine)
 half = slice(0, total // 2) if mesh.dp.rank == 0 else slice(total // 2, total)
 pieces = []
@@ -53,7 +53,7 @@ for parameter in mine:
         pieces.append(Segment(parameter, low - half.start, high - half.start, low - start))
     start += parameter.size
 values = flat(mine, first)[half].copy()
-optimizer = LAMB(Cpu(), values, pieces, mine, [mesh.dp, mesh.tp])
+optimizer = LAMB(CpuDevice(), values, pieces, mine, [mesh.dp, mesh.tp])
 for gradient in gradients:
     optimizer.step(values, flat(mine, gradient)[half].copy(), lr=0.1)
 

@@ -23,14 +23,14 @@ from payload.comm import mpi
 from payload.comm.hierarchical import Hierarchical
 from payload.comm.nccl import Nccl
 from payload.comm.ring import Ring
-from payload.comm.transport import Transport
+from payload.comm.transport import MpiTransport
 from payload.comm.world import local_rank
 from payload.device import choose, fuse
 from payload.device.base import Array, Device
 from payload.models import bert, gpt, lstm, mlp, resnet, vit
 from payload.nn.activation import ReLU
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Sequential, Unit
+from payload.nn.module import LayerContext, Sequential, Unit
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
@@ -65,7 +65,7 @@ class Case:
         return " ".join(f"{name}={value}" for name, value in other.items())
 
 
-TRANSPORTS: dict[str, Callable[..., Transport]] = {
+TRANSPORTS: dict[str, Callable[..., MpiTransport]] = {
     "mpi": mpi.MpiCommunicator,
     "ring": Ring,
     "hierarchical": Hierarchical,
@@ -144,7 +144,7 @@ def every(model: str, ranks: int) -> Iterator[Case]:
             yield Case(model, tp, pp, zero, zero == 2, micro_batches, recompute, SMALL)
 
 
-def _tied(context: Context) -> list[Unit]:
+def _tied(context: LayerContext) -> list[Unit]:
     """The same layer in the first and the last unit."""
     shared = Linear(context, "shared", 12, 12)
     between = [
@@ -158,7 +158,7 @@ def _tied(context: Context) -> list[Unit]:
 class Model:
     """A small model, and how to train it."""
 
-    build: Callable[[Context], list[Unit]]
+    build: Callable[[LayerContext], list[Unit]]
     shape: tuple[int, ...]  # of one sample
     classes: int
     tokens: bool = False
@@ -319,7 +319,7 @@ def main() -> None:
         fuse_all(device)
 
     @cache
-    def world(transport: str) -> Transport:
+    def world(transport: str) -> MpiTransport:
         return TRANSPORTS[transport](device)
 
     @cache

@@ -13,7 +13,7 @@ from payload.cli.values import GemmSize
 from payload.comm import mpi
 from payload.comm.world import MPI
 from payload.commands import allreduce, gemm, probe
-from payload.device.base import Array, Cpu
+from payload.device.base import Array, CpuDevice
 
 
 class Liar(mpi.MpiCommunicator):
@@ -42,8 +42,10 @@ if sys.argv[2] == "probe":
         sys.stdout.write(json.dumps(answer))
 elif sys.argv[2] == "allreduce":
     sizes = AllreduceConfig(max=1 << 20, iterations=1, device="cpu", out=Path(sys.argv[3]))
-    sys.exit(not allreduce.allreduce(sizes, Cpu(), comm, {"mpi": comm}))
+    sys.exit(not allreduce.allreduce(sizes, CpuDevice(), comm, {"mpi": comm}))
 else:
     odd = GemmSize(400, 3, 601)  # a row of an odd number of ±1 never adds up to 0
     out = Path(sys.argv[3])
-    gemm.gemm(GemmConfig((odd,), ("float32",), 1, 1, seed=0, device="cpu", out=out), Cpu(), comm)
+    gemm.gemm(
+        GemmConfig((odd,), ("float32",), 1, 1, seed=0, device="cpu", out=out), CpuDevice(), comm
+    )

@@ -19,8 +19,8 @@ from payload.comm.mpi import CudaAwareMpi
 from payload.comm.nccl import Nccl
 from payload.comm.ring import Naive, Ring
 from payload.comm.staging import InPlace
-from payload.comm.transport import MPI, Transport
-from payload.device.base import Array, Cpu, Device
+from payload.comm.transport import MPI, MpiTransport
+from payload.device.base import Array, CpuDevice, Device
 from payload.errors import UsageError
 from tests.support.doubles.streams import Streamed
 from tests.support.messages import refused
@@ -59,7 +59,7 @@ def numbers_of_rank(dtype: object, size: int, salt: int = 0) -> Array:
     return put(of(RANK, size, salt), dtype)
 
 
-def outcomes(comm: Transport, dtype: object, size: int, *, blocking: bool) -> dict[str, Array]:
+def outcomes(comm: MpiTransport, dtype: object, size: int, *, blocking: bool) -> dict[str, Array]:
     """Of each collective; (size · SIZE,) where parts are wanted."""
 
     def call(name: str, *arrays: Array) -> None:
@@ -103,7 +103,7 @@ def outcomes(comm: Transport, dtype: object, size: int, *, blocking: bool) -> di
     return found
 
 
-def agree(comm: Transport, kind: str) -> None:
+def agree(comm: MpiTransport, kind: str) -> None:
     for (dtype, size), expected in EXPECTED:
         for blocking in (True, False):
             for name, found in outcomes(comm, dtype, size, blocking=blocking).items():
@@ -111,7 +111,7 @@ def agree(comm: Transport, kind: str) -> None:
                 same(found, expected[name], where)
 
 
-def many_at_once(comm: Transport, kind: str) -> None:
+def many_at_once(comm: MpiTransport, kind: str) -> None:
     """Ranks look after their operations in different orders, and use another communicator in
     between.
     """
@@ -153,7 +153,7 @@ def expected_sum(dtype: str, size: int, salt: int = 0) -> Array:
     return sum((of(rank, size, salt) for rank in range(SIZE)), np.zeros(size)).astype(dtype)
 
 
-def completes_by_looking(comm: Transport) -> None:
+def completes_by_looking(comm: MpiTransport) -> None:
     array = numbers_of_rank("float32", 20_000)
     pending = comm.iallreduce(array)
     while not pending.test():
@@ -161,7 +161,7 @@ def completes_by_looking(comm: Transport) -> None:
     same(array, expected_sum("float32", 20_000), "by looking")
 
 
-def refuses(comm: Transport) -> None:
+def refuses(comm: MpiTransport) -> None:
     ones = device.xp.ones((4, 4))
     calls = {"contiguous": lambda: comm.allreduce(ones[:, ::2])}
     if SIZE > 1:
@@ -173,7 +173,7 @@ def refuses(comm: Transport) -> None:
         assert wrong in str(caught.value)
 
 
-def counts(comm: Transport) -> None:
+def counts(comm: MpiTransport) -> None:
     before = comm.bytes_sent
     comm.allreduce(numbers_of_rank("float32", 6000))
     sent = sum(world.allgather(comm.bytes_sent - before))
@@ -202,11 +202,11 @@ def refuses_a_shared_gpu() -> None:
         Nccl(Streamed(0))
 
 
-device: Device = Cpu()
+device: Device = CpuDevice()
 EXPECTED = [(case, outcomes(Naive(), *case, blocking=True)) for case in CASES]
 np.testing.assert_array_equal(EXPECTED[2][1]["sum"], expected_sum("float32", 5003))
 gpu = Streamed(RANK)
-KINDS: list[tuple[str, Device, Callable[[], Transport]]] = [
+KINDS: list[tuple[str, Device, Callable[[], MpiTransport]]] = [
     ("naive on a GPU", gpu, lambda: Naive(gpu)),
     ("mpi", device, lambda: mpi.MpiCommunicator(device)),
     ("mpi on the device", device, lambda: CudaAwareMpi(device, staging=InPlace(device))),

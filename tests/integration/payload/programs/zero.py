@@ -10,12 +10,12 @@ from numpy.typing import DTypeLike
 from benchmarks.support.memory import formula, held
 from payload.comm import mpi
 from payload.comm.base import Communicator
-from payload.comm.transport import Transport
+from payload.comm.transport import MpiTransport
 from payload.device import choose
 from payload.device.base import Array, Device
 from payload.nn.activation import ReLU
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Parameter, Sequential, Tape, Unit
+from payload.nn.module import LayerContext, Parameter, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
 from payload.optim.precision import PRECISIONS, LossScale
 from payload.parallel.engine import Engine, StepResult
@@ -48,7 +48,7 @@ class Head:
 
 def build(device: Device) -> list[Unit]:
     """Sizes that no number of ranks divides; the first layer's weights are the last one's, too."""
-    context = Context(device)
+    context = LayerContext(device)
     first = Linear(context, "first", 5, 7)
     middle = [Linear(context, f"middle{i}", 7, 7) for i in range(3)]
     return [
@@ -89,7 +89,7 @@ def run(
 
 
 def check(
-    device: Device, transport: Transport, precision: str, rtol: float, **options: object
+    device: Device, transport: MpiTransport, precision: str, rtol: float, **options: object
 ) -> None:
     """The steps are those of one rank, as far as sums in another order let them."""
     _, expected, judged = run(device, alone(), precision)
