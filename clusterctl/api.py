@@ -26,7 +26,7 @@ from clusterctl.jobs import files, queue, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
 from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, whole_lines
 from clusterctl.jobs.prepare import Preparer, Submission, read_jobs, submit_prepared
-from clusterctl.jobs.replay import Code, replay_job
+from clusterctl.jobs.replay import ReplayCode, replay_job
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.top import Moment, watching
@@ -381,7 +381,7 @@ class Cluster:
             key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()
         }
         given_options = {name: value for name, value in options.items() if value not in (None, [])}
-        again = select_replay(row, texts, failed=failed, flags=given_options, code=Code(code))
+        again = select_replay(row, texts, failed=failed, flags=given_options, code=ReplayCode(code))
         if again is None:
             fix = "leave out failed=True, to replay the whole array"
             raise UsageError(

@@ -13,7 +13,7 @@ from clusterctl.cluster.attach import attach as attach_and_prove
 from clusterctl.cluster.detach import DetachOptions
 from clusterctl.cluster.detach import detach as remove_from_site
 from clusterctl.errors import Failure
-from clusterctl.providers.attached import Attached, AttachRequest, Proof
+from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.registry import provider_of
 from clusterctl.spec.models import ClusterSpec, settings_of_login
 from clusterctl.state.chosen_spec import spec_of_existing
@@ -102,7 +102,7 @@ def attach(
     return 1 if failure else 0
 
 
-def _answer(attached: Attached, proof: Proof, failure: Failure | None) -> dict[str, Any]:
+def _answer(attached: AttachedCluster, proof: MpiProof, failure: Failure | None) -> dict[str, Any]:
     """Return the JSON answer of `attach`."""
     return {
         "ok": failure is None,
@@ -120,7 +120,7 @@ def _answer(attached: Attached, proof: Proof, failure: Failure | None) -> dict[s
     }
 
 
-def summary(attached: Attached, proof: Proof, failure: Failure | None) -> list[str]:
+def summary(attached: AttachedCluster, proof: MpiProof, failure: Failure | None) -> list[str]:
     """Return the summary of `attach`."""
     name = attached.spec.name
     width = max(len(fact.fact) for fact in attached.facts)
@@ -188,7 +188,7 @@ def detach(
     screen.result(answer, *lines)
 
 
-def proof_failure(attached: Attached, proof: Proof) -> Failure | None:
+def proof_failure(attached: AttachedCluster, proof: MpiProof) -> Failure | None:
     """Return why MPI is not proven. None: it is, or the job has not ended yet."""
     if proof.state in {"proven", "pending"}:
         return None

@@ -11,8 +11,8 @@ from clusterctl.cli.output import Screen
 from clusterctl.jobs import files
 from clusterctl.jobs.secret_files import left_out_notice
 from clusterctl.spec.names import Local
-from clusterctl.transport.get import Fetched
-from clusterctl.transport.put import Sent
+from clusterctl.transport.get import DownloadResult
+from clusterctl.transport.put import UploadResult
 from clusterctl.util import formatting
 
 
@@ -78,7 +78,7 @@ def get(
 
 def _show_transfer(
     screen: Screen,
-    done: Sent | Fetched,
+    done: UploadResult | DownloadResult,
     started_at: float,
     verb: str,
     *,

@@ -118,7 +118,7 @@ _SYNONYM: Final = "_synonym"
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class ParameterDeclaration:
     """What is declared of a parameter of a command; its name, type and default are the function's.
 
     help: one or more sentences. names: the flags of an option. Empty: derived from its name.
@@ -146,14 +146,14 @@ class Declared:
     is_usual: bool = False
 
 
-def option(text: str, *names: str, **more: Any) -> Declared:
-    """Return the declaration of an option. more: fields of ``Declared``."""
-    return Declared(text, names, **more)
+def option(text: str, *names: str, **more: Any) -> ParameterDeclaration:
+    """Return the declaration of an option. more: fields of ``ParameterDeclaration``."""
+    return ParameterDeclaration(text, names, **more)
 
 
-def argument(text: str, **more: Any) -> Declared:
-    """Return the declaration of an argument. more: fields of ``Declared``."""
-    return Declared(text, is_argument=True, **more)
+def argument(text: str, **more: Any) -> ParameterDeclaration:
+    """Return the declaration of an argument. more: fields of ``ParameterDeclaration``."""
+    return ParameterDeclaration(text, is_argument=True, **more)
 
 
 def flag(kind: Any, text: str, *names: str, **settings: Any) -> Any:
@@ -331,7 +331,7 @@ def _call(
 
 
 def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
-    """Return the parameter of a command for a declared type, ``Annotated[TYPE, Declared]``."""
+    """Return the parameter for a declared type, ``Annotated[TYPE, ParameterDeclaration]``."""
     kind, declared = get_args(annotation)
     (kind,) = {*(get_args(kind) if NoneType in get_args(kind) else (kind,))} - {NoneType}
     is_list = get_origin(kind) is list
@@ -374,7 +374,7 @@ def parameter_of(name: str, annotation: Any, default: Any) -> click.Parameter:
     return one
 
 
-def _completer(declared: Declared) -> Completer | None:
+def _completer(declared: ParameterDeclaration) -> Completer | None:
     tab = declared.tab
     is_path = declared.local is not None and declared.local.is_path
     if not tab and not is_path:
@@ -404,7 +404,7 @@ class _Choice(click.Choice[str]):
         return self.kind(super().convert(str(value), param, ctx))
 
 
-def _type_of(kind: Any, declared: Declared) -> click.ParamType[Any]:
+def _type_of(kind: Any, declared: ParameterDeclaration) -> click.ParamType[Any]:
     limits: dict[str, Any] = {"min": declared.least, "max": declared.most}
     if declared.parser is not None:
         return _Parsed(declared.parser)

@@ -16,7 +16,7 @@ from clusterctl.cli.submit import (
     DryRun,
     Follow,
     TwoSteps,
-    Watching,
+    WatchOptions,
     answer_of,
     prepare,
     show_plan,
@@ -30,7 +30,7 @@ from clusterctl.cluster.replayed_run import differences, select_replay
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import reject_invalid_arguments
 from clusterctl.jobs.prepare import Submission
-from clusterctl.jobs.replay import Code, Replay, replay_job
+from clusterctl.jobs.replay import Replay, ReplayCode, replay_job
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, named_run
@@ -54,8 +54,9 @@ def replay(
         bool, option("For an array or sweep: only the tasks that did not complete.")
     ] = False,
     code: Annotated[
-        Code, option("The program's files: as sent with the run, or as they are in its folder now.")
-    ] = Code.SENT,
+        ReplayCode,
+        option("The program's files: as sent with the run, or as they are in its folder now."),
+    ] = ReplayCode.SENT,
     dry_run: DryRun = False,
     if_digest: IfDigest = None,
     wait: Annotated[bool, option("Wait until the job has ended, and compare its losses.")] = False,
@@ -80,7 +81,7 @@ def replay(
     replay = replay_job(row.run.directory, again)
     submission = Submission.of((replay.job,), replay=replay)
     reject_invalid_arguments(submission.jobs)
-    watching = Watching.of(
+    watching = WatchOptions.of(
         submission.jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ()
     )
     plan = TwoSteps.of(dry_run=dry_run, if_digest=if_digest).plan(screen, submission, "replay")

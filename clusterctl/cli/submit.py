@@ -58,10 +58,10 @@ from clusterctl.jobs.prepare import (
     read_jobs,
     submit_prepared,
 )
-from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
+from clusterctl.jobs.submit import PreparedJob, SubmittedJob, Submitter
 from clusterctl.jobs.watch import LogChunk, notices_of_completed
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.claims import WAIT_S, First
+from clusterctl.scheduler.claims import WAIT_S, FirstGroup
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, options_set
@@ -237,7 +237,7 @@ def submit(
         _run_locally(screen, jobs, model, given)
         return
     reject_invalid_arguments(jobs, model)
-    watching = Watching.of(jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ())
+    watching = WatchOptions.of(jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ())
     submission = Submission.of(jobs, model)
     if first is not None:
         _submit_first(screen, submission, first, watching)
@@ -276,7 +276,7 @@ def _reject_beside_first(jobs: Sequence[JobSpec], flags: Mapping[str, bool]) -> 
 
 
 def _submit_first(
-    screen: Screen, submission: Submission, text: str, watching: Watching | None
+    screen: Screen, submission: Submission, text: str, watching: WatchOptions | None
 ) -> None:
     """Submit a job to several places. Show, and follow if asked for, the job that starts first."""
     from clusterctl.cli.ranking import BEST, best_places
@@ -334,7 +334,7 @@ def _submit_first(
 
 
 def wait_first(
-    screen: Screen, sessions: Sequence[Session], first: First, watching: Watching | None
+    screen: Screen, sessions: Sequence[Session], first: FirstGroup, watching: WatchOptions | None
 ) -> FirstStartedJob:
     try:
         with screen.working("waiting for the first job to start"):
@@ -366,7 +366,7 @@ def job_and_options(
 
 
 @dataclass(frozen=True, slots=True)
-class Watching:
+class WatchOptions:
     """The options --wait, --follow, --timeout and --notify."""
 
     follow: bool
@@ -382,7 +382,7 @@ class Watching:
         follow: bool,
         timeout: str | None,
         notify: Sequence[str] = (),
-    ) -> Watching | None:
+    ) -> WatchOptions | None:
         """Check the options of a command. Return ``None`` if they don't ask to wait for the jobs.
 
         Raises:
@@ -523,7 +523,7 @@ def telling_of_no_job(screen: Screen) -> Iterator[None]:
         raise
 
 
-def row_of(submitted: Submitted) -> JobRow:
+def row_of(submitted: SubmittedJob) -> JobRow:
     """Return a submitted job as `-o json` shows it. `--dry-run` shows its script."""
     row = asdict(submitted)
     del row["token"], row["script"]
@@ -535,7 +535,7 @@ def show_or_watch(
     session: Session,
     rows: Sequence[JobRow],
     jobs: Sequence[JobSpec],
-    watching: Watching | None,
+    watching: WatchOptions | None,
 ) -> None:
     """Show submitted jobs, or wait for them and show how they ended. rows: a dict per job."""
     if watching is None:
@@ -564,7 +564,7 @@ def watch_jobs(
     session: Session,
     rows: Sequence[JobRow],
     jobs: Sequence[JobSpec],
-    watching: Watching,
+    watching: WatchOptions,
 ) -> bool:
     """Wait for submitted jobs, or follow a single job. Return whether the job's output was shown.
 

@@ -53,7 +53,7 @@ _DOWN: Final = ("\x1b[B", "\x1bOB", "j")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ScreenSection:
     """Lines of the screen that belong together. keeps_end: if it is cut, the last rows stay.
 
     chosen: the number of the row that stays. kinds: the kind of each row, such as a node's state;
@@ -85,23 +85,23 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TopView:
     """What the user has chosen to see: the job (or array) that is shown in detail. "": none."""
 
     cluster: str = ""
     job: str = ""
 
-    def moved(self, moments: Mapping[str, Moment], step: int = 0) -> View:
+    def moved(self, moments: Mapping[str, Moment], step: int = 0) -> TopView:
         """Return the choice ``step`` jobs further. A job that is not there any more is replaced by
         the first that runs.
         """
         jobs = [
-            View(name, tasks[0].whole_id)
+            TopView(name, tasks[0].whole_id)
             for name, moment in moments.items()
             for tasks in _groups(moment)
         ]
         if not jobs:
-            return View()
+            return TopView()
         if self not in jobs:
             return jobs[0]
         return jobs[min(max(0, jobs.index(self) + step), len(jobs) - 1)]
@@ -158,7 +158,7 @@ def top(
         watches = _watches(screen, stack, ids or [], told)
         if is_once:
             looks = _look(watches)
-            view = View().moved(looks.found)
+            view = TopView().moved(looks.found)
             lines = [] if screen.json else lines_of(screen, looks, view, _ANY_HEIGHT)
             moments = [moment.as_dict() for moment in looks.found.values()]
             screen.result({"clusters": moments, "unanswered": looks.unanswered()}, *lines)
@@ -233,7 +233,7 @@ def _show(
     screen: Screen, watches: Mapping[str, ClusterWatch], interval_s: float, told: Telling
 ) -> None:
     """Draw the screen again and again until the user ends it, or given jobs have ended."""
-    view = View()
+    view = TopView()
     looks: Looks = ClusterAnswers({}, {})
     # The screen shows the last of them; they are printed when it has gone.
     unsent: list[str] = []
@@ -265,7 +265,7 @@ def _show(
                 return
 
 
-def _screenful(screen: Screen, looks: Looks, view: View, first: Sequence[str]) -> list[str]:
+def _screenful(screen: Screen, looks: Looks, view: TopView, first: Sequence[str]) -> list[str]:
     """Return the lines that fit on the terminal. first: lines at the top. "" is left out."""
     size = shutil.get_terminal_size()
     above = [printable(line) for line in first if line]
@@ -307,10 +307,10 @@ def _key(inputs: Sequence[int], seconds: float) -> str:
     return os.read(ready[0], 16).decode(errors="replace") if ready else ""
 
 
-def lines_of(screen: Screen, looks: Looks, view: View, height: int) -> list[str]:
+def lines_of(screen: Screen, looks: Looks, view: TopView, height: int) -> list[str]:
     """Return the lines of the screen, at most ``height``."""
     sections = [
-        Section((f"{name}: {error.what}", f"fix: {error.fix}"))
+        ScreenSection((f"{name}: {error.what}", f"fix: {error.fix}"))
         for name, error in looks.errors.items()
     ]
     for name, moment in looks.found.items():
@@ -323,7 +323,7 @@ def lines_of(screen: Screen, looks: Looks, view: View, height: int) -> list[str]
     return fit(sections, height)
 
 
-def fit(sections: Sequence[Section], height: int) -> list[str]:
+def fit(sections: Sequence[ScreenSection], height: int) -> list[str]:
     """Return the lines of sections, at most ``height`` lines.
 
     The sections have empty lines between them if all rows fit. Otherwise rows are left out of the
@@ -353,14 +353,14 @@ def _shares(numbers: Sequence[int], room: int) -> list[int]:
     return shares
 
 
-def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[Section]:
+def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[ScreenSection]:
     """Yield the sections about a cluster. chosen: the job that is marked; "": none."""
     asked = f"Slurm was asked {moment.asked_s:.0f} s ago"
     pace = f", at most every {moment.pace_s:.0f} s on average" if moment.pace_s else ""
-    yield Section((f"{moment.cluster}   {time.strftime('%H:%M:%S')}   {asked}{pace}",))
+    yield ScreenSection((f"{moment.cluster}   {time.strftime('%H:%M:%S')}   {asked}{pace}",))
     if out := _out_of_service(moment.nodes):
         head, *rows = screen.table(["OUT OF SERVICE", "STATE", "REASON"], out)
-        yield Section((head,), tuple(rows))
+        yield ScreenSection((head,), tuple(rows))
     nodes, uses = _shown_nodes(moment, chosen)
     if nodes:
         cells = [_node_row(name, node, uses.get(name)) for name, node in nodes.items()]
@@ -369,16 +369,16 @@ def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[S
         yield _table(screen, _NODE, cells, kinds=kinds)
     if moment.partitions:
         head, *rows = partition_table(screen, moment.partitions)
-        yield Section((head,), tuple(rows))
+        yield ScreenSection((head,), tuple(rows))
     if moment.jobs:
         at = _place(moment, chosen)
         kinds = [_state_of_group(jobs).value for jobs in _groups(moment)]
         yield _table(screen, *_job_table(moment, chosen), chosen=at, kinds=kinds)
     else:
         # On clusters of other people, only the user's own jobs are listed.
-        yield Section(("no jobs of yours" if moment.partitions else "no jobs",))
+        yield ScreenSection(("no jobs of yours" if moment.partitions else "no jobs",))
     if moment.unread:
-        yield Section((f"not read: {counted(moment.unread, 'more running job')}",))
+        yield ScreenSection((f"not read: {counted(moment.unread, 'more running job')}",))
 
 
 def _place(moment: Moment, chosen: str) -> int:
@@ -394,14 +394,14 @@ def _table(
     *,
     chosen: int = 0,
     kinds: Iterable[str] = (),
-) -> Section:
+) -> ScreenSection:
     """Return a table without the columns of which all cells are empty. chosen, kinds: see
-    ``Section``.
+    ``ScreenSection``.
     """
     kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
     cells = [[row[at] for at in kept] for row in rows]
     head, *lines = screen.table([heads[at] for at in kept], cells)
-    return Section((head,), tuple(lines), chosen=chosen, kinds=tuple(kinds))
+    return ScreenSection((head,), tuple(lines), chosen=chosen, kinds=tuple(kinds))
 
 
 def _out_of_service(nodes: Sequence[NodeInfo]) -> list[list[str]]:
@@ -516,14 +516,16 @@ def _state(jobs: Sequence[JobInfo], uses: Sequence[JobUse]) -> str:
     return ", ".join([state, *hangs, *kinds])
 
 
-def _job_sections(screen: Screen, moment: Moment, job_id: str, prefix: str) -> Iterator[Section]:
+def _job_sections(
+    screen: Screen, moment: Moment, job_id: str, prefix: str
+) -> Iterator[ScreenSection]:
     """Yield the sections about a job, or about an array with the tasks that run. prefix: of its ID."""
     jobs = [job for job in moment.jobs if job.whole_id == job_id]
     uses = [moment.uses[job.id] for job in jobs if job.id in moment.uses]
     if not uses:
         for job in jobs[:1]:
             reason = f" ({job.reason})" if job.reason else ""
-            yield Section((f"job {prefix}{job.id} ({job.name}): {job.state.value}{reason}",))
+            yield ScreenSection((f"job {prefix}{job.id} ({job.name}): {job.state.value}{reason}",))
         return
     if len(jobs) > 1:
         nodes = {job.id: fold_nodes(list(job.nodes)) for job in jobs}
@@ -532,15 +534,15 @@ def _job_sections(screen: Screen, moment: Moment, job_id: str, prefix: str) -> I
         return
     use = uses[0]
     title = [f"job {prefix}{use.id} ({jobs[0].name})", *_progress_lines(use)]
-    yield Section(tuple(title))
+    yield ScreenSection(tuple(title))
     if use.ranks:
         heads = ["RANK", "NODE", "CPU", "MEMORY", "GPU", "USE", "GPU MEMORY", "POWER"]
         yield _table(screen, heads, [_rank_row(rank) for rank in use.ranks])
     if use.silent:
         names = fold_nodes(list(use.silent))
-        yield Section((f"no recent telemetry of {names}",))
+        yield ScreenSection((f"no recent telemetry of {names}",))
     if use.log:
-        yield Section(("log:",), tuple(f"| {line}" for line in use.log), keeps_end=True)
+        yield ScreenSection(("log:",), tuple(f"| {line}" for line in use.log), keeps_end=True)
 
 
 def _progress_lines(use: JobUse) -> list[str]:

@@ -15,7 +15,7 @@ from clusterctl.errors import SchedulerError, UsageError, WaitTimeoutError
 from clusterctl.jobs.prepare import Preparer, Submission
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import diagnosis_of, wait
-from clusterctl.providers.attached import Attached, AttachRequest, Proof
+from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.base import Provider
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobInfo, JobState
@@ -32,7 +32,7 @@ _NOT_FOUND: Final = {126, 127}
 _LACKS_PYTHON: Final = "/bin/python: "
 
 
-def attach(provider: Provider, request: AttachRequest) -> tuple[Attached, Proof]:
+def attach(provider: Provider, request: AttachRequest) -> tuple[AttachedCluster, MpiProof]:
     """Make a cluster ready for jobs, or check it again, and prove MPI by a job.
 
     Raises the errors of ``Provider.attach`` and ``prove``.
@@ -44,7 +44,7 @@ def attach(provider: Provider, request: AttachRequest) -> tuple[Attached, Proof]
     return attached, proof
 
 
-def _attach(provider: Provider, request: AttachRequest) -> tuple[Attached, Proof]:
+def _attach(provider: Provider, request: AttachRequest) -> tuple[AttachedCluster, MpiProof]:
     """Record all that jobs show at once: if this process ends, the next `attach` knows the job that
     still waits.
     """
@@ -57,7 +57,9 @@ def _attach(provider: Provider, request: AttachRequest) -> tuple[Attached, Proof
     return attached, proof
 
 
-def prove(session: Session, attached: Attached, request: AttachRequest) -> Iterator[Proof]:
+def prove(
+    session: Session, attached: AttachedCluster, request: AttachRequest
+) -> Iterator[MpiProof]:
     """Submit a job with each launcher until one has the right answer, or does not end in time.
 
     Yield what is known of each job: first that it is ``pending``, before the wait for it. The last
@@ -78,8 +80,12 @@ def prove(session: Session, attached: Attached, request: AttachRequest) -> Itera
 
 
 def _trial(
-    session: Session, attached: Attached, launcher: Launcher, job_id: str, request: AttachRequest
-) -> Iterator[Proof]:
+    session: Session,
+    attached: AttachedCluster,
+    launcher: Launcher,
+    job_id: str,
+    request: AttachRequest,
+) -> Iterator[MpiProof]:
     """Yield what is known of the job with a launcher. job_id: the job of an earlier `attach`. "":
     none.
     """
@@ -89,17 +95,17 @@ def _trial(
         except (SchedulerError, UsageError) as exc:
             if exc.retryable:
                 raise
-            yield Proof("refused", launcher, why=exc.cause, fix=exc.fix)
+            yield MpiProof("refused", launcher, why=exc.cause, fix=exc.fix)
             return
     request.reporter.note(
         f"job {job_id} tests MPI with {launcher}. If this command ends before it, the job goes on, "
         "and `clusterctl attach` again reads its result"
     )
-    yield Proof("pending", launcher, job_id, why=f"job {job_id} has not ended")
+    yield MpiProof("pending", launcher, job_id, why=f"job {job_id} has not ended")
     try:
         jobs = wait(session, [job_id], timeout_s=request.patience_s)
     except WaitTimeoutError as exc:
-        yield Proof("pending", launcher, job_id, why=exc.why)
+        yield MpiProof("pending", launcher, job_id, why=exc.why)
         return
     yield _proof_of(session, jobs[0], launcher)
 
@@ -110,7 +116,9 @@ def _may_prove(session: Session, job_id: str) -> bool:
     return bool(jobs) and all(not job.ended or job.state is JobState.COMPLETED for job in jobs)
 
 
-def _submit(session: Session, attached: Attached, launcher: Launcher, reporter: Reporter) -> str:
+def _submit(
+    session: Session, attached: AttachedCluster, launcher: Launcher, reporter: Reporter
+) -> str:
     nodes = attached.proof_nodes
     options = {
         "nodes": nodes,
@@ -124,7 +132,7 @@ def _submit(session: Session, attached: Attached, launcher: Launcher, reporter: 
     return Submitter(session, reporter.note).submit(prepared).job_id
 
 
-def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> Proof:
+def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> MpiProof:
     """Return what a job has shown that has ended, or that can never start. Collect its run,
     which is not one of the user's. The job's folder stays only if it has proven nothing.
     """
@@ -139,8 +147,8 @@ def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> Proof:
         entry = session.ledger.find(job.id)
         if entry is not None and entry.remote_dir:
             remove_folder([session.transport], entry.remote_dir)
-        return Proof("proven", launcher, job.id, run.nodes, oldest)
-    return Proof(
+        return MpiProof("proven", launcher, job.id, run.nodes, oldest)
+    return MpiProof(
         "failed",
         launcher,
         job.id,

@@ -79,7 +79,7 @@ _START_SLURMD = (
 )
 
 
-class Configured(BaseModel):
+class ConfigurationRecord(BaseModel):
     """The workspace's record of how `up` last configured the hosts.
 
     inputs: hash of all inputs of the configuration. Empty until `up` has configured all hosts.
@@ -152,7 +152,9 @@ def converge(
     before = _marks(reports)
     after = _marks({**reports, **new_reports})
     inputs = _PARTIAL if limit else rendered.inputs
-    _record(workspace, Configured(inputs=inputs, groups=groups, marks=after, hardware=current))
+    _record(
+        workspace, ConfigurationRecord(inputs=inputs, groups=groups, marks=after, hardware=current)
+    )
     # Without recorded inputs, the earlier state of the hosts is unknown, so no repair can be
     # reported.
     if limit or recorded.inputs:
@@ -201,9 +203,9 @@ class HostChooser:
     """
 
     inventory: Inventory
-    recorded: Configured
+    recorded: ConfigurationRecord
     reports: Mapping[str, HostReport]
-    rendered: Rendered
+    rendered: RenderedFiles
     groups: Mapping[str, str]
     files: NodeFiles
 
@@ -440,7 +442,7 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedFiles:
     """The files generated for the hosts: name -> content. inputs: hash of all inputs of the
     configuration.
     """
@@ -458,7 +460,7 @@ class Rendered:
 
 def inputs_of(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
-) -> Rendered:
+) -> RenderedFiles:
     """Generate the configuration files for these hosts, and hash all inputs. Write nothing."""
     facts = {host: report.facts for host, report in reports.items() if report.facts}
     slurm = render_files(spec, inventory, facts)
@@ -474,12 +476,12 @@ def inputs_of(
         {host: size.cards for host, size in hardware(spec, inventory, reports).items()}
     )
     contents = (files[name] for name in sorted(files))
-    return Rendered(digest(ansible_hash(), hosts, *secrets, cards, *contents), files)
+    return RenderedFiles(digest(ansible_hash(), hosts, *secrets, cards, *contents), files)
 
 
 def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
-) -> Rendered:
+) -> RenderedFiles:
     """Generate and write the configuration files for these hosts, and the Ansible inventory."""
     inventory = without_missing_cgroups(inventory, reports)
     rendered = inputs_of(spec, inventory, workspace, reports)
@@ -489,12 +491,12 @@ def render(
     return rendered
 
 
-def _read(workspace: Workspace, recreated: Collection[str] = ()) -> Configured:
+def _read(workspace: Workspace, recreated: Collection[str] = ()) -> ConfigurationRecord:
     """Return the record of the last `up`, without the hosts that were recreated since."""
     try:
-        recorded = Configured.model_validate_json(workspace.configured.read_bytes())
+        recorded = ConfigurationRecord.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):
-        return Configured()
+        return ConfigurationRecord()
     marks = {host: checksums for host, checksums in recorded.marks.items() if host not in recreated}
     hardware_by_host = {
         host: size for host, size in recorded.hardware.items() if host not in recreated
@@ -502,5 +504,5 @@ def _read(workspace: Workspace, recreated: Collection[str] = ()) -> Configured:
     return recorded.model_copy(update={"marks": marks, "hardware": hardware_by_host})
 
 
-def _record(workspace: Workspace, recorded: Configured) -> None:
+def _record(workspace: Workspace, recorded: ConfigurationRecord) -> None:
     write_atomic(workspace.configured, recorded.model_dump_json(indent=1) + "\n")

@@ -8,7 +8,7 @@ from typing import Final
 
 from clusterctl import __version__
 from clusterctl.errors import UsageError
-from clusterctl.jobs.replay import Code, Replay, ReplayRequest
+from clusterctl.jobs.replay import Replay, ReplayCode, ReplayRequest
 from clusterctl.runs.compare import Difference
 from clusterctl.runs.find import Row, latest_tasks
 from clusterctl.scheduler.base import JobState
@@ -26,7 +26,7 @@ def select_replay(
     *,
     failed: bool,
     flags: Mapping[str, object],
-    code: Code = Code.SENT,
+    code: ReplayCode = ReplayCode.SENT,
 ) -> ReplayRequest | None:
     """Return the submission that repeats ``row``. None: ``failed`` is set, and all completed.
 

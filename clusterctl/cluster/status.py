@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import Failure, SlurmAwayError
-from clusterctl.hosts.needs import Lack, text_of
+from clusterctl.hosts.needs import UnmetNeed, text_of
 from clusterctl.jobs.events import with_hangs
 from clusterctl.jobs.kept_files import KeptFiles, kept_files
 from clusterctl.scheduler.advice import OWN, Advice
@@ -57,7 +57,7 @@ class Status:
     nodes: tuple[NodeInfo, ...]
     jobs: tuple[JobInfo, ...]
     accounting_failure: str = ""
-    controller_lacks: tuple[Lack, ...] = ()
+    controller_lacks: tuple[UnmetNeed, ...] = ()
     auto_down: dict[str, Any] | None = None
     partitions: tuple[PartitionInfo, ...] = ()
     out_of_service: tuple[NodeInfo, ...] = ()
@@ -130,7 +130,7 @@ def status_of(workspace: Workspace) -> Status:
     )
 
 
-def _controller_unfit(host: str, lacks: Sequence[Lack], exc: SlurmAwayError) -> SlurmAwayError:
+def _controller_unfit(host: str, lacks: Sequence[UnmetNeed], exc: SlurmAwayError) -> SlurmAwayError:
     failures = [Failure(lack.code, lack.why, host, None, lack.fix) for lack in lacks]
     return SlurmAwayError.of_hosts(
         f"Slurm does not answer, and {{hosts}} can't serve jobs ({exc.why or exc.what})",
@@ -140,7 +140,7 @@ def _controller_unfit(host: str, lacks: Sequence[Lack], exc: SlurmAwayError) -> 
 
 
 def _with_lacks(
-    nodes: tuple[NodeInfo, ...], lacks: Mapping[str, Sequence[Lack]]
+    nodes: tuple[NodeInfo, ...], lacks: Mapping[str, Sequence[UnmetNeed]]
 ) -> tuple[NodeInfo, ...]:
     """Add what nodes lack to the reasons of nodes that don't answer Slurm, if their hosts answer.
 

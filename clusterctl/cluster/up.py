@@ -56,7 +56,7 @@ from clusterctl.transport.master import end_all_connections
 from clusterctl.util.assets import job_lock
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts, parallel_map
-from clusterctl.util.progress import Waiting, report_steps
+from clusterctl.util.progress import LockMessage, report_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PlanInputs:
     """What later phases of `up` need, and is known before the plan.
 
     distribution: the distribution of new hosts, if it is known before they exist.
@@ -142,7 +142,7 @@ class Prepared:
     environment: Environment | None
 
 
-def prepare(cluster: ClusterContext) -> Prepared:
+def prepare(cluster: ClusterContext) -> PlanInputs:
     """Find everything that would stop `up` before hosts change, and restore lost secrets."""
     workspace = cluster.workspace
     spec = cluster.spec
@@ -153,7 +153,7 @@ def prepare(cluster: ClusterContext) -> Prepared:
         cluster.run("preflight", preflight)
     restore_munge_key(cluster)
     workspace.create_secrets()
-    return Prepared(distribution, environment)
+    return PlanInputs(distribution, environment)
 
 
 def record_spec(cluster: ClusterContext) -> None:
@@ -190,7 +190,7 @@ def restore_munge_key(cluster: ClusterContext) -> None:
 
 
 def resolve_environment(
-    cluster: ClusterContext, distribution: Distribution, prepared: Prepared | None = None
+    cluster: ClusterContext, distribution: Distribution, prepared: PlanInputs | None = None
 ) -> Environment:
     """Return exact versions for the spec's Python requirements, from ``prepared`` if it has them
     already.
@@ -275,7 +275,7 @@ def probe(cluster: ClusterContext, inventory: Inventory) -> PhaseResult[Mapping[
                     waiting_for = silent
                     names = ", ".join(sorted(silent))
                     text = f"{names}: no answer yet, waiting up to {TIMEOUT_S:.0f} s"
-                    cluster.reporter.progress(Waiting(text))
+                    cluster.reporter.progress(LockMessage(text))
             else:
                 answers.append(answer)
                 cluster.reporter.progress(answer.step)

@@ -13,7 +13,7 @@ from clusterctl.errors import ClusterctlError, VerifyError
 from clusterctl.jobs.submit import new_token, reject_other_paths
 from clusterctl.scheduler.session import Session
 from clusterctl.transport.base import Connect, Transport, as_user, remove_folder
-from clusterctl.transport.put import Sent, Upload, store_of
+from clusterctl.transport.put import Upload, UploadResult, store_of
 from clusterctl.util.process import call_on_hosts, parallel_map
 
 _TIMEOUT_S: Final = 60.0
@@ -58,7 +58,7 @@ def _create_folder(session: Session, others: Sequence[Transport]) -> str:
     area = session.inventory.folder
     name = f"{area}/jobs/verification-{new_token()}"
 
-    def send(to: Transport) -> Sent:
+    def send(to: Transport) -> UploadResult:
         return Upload(to).new_folder((), {}, name, store=store_of(area), ours={})
 
     sent = send(session.transport)

@@ -38,7 +38,7 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.needs import Lack, lacks_of, text_of
+from clusterctl.hosts.needs import UnmetNeed, lacks_of, text_of
 from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
 from clusterctl.hosts.probe import HostReport, ask_hosts
 from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts
@@ -277,7 +277,7 @@ def reject_unfit_nodes(drained: Mapping[str, str], to: Connect) -> None:
     failures = [
         Failure(lack.code, lack.why, host, "verify", lack.fix)
         for host, text in unfit.items()
-        for lack in lacks.get(host) or [Lack("node-unfit", "", text, "")]
+        for lack in lacks.get(host) or [UnmetNeed("node-unfit", "", text, "")]
     ]
     raise VerifyError.of_hosts(
         "{hosts} can't run jobs",

@@ -36,7 +36,7 @@ from clusterctl.spec.software import LAST_FOR_VOLTA
 from clusterctl.state.inventory import ARCHITECTURE, HEALTH_PROGRAM
 from clusterctl.util import formatting
 from clusterctl.util.process import call_on_hosts
-from clusterctl.util.progress import NO_LIMIT, Limit
+from clusterctl.util.progress import NO_LIMIT, Deadline
 
 Level = Literal["error", "warning"]
 
@@ -81,7 +81,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ExaminedHost:
     """The facts of a host. ``skew_s``: the host's clock minus the clock of this machine, in
     seconds.
     """
@@ -102,7 +102,7 @@ def _check_of_host(check: _CheckOfHost) -> _CheckOfHost:
 
 
 def check_hosts(
-    answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], *, leader: str
+    answers: Mapping[str, ExaminedHost], expected: Mapping[str, HostRequirements], *, leader: str
 ) -> tuple[Finding, ...]:
     """Return the problems of all hosts. ``leader``: the controller, which has the reference
     clock.
@@ -471,7 +471,7 @@ def _processes_left(host: str, facts: HostFacts, _: HostRequirements) -> Iterato
         )
 
 
-def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
+def _clocks(answers: Mapping[str, ExaminedHost], leader: str) -> Iterator[Finding]:
     reference = answers[leader].skew_s if leader in answers else 0.0
     for host, examined in answers.items():
         skew = examined.skew_s - reference
@@ -495,7 +495,7 @@ _NO_SHELLS = frozenset({"nologin", "false"})
 
 
 def _logins(
-    answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], leader: str
+    answers: Mapping[str, ExaminedHost], expected: Mapping[str, HostRequirements], leader: str
 ) -> Iterator[Finding]:
     """Yield what differs between hosts for a job user whose account exists on several of them.
 
@@ -551,7 +551,7 @@ def _logins(
 
 
 def _refused_logins(
-    answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], leader: str
+    answers: Mapping[str, ExaminedHost], expected: Mapping[str, HostRequirements], leader: str
 ) -> Iterator[Finding]:
     """Yield an error for each list of a host's sshd that refuses accounts as which clusterctl logs
     in.
@@ -576,7 +576,7 @@ def _refused_logins(
             )
 
 
-def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
+def _duplicates(answers: Mapping[str, ExaminedHost]) -> Iterator[Finding]:
     first: dict[Collection[str], str] = {}
     for host, examined in answers.items():
         same = first.setdefault(frozenset(examined.facts.addresses), host)
@@ -587,7 +587,7 @@ def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
 
 
 def _names(
-    answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements]
+    answers: Mapping[str, ExaminedHost], expected: Mapping[str, HostRequirements]
 ) -> Iterator[Finding]:
     """Yield a finding for each host name that a host resolves to an address other than the
     spec's.
@@ -763,7 +763,7 @@ def examine(
     *,
     leader: str,
     only: Collection[str] = (),
-    limit: Limit = NO_LIMIT,
+    limit: Deadline = NO_LIMIT,
 ) -> DoctorReport:
     """Probe and check the hosts in ``expected`` or, if set, in ``only``. A silent host gets a
     finding too.
@@ -783,7 +783,7 @@ def findings_as_failures(findings: Sequence[Finding], *, phase: str) -> tuple[Fa
     return tuple(Failure(f.code, f"{f.what}: {f.why}", f.host, phase, f.fix) for f in findings)
 
 
-def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined:
+def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> ExaminedHost:
     started = time.time()
     text = root(host, request.argv(), PROGRAM)
     facts = parse_report(text).host
@@ -792,7 +792,7 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
             "the host did not return valid JSON", code="answer-garbled", why=text[:500]
         )
     # The host's clock was read between these two times, so a time in between is no skew.
-    return Examined(facts, facts.time - min(max(facts.time, started), time.time()))
+    return ExaminedHost(facts, facts.time - min(max(facts.time, started), time.time()))
 
 
 def _unreached_finding(host: str, error: ClusterctlError) -> Finding:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.transport.base import Connect
 from clusterctl.util.process import call_on_hosts
-from clusterctl.util.progress import Limit
+from clusterctl.util.progress import Deadline
 
 REPORT = ("sudo", "-n", HEALTH_PROGRAM, "report")
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class UnmetNeed:
     """A need of a host that is not met: `needs` of a role's touches.yml."""
 
     code: str
@@ -24,19 +24,21 @@ class Lack:
     fix: str
 
 
-def lacks_of(hosts: Collection[str], to: Connect, *, within_s: float) -> Mapping[str, list[Lack]]:
+def lacks_of(
+    hosts: Collection[str], to: Connect, *, within_s: float
+) -> Mapping[str, list[UnmetNeed]]:
     """Return host -> what it lacks. Hosts that lack nothing, or don't answer in time, are left out."""
 
-    def ask(host: str) -> list[Lack]:
+    def ask(host: str) -> list[UnmetNeed]:
         try:
-            return [Lack(**need) for need in json.loads(to(host).run(REPORT).stdout)]
+            return [UnmetNeed(**need) for need in json.loads(to(host).run(REPORT).stdout)]
         except (ValueError, TypeError):
             # The program is of an earlier version.
             return []
 
-    answers, _ = call_on_hosts(hosts, ask, limit=Limit.within(within_s))
+    answers, _ = call_on_hosts(hosts, ask, limit=Deadline.within(within_s))
     return {host: lacks for host, lacks in answers.items() if lacks}
 
 
-def text_of(lacks: Collection[Lack]) -> str:
+def text_of(lacks: Collection[UnmetNeed]) -> str:
     return "; ".join(lack.why for lack in lacks)

@@ -18,7 +18,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host
 from clusterctl.transport.base import Connect, Conversation, remote_argv, split_lines
 from clusterctl.util.process import call_on_hosts
-from clusterctl.util.progress import NO_LIMIT, Limit
+from clusterctl.util.progress import NO_LIMIT, Deadline
 
 NFS_PORT: Final = 2049
 # The first port of SrunPortRange.
@@ -127,7 +127,7 @@ def unreached_ports(
     start: StartOnHost,
     *,
     start_s: float = _START_S,
-    limit: Limit = NO_LIMIT,
+    limit: Deadline = NO_LIMIT,
 ) -> ConnectionResults:
     """Make all hosts in ``peers`` listen, then connect to each other. Return the ports not
     reached.
@@ -162,7 +162,7 @@ def unreached_ports(
 
         within_s = min(start_s + _ASK_PER_NODE_S * len(peers), limit.rest_s)
         # On an overloaded host, a login takes minutes. Only hosts that listen in time are tried.
-        first = Limit.within(within_s, limit.clock)
+        first = Deadline.within(within_s, limit.clock)
         listening, late = call_on_hosts(peers, listen, most=len(peers), limit=first)
         unreached, failed = call_on_hosts(listening, ask, most=len(peers), limit=limit)
     return ConnectionResults(unreached, {**late, **failed})
@@ -196,7 +196,7 @@ def examine_ports(
     members: Mapping[str, str],
     facts: Mapping[str, HostFacts],
     start: StartOnHost,
-    limit: Limit = NO_LIMIT,
+    limit: Deadline = NO_LIMIT,
 ) -> Iterator[Finding]:
     """Make the hosts in ``peers`` connect to each other. Yield findings about ports that can't be
     reached.

@@ -112,7 +112,7 @@ def hang_of(attempt: Attempt) -> Hang | None:
     return hang and hang._replace(until=max(hang.until, time.time()))
 
 
-class Turn:
+class QueryTimer:
     """Decides when to ask Slurm about jobs: by the session's pace, and by new events in the jobs'
     folders.
 

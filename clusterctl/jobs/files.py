@@ -16,14 +16,14 @@ from clusterctl.scheduler.session import open_session
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.copies import Copies, record_copies
-from clusterctl.transport.get import Fetched, fetch
-from clusterctl.transport.put import Sent, Upload
+from clusterctl.transport.get import DownloadResult, fetch
+from clusterctl.transport.put import Upload, UploadResult
 from clusterctl.transport.tree import Kind, Progress, list_items
 from clusterctl.util.confine import reject_read
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class PutResult:
     """The result of `put`.
 
     skipped: paths that were not sent because they are neither files nor folders.
@@ -34,7 +34,7 @@ class Put:
         folder of several paths or a file.
     """
 
-    sent: Sent
+    sent: UploadResult
     skipped: tuple[Path, ...]
     own: tuple[Path, ...] = ()
     secrets: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Put:
 
 def put(
     chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None
-) -> Put:
+) -> PutResult:
     """Copy files and folders to a folder on the cluster.
 
     paths: local paths, then the folder on the cluster, or for a single file its name there (see
@@ -108,7 +108,7 @@ def put(
         tops[0].kind is Kind.FOLDER or tops[0].path != tops[0].origin.name
     )
     place = f"{sent.folder}/{tops[0].path}" if is_place else sent.folder
-    return Put(sent, tuple(skipped), own, secrets, place)
+    return PutResult(sent, tuple(skipped), own, secrets, place)
 
 
 def get(
@@ -116,7 +116,7 @@ def get(
     paths: Sequence[str],
     *,
     progress: Progress = lambda *_: None,
-) -> Fetched:
+) -> DownloadResult:
     """Copy files and folders from the cluster to a local folder.
 
     paths: remote paths, then the local folder, or for a single file its name here (see

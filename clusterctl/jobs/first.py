@@ -14,8 +14,8 @@ from clusterctl.errors import (
     WaitTimeoutError,
     raise_together,
 )
-from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, new_token
-from clusterctl.scheduler.claims import First, settle
+from clusterctl.jobs.submit import PreparedJob, SubmittedJob, Submitter, new_token
+from clusterctl.scheduler.claims import FirstGroup, settle
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
@@ -100,8 +100,8 @@ def reject_unfit(session: Session, job: JobSpec) -> None:
 
 
 def submit_first(
-    submitters: Mapping[str, Submitter], jobs: Sequence[tuple[str, PreparedJob]], first: First
-) -> Iterator[tuple[str, Submitted]]:
+    submitters: Mapping[str, Submitter], jobs: Sequence[tuple[str, PreparedJob]], first: FirstGroup
+) -> Iterator[tuple[str, SubmittedJob]]:
     """Submit the jobs, given as (cluster, job), in turn. Yield each; at an error, cancel all.
 
     Raises the errors of ``Submitter.submit``.
@@ -124,9 +124,9 @@ def submit_first(
         yield cluster, submitted
 
 
-def new_first(clusters: Sequence[str]) -> First:
-    """Return a new First for jobs on these clusters."""
-    return First(new_token(), is_across=len(set(clusters)) > 1)
+def new_first(clusters: Sequence[str]) -> FirstGroup:
+    """Return a new FirstGroup for jobs on these clusters."""
+    return FirstGroup(new_token(), is_across=len(set(clusters)) > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class FirstStartedJob:
 
 
 def wait_for_first(
-    sessions: Sequence[Session], first: First, timeout_s: float | None
+    sessions: Sequence[Session], first: FirstGroup, timeout_s: float | None
 ) -> FirstStartedJob:
     """Wait until a job runs, and cancel the rest.
 
@@ -186,7 +186,7 @@ def wait_for_first(
 
 
 def _settled(
-    sessions: Sequence[Session], first: First
+    sessions: Sequence[Session], first: FirstGroup
 ) -> tuple[list[tuple[Session, JobEntry]], list[Session]]:
     """Settle the jobs on all clusters. Return the jobs left, and the clusters without an answer."""
     left: list[tuple[Session, JobEntry]] = []
@@ -201,7 +201,7 @@ def _settled(
     return left, unreachable
 
 
-def _entries(sessions: Sequence[Session], first: First) -> Iterator[tuple[str, JobEntry]]:
+def _entries(sessions: Sequence[Session], first: FirstGroup) -> Iterator[tuple[str, JobEntry]]:
     """Yield (cluster, job) for each job of a `submit --first` that Slurm accepted."""
     for session in sessions:
         for entry in session.ledger.entries():

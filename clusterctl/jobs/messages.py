@@ -44,7 +44,7 @@ _MOST_LINES: Final = 20
 _MOST_LETTERS: Final = 400
 
 
-class Happening(StrEnum):
+class JobEvent(StrEnum):
     """What a message tells about a job, as CLUSTERCTL_EVENT has it."""
 
     START = "start"
@@ -58,32 +58,32 @@ class Happening(StrEnum):
 
 _ENDS: Final = MappingProxyType(
     {
-        Outcome.FAILED: Happening.FAILED,
-        Outcome.CANCELLED: Happening.CANCELLED,
-        Outcome.COMPLETED: Happening.COMPLETED,
+        Outcome.FAILED: JobEvent.FAILED,
+        Outcome.CANCELLED: JobEvent.CANCELLED,
+        Outcome.COMPLETED: JobEvent.COMPLETED,
     }
 )
-_BAD_ENDS: Final = frozenset({Happening.FAILED, Happening.CANCELLED})
+_BAD_ENDS: Final = frozenset({JobEvent.FAILED, JobEvent.CANCELLED})
 _VERBS: Final = MappingProxyType(
     {
-        Happening.START: "started",
-        Happening.RESTART: "restarts",
-        Happening.HANG: "hangs",
-        Happening.ALARM: "wastes its time",
-        Happening.FAILED: "failed",
-        Happening.CANCELLED: "ended",
-        Happening.COMPLETED: "completed",
+        JobEvent.START: "started",
+        JobEvent.RESTART: "restarts",
+        JobEvent.HANG: "hangs",
+        JobEvent.ALARM: "wastes its time",
+        JobEvent.FAILED: "failed",
+        JobEvent.CANCELLED: "ended",
+        JobEvent.COMPLETED: "completed",
     }
 )
 # Apprise's kinds of messages. The others are "info".
 _KINDS: Final = MappingProxyType(
     {
-        Happening.RESTART: "warning",
-        Happening.HANG: "warning",
-        Happening.ALARM: "warning",
-        Happening.FAILED: "failure",
-        Happening.CANCELLED: "failure",
-        Happening.COMPLETED: "success",
+        JobEvent.RESTART: "warning",
+        JobEvent.HANG: "warning",
+        JobEvent.ALARM: "warning",
+        JobEvent.FAILED: "failure",
+        JobEvent.CANCELLED: "failure",
+        JobEvent.COMPLETED: "success",
     }
 )
 
@@ -114,21 +114,21 @@ def chosen_receivers(targets: Sequence[str]) -> tuple[Receiver, ...]:
     return receivers_of(targets, where)
 
 
-def happenings(before: JobInfo | None, job: JobInfo) -> Iterator[Happening]:
+def happenings(before: JobInfo | None, job: JobInfo) -> Iterator[JobEvent]:
     """Yield what happened to a job since its state ``before``. None: since its submission."""
     if job.ended:
         if before is None or not before.ended:
             yield _ENDS[job.outcome]
         return
     if before is not None and (before.ended or _is_restarted(before, job)):
-        yield Happening.RESTART
+        yield JobEvent.RESTART
     elif job.state is JobState.RUNNING and (before is None or before.state in BEFORE_START):
-        yield Happening.START
+        yield JobEvent.START
     if job.hang and not (before and before.hang):
-        yield Happening.HANG
+        yield JobEvent.HANG
     known = {alarm.kind for alarm in before.alarms} if before is not None else set()
     if {alarm.kind for alarm in job.alarms} - known:
-        yield Happening.ALARM
+        yield JobEvent.ALARM
 
 
 def _is_restarted(before: JobInfo, job: JobInfo) -> bool:
@@ -153,7 +153,7 @@ class Telling:
         self._tells_old = submitted
         self._began = time.time()
         self._seen: dict[str, JobInfo] = {}
-        self._told: set[tuple[str, Happening]] = set()
+        self._told: set[tuple[str, JobEvent]] = set()
 
     def of_cluster(self) -> Telling:
         """Return a further ``Telling``, for the jobs of another cluster."""
@@ -194,7 +194,7 @@ class Telling:
         session: Session,
         tasks: Sequence[JobInfo],
         changed: Sequence[JobInfo],
-        news: Mapping[str, Sequence[Happening]],
+        news: Mapping[str, Sequence[JobEvent]],
     ) -> None:
         if all(task.ended for task in tasks):
             worst = worst_job(tasks)
@@ -203,12 +203,12 @@ class Telling:
         for task in changed:
             untold = [each for each in news[task.id] if (task.whole_id, each) not in self._told]
             # The end of a task is told only if it is bad.
-            untold = [each for each in untold if each is not Happening.COMPLETED]
+            untold = [each for each in untold if each is not JobEvent.COMPLETED]
             self._told |= {(task.whole_id, each) for each in untold}
             self._tell(session, task, untold)
 
     def _tell(
-        self, session: Session, job: JobInfo, news: Sequence[Happening], *, of_all: str = ""
+        self, session: Session, job: JobInfo, news: Sequence[JobEvent], *, of_all: str = ""
     ) -> None:
         """Send a message for each happening. of_all: the states of all tasks of an ended array."""
         for happening in news:
@@ -264,27 +264,27 @@ def _diagnosis(session: Session, job: JobInfo) -> Diagnosis | None:
         return None
 
 
-def _cause(job: JobInfo, happening: Happening, diagnosis: Diagnosis | None) -> str:
+def _cause(job: JobInfo, happening: JobEvent, diagnosis: Diagnosis | None) -> str:
     """Return what is wrong with a job. "": nothing, or it is unknown."""
     match happening:
-        case Happening.HANG:
+        case JobEvent.HANG:
             return str(job.hang)
-        case Happening.ALARM:
+        case JobEvent.ALARM:
             return "; ".join(map(str, job.alarms))
     return diagnosis.cause if diagnosis is not None else ""
 
 
-def _lines(job: JobInfo, happening: Happening, diagnosis: Diagnosis | None) -> list[str]:
+def _lines(job: JobInfo, happening: JobEvent, diagnosis: Diagnosis | None) -> list[str]:
     """Return the text of a message."""
     reason = f" ({words})" if (words := reason_in_words(job.reason)) else ""
     where = f" on {fold_nodes(job.nodes)}" if job.nodes else ""
     elapsed = f" after {formatting.duration(job.elapsed_s)}" if job.elapsed_s else ""
     match happening:
-        case Happening.HANG:
+        case JobEvent.HANG:
             return [str(job.hang)]
-        case Happening.ALARM:
+        case JobEvent.ALARM:
             return [str(alarm) for alarm in job.alarms]
-        case Happening.START | Happening.RESTART:
+        case JobEvent.START | JobEvent.RESTART:
             return [f"{job.state.value}{where}{reason}"]
     state = f"{job.state.value}{where}{elapsed}"
     if diagnosis is None:

@@ -110,7 +110,7 @@ class SubmitPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class PlannedFiles:
     """A file that is sent, or (``files`` > 1) more files of a folder. bytes: their size together."""
 
     path: str
@@ -118,15 +118,15 @@ class Listed:
     files: int = 1
 
 
-def listed(source: Source) -> list[Listed]:
+def listed(source: Source) -> list[PlannedFiles]:
     """Return the first files that are sent with a job, and then the folders with the other files."""
     files = sorted(source.files, key=lambda item: item.path)
-    rows = [Listed(item.path, item.size) for item in files[:_MOST_LISTED]]
+    rows = [PlannedFiles(item.path, item.size) for item in files[:_MOST_LISTED]]
     folders: dict[str, list[int]] = {}
     for item in files[_MOST_LISTED:]:
         folder, slash, _ = item.path.partition("/")
         folders.setdefault(f"{folder}/" if slash else "./", []).append(item.size)
-    return [*rows, *(Listed(path, sum(sizes), len(sizes)) for path, sizes in folders.items())]
+    return [*rows, *(PlannedFiles(path, sum(sizes), len(sizes)) for path, sizes in folders.items())]
 
 
 def most_of_jobs(spec: ClusterSpec, requests: Sequence[Request]) -> tuple[tuple[str, str], AtMost]:

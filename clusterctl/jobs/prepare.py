@@ -35,7 +35,7 @@ from clusterctl.jobs.secret_files import reject_own_keys
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import (
     PreparedJob,
-    Submitted,
+    SubmittedJob,
     Submitter,
     environments,
     local_image,
@@ -681,7 +681,7 @@ def _has(job: JobSpec, flag: str) -> bool:
     return any(word.partition("=")[0] == flag for word in job.args)
 
 
-def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[Submitted]:
+def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[SubmittedJob]:
     """Submit jobs in turn. Yield each job after its submission. Raises the errors of
     ``Submitter.submit``.
     """

@@ -29,7 +29,7 @@ from clusterctl.jobs.source import (
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.spec.job import JobSpec, Project, job_of
-from clusterctl.spec.job_options import Again, job_options, options_with, quantities_of
+from clusterctl.spec.job_options import Resubmission, job_options, options_with, quantities_of
 from clusterctl.spec.metrics import goal_of
 from clusterctl.spec.program import BUNDLED_JOBS, is_module
 from clusterctl.spec.sbatch import SINGLETON, directives_of, quoted
@@ -48,7 +48,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
-class Code(StrEnum):
+class ReplayCode(StrEnum):
     """The files of a replayed script: those sent with the run, or its folder's current files."""
 
     SENT = "sent"
@@ -70,7 +70,7 @@ class ReplayRequest:
     indices: Sequence[int] = ()
     changes: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, object] = field(default_factory=dict)
-    code: Code = Code.SENT
+    code: ReplayCode = ReplayCode.SENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
     """Rebuild the job of the collected run in ``run``. Files come from there or their origin.
 
     Raises UsageError if the run does not list its job's options, or a file is missing or changed.
-    With ``Code.CURRENT``, only the script must exist.
+    With ``ReplayCode.CURRENT``, only the script must exist.
     """
     client = _mapping(_read_mapping(run, ENVIRONMENT_FILE).get("client"))
     options = _mapping(client.get("job"))
@@ -113,7 +113,7 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
     image = client.get("image")
     # A bundled job has no files of its own, but may have a model that was sent.
     has_script = bool(options.get("script"))
-    is_current = again.code is Code.CURRENT and has_script
+    is_current = again.code is ReplayCode.CURRENT and has_script
     source = None if is_current else _source(run, client, options)
     local_image = _image(image, options.get("container"))
     job = _job(
@@ -129,7 +129,7 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
         # A run may be of a version that sent all files.
         source = without_unnamed_secrets(replace(source, script=job.place.script), job.include)
     notes = [] if image is None or local_image is not None else [_image_notice(image)]
-    if again.code is Code.CURRENT and not has_script:
+    if again.code is ReplayCode.CURRENT and not has_script:
         text = (
             "--code current changes nothing: a bundled job always runs the programs of this "
             "clusterctl"
@@ -145,7 +145,7 @@ def replay_job(run: Path, again: ReplayRequest) -> Replay:
     original = {key: client.get(key) for key in ("git", "folder")}
     original |= {"job": {"script": options.get("script"), "folder": options.get("folder")}}
     facts = {
-        **({"code": Code.CURRENT} if is_current else original),
+        **({"code": ReplayCode.CURRENT} if is_current else original),
         "replay_of": again.token,
         **({"of_failed": True} if again.indices else {}),
     }
@@ -252,7 +252,7 @@ def _job(
         script = _script_of(run, project.script, source)
         target = f"./{script.name}"
         folder = script.parent
-    elif again.code is Code.CURRENT and recorded.get("script"):
+    elif again.code is ReplayCode.CURRENT and recorded.get("script"):
         target = str(recorded["script"])
         # Unlike Path, this takes any name.
         if not os.path.isfile(target):
@@ -286,7 +286,7 @@ def _job(
         )
     if project is not None and recorded.get("project"):
         new_options |= {"project": project, "run_module": _module(recorded)}
-    if again.code is Code.CURRENT and recorded.get("folder") is False:
+    if again.code is ReplayCode.CURRENT and recorded.get("folder") is False:
         new_options |= {"folder": False}
     if new_secrets:
         new_options["secret"] = {**job.secret, **new_secrets}
@@ -340,7 +340,7 @@ def _given_options(
     if not isinstance(names, list):
         raise _no_replay(run, f"{ENVIRONMENT_FILE} does not list the options of the submission")
     given = {name for name in names if isinstance(name, str)}
-    given &= {*options_with(again=Again.REPEATED)}
+    given &= {*options_with(again=Resubmission.REPEATED)}
     return {name: recorded[name] for name in sorted(given) if recorded.get(name) is not None}
 
 

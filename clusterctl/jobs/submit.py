@@ -32,7 +32,7 @@ from clusterctl.errors import (
 from clusterctl.jobs.listing import GIT
 from clusterctl.jobs.source import Source, manifest, source_hash
 from clusterctl.scheduler.base import JobRequest
-from clusterctl.scheduler.claims import First
+from clusterctl.scheduler.claims import FirstGroup
 from clusterctl.scheduler.job_secrets import remove_old_secrets, remove_secrets, send_secrets
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import (
@@ -59,7 +59,7 @@ from clusterctl.state.ledger import (
 from clusterctl.transport.base import Transport, remove_folder
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.openssh import start_conversation
-from clusterctl.transport.put import Sent, Upload, begin_new_folder, store_of
+from clusterctl.transport.put import Upload, UploadResult, begin_new_folder, store_of
 from clusterctl.transport.tree import Item, Kind, Progress, hash_items, literal_pattern
 from clusterctl.util import formatting
 from clusterctl.util.assets import data_folder, payload_hash
@@ -84,7 +84,7 @@ _READ_BY_KIND = frozenset({"--data", "--tokenizer"})
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentHashes:
     """Hashes of the files that a job is submitted with. "": it has none.
 
     files: as ``source_hash``. image: of a container image that is a file on this machine.
@@ -114,25 +114,25 @@ class PreparedJob:
     environment: Environment = PLAIN
     token: str = ""
     extra_facts: Mapping[str, Any] = field(default_factory=dict)
-    first: First | None = None
+    first: FirstGroup | None = None
     image_file: bytes = b""
-    content: Content | None = None
+    content: ContentHashes | None = None
 
     @property
     def job(self) -> JobSpec:
         return self.request.job
 
 
-def content_of(prepared: PreparedJob) -> Content:
+def content_of(prepared: PreparedJob) -> ContentHashes:
     """Return the hashes of a job's files as they are now. UsageError: a file can't be read."""
     source = prepared.source
     image = local_image(prepared.job)
     files = [] if image is None else [Item.of(image.name, image, image.stat())]
     hashes = hash_items([item for item in files if item is not None])
     if source is None:
-        return Content(image="".join(hashes.values()))
+        return ContentHashes(image="".join(hashes.values()))
     of_source = source_hash(source.items, hash_items(source.files))
-    return Content(of_source, "".join(hashes.values()))
+    return ContentHashes(of_source, "".join(hashes.values()))
 
 
 def local_image(job: JobSpec) -> Path | None:
@@ -164,7 +164,7 @@ class SentSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SubmittedJob:
     """A submitted job. ``script`` is the text of its job script."""
 
     job_id: str
@@ -252,7 +252,7 @@ def _current_folder() -> str | None:
 
 
 def reject_other_paths(
-    session: Session, folder: str, nodes: Sequence[Transport], sent: Sequence[Sent]
+    session: Session, folder: str, nodes: Sequence[Transport], sent: Sequence[UploadResult]
 ) -> None:
     """Raise TransferError if the job's folder has another path on a node than ``folder``, that on
     the controller. ``sent``: the folder of each of ``nodes``, which is then removed.
@@ -282,7 +282,7 @@ class Submitter:
     report: LineReporter = SILENT.note
     progress: Progress = lambda *_: None
 
-    def submit(self, prepared: PreparedJob) -> Submitted:
+    def submit(self, prepared: PreparedJob) -> SubmittedJob:
         """Build the job's Python environment, upload the job's folder, and submit the job.
 
         Raises:
@@ -327,7 +327,7 @@ class Submitter:
         prepared = replace(prepared, request=request, script=script)
         return replace(self, session=replace(session, nodes=answering)), prepared
 
-    def _submit_to_all(self, prepared: PreparedJob) -> Submitted:
+    def _submit_to_all(self, prepared: PreparedJob) -> SubmittedJob:
         session = self.session
         inventory = self.session.inventory
         partition = prepared.request.partition_name_in(session.inventory)
@@ -371,7 +371,7 @@ class Submitter:
             self._withdraw(entry)
             raise
         job_id = self._submit(prepared.request, entry)
-        return Submitted(job_id, job.name, prepared.script, remote_dir, token, source)
+        return SubmittedJob(job_id, job.name, prepared.script, remote_dir, token, source)
 
     def _with_image(self, prepared: PreparedJob, nodes: Sequence[Transport]) -> PreparedJob:
         """Fetch or send the container image. Return the job with the image's digest, or with the
@@ -494,7 +494,7 @@ class Submitter:
         folder = f"{area}/{JOBS}/{name}"
         store = store_of(area)
 
-        def send(to: Transport) -> Sent:
+        def send(to: Transport) -> UploadResult:
             upload = Upload(to, self.progress) if to is self.session.transport else Upload(to)
             return upload.new_folder(items, hashes, folder, store=store, ours=files)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from clusterctl.jobs.events import Turn, with_hangs
+from clusterctl.jobs.events import QueryTimer, with_hangs
 from clusterctl.jobs.messages import TELLS_NOBODY, Telling
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.readings import NO_TELEMETRY_S, JobUse, Readings, read
@@ -92,7 +92,7 @@ class ClusterWatch:
         self._to = to
         self._ids = tuple(ids)
         self._told = told
-        self._turn = Turn(session)
+        self._turn = QueryTimer(session)
         self._asked_at = 0.0
         self._overview = Overview((), is_ready=False)
         self._readings: dict[str, Readings] = {}

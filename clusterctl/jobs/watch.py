@@ -31,7 +31,13 @@ from clusterctl.errors import (
     WaitTimeoutError,
     printable,
 )
-from clusterctl.jobs.events import Turn, requeue_grace_s, restarts_of_job, with_attempts, with_hangs
+from clusterctl.jobs.events import (
+    QueryTimer,
+    requeue_grace_s,
+    restarts_of_job,
+    with_attempts,
+    with_hangs,
+)
 from clusterctl.jobs.messages import TELLS_NOBODY, Telling
 from clusterctl.scheduler.base import (
     AccountingAwayError,
@@ -97,7 +103,7 @@ class _Watched:
         self._unknown_until = self._clock.now() + _APPEAR_S
         self._stuck_since: float | None = None
         self.seen: dict[str, JobInfo] = {}
-        self._turn = Turn(session)
+        self._turn = QueryTimer(session)
         # Job ID -> time of the clock.
         self._may_be_requeued_until: dict[str, float] = {}
 

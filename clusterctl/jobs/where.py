@@ -24,7 +24,7 @@ from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import fitted_to, render_script
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import PartitionInfo
-from clusterctl.scheduler.trial import TestOnlyAnswer
+from clusterctl.scheduler.trial import SbatchTrial
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.disk import read_text
@@ -93,7 +93,7 @@ class _Memory:
     """Slurm's earlier answers. trials: hash of a job script -> answer. asked_at: of the last."""
 
     asked_at: float = 0.0
-    trials: Mapping[str, TestOnlyAnswer] = field(default_factory=dict)
+    trials: Mapping[str, SbatchTrial] = field(default_factory=dict)
 
     @classmethod
     def read(cls, workspace: Workspace) -> _Memory:
@@ -237,7 +237,7 @@ def _with_trials(session: Session, memory: _Memory, scripts: Sequence[str]) -> _
 def _candidate(
     session: Session,
     place: Place,
-    trial: TestOnlyAnswer | None,
+    trial: SbatchTrial | None,
     *,
     capacity: Capacity,
     obstacle: Obstacle,
@@ -270,13 +270,13 @@ def _candidate(
     return replace(candidate, finding=_finding(session, candidate, trial, shape))
 
 
-def _start(trial: TestOnlyAnswer) -> int | None:
+def _start(trial: SbatchTrial) -> int | None:
     """Return the expected start. None: unknown, also if the queue has changed since the answer."""
     is_fresh = time.time() - trial.asked_at <= _FRESH_S
     return None if not is_fresh or _waits_for_endless_jobs(trial) else trial.start
 
 
-def _waits_for_endless_jobs(trial: TestOnlyAnswer) -> bool:
+def _waits_for_endless_jobs(trial: SbatchTrial) -> bool:
     """Return whether Slurm expects the start after the end of jobs without a time limit."""
     return trial.start is not None and trial.start - trial.asked_at > _LATEST_S
 
@@ -323,7 +323,7 @@ def _nodes_of(place: Place, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:
 
 
 def _finding(
-    session: Session, each: Candidate, trial: TestOnlyAnswer | None, shape: Shape | None
+    session: Session, each: Candidate, trial: SbatchTrial | None, shape: Shape | None
 ) -> str:
     """Return where the values of a place contradict each other, or why `submit` can't use it."""
     if each.accepted and not each.is_known:

@@ -71,7 +71,7 @@ class ProofJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class MpiProof:
     """What the job has shown that proves MPI.
 
     state: ``pending``: it has not ended in time. ``refused``: by Slurm. job_id: "" if it was refused.
@@ -90,7 +90,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class AttachedCluster:
     """An attached cluster.
 
     folder: clusterctl's folder there. account: the Slurm account of jobs. Empty: the user's

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError, UsageError
 from clusterctl.providers.attached import (
-    Attached,
+    AttachedCluster,
     AttachedPlace,
     AttachRequest,
-    Proof,
+    MpiProof,
     SiteFact,
     SiteFolder,
     not_attached,
@@ -523,7 +523,7 @@ class Provider(ABC):
 
     # Clusters that other people operate
 
-    def attach(self, request: AttachRequest) -> Attached:
+    def attach(self, request: AttachRequest) -> AttachedCluster:
         """Make a cluster that other people operate ready for jobs, or check it again. No job is
         submitted.
 
@@ -535,7 +535,7 @@ class Provider(ABC):
         """
         raise not_attached(self._settings.type)
 
-    def record_proof(self, attached: Attached, proof: Proof) -> Attached:
+    def record_proof(self, attached: AttachedCluster, proof: MpiProof) -> AttachedCluster:
         """Record what a job has shown that proves MPI. Return the cluster with the job's facts."""
         raise not_attached(self._settings.type)
 

@@ -23,7 +23,7 @@ TICK_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class CheckpointWrite:
     """A checkpoint that the job has written.
 
     number: the number in its name. save_s: the seconds from its creation to its final name. None:
@@ -58,7 +58,7 @@ class Observation:
     numbered: bool = False
     history: Sequence[Attempt] = (Attempt(),)
     steps: list[tuple[float, int]] = field(default_factory=list)
-    writes: list[Write] = field(default_factory=list)
+    writes: list[CheckpointWrite] = field(default_factory=list)
     fault_at: float | None = None
     killed: str = ""
     state: str = ""
@@ -72,7 +72,7 @@ class Observation:
         seen = {(write.path, write.time) for write in self.writes}
         # Other files came with the job.
         new = (
-            Write(path, number, time, size, save_s)
+            CheckpointWrite(path, number, time, size, save_s)
             for path, (number, time, size, save_s) in look["checkpoints"].items()
             if (path, time) not in seen
             and self.starts

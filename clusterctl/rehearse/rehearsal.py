@@ -24,10 +24,10 @@ from clusterctl.jobs.watch import diagnosis_of, raise_unless_completed
 from clusterctl.providers.base import Provider
 from clusterctl.rehearse.observation import Observation, looks_of, results_of
 from clusterctl.rehearse.verdict import (
-    Disturbed,
     Fault,
     FaultResult,
-    Undisturbed,
+    RunWithFault,
+    RunWithoutFault,
     best_interval_s,
     explained,
     hangs_too_often,
@@ -74,7 +74,7 @@ class Rehearsal:
     """The result of a rehearsal. mtbf_s: the assumed mean time between failures of the job."""
 
     name: str
-    undisturbed: Undisturbed
+    undisturbed: RunWithoutFault
     trials: tuple[FaultResult, ...]
     mtbf_s: float
 
@@ -193,7 +193,7 @@ class Rehearser:
     def _cluster_id(self) -> str:
         return self.session.workspace.cluster_id()
 
-    def _undisturbed(self, prepared: PreparedJob) -> Undisturbed:
+    def _undisturbed(self, prepared: PreparedJob) -> RunWithoutFault:
         name = prepared.job.name
         with self._job(prepared, "without a fault") as observed:
             for _ in self._watch(observed, self.limit_s):
@@ -208,9 +208,9 @@ class Rehearser:
             results = results_of(self.session.transport, observed.folder)
         observed.select_checkpoints()
         self.report(f"{name} takes {observed.seconds:.0f} s without a fault")
-        return Undisturbed(observed, results)
+        return RunWithoutFault(observed, results)
 
-    def _compared(self, prepared: PreparedJob, undisturbed: Undisturbed) -> Undisturbed:
+    def _compared(self, prepared: PreparedJob, undisturbed: RunWithoutFault) -> RunWithoutFault:
         """Run the job without a fault again, to find out whether its results are always the
         same.
         """
@@ -225,8 +225,8 @@ class Rehearser:
         return replace(undisturbed, repeats=False)
 
     def _disturbed(
-        self, prepared: PreparedJob, fault: Fault, undisturbed: Undisturbed
-    ) -> Disturbed:
+        self, prepared: PreparedJob, fault: Fault, undisturbed: RunWithoutFault
+    ) -> RunWithFault:
         longest_s = LONGEST_TIMES * undisturbed.observed.seconds + LONGEST_MORE_S
         with self._job(prepared, fault) as observed:
             observed.numbered = undisturbed.observed.numbered
@@ -242,7 +242,7 @@ class Rehearser:
             has_completed = observed.state == JobState.COMPLETED
             results = results_of(self.session.transport, observed.folder) if has_completed else {}
             cause = "" if has_completed else self._cause_of_end(observed)
-        disturbed = Disturbed(fault, observed, results, cause)
+        disturbed = RunWithFault(fault, observed, results, cause)
         self.report(f"{fault}: {judge(undisturbed, disturbed).verdict} ({observed.seconds:.0f} s)")
         return disturbed
 

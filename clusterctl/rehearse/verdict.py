@@ -140,7 +140,7 @@ class FaultResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Undisturbed:
+class RunWithoutFault:
     """The job without a fault.
 
     results: see ``results`` in payload/node/observe.py. repeats: whether each run has the same
@@ -165,10 +165,10 @@ class Undisturbed:
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbed:
+class RunWithFault:
     """The job with a fault, after its end, or after its cancellation because it made no progress.
 
-    results: as of ``Undisturbed`` if it completed. cause: of its end if it did not complete.
+    results: as of ``RunWithoutFault`` if it completed. cause: of its end if it did not complete.
     """
 
     fault: Fault
@@ -177,7 +177,7 @@ class Disturbed:
     cause: str = ""
 
 
-def judge(undisturbed: Undisturbed, disturbed: Disturbed) -> FaultResult:
+def judge(undisturbed: RunWithoutFault, disturbed: RunWithFault) -> FaultResult:
     """Return the verdict on a job with a fault."""
     fault = disturbed.fault
     observed = disturbed.observed
@@ -209,7 +209,7 @@ def hangs_too_often(fault: Fault, observed: Observation) -> bool:
 
 
 def _verdict(
-    fault: Fault, undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any]
+    fault: Fault, undisturbed: RunWithoutFault, observed: Observation, results: Mapping[str, Any]
 ) -> tuple[Verdict, bool | None, str]:
     """Return the verdict, whether the results are identical, and the cause if the job has
     completed.
@@ -235,7 +235,7 @@ def _verdict(
     return Verdict.SURVIVES, identical, ""
 
 
-def _work_left(undisturbed: Undisturbed, observed: Observation) -> str:
+def _work_left(undisturbed: RunWithoutFault, observed: Observation) -> str:
     """Return how a completed job has done less than without a fault, by its steps or checkpoints,
     or "".
     """
@@ -269,7 +269,7 @@ def is_identical(expected: Mapping[str, Any], results: Mapping[str, Any]) -> boo
 
 
 def _is_from_zero(
-    undisturbed: Undisturbed, observed: Observation, results: Mapping[str, Any]
+    undisturbed: RunWithoutFault, observed: Observation, results: Mapping[str, Any]
 ) -> bool:
     """Return whether the last attempt has repeated the whole work, from its steps or its output."""
     if observed.restarted is None:

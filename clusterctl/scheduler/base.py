@@ -35,7 +35,7 @@ from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.slurm_parse import PartitionInfo
-    from clusterctl.scheduler.trial import TestOnlyAnswer
+    from clusterctl.scheduler.trial import SbatchTrial
     from clusterctl.spec.sbatch import Directive
 
 _UNUSABLE = frozenset(
@@ -643,7 +643,7 @@ class Jobs(Protocol):
         """Return the accounts of a user; () if there is no accounting, or it lists none."""
         return ()
 
-    def trial(self, script: str) -> TestOnlyAnswer | None:
+    def trial(self, script: str) -> SbatchTrial | None:
         """Return whether Slurm would accept a job script, and when the job would start; None on a
         cluster without Slurm. Nothing is submitted.
         """

@@ -18,7 +18,7 @@ from typing import Final
 from packaging.utils import canonicalize_name
 
 from clusterctl.scheduler.excerpt import Excerpt
-from clusterctl.scheduler.facts import Evidence, Here
+from clusterctl.scheduler.facts import Evidence, LocalMatch
 from clusterctl.scheduler.hints import Hint, way_to_packages
 from clusterctl.scheduler.log_text import compiled, short
 from clusterctl.spec.sbatch import values_in
@@ -111,7 +111,7 @@ def _file(line: str, evidence: Evidence) -> Iterator[Hint]:
             return
 
 
-def _of_file(name: str, line: str, here: Here, evidence: Evidence) -> Hint | None:
+def _of_file(name: str, line: str, here: LocalMatch, evidence: Evidence) -> Hint | None:
     unsent = "it exists on your machine, but was not sent with the job"
     if here.inside:
         return _certain(
@@ -192,7 +192,7 @@ def _module(line: str, evidence: Evidence) -> Iterator[Hint]:
         yield _own_module(module, line, here, evidence) or _not_installed(module, line, evidence)
 
 
-def _own_module(module: str, line: str, here: Here, evidence: Evidence) -> Hint | None:
+def _own_module(module: str, line: str, here: LocalMatch, evidence: Evidence) -> Hint | None:
     """Explain why the job does not find a module of the user."""
     unsent = f"module {module} exists on your machine, but was not sent with the job"
     stayed = "module-stayed-at-home"

@@ -36,7 +36,7 @@ fi
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstGroup:
     """The common properties of the jobs of a `submit --first`: id, and whether they are on several
     clusters.
 

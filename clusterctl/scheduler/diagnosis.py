@@ -20,7 +20,7 @@ from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, plai
 from clusterctl.scheduler.certain_hints import certain_hints, hints_of_frames, hints_of_script
 from clusterctl.scheduler.excerpt import OF_JOB, OF_OTHERS, Excerpt, excerpt_of
 from clusterctl.scheduler.facts import Evidence, Facts
-from clusterctl.scheduler.failed_rank import Failed
+from clusterctl.scheduler.failed_rank import FailedRank
 from clusterctl.scheduler.hints import Hint, hint_of_end, hinted_lines, hints_of_line
 from clusterctl.scheduler.known import Cause, known_cause
 from clusterctl.scheduler.log_text import is_statement, short
@@ -69,7 +69,7 @@ class Diagnosis:
         return self.facts.job.state.value
 
     @property
-    def failed(self) -> Failed:
+    def failed(self) -> FailedRank:
         """The rank that failed first."""
         return (self.known and self.known.failed) or self.facts.failed
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from clusterctl.scheduler.facts import Evidence
-from clusterctl.scheduler.failed_rank import Failed
+from clusterctl.scheduler.failed_rank import FailedRank
 from clusterctl.scheduler.log_text import (
     CONSEQUENCES,
     LEFT_OUT,
@@ -164,7 +164,7 @@ class _Raised:
         return plain_line(next(filter(None, begin.groups()))) if begin else ""
 
 
-def excerpt_of(evidence: Evidence, failed: Failed) -> Excerpt:
+def excerpt_of(evidence: Evidence, failed: FailedRank) -> Excerpt:
     """Select the lines: of the log of the rank that failed first, else of the job's logs."""
     own = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
     stderr, stdout = evidence.log.removeprefix(evidence.stdout), evidence.stdout

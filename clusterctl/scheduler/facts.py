@@ -14,7 +14,7 @@ from typing import Any, Final
 from clusterctl.scheduler.advice import OWN, Advice
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, StepInfo, reason_in_words
 from clusterctl.scheduler.failed_rank import (
-    Failed,
+    FailedRank,
     failed_by_itself,
     first_failed,
     is_survived,
@@ -46,7 +46,7 @@ _NO_PROGRESS: Final = "no-progress"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class LocalMatch:
     """What this machine has of a file or a module that a job did not find. Empty: nothing. The
     paths are quoted for a shell.
 
@@ -126,7 +126,7 @@ class Evidence:
     steps: tuple[StepInfo, ...] = ()
     cancelled_by: str = ""
     folder: str = ""
-    left_here: Callable[..., Here] = lambda _, is_module: Here()  # noqa: ARG005
+    left_here: Callable[..., LocalMatch] = lambda _, is_module: LocalMatch()  # noqa: ARG005
     packages: Callable[[], Packages] = Packages
     excluded: tuple[str, ...] = ()
     script: str = ""
@@ -159,9 +159,9 @@ class Facts:
     """
 
     job: JobInfo
-    failed: Failed
+    failed: FailedRank
     is_by_itself: bool
-    handled: Failed | None
+    handled: FailedRank | None
     lost: Mapping[str, str]
     unfit: Mapping[str, str]
     peak: int
@@ -196,7 +196,7 @@ class Facts:
         if is_failed and is_shell(evidence.script) and is_survived(failed, log, job.exit_code):
             handled = failed
             only_node = job.nodes[0] if len(job.nodes) == 1 else ""
-            failed = Failed(host=only_node, exit_code=job.exit_code)
+            failed = FailedRank(host=only_node, exit_code=job.exit_code)
         sent = attempt.signal if _STOPPED.search(log) else ""
         if sent:
             # The payload stops with the exit code of SIGTERM at each signal.
@@ -327,7 +327,7 @@ def _lacks_errexit(script: str) -> bool:
     return is_shell(script) and is_long and not compiled(_ERREXIT).search(script)
 
 
-def _largest(failed: Failed, log: str, steps: Sequence[StepInfo]) -> Failed:
+def _largest(failed: FailedRank, log: str, steps: Sequence[StepInfo]) -> FailedRank:
     """If slurmstepd killed a whole step for its memory, return the rank with the largest memory."""
     killed = {match[1] for match in _STEP_KILLED.finditer(log)}
     step = next((step for step in steps if step.id in killed and step.peak), None)

@@ -27,7 +27,7 @@ _SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Si
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class FailedRank:
     """The first rank that failed, and its exit code or signal. Unknown fields are None or "".
 
     status: the exit status from which the signal was concluded: 128 + N, which a shell returns if
@@ -99,7 +99,7 @@ def first_failed(
     *,
     ranks: Mapping[int, str],
     ends: Mapping[int, str],
-) -> Failed:
+) -> FailedRank:
     """Return the rank that failed first, by the launcher's messages in ``log``, else only the exit
     code.
 
@@ -144,7 +144,7 @@ def nodes_lost_by(log: str) -> dict[str, str]:
     return dict.fromkeys(_NODE_FAILURE.findall(log), "")
 
 
-def failed_by_itself(failed: Failed, log: str, ends: Mapping[int, str]) -> Failed | None:
+def failed_by_itself(failed: FailedRank, log: str, ends: Mapping[int, str]) -> FailedRank | None:
     """Return how the rank ended; None if it was ended, or if it only lost another rank or
     slurmstepd.
     """
@@ -167,7 +167,9 @@ def failed_by_itself(failed: Failed, log: str, ends: Mapping[int, str]) -> Faile
     return end if is_own else None
 
 
-def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:
+def _first_recorded(
+    ranks: Mapping[int, str], ends: Mapping[int, str], log: str
+) -> FailedRank | None:
     """Return the rank in ``ends`` that failed first, if possible not by losing its connection to a
     rank.
     """
@@ -176,7 +178,7 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str)
         if not record:
             ends_by_srun = (end for end in _ends_by_srun(log) if end.rank == rank)
             failed = _signalled_rank({rank: ranks.get(rank, "")}) or next(
-                ends_by_srun, Failed(rank=rank)
+                ends_by_srun, FailedRank(rank=rank)
             )
             candidates.append((1, 0.0, rank, failed))
             continue
@@ -189,7 +191,7 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str)
     return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
 
 
-def _signalled_rank(ranks: Mapping[int, str]) -> Failed | None:
+def _signalled_rank(ranks: Mapping[int, str]) -> FailedRank | None:
     """Return a rank that caught a signal, according to a message of Open MPI or UCX in the rank's
     log.
     """
@@ -197,14 +199,14 @@ def _signalled_rank(ranks: Mapping[int, str]) -> Failed | None:
     return next((_ended(-int(m["signal"]), rank=rank, host=m["host"]) for rank, m in caught), None)
 
 
-def _ended(code: int, **fields: Any) -> Failed:
+def _ended(code: int, **fields: Any) -> FailedRank:
     """Return a failure with this exit code."""
     if number := signal_of(code):
-        return Failed(signal=_NAMES[number], status=max(0, code), **fields)
-    return Failed(exit_code=code, **fields)
+        return FailedRank(signal=_NAMES[number], status=max(0, code), **fields)
+    return FailedRank(exit_code=code, **fields)
 
 
-def with_reported_signal(failed: Failed, log: str, reported: Collection[str]) -> Failed:
+def with_reported_signal(failed: FailedRank, log: str, reported: Collection[str]) -> FailedRank:
     """Return the failure with its exit code in place of a signal that nothing but this code shows.
 
     log: the job's own log, with the launcher's messages. reported: signals that job.py has
@@ -234,14 +236,14 @@ def signal_of(code: int) -> int:
     return number if number in _NAMES else 0
 
 
-def _of_torchrun(log: str) -> Failed | None:
+def _of_torchrun(log: str) -> FailedRank | None:
     """Return the rank in the earliest "Root Cause" message of torchrun, which runs on each node."""
     if not (matches := sorted(_TORCHRUN.finditer(log), key=lambda match: match["time"])):
         return None
     return _ended(int(matches[0]["code"]), rank=int(matches[0]["rank"]), host=matches[0]["host"])
 
 
-def _of_mpi_abort(log: str) -> Failed | None:
+def _of_mpi_abort(log: str) -> FailedRank | None:
     """Return the rank that called MPI_Abort, with the exit code or signal that the launcher
     reports.
     """
@@ -252,7 +254,7 @@ def _of_mpi_abort(log: str) -> Failed | None:
         log
     )
     if reported is None or reported.rank != rank:
-        reported = Failed(rank=rank)
+        reported = FailedRank(rank=rank)
     # The launcher kills the rank at the rank's request, so the exit code is the argument of
     # MPI_Abort.
     if not reported.exit_code:
@@ -260,7 +262,7 @@ def _of_mpi_abort(log: str) -> Failed | None:
     return reported
 
 
-def _ends_by_srun(log: str) -> list[Failed]:
+def _ends_by_srun(log: str) -> list[FailedRank]:
     ends = []
     for match in _SRUN.finditer(log):
         # Of ranks that were killed together, it is unknown which was the first.
@@ -275,12 +277,12 @@ def _ends_by_srun(log: str) -> list[Failed]:
         ends.append(
             _ended(int(match["code"]), **fields)
             if match["code"]
-            else Failed(signal=signal_name, **fields)
+            else FailedRank(signal=signal_name, **fields)
         )
     return ends
 
 
-def is_survived(failed: Failed, log: str, exit_code: int | None) -> bool:
+def is_survived(failed: FailedRank, log: str, exit_code: int | None) -> bool:
     """Return whether a script has gone on after the failure of a rank that srun reports, because it
     ended with another exit code than all such ranks.
     """
@@ -288,7 +290,7 @@ def is_survived(failed: Failed, log: str, exit_code: int | None) -> bool:
     return failed.rank is not None and bool(codes and exit_code) and exit_code not in codes
 
 
-def _of_srun(log: str, exit_code: int | None) -> Failed | None:
+def _of_srun(log: str, exit_code: int | None) -> FailedRank | None:
     """Return the first failed rank in srun's messages, if possible a rank that srun itself did not
     kill. Of a script with several steps, it is a rank of the last step that may have given the job's
     exit code: the step's is the largest of its ranks, such as that of a rank that srun killed.
@@ -305,13 +307,13 @@ def _of_srun(log: str, exit_code: int | None) -> Failed | None:
     return next(by_itself, ends[0] if ends else None)
 
 
-def _failed_steps(log: str) -> list[list[Failed]]:
+def _failed_steps(log: str) -> list[list[FailedRank]]:
     """Return the ranks that failed in each step that srun has ended: first that with whose failure srun
     ended the step.
     """
     *parts, rest = _STEP_ENDED.split(log)
-    steps: dict[str, list[Failed]] = {}
-    ranks: list[Failed] = []
+    steps: dict[str, list[FailedRank]] = {}
+    ranks: list[FailedRank] = []
     for text, step in zip(parts[::2], parts[1::2], strict=True):
         ends = _ends_by_srun(text)
         if ends and step not in steps:
@@ -324,7 +326,7 @@ def _failed_steps(log: str) -> list[list[Failed]]:
     return [*steps.values()]
 
 
-def _of_mpirun(log: str) -> Failed | None:
+def _of_mpirun(log: str) -> FailedRank | None:
     if (match := _MPIRUN.search(log)) is None:
         return None
     if match["signal"]:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from clusterctl.scheduler.base import NO_LOG_SIGNAL, JobState
 from clusterctl.scheduler.excerpt import Excerpt
 from clusterctl.scheduler.facts import Evidence, Facts
-from clusterctl.scheduler.failed_rank import Failed, signal_name
+from clusterctl.scheduler.failed_rank import FailedRank, signal_name
 from clusterctl.scheduler.history import LOST_SERVER, NO_SLURMSTEPD, is_notice, left_mpi
 from clusterctl.scheduler.log_text import compiled, short, without_long_lines
 from clusterctl.util import formatting
@@ -38,7 +38,7 @@ class Cause:
     code: str
     what: str
     fix: str
-    failed: Failed | None = None
+    failed: FailedRank | None = None
 
 
 class _Stated(NamedTuple):
@@ -151,7 +151,7 @@ def known_cause(facts: Facts, evidence: Evidence, excerpt: Excerpt) -> Cause | N
     )
     cause = next((cause for rule in _RULES for cause in rule(case)), None)
     if cause is not None and cause.failed is None and facts.lost and not case.is_explained:
-        return replace(cause, failed=Failed(host=next(iter(facts.lost))))
+        return replace(cause, failed=FailedRank(host=next(iter(facts.lost))))
     return cause
 
 
@@ -405,7 +405,7 @@ def _by_signal(case: _Case) -> Iterator[Cause]:
             fix="all ranks must take part in each collective and end with MPI_Finalize: look "
             f"for sys.exit, os._exit or an early return in rank {rank} (`clusterctl logs --rank "
             f"{rank}`)",
-            failed=Failed(rank=rank, host=job.nodes[0] if len(job.nodes) == 1 else ""),
+            failed=FailedRank(rank=rank, host=job.nodes[0] if len(job.nodes) == 1 else ""),
         )
     if facts.sent:
         mistaken = "if the job was ended by mistake, "

@@ -15,7 +15,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.packages.package_files import find_package_file
 from clusterctl.packages.project_files import choices_of, unsupported_packages
-from clusterctl.scheduler.facts import Here, Packages
+from clusterctl.scheduler.facts import LocalMatch, Packages
 from clusterctl.spec.program import holds_package, import_roots, repository_of
 from clusterctl.state.ledger import PROGRAM_FOLDER
 from clusterctl.transport.tree import literal_pattern
@@ -82,13 +82,13 @@ class LocalFiles:
                 return content.decode()
         return ""
 
-    def find(self, name: str, *, is_module: bool) -> Here:
+    def find(self, name: str, *, is_module: bool) -> LocalMatch:
         """Return what this machine has of a file that the job did not find, or of a module.
 
         name: of a module: with slashes in place of dots.
         """
         if self.script is None:
-            return Here()
+            return LocalMatch()
         # The folder with the folders of all jobs.
         # Unlike Path, this takes any name.
         jobs = os.path.dirname(self.remote.removesuffix(f"/{PROGRAM_FOLDER}"))
@@ -99,30 +99,34 @@ class LocalFiles:
             and os.path.normpath(name).removeprefix(job_folder) in self.sent
         ):
             below = os.path.normpath(name).removeprefix(job_folder)
-            return Here(inside=f"{PROGRAM_FOLDER}/{below}")
+            return LocalMatch(inside=f"{PROGRAM_FOLDER}/{below}")
         # An absolute path replaces the start.
         path = os.path.normpath(
             os.path.relpath(name, self.remote) if is_of_job else Path(self.start) / name
         )
         if venv := self._virtual_environment(path):
-            return Here(venv=venv)
+            return LocalMatch(venv=venv)
         # Unlike Path, this takes any name.
         if os.path.isabs(path):
-            return Here()
+            return LocalMatch()
         is_outside = path.partition("/")[0] == ".."
         if not is_outside and (home := self._unsent(path, is_module)):
-            return Here(above=shlex.quote(str(self.folder))) if self.is_alone else Here(home=home)
+            return (
+                LocalMatch(above=shlex.quote(str(self.folder)))
+                if self.is_alone
+                else LocalMatch(home=home)
+            )
         if is_module:
             return self._module(name)
         if not is_outside and (partly := self._partly_unsent(path)):
-            return Here(partly=partly)
+            return LocalMatch(partly=partly)
         with_name = (folder for folder in self._above() if os.path.lexists(folder / name))
         above = self._above_of(path) if is_outside else next(with_name, None)
         if above is not None:
-            return Here(above=shlex.quote(str(above)))
+            return LocalMatch(above=shlex.quote(str(above)))
         beside = next((sent for sent in self.sent if sent.endswith(f"/{name}")), "")
         folder = os.path.relpath(beside.removesuffix(f"/{name}") or ".", self.start)
-        return Here(beside=shlex.quote(folder) if beside else "")
+        return LocalMatch(beside=shlex.quote(folder) if beside else "")
 
     def _above_of(self, path: str) -> Path | None:
         """Return the folder that contains a file outside of the sent folder, such as
@@ -178,7 +182,7 @@ class LocalFiles:
                 f"{below}/{file}" for file in files[:_MOST_FILES] if not file.startswith(".")
             )
 
-    def _module(self, path: str) -> Here:
+    def _module(self, path: str) -> LocalMatch:
         """Search for a module. path: its name, with slashes in place of dots."""
         top = path.partition("/")[0]
         pattern = re.compile(
@@ -186,16 +190,18 @@ class LocalFiles:
         )
         roots = [match["root"] or "." for sent in self.sent if (match := pattern.fullmatch(sent))]
         if roots and "/" in path:
-            return Here(own=top)
+            return LocalMatch(own=top)
         if roots:
-            return Here(beside=shlex.quote(os.path.relpath(min(roots, key=len), self.start)))
+            return LocalMatch(beside=shlex.quote(os.path.relpath(min(roots, key=len), self.start)))
         for folder in self._above():
             if any(holds_package(root, top) for root in import_roots(folder)):
-                return Here(above=shlex.quote(str(folder)))
+                return LocalMatch(above=shlex.quote(str(folder)))
         for root in self._elsewhere():
             if holds_package(root, top):
-                return Here(elsewhere=shlex.quote(str(root / top)), root=shlex.quote(str(root)))
-        return Here()
+                return LocalMatch(
+                    elsewhere=shlex.quote(str(root / top)), root=shlex.quote(str(root))
+                )
+        return LocalMatch()
 
     def _above(self) -> Iterator[Path]:
         """Yield the folders above the sent folder, up to the repository's root or below the home

@@ -36,7 +36,7 @@ from clusterctl.scheduler.script import (
     PLAIN,
     VERIFICATION_PER_NODE_S,
     Environment,
-    Words,
+    ScriptTexts,
     common_words,
     mapping,
     mpirun_exports,
@@ -354,7 +354,7 @@ def render_mpirun_script(
     """Return the bash script that runs a job. The script is started on the job's first node."""
     job = request.job
     nodes = with_nodes(JobRequest("", job.name, "", ""), site, request).nodes
-    words = Words(
+    words = ScriptTexts(
         folder='"$PWD"',
         start='env -C "$start"',
         nodes=str(len(nodes)),

@@ -18,7 +18,7 @@ from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec import remote_folders
 from clusterctl.spec.alarms import alarm_options
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.job_options import OPTIONS, Again, quantities_of
+from clusterctl.spec.job_options import OPTIONS, Resubmission, quantities_of
 from clusterctl.spec.names import FOLDER, FROM_RUN, ROOT, Launcher
 from clusterctl.spec.program import ONE_RANK_JOBS
 from clusterctl.spec.sbatch import directives_of, quoted
@@ -142,7 +142,7 @@ def _in_shell(path: str, home: str = '"$HOME"') -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class ScriptTexts:
     """Texts for a job's script, quoted for bash. They depend on the scheduler.
 
     folder: the job's folder. start: command that starts the program in its own folder.
@@ -159,7 +159,9 @@ class Words:
     started_by: str
 
 
-def program(request: Request, environment: Environment, words: Words, *, cluster: str) -> list[str]:
+def program(
+    request: Request, environment: Environment, words: ScriptTexts, *, cluster: str
+) -> list[str]:
     """Return the parts of a job's command line, for bash.
 
     cluster: the cluster's name, which the command that continues a training contains.
@@ -193,7 +195,7 @@ def program(request: Request, environment: Environment, words: Words, *, cluster
 def container_command(
     job: JobSpec,
     environment: Environment,
-    words: Words,
+    words: ScriptTexts,
     names: Iterable[str],
     *,
     needs_programs: bool,
@@ -272,7 +274,7 @@ def submit_options(job: JobSpec) -> Iterator[str]:
     for name in (name for name in OPTIONS if name in job.model_fields_set):
         value = record[name]
         option = OPTIONS[name]
-        if option.again is Again.CHOSEN or value is None:
+        if option.again is Resubmission.CHOSEN or value is None:
             continue
         if isinstance(value, bool) and option.in_submit:
             yield option.flag if value else option.flag.replace("--", "--no-", 1)
@@ -284,7 +286,7 @@ def submit_options(job: JobSpec) -> Iterator[str]:
         yield from (f"{prefix}{word}" for word in shown if word not in hidden)
 
 
-def rank_starter(job: JobSpec, python: str, words: Words) -> list[str]:
+def rank_starter(job: JobSpec, python: str, words: ScriptTexts) -> list[str]:
     """Return the parts of a command that the launcher starts for each rank or, for torchrun, on
     each node.
     """
@@ -472,9 +474,9 @@ def render_script(
     )
 
 
-def slurm_words(job: JobSpec) -> Words:
+def slurm_words(job: JobSpec) -> ScriptTexts:
     """Return the texts for a script of Slurm."""
-    return Words(
+    return ScriptTexts(
         folder='"$SLURM_SUBMIT_DIR"',
         # Scripts often begin with `cd $SLURM_SUBMIT_DIR`.
         start=f'env -C "$start" SLURM_SUBMIT_DIR={FILES}',

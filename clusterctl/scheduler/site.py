@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from clusterctl.errors import UsageError
-from clusterctl.hosts.needs import Lack, lacks_of
+from clusterctl.hosts.needs import UnmetNeed, lacks_of
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
@@ -179,7 +179,7 @@ class Site(ABC):
 
     def lacks(
         self, hosts: Collection[str], to: Connect, *, within_s: float
-    ) -> Mapping[str, list[Lack]]:
+    ) -> Mapping[str, list[UnmetNeed]]:
         """Return host -> the needs of jobs that it does not meet. See ``lacks_of``."""
         return lacks_of(hosts, to, within_s=within_s)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import SchedulerError, UsageError
-from clusterctl.hosts.needs import Lack
+from clusterctl.hosts.needs import UnmetNeed
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.base import JobInfo, JobRequest, Jobs, NodeInfo
 from clusterctl.scheduler.records import await_ends
@@ -156,7 +156,7 @@ class ForeignSlurm(OwnSlurm):
 
     def lacks(
         self, hosts: Collection[str], to: Connect, *, within_s: float
-    ) -> Mapping[str, list[Lack]]:
+    ) -> Mapping[str, list[UnmetNeed]]:
         # These hosts have no health check of clusterctl's.
         return {}
 

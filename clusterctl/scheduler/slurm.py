@@ -48,7 +48,7 @@ from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comme
 from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.slurm_values import expand_nodes, fold_nodes
-from clusterctl.scheduler.trial import TestOnlyAnswer
+from clusterctl.scheduler.trial import SbatchTrial
 from clusterctl.spec.names import PROOF_PARTITION, SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
@@ -233,7 +233,7 @@ class SlurmClient(Jobs):
         answer = self._ask([*argv, f"user={user}", "format=Account"], patience_s=_ACCOUNTING_S)
         return tuple(dict.fromkeys(filter(None, answer.splitlines())))
 
-    def trial(self, script: str) -> TestOnlyAnswer:
+    def trial(self, script: str) -> SbatchTrial:
         result = self.transport.run(
             ["sh", "-c", _TRIAL],
             stdin=script.encode(errors="surrogateescape"),
@@ -243,7 +243,7 @@ class SlurmClient(Jobs):
         )
         if result.rc != 0 and SlurmAwayError.words.search(result.stderr):
             raise SlurmAwayError("slurmctld did not answer sbatch", why=result.stderr.strip())
-        return TestOnlyAnswer.of(result.rc, result.stderr, time.time())
+        return SbatchTrial.of(result.rc, result.stderr, time.time())
 
     def limits(self, user: str) -> Limits:
         program = limits.PROGRAM + ("" if self.no_accounting else limits.ACCOUNTED)

@@ -14,7 +14,7 @@ _PREFIX: Final = re.compile(r"^(sbatch: (error: )?|allocation failure: )+")
 
 
 @dataclass(frozen=True, slots=True)
-class TestOnlyAnswer:
+class SbatchTrial:
     """An answer of `sbatch --test-only`.
 
     words: the messages of Slurm and of the site. start: the expected start, in Unix seconds; None:
@@ -27,7 +27,7 @@ class TestOnlyAnswer:
     asked_at: float
 
     @classmethod
-    def of(cls, rc: int, stderr: str, asked_at: float) -> TestOnlyAnswer:
+    def of(cls, rc: int, stderr: str, asked_at: float) -> SbatchTrial:
         """Return the answer with this exit status and this stderr, with times as Unix seconds."""
         lines = (_PREFIX.sub("", line).strip() for line in stderr.splitlines())
         start = _START.search(stderr)

@@ -75,7 +75,7 @@ from clusterctl.spec.sweep import Scaling, Sweep, as_scaling, as_sweep
 from clusterctl.spec.units import shown
 
 
-class Again(StrEnum):
+class Resubmission(StrEnum):
     """What happens to an option if the job is submitted again.
 
     REPEATED: by `replay`, and by the command that continues a training. CONTINUED: only by the
@@ -184,7 +184,7 @@ class JobOption:
     in_shell: bool | str | None = None
     in_replay: bool | None = None
     in_rehearse: bool = True
-    again: Again = Again.REPEATED
+    again: Resubmission = Resubmission.REPEATED
     compared: bool | None = None
     variants: InVariants = InVariants.REPLACED
     name: str = ""
@@ -298,7 +298,7 @@ class JobOptions(SpecModel):
         JobOption(
             "Arguments of the program.",
             is_argument=True,
-            again=Again.CHOSEN,
+            again=Resubmission.CHOSEN,
             compared=False,
             variants=InVariants.APPENDED,
             topic=Topic.PROGRAM,
@@ -462,7 +462,7 @@ class JobOptions(SpecModel):
             is_only_flag=True,
             refusal=Refusal("job array spec"),
             in_rehearse=False,
-            again=Again.CHOSEN,
+            again=Resubmission.CHOSEN,
             in_replay=False,
             topic=Topic.MANY,
             is_usual=True,
@@ -477,7 +477,7 @@ class JobOptions(SpecModel):
             flag_type=list[str],
             needs_slurm=True,
             in_rehearse=False,
-            again=Again.CHOSEN,
+            again=Resubmission.CHOSEN,
             local=Local.TABLE,
             topic=Topic.MANY,
             is_usual=True,
@@ -502,7 +502,7 @@ class JobOptions(SpecModel):
             metavar="[KIND=]N,N...",
             needs_slurm=True,
             in_rehearse=False,
-            again=Again.CHOSEN,
+            again=Resubmission.CHOSEN,
             topic=Topic.MANY,
         ),
     ] = None
@@ -517,7 +517,7 @@ class JobOptions(SpecModel):
             text=_dependencies,
             has_own_values=True,
             refusal=Refusal("dependency", "squeue --format=%i"),
-            again=Again.CHOSEN,
+            again=Resubmission.CHOSEN,
             in_shell=False,
             in_replay=False,
             topic=Topic.MANY,
@@ -545,7 +545,7 @@ class JobOptions(SpecModel):
             metavar="RUN",
             tab="runs",
             examples=("12",),
-            again=Again.CHOSEN,
+            again=Resubmission.CHOSEN,
             local=Local.NAME,
             topic=Topic.RESTARTS,
             is_usual=True,
@@ -656,7 +656,7 @@ class JobOptions(SpecModel):
             flag_type=Path,
             examples=(".",),
             in_shell="Send this folder, and start in it. Default: start in your home.",
-            again=Again.CONTINUED,
+            again=Resubmission.CONTINUED,
             compared=False,
             local=Local.PATH,
             topic=Topic.PROGRAM,
@@ -692,7 +692,7 @@ class JobOptions(SpecModel):
         JobOption(
             "Environment variable K=V. K alone passes your current value of K.",
             in_shell=True,
-            again=Again.CONTINUED,
+            again=Resubmission.CONTINUED,
             variants=InVariants.MERGED,
             local=Local.VARIABLE,
             topic=Topic.PROGRAM,
@@ -723,7 +723,7 @@ class JobOptions(SpecModel):
             metavar="FILE[EXTRA]",
             examples=("pyproject.toml[train]",),
             in_shell=True,
-            again=Again.CONTINUED,
+            again=Resubmission.CONTINUED,
             compared=False,
             local=Local.PACKAGES,
             topic=Topic.PROGRAM,
@@ -738,7 +738,7 @@ class JobOptions(SpecModel):
             metavar="DIR|NAME",
             examples=("/shared/envs/torch",),
             in_shell=True,
-            again=Again.CONTINUED,
+            again=Resubmission.CONTINUED,
             compared=False,
             topic=Topic.PROGRAM,
         ),
@@ -772,7 +772,7 @@ class JobOptions(SpecModel):
             examples=("docker://python:3.12-slim", "/shared/images/torch.sif"),
             in_shell="Run the shell, or what `launch` starts, in this container image: "
             "docker://NAME:TAG, or a file, here or on the cluster.",
-            again=Again.CONTINUED,
+            again=Resubmission.CONTINUED,
             local=Local.IMAGE,
             topic=Topic.PROGRAM,
             is_usual=True,
@@ -795,7 +795,7 @@ class JobOptions(SpecModel):
         JobOption(
             "Tag for finding the run with `clusterctl runs`.",
             in_replay=True,
-            again=Again.CONTINUED,
+            again=Resubmission.CONTINUED,
             variants=InVariants.MERGED,
             topic=Topic.MORE,
         ),
@@ -803,7 +803,10 @@ class JobOptions(SpecModel):
     note: Annotated[
         Text | None,
         JobOption(
-            "A remark about the run.", in_replay=True, again=Again.CONTINUED, topic=Topic.MORE
+            "A remark about the run.",
+            in_replay=True,
+            again=Resubmission.CONTINUED,
+            topic=Topic.MORE,
         ),
     ] = None
 

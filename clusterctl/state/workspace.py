@@ -372,7 +372,7 @@ class Workspace:
         locked = f"cluster {self.root.name!r}"
         return hold(self.lock_file, verb, what=locked, wait_s=wait_s, waiting=waiting)
 
-    def lock_holder(self) -> Holder | None:
+    def lock_holder(self) -> LockHolder | None:
         return holder(self.lock_file)
 
 
@@ -441,7 +441,7 @@ def _public_half(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """The process that holds the lock: its clusterctl command, start (Unix seconds) and account, if
     known.
     """
@@ -488,7 +488,9 @@ def hold(
         if is_reported:
             waiting(f"{what} is no longer locked")
         try:
-            _name_holder(fd, json.dumps(asdict(Holder(verb, os.getpid(), time.time(), _user()))))
+            _name_holder(
+                fd, json.dumps(asdict(LockHolder(verb, os.getpid(), time.time(), _user())))
+            )
             yield
         finally:
             _name_holder(fd, "")
@@ -523,12 +525,12 @@ def _name_holder(fd: int, text: str) -> None:
         os.pwrite(fd, text.encode(), 0)
 
 
-def holder(path: Path) -> Holder | None:
+def holder(path: Path) -> LockHolder | None:
     """Return the process that holds the lock; None if the lock is free or the process is
     unknown.
     """
     try:
-        owner = Holder(**json.loads(path.read_bytes()))
+        owner = LockHolder(**json.loads(path.read_bytes()))
         # A dead process holds no lock. PermissionError: the process lives under another account.
         with suppress(PermissionError):
             os.kill(owner.pid, 0)

@@ -45,7 +45,7 @@ _LISTABLE = frozenset({Kind.FOLDER, Kind.FILE, Kind.LINK})
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class DownloadResult:
     """Result of a download. sent_bytes: bytes that had to be sent. skipped: paths of pipes, devices
     etc. folder: with the files.
     """
@@ -64,7 +64,7 @@ def fetch(
     *,
     is_name: bool = False,
     progress: Progress = lambda *_: None,
-) -> Fetched:
+) -> DownloadResult:
     """Download files and folders of the cluster into the local ``folder``, each under its own name.
 
     is_name: if only a file arrives, ``folder`` is its path instead.
@@ -124,7 +124,7 @@ def fetch(
         )
     skipped = tuple(os.fsdecode(entry.path) for entry in download.left)
     size = sum(entry.size for entry in files)
-    return Fetched(len(files), size, download.sent, skipped, folder)
+    return DownloadResult(len(files), size, download.sent, skipped, folder)
 
 
 def _reject_other_names(entries: Sequence[Entry], paths: Sequence[str], host: str) -> None:

@@ -70,7 +70,7 @@ def start_conversation(
     """
     host, argv = remote or ("localhost", words)
     with start_program(words, stdin=stdin, is_ssh=remote is not None) as process:
-        talk = Talk(
+        talk = SshConversation(
             host, argv, process, silence_s, is_ssh=remote is not None, is_wrapped=bool(script)
         )
         if script:
@@ -122,7 +122,7 @@ def start_program(
 
 
 def prepare_pipes(process: subprocess.Popen[bytes]) -> None:
-    """Enlarge the pipes of a program, and make writing to its stdin non-blocking, as ``Talk``
+    """Enlarge the pipes of a program, and make writing to its stdin non-blocking, as ``SshConversation``
     expects.
     """
     for pipe in filter(None, (process.stdin, process.stdout)):
@@ -159,7 +159,7 @@ def _fd(pipe: IO[bytes] | None) -> int:
 
 
 @dataclass(slots=True)
-class Talk:
+class SshConversation:
     """A running program (see ``Conversation``).
 
     silence_s: seconds without a byte after which NoAnswerError is raised, if ``deadline`` is None.

@@ -54,7 +54,7 @@ _SIGNALLED = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class UploadResult:
     """Result of an upload to ``folder`` on the cluster. bytes: size of all files. sent_bytes: bytes
     sent.
 
@@ -77,7 +77,7 @@ class Upload:
     transport: Transport
     progress: Progress = lambda *_: None
 
-    def into(self, items: Sequence[Item], folder: str) -> Sent:
+    def into(self, items: Sequence[Item], folder: str) -> UploadResult:
         """Upload items into a folder of the cluster. Create the folder if it is missing.
 
         A relative ``folder`` starts at the user's home. Other files in the folder stay. After an
@@ -98,7 +98,7 @@ class Upload:
         *,
         store: str,
         ours: Mapping[str, bytes],
-    ) -> Sent:
+    ) -> UploadResult:
         """Create a folder on the cluster from ``items`` and from generated files, ``ours`` (name ->
         content).
 
@@ -136,7 +136,7 @@ class Upload:
         items: Sequence[Item],
         hashes: Mapping[Path, str] | None,
         ours: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> Sent:
+    ) -> UploadResult:
         """Run ``argv`` on the cluster, and send it the list of items and the files that it then
         requests.
 
@@ -337,7 +337,7 @@ class _Outgoing:
             self.progress("sending", min(self.sent, self.total), self.total)
 
 
-def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
+def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> UploadResult:
     """Parse the last line from the cluster. Raise TransferError if files changed. total: bytes
     sent.
     """
@@ -351,7 +351,9 @@ def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
     if wrong:
         raise _changed_error(wrong)
     size = sum(item.size for item in items)
-    return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, store_paths)
+    return UploadResult(
+        folder, sum(item.kind is Kind.FILE for item in items), size, total, store_paths
+    )
 
 
 # What to do on the host about an error of its file system.

@@ -19,7 +19,7 @@ files below a path (``on_disk``: bytes, without the holes of sparse files), {"un
 path that can't be read, {} as a keep-alive, and {"end": true}. Paths are base64. If there are very
 many paths, the largest are listed, and a line with the path "" sums up the rest.
 
-Everything that a user may have written counts, except what ``Top``, ``is_worthless`` and
+Everything that a user may have written counts, except what ``SearchedFolder``, ``is_worthless`` and
 ``has_data`` leave out: `down` and `detach` delete that without asking, and `collect` says so
 (``stops_down``).
 
@@ -161,14 +161,14 @@ def answer(**fields: object) -> None:
     sys.stdout.flush()
 
 
-class Top:
+class SearchedFolder:
     """A folder to search for files of users. host: name of the host, or b"" for the shared file
     system.
 
     not_here: paths below the folder that are skipped. Temporary files of daemons are skipped as
         well.
     attached: the paths below the folder, each with a slash, of folders that `attach` has created;
-        "": the folder itself. `Walk` adds those that it finds.
+        "": the folder itself. ``CopySearch`` adds those that it finds.
     """
 
     def __init__(
@@ -255,28 +255,28 @@ def folders_in(path: bytes) -> list[bytes]:
         return []
 
 
-def tops_of(request: dict[str, Any]) -> Iterator[Top]:
+def tops_of(request: dict[str, Any]) -> Iterator[SearchedFolder]:
     shared = os.fsencode(request["shared"])
     host = os.fsencode(request["host"])
     if request["folder"]:
-        yield Top(os.fsencode(request["folder"]), attached={b""})
+        yield SearchedFolder(os.fsencode(request["folder"]), attached={b""})
         return
     if request["look_at_shared"]:
         homes = [os.path.join(HOMES, name) for name in folders_in(os.path.join(shared, HOMES))]
         for home in homes:
             if not home.startswith(HOMES + b"/.clusterctl-"):
-                yield Top(os.path.join(shared, home), not_here=NOT_IN_HOMES)
-        yield Top(shared, not_here={b"lost+found", *homes})
+                yield SearchedFolder(os.path.join(shared, home), not_here=NOT_IN_HOMES)
+        yield SearchedFolder(shared, not_here={b"lost+found", *homes})
     if not request["local"]:
         return
     for name in folders_in(b"/"):
         path = b"/" + name
         if name == HOMES:
             for user in folders_in(path):
-                yield Top(os.path.join(path, user), host, NOT_IN_HOMES)
+                yield SearchedFolder(os.path.join(path, user), host, NOT_IN_HOMES)
         elif name not in OF_THE_SYSTEM and path != shared:
-            yield Top(path, host, {b"lost+found"})
-    yield Top(b"/var/tmp", host)
+            yield SearchedFolder(path, host, {b"lost+found"})
+    yield SearchedFolder(b"/var/tmp", host)
 
 
 def network_mounts() -> set[bytes]:
@@ -285,7 +285,7 @@ def network_mounts() -> set[bytes]:
     return {line[4] for line in lines if line[line.index(b"-") + 1].partition(b".")[0] in NETWORK}
 
 
-class Walk:
+class CopySearch:
     """Search for files of which the user's machine has no copy. ``unread``: unreadable paths with
     the reason.
 
@@ -301,7 +301,7 @@ class Walk:
         self.passed_over = network_mounts() | {*left_out}
         self.unread: list[tuple[bytes, str]] = []
 
-    def files(self, top: Top) -> Iterator[tuple[bytes, os.stat_result]]:
+    def files(self, top: SearchedFolder) -> Iterator[tuple[bytes, os.stat_result]]:
         """Yield path and status of each file below ``top`` that does not also exist on the user's
         machine.
         """
@@ -315,7 +315,7 @@ class Walk:
         yield from self.below(top, fd, b"", 0)
 
     def below(
-        self, top: Top, fd: int, above: bytes, depth: int
+        self, top: SearchedFolder, fd: int, above: bytes, depth: int
     ) -> Iterator[tuple[bytes, os.stat_result]]:
         try:
             if has_mark(fd):
@@ -348,7 +348,7 @@ class Walk:
         finally:
             os.close(fd)
 
-    def is_known(self, top: Top, full: bytes, status: os.stat_result) -> bool:
+    def is_known(self, top: SearchedFolder, full: bytes, status: os.stat_result) -> bool:
         number = digest(top.host, full, status.st_size, status.st_mtime_ns)
         index = bisect_left(self.copied, number)
         return index < len(self.copied) and self.copied[index] == number
@@ -399,7 +399,7 @@ def keep_largest(groups: dict[tuple[bytes, bytes], FileTotals], rest: FileTotals
         rest.add(small.files, small.bytes, small.on_disk, small.newest_ns, small.owners)
 
 
-def report_files(walk: Walk, tops: Iterator[Top]) -> None:
+def report_files(walk: CopySearch, tops: Iterator[SearchedFolder]) -> None:
     """Print a line for each of the largest groups of files, and a line for the sum of the smaller
     groups.
     """
@@ -430,7 +430,7 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
     answer(end=True)
 
 
-def send_top(walk: Walk, top: Top, most: int) -> None:
+def send_top(walk: CopySearch, top: SearchedFolder, most: int) -> None:
     """List at most ``most`` files below ``top``, and their folders. Then send the requested
     files.
     """
@@ -461,7 +461,7 @@ def main(text: str) -> None:
     copied.frombytes(sys.stdin.buffer.read(count * DIGEST))
     ours = frozenset(os.fsencode(name) for name in request["ours"])
     sign = b"{}\n" if "top" not in request else ALIVE_LINE + b"\n"
-    walk = Walk(
+    walk = CopySearch(
         copied, ours, [*map(os.fsencode, request["left_out"])], Beat(sys.stdout.buffer, sign)
     )
     if "top" not in request:

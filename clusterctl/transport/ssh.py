@@ -35,9 +35,15 @@ from clusterctl.transport.base import (
 )
 from clusterctl.transport.login import HERE, LOGIN_HOST, count_call, here_words, login_of
 from clusterctl.transport.master import Master, end_connection, may_ask, open_master
-from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, Talk, prepare_pipes, start_program
+from clusterctl.transport.openssh import (
+    NO_CONNECTION,
+    OpenSSH,
+    SshConversation,
+    prepare_pipes,
+    start_program,
+)
 from clusterctl.transport.refusals import connection_error, proxy_of
-from clusterctl.transport.sudo import AS_ROOT, PASSWORDS, Passwords, Way
+from clusterctl.transport.sudo import AS_ROOT, PASSWORDS, Passwords, SudoMethod
 from clusterctl.util.process import Result
 
 _SETTLE_S = 1.0
@@ -100,7 +106,7 @@ class CommandTransport(ABC):
     @contextmanager
     def _conversation(
         self, argv: Sequence[str], silence_s: float, *, reads: bool = True
-    ) -> Iterator[Talk]:
+    ) -> Iterator[SshConversation]:
         line, script, _ = self._wrapped(argv, reads=reads)
         with self._talk(argv, line, silence_s) as talk:
             talk.send(script)
@@ -123,14 +129,14 @@ class CommandTransport(ABC):
         line, script = wrap_command(argv, variables, reads=reads, path=self.path)
         return line, script + secret, reads
 
-    def _sudo_way(self) -> Way:
+    def _sudo_way(self) -> SudoMethod:
         """Return how the user runs sudo. Raises SudoError. Default: without a password."""
-        return Way()
+        return SudoMethod()
 
     @abstractmethod
     def _talk(
         self, argv: Sequence[str], line: str, silence_s: float
-    ) -> AbstractContextManager[Talk]:
+    ) -> AbstractContextManager[SshConversation]:
         """Run ``line``, made of ``argv`` by ``wrap_command``, in a login shell of the host."""
 
 
@@ -151,19 +157,21 @@ class SSHTransport(CommandTransport):
     stays: bool = False
     jump_to: Callable[[str], Transport] | None = None
     passwords: Passwords = PASSWORDS
-    _sudo: Way | None = field(default=None, init=False, repr=False)
+    _sudo: SudoMethod | None = field(default=None, init=False, repr=False)
     _sudo_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _master: Master | None = field(default=None, init=False)
     _failed: TransportError | None = field(default=None, init=False)
     _refused: tuple[TransportError | None, float] = field(default=(None, 0.0), init=False)
     _unreachable: tuple[TransportError | None, float] = field(default=(None, 0.0), init=False)
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
-    _begun: dict[tuple[str, ...], tuple[ExitStack, Talk]] = field(default_factory=dict, init=False)
+    _begun: dict[tuple[str, ...], tuple[ExitStack, SshConversation]] = field(
+        default_factory=dict, init=False
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def _sudo_way(self) -> Way:
+    def _sudo_way(self) -> SudoMethod:
         if not Workspace(self.config.parent).adopts_hosts:
-            return Way()
+            return SudoMethod()
         with self._sudo_lock:
             if self._sudo is None:
                 self._sudo = self.passwords.way_to(self.host, self._run_sudo)
@@ -227,7 +235,7 @@ class SSHTransport(CommandTransport):
         return master
 
     @contextmanager
-    def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[Talk]:
+    def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[SshConversation]:
         """Run ``line`` in the host's login shell by ssh, over the shared connection if possible."""
         master = self.connect()
         # If the host refuses more sessions over the shared connection, ssh opens its own.
@@ -309,7 +317,7 @@ class SSHTransport(CommandTransport):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Command(Talk):
+class _Command(SshConversation):
     """A running command on a host; ``master`` is the connection that it shares, if any."""
 
     ssh: SSHTransport
@@ -357,7 +365,7 @@ class LocalTransport(CommandTransport):
             _close(process)
 
     @contextmanager
-    def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[Talk]:
+    def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[SshConversation]:
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             here_words(line),
@@ -372,7 +380,7 @@ class LocalTransport(CommandTransport):
         prepare_pipes(process)
         self._running.add(process)
         try:
-            yield Talk(self.host, argv, process, silence_s, is_wrapped=True)
+            yield SshConversation(self.host, argv, process, silence_s, is_wrapped=True)
         finally:
             self._running.discard(process)
             _close(process)

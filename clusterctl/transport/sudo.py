@@ -67,7 +67,7 @@ def asked_of_program() -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class SudoMethod:
     """How the user runs sudo on a host. words: the command line. password: None, if sudo asks for
     none.
     """
@@ -104,7 +104,7 @@ class Passwords:
     _hosts: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def way_to(self, host: str, run: Run) -> Way:
+    def way_to(self, host: str, run: Run) -> SudoMethod:
         """Find out how the user runs sudo on a host. Raise SudoError if that is not possible."""
         words: Sequence[str] = ()
         error = _refusal(run((*_TRY, "-n", *_ANYTHING), b""), host)
@@ -112,12 +112,12 @@ class Passwords:
             words = _ON_TERMINAL
             error = _refusal(run((*words, *_TRY, "-n", *_ANYTHING), b""), host)
         if error is None:
-            return Way((*words, "sudo"))
+            return SudoMethod((*words, "sudo"))
         if error.code != "sudo-password":
             raise error
         password = self._prove((*words, *_TRY, *_ASKING, *_ANYTHING), host, run, error)
         self._hosts[host] = password
-        return Way((*words, "sudo"), password)
+        return SudoMethod((*words, "sudo"), password)
 
     def of(self, hosts: Collection[str]) -> Mapping[str, str]:
         """Return host -> password, for those of the hosts that have accepted it."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Final, TypeVar, cast
 
 from clusterctl.errors import ClusterctlError, UnreachableError
-from clusterctl.util.progress import NO_LIMIT, Limit
+from clusterctl.util.progress import NO_LIMIT, Deadline
 
 PREFIX = ".clusterctl-run-"
 _SUBREAPER = Path(__file__).with_name("subreaper.py")
@@ -292,7 +292,7 @@ def call_on_hosts(
     ask: Callable[[str], R],
     *,
     most: int = _MAX_THREADS,
-    limit: Limit = NO_LIMIT,
+    limit: Deadline = NO_LIMIT,
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
     """Call ``ask`` with each host in parallel. Return two mappings: host -> answer, and host ->
     error.
@@ -363,7 +363,7 @@ def start_in_thread(call: Callable[[], R]) -> Callable[..., R]:
     """Start a call in a thread. Return a function that waits for the call's result or raises its
     exception.
 
-    The returned function takes a ``Limit``, and raises TimeoutError once the limit has passed. The
+    The returned function takes a ``Deadline``, and raises TimeoutError once the limit has passed. The
     process may exit before the call has returned.
     """
     results: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
@@ -374,7 +374,7 @@ def start_in_thread(call: Callable[[], R]) -> Callable[..., R]:
         except BaseException as exc:  # re-raised in caller
             results.put((None, exc))
 
-    def result(limit: Limit | None = None) -> R:
+    def result(limit: Deadline | None = None) -> R:
         while limit is None or limit.rest_s > 0:
             with suppress(queue.Empty):
                 value, error = results.get(timeout=_INTERRUPTIBLE_S)

@@ -30,7 +30,7 @@ class HostStep:
         return ": ".join(part for part in (self.host, self.task, self.how) if part)
 
 
-class Waiting(str):
+class LockMessage(str):
     """Message that a command waits, for a lock or a host. It is shown even if other progress is not."""
 
     __slots__ = ()
@@ -89,7 +89,7 @@ class PhaseLines(Reporter):
             self._report(self._stamped())
 
     def progress(self, message: str | HostStep) -> None:
-        if self._verbose or isinstance(message, Waiting):
+        if self._verbose or isinstance(message, LockMessage):
             self._report(f"{self._stamped()}: {message}")
         if not isinstance(message, str) and message.failed and message.host not in self._failed:
             self._failed.add(message.host)
@@ -150,14 +150,14 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Deadline:
     """A time by which an operation must be complete, as seconds of ``clock``."""
 
     until: float = math.inf
     clock: Clock = field(default_factory=Clock)
 
     @classmethod
-    def within(cls, seconds: float, clock: Clock | None = None) -> Limit:
+    def within(cls, seconds: float, clock: Clock | None = None) -> Deadline:
         clock = clock or Clock()
         return cls(clock.now() + seconds, clock)
 
@@ -167,4 +167,4 @@ class Limit:
         return self.until - self.clock.now()
 
 
-NO_LIMIT = Limit()
+NO_LIMIT = Deadline()

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from clusterctl.errors import MachineError, Notice, UsageError, printable
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import run
-from clusterctl.util.progress import Limit
+from clusterctl.util.progress import Deadline
 from clusterctl.util.redact import redactor
 
 # The time limit of a process that sends a message, in seconds.
@@ -171,7 +171,7 @@ class MessageQueue:
 
     def wait(self, seconds: float) -> None:
         """Wait until all messages are sent or have failed, at most so long. The others fail."""
-        limit = Limit.within(seconds)
+        limit = Deadline.within(seconds)
         with self._changed:
             # Short waits can be interrupted.
             while any(self._waiting.values()) and limit.rest_s > 0:

@@ -18,19 +18,19 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from pydantic import ValidationError
 
 from clusterctl.errors import CommandError, TransportError, UsageError
-from clusterctl.providers.attached import Attached, AttachRequest, Proof, ProofJob
+from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof, ProofJob
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.facts import OF_PROOF, placed_facts, proof_facts, site_facts
 from clusterctl.providers.existing.place import (
     OLDEST_GLIBC,
-    Placed,
+    PreparedFolder,
     expanded,
     glibc_minor,
     mpi_modules,
     place,
     with_standalone_python,
 )
-from clusterctl.providers.existing.probe import Choices, Probed, chosen_settings, probe
+from clusterctl.providers.existing.probe import Choices, SiteProbe, chosen_settings, probe
 from clusterctl.providers.existing.site_description import SiteDescription, SitePartition, load_site
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import MOST_GPUS, Gpus, Partition
@@ -67,7 +67,7 @@ _GRES: Final = re.compile(r"gpu(?::([^:,()\s]+?))?:([0-9]+)(?:\(.*\))?")
 _CHOSEN: Final = (*(field.name for field in fields(Choices)), "folder", "launcher")
 
 
-def attach(request: AttachRequest) -> Attached:
+def attach(request: AttachRequest) -> AttachedCluster:
     """Make a cluster ready for jobs, or check it again. No job is submitted.
 
     Raises:
@@ -111,13 +111,13 @@ def attach(request: AttachRequest) -> Attached:
 def _attached(
     workspace: Workspace,
     spec: ClusterSpec,
-    probed: Probed,
-    placed: Placed,
+    probed: SiteProbe,
+    placed: PreparedFolder,
     site: SiteDescription,
-) -> Attached:
+) -> AttachedCluster:
     settings = settings_of(spec)
     launchers = _launchers(settings, site)
-    return Attached(
+    return AttachedCluster(
         workspace=workspace,
         spec=spec,
         folder=placed.folder,
@@ -148,7 +148,7 @@ def _launchers(settings: ExistingSettings, site: SiteDescription) -> tuple[Launc
     return (Launcher.SRUN, Launcher.MPIRUN) if site.may_have_pmix else (Launcher.MPIRUN,)
 
 
-def record_proof(attached: Attached, proof: Proof) -> Attached:
+def record_proof(attached: AttachedCluster, proof: MpiProof) -> AttachedCluster:
     """Record what the job has shown that proves MPI. Return the cluster with the facts of the job."""
     workspace = attached.workspace
     with workspace.lock("attach", wait_s=WAIT_S, waiting=SILENT.note):
@@ -306,7 +306,7 @@ def _reject_other_site(
 
 def _probed_first(
     request: AttachRequest, start: _Start, stack: ExitStack
-) -> tuple[Workspace, Probed]:
+) -> tuple[Workspace, SiteProbe]:
     """Probe a new cluster, or a new login of a known cluster. Create and lock its workspace.
 
     The probe's folder becomes the workspace, with its open connection, so a second factor is asked
@@ -356,7 +356,7 @@ def name_of(site: SiteDescription, request: AttachRequest) -> str:
     return "cluster"
 
 
-def _probed(request: AttachRequest, workspace: Workspace, chosen: Mapping[str, Any]) -> Probed:
+def _probed(request: AttachRequest, workspace: Workspace, chosen: Mapping[str, Any]) -> SiteProbe:
     workspace.create()
     write_login_files(request.login, workspace)
     request.reporter.step("probe")
@@ -372,8 +372,8 @@ def _settings(spec: ClusterSpec | None) -> ExistingSettings | None:
 
 
 def _place(
-    request: AttachRequest, workspace: Workspace, probed: Probed, spec: ClusterSpec
-) -> Placed:
+    request: AttachRequest, workspace: Workspace, probed: SiteProbe, spec: ClusterSpec
+) -> PreparedFolder:
     """Write clusterctl's folder on the cluster."""
     settings = settings_of(spec)
     site = probed.site
@@ -413,7 +413,7 @@ def _place(
 
 
 def _site_record(
-    start: _Start, settings: ExistingSettings, probed: Probed, placed: Placed
+    start: _Start, settings: ExistingSettings, probed: SiteProbe, placed: PreparedFolder
 ) -> SiteDescription:
     """Return the site as it is recorded, with what an earlier job has shown, if jobs still have its
     modules and launcher.
@@ -467,7 +467,7 @@ def _remove_earlier_folder(
             reporter.note(f"{path} stays, because it has files that `attach` did not create")
 
 
-def _new_settings(request: AttachRequest, start: _Start, probed: Probed) -> ExistingSettings:
+def _new_settings(request: AttachRequest, start: _Start, probed: SiteProbe) -> ExistingSettings:
     """Return the settings: as chosen, or else as the site says."""
     values = {
         **start.chosen,
@@ -496,7 +496,7 @@ def _fitting(values: Mapping[str, Any], request: AttachRequest) -> ExistingSetti
 
 
 def _spec(
-    name: str, settings: ExistingSettings, probed: Probed, previous: ClusterSpec | None
+    name: str, settings: ExistingSettings, probed: SiteProbe, previous: ClusterSpec | None
 ) -> ClusterSpec:
     """Return the spec, with the partitions as Slurm lists them and all other keys as before."""
     prices = {p.name: p.price_per_hour for p in previous.partitions} if previous else {}
@@ -539,8 +539,8 @@ def _node_names(nodes: str) -> tuple[str, ...]:
 
 def _inventory(
     spec: ClusterSpec,
-    probed: Probed,
-    placed: Placed,
+    probed: SiteProbe,
+    placed: PreparedFolder,
     earlier: Inventory | None = None,
 ) -> Inventory:
     """Return the record of the cluster. earlier: that of the last `attach`, whose job may have found

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from clusterctl.errors import SlurmError, UsageError
-from clusterctl.providers.attached import Proof, SiteFact
+from clusterctl.providers.attached import MpiProof, SiteFact
 from clusterctl.providers.existing.detach import AttachedFolder
-from clusterctl.providers.existing.place import Placed
-from clusterctl.providers.existing.probe import Choices, Probed, chosen_settings, probe
+from clusterctl.providers.existing.place import PreparedFolder
+from clusterctl.providers.existing.probe import Choices, SiteProbe, chosen_settings, probe
 from clusterctl.providers.existing.site_description import load_site
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import Launcher
@@ -66,7 +66,7 @@ def examine_site(workspace: Workspace) -> tuple[SiteFact, ...]:
     return (*site_facts(probed), *closed, *site.facts, calls, *quotas, *folder, *missing, *lost)
 
 
-def _probed(transport: Transport, spec: ClusterSpec) -> tuple[Probed, list[SiteFact]]:
+def _probed(transport: Transport, spec: ClusterSpec) -> tuple[SiteProbe, list[SiteFact]]:
     """Probe with the settings of jobs. If the default partition takes no job any more, probe the
     others, and say so.
     """
@@ -82,7 +82,7 @@ def _probed(transport: Transport, spec: ClusterSpec) -> tuple[Probed, list[SiteF
     return probed, [SiteFact("default partition", value, _TEST, is_problem=True)]
 
 
-def site_facts(probed: Probed) -> Iterator[SiteFact]:
+def site_facts(probed: SiteProbe) -> Iterator[SiteFact]:
     """Yield the facts that the login node has printed."""
     site = probed.site
     cluster = f"{site.slurm_version}, cluster {site.cluster_name}"
@@ -106,13 +106,13 @@ def site_facts(probed: Probed) -> Iterator[SiteFact]:
     yield SiteFact("accounting", records if site.accounting else "yours is readable", "sacct")
 
 
-def placed_facts(placed: Placed) -> Iterator[SiteFact]:
+def placed_facts(placed: PreparedFolder) -> Iterator[SiteFact]:
     """Yield the folder and the Python that `attach` has placed on the cluster."""
     yield SiteFact("folder", placed.folder, "written there")
     yield SiteFact("Python", f"{placed.version}, {placed.python}", "python3 --version")
 
 
-def proof_facts(proof: Proof, modules: Sequence[str]) -> Iterator[SiteFact]:
+def proof_facts(proof: MpiProof, modules: Sequence[str]) -> Iterator[SiteFact]:
     """Yield what a job has shown that loads ``modules``."""
     job = f"job {proof.job_id}" if proof.job_id else "sbatch"
     if proof.state == "pending":

@@ -66,7 +66,7 @@ _FINISH: Final = Path(__file__).with_name("remote_finish.sh").read_text(encoding
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PreparedFolder:
     """The folder on the cluster, after ``place``.
 
     folder: its absolute path. cluster_id: the id in its mark, which may be of an earlier `attach`.
@@ -153,7 +153,7 @@ def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeSpace:
     """The free space of a disk or a quota, in bytes and number of files. None: unlimited or
     unknown.
     """
@@ -172,7 +172,7 @@ def place(
     python: str | None = None,
     modules: Sequence[str] = (),
     report: LineReporter = SILENT.note,
-) -> Placed:
+) -> PreparedFolder:
     """Create clusterctl's folder on the cluster with the environment of jobs, or complete it.
 
     After it was killed, the next call continues. If an `attach` on another machine has created the
@@ -225,7 +225,7 @@ def place(
     profile = job_profile(loaded, site.slurm_path)
     argv = ["sh", "-c", _FINISH, "finish", at, lock.key]
     transport.run(argv, stdin=profile.encode())
-    return Placed(at, cluster_id, path, pythons[path], node, loaded, built)
+    return PreparedFolder(at, cluster_id, path, pythons[path], node, loaded, built)
 
 
 def _with_mpi(
@@ -402,11 +402,11 @@ def _unfit(folder: str) -> UsageError:
     )
 
 
-def rooms_of(answer: Mapping[str, Sequence[str]]) -> list[Room]:
+def rooms_of(answer: Mapping[str, Sequence[str]]) -> list[FreeSpace]:
     """Return the room of the disk, and of the user's quotas on its file system."""
     blocks, size, inodes, free_inodes = map(_number, answer["disk"][0].split())
     # Some file systems do not count files.
-    rooms = [Room("the disk", blocks * size, free_inodes if inodes else None)]
+    rooms = [FreeSpace("the disk", blocks * size, free_inodes if inodes else None)]
     quotas = [line.split() for line in (*answer.get("quota", ()), *answer.get("lustre", ()))]
     devices = [*answer["device"], *answer["folder"]]
     rooms += [
@@ -417,7 +417,7 @@ def rooms_of(answer: Mapping[str, Sequence[str]]) -> list[Room]:
     return rooms
 
 
-def _room_of_quota(words: Sequence[str]) -> Room:
+def _room_of_quota(words: Sequence[str]) -> FreeSpace:
     """Return the room in a line of `quota -wp`: file system; KiB used, quota, limit, grace; then of
     files.
     """
@@ -425,7 +425,7 @@ def _room_of_quota(words: Sequence[str]) -> Room:
     limit = hard or soft
     limit_files = hard_files or soft_files
     space = max(limit - used, 0) << 10 if limit else None
-    return Room("the quota", space, max(limit_files - used_files, 0) if limit_files else None)
+    return FreeSpace("the quota", space, max(limit_files - used_files, 0) if limit_files else None)
 
 
 def _number(word: str) -> int:
@@ -436,7 +436,7 @@ def _number(word: str) -> int:
 
 
 def _reject_little_room(
-    host: str, folder: str, rooms: Sequence[Room], python: StandalonePython | None = None
+    host: str, folder: str, rooms: Sequence[FreeSpace], python: StandalonePython | None = None
 ) -> None:
     """Raise TransferError if the environment of jobs, and its ``python``, are too large."""
     space = _SPACE + (python.bytes if python else 0)

@@ -87,7 +87,7 @@ def chosen_settings(spec: ClusterSpec | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class TestSubmission:
+class ProbeSubmission:
     """The answer of `sbatch --test-only`, which submits no job, for an account and a partition.
 
     account: empty for Slurm's default account. partition: empty: the job names none. answer: the
@@ -117,7 +117,7 @@ class TestSubmission:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class SiteProbe:
     """The answers of a login node.
 
     account: the chosen Slurm account. Empty: jobs name no account, so Slurm takes the user's
@@ -130,7 +130,7 @@ class Probed:
     site: SiteDescription
     account: str
     partition: str
-    attempts: tuple[TestSubmission, ...]
+    attempts: tuple[ProbeSubmission, ...]
     is_routed: bool = False
     minutes: str = ""
 
@@ -158,7 +158,7 @@ class Probed:
         return str(min(int(self.minutes), max(limit_s // 60, 1)))
 
     @property
-    def refused(self) -> tuple[TestSubmission, ...]:
+    def refused(self) -> tuple[ProbeSubmission, ...]:
         """The last attempt for each partition that accepts no jobs."""
         if self.is_routed:
             return ()
@@ -176,7 +176,7 @@ class Probed:
         return min([1 if is_refused else 2, *sizes])
 
 
-def probe(transport: Transport, choices: Choices) -> Probed:
+def probe(transport: Transport, choices: Choices) -> SiteProbe:
     """Ask the login node. Nothing is written there, and no job is submitted.
 
     Raises:
@@ -256,7 +256,7 @@ class _Association(NamedTuple):
     allowed_qos: str
 
 
-def parse(text: str, choices: Choices, host: str) -> Probed:
+def parse(text: str, choices: Choices, host: str) -> SiteProbe:
     """Parse the output of remote_probe.sh. Errors: see ``probe``."""
     answer = _Answer(text)
     if not answer.first("slurm_path"):
@@ -283,7 +283,7 @@ def parse(text: str, choices: Choices, host: str) -> Probed:
     site = _site(answer, partitions, choices)
     is_routed = bool(accepted) and not partition
     default = next((part.name for part in partitions if part.is_default), "")
-    probed = Probed(site, account, partition or default, attempts, is_routed, minutes)
+    probed = SiteProbe(site, account, partition or default, attempts, is_routed, minutes)
     if not probed.usable:
         raise _nothing_accepted(attempts, choices, host)
     return replace(probed, partition=probed.usable[0].name)
@@ -337,7 +337,7 @@ def _no_partitions(answer: _Answer, choices: Choices, refusal: str, host: str) -
     return error
 
 
-def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[TestSubmission, ...]:
+def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[ProbeSubmission, ...]:
     """Return the answers of sbatch, without the lines that a site prints also if a job is accepted.
 
     A partition with a name that a spec can't hold counts as refused.
@@ -351,7 +351,7 @@ def _attempts(answer: _Answer, partitions: Sequence[SitePartition]) -> tuple[Tes
         lines = row.output.split(_LINE)
         words = " ".join(line for line in lines if row.is_accepted or line not in noise)
         nodes = int(row.nodes)
-        attempt = TestSubmission(
+        attempt = ProbeSubmission(
             row.account, row.partition, nodes, row.is_accepted, words, row.minutes
         )
         if SlurmError.nodes_out.search(words) and _lacks_nodes(known.get(row.partition), nodes):
@@ -372,7 +372,7 @@ def _lacks_nodes(partition: SitePartition | None, count: int) -> bool:
 
 
 def _nothing_accepted(
-    attempts: Sequence[TestSubmission], choices: Choices, host: str
+    attempts: Sequence[ProbeSubmission], choices: Choices, host: str
 ) -> ClusterctlError:
     if away := [a.answer for a in attempts if SlurmAwayError.words.search(a.answer)]:
         return _no_answer("", away[-1], host)

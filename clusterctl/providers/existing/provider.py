@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NoReturn
 
 from clusterctl.providers.attached import (
-    Attached,
+    AttachedCluster,
     AttachedPlace,
     AttachRequest,
-    Proof,
+    MpiProof,
     SiteFact,
 )
 from clusterctl.providers.base import Leftover, OrphanSearch, Prompts, Provider
@@ -51,10 +51,10 @@ class ExistingProvider(Provider):
     def orphans(self, name: str) -> OrphanSearch:  # noqa: ARG002
         return OrphanSearch()
 
-    def attach(self, request: AttachRequest) -> Attached:
+    def attach(self, request: AttachRequest) -> AttachedCluster:
         return attach(request)
 
-    def record_proof(self, attached: Attached, proof: Proof) -> Attached:
+    def record_proof(self, attached: AttachedCluster, proof: MpiProof) -> AttachedCluster:
         return record_proof(attached, proof)
 
     def examine_site(self, workspace: Workspace) -> tuple[SiteFact, ...]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from clusterctl.errors import ApiOffError
 from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.orphans import ID_LABEL, Area, find_labelled
+from clusterctl.providers.gcp.orphans import ID_LABEL, SearchArea, find_labelled
 from clusterctl.providers.gcp.terraform import ResourceChange
 
 
@@ -64,7 +64,7 @@ _PLACES: Final[Mapping[str, _Place]] = {
 
 
 def import_ids(
-    api: Api, cluster_id: str, area: Area, changes: Iterable[ResourceChange]
+    api: Api, cluster_id: str, area: SearchArea, changes: Iterable[ResourceChange]
 ) -> Mapping[str, str]:
     """Return Terraform address -> import id of all resources that ``changes`` create although they
     exist, and that are this cluster's.

@@ -73,7 +73,7 @@ class CloudResource:
 
 
 @dataclass(frozen=True, slots=True)
-class Area:
+class SearchArea:
     """Where a cluster's resources may be.
 
     region: the only region. Empty: any.
@@ -84,7 +84,7 @@ class Area:
     host_project: str = ""
 
 
-ANYWHERE: Final = Area()
+ANYWHERE: Final = SearchArea()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _LabelQuery:
     label: str
     value: str | None
     name: str
-    area: Area = ANYWHERE
+    area: SearchArea = ANYWHERE
 
     def is_on(self, resource: Json) -> bool:
         labels = read_labels(resource)
@@ -138,11 +138,13 @@ _KINDS: Final = (
 )
 
 
-def _query_for(cluster_id: str, area: Area = ANYWHERE) -> _LabelQuery:
+def _query_for(cluster_id: str, area: SearchArea = ANYWHERE) -> _LabelQuery:
     return _LabelQuery(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", area)
 
 
-def find_resources(api: Api, cluster_id: str, area: Area = ANYWHERE) -> tuple[CloudResource, ...]:
+def find_resources(
+    api: Api, cluster_id: str, area: SearchArea = ANYWHERE
+) -> tuple[CloudResource, ...]:
     """Return all resources of a cluster, in the order in which they can be deleted. Ignore zones
     and regions outside ``area`` that do not answer.
     """
@@ -150,7 +152,7 @@ def find_resources(api: Api, cluster_id: str, area: Area = ANYWHERE) -> tuple[Cl
 
 
 def find_labelled(
-    api: Api, label: str, value: str | None, kinds: Collection[str], area: Area = ANYWHERE
+    api: Api, label: str, value: str | None, kinds: Collection[str], area: SearchArea = ANYWHERE
 ) -> Iterator[tuple[str, str, Json]]:
     """Yield (kind, path, REST resource) of each resource of these kinds with this label and value.
 

@@ -33,7 +33,7 @@ from clusterctl.providers.gcp import apply, costs, fixed, images, orphans, stora
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.images import SHARED
 from clusterctl.providers.gcp.imports import import_ids
-from clusterctl.providers.gcp.orphans import ANYWHERE, Area
+from clusterctl.providers.gcp.orphans import ANYWHERE, SearchArea
 from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import (
@@ -318,7 +318,7 @@ class GcpProvider(Provider):
             )
         return made
 
-    def _delete_labelled(self, cluster_id: str, area: Area) -> None:
+    def _delete_labelled(self, cluster_id: str, area: SearchArea) -> None:
         resources = orphans.find_resources(self._api, cluster_id, area)
         orphans.remove_resources(self._api, resources)
         for resource in resources:
@@ -565,13 +565,13 @@ def controller_of(folder: Path) -> str:
     return next((name for name, host in hosts.items() if host["role"] == CONTROLLER), "")
 
 
-def _area_of(workspace: Workspace | None) -> Area:
+def _area_of(workspace: Workspace | None) -> SearchArea:
     """Return where resources may be, by the variables of Terraform's folder."""
     if workspace is None:
         return ANYWHERE
     recorded = storage.read_variables(workspace.terraform)
     host_project = recorded.get("network", {}).get("host_project")
-    return Area(str(recorded.get("region", "")), host_project or "")
+    return SearchArea(str(recorded.get("region", "")), host_project or "")
 
 
 def _reject_changes(spec: ClusterSpec, workspace: Workspace) -> None:

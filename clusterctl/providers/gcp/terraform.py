@@ -29,7 +29,7 @@ from clusterctl.providers.gcp.terraform_program import TerraformProgram, find
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Event, Resource
 from clusterctl.state.workspace import cache_home, hold, write_atomic
 from clusterctl.util.assets import file_sha256
-from clusterctl.util.progress import Reporter, Waiting
+from clusterctl.util.progress import LockMessage, Reporter
 
 # Called with a description of the failed action, and Terraform's diagnostics. Returns the error to
 # raise.
@@ -282,7 +282,7 @@ class Terraform:
         cache.mkdir(parents=True, exist_ok=True)
 
         def waiting(text: str) -> None:
-            self.reporter.progress(Waiting(text))
+            self.reporter.progress(LockMessage(text))
 
         with hold(cache / ".lock", "up", what="Terraform's cache of providers", waiting=waiting):
             # Without the second variable, `init` uses the cache only for checksums in the folder's

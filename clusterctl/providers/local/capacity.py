@@ -22,7 +22,7 @@ from clusterctl.util import formatting
 def compare(
     spec: ClusterSpec,
     nodes: Sequence[NodeShare],
-    existing: layout.Existing,
+    existing: layout.ExistingMachines,
     hosts: Mapping[str, Host],
     recreated: Collection[str] = (),
 ) -> Iterator[HostChange]:
@@ -57,7 +57,7 @@ def compare(
 def _change(
     name: str,
     title: str,
-    existing: layout.Existing,
+    existing: layout.ExistingMachines,
     price: float | None = None,
     *,
     previous: str = "",

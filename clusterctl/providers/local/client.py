@@ -18,7 +18,7 @@ from typing import Any
 from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.process import run
-from clusterctl.util.progress import SILENT, ProgressReporter, Waiting
+from clusterctl.util.progress import SILENT, LockMessage, ProgressReporter
 
 _MODULE = "clusterctl.providers.local.helper"
 _NO_RIGHT = "local nodes need root access to this machine"
@@ -29,7 +29,7 @@ _idle: list[subprocess.Popen[str]] = []
 
 
 @dataclass(slots=True)
-class Exchange:
+class HelperExchange:
     """Messages about a request to the root helper. ``goes_on``: whether it then accepts another
     request.
     """
@@ -51,7 +51,7 @@ class Exchange:
             if "progress" in message:
                 self.report(message["progress"])
             elif "waiting" in message:
-                self.report(Waiting(message["waiting"]))
+                self.report(LockMessage(message["waiting"]))
             elif "ready" in message:
                 return dict(message["ready"])
             elif "error" in message:
@@ -90,17 +90,17 @@ class Helper:
             return exchange.result()
 
     @contextmanager
-    def asking(self, verb: str, request: Mapping[str, Any]) -> Iterator[Exchange]:
-        """Send a request and yield its ``Exchange``. If the body raises, the helper cleans up and
+    def asking(self, verb: str, request: Mapping[str, Any]) -> Iterator[HelperExchange]:
+        """Send a request and yield its ``HelperExchange``. If the body raises, the helper cleans up and
         ends.
         """
-        exchange: Exchange | None = None
+        exchange: HelperExchange | None = None
         # The process is started in a thread, because Ctrl-C in the main thread could lose a process
         # that was just started.
         with ThreadPoolExecutor(max_workers=1) as pool:
             future = pool.submit(_take)
             try:
-                exchange = Exchange(future.result(), self.report)
+                exchange = HelperExchange(future.result(), self.report)
                 exchange.send({"verb": verb, "request": request})
                 yield exchange
             finally:

@@ -457,9 +457,9 @@ def existing(message: dict[str, Any]) -> dict[str, Any]:
     return existing_of(layout.cluster_dir(cluster_id), machines).model_dump(mode="json")
 
 
-def existing_of(folder: Path, machines: Sequence[str]) -> layout.Existing:
+def existing_of(folder: Path, machines: Sequence[str]) -> layout.ExistingMachines:
     """Return what exists of the cluster with this folder. ``machines``: its running machines."""
-    answer = layout.Existing(machines=tuple(machines))
+    answer = layout.ExistingMachines(machines=tuple(machines))
     with suppress(FileNotFoundError):
         content = (folder / layout.STATE_FILE).read_bytes()
         state = layout.ClusterState.model_validate_json(content)

@@ -37,7 +37,7 @@ from clusterctl.util.process import parallel_map
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
 
-class Base(BaseModel):
+class BaseImage(BaseModel):
     """The packages and settings of a distribution's base image, as a table of images.toml lists
     them.
     """
@@ -60,7 +60,7 @@ class Base(BaseModel):
 
 _FURNISH = Path(__file__).with_name("data") / "furnish.sh"
 _INSTALL = Path(__file__).with_name("data") / "install.sh"
-_BASES = read_table(Path(__file__).with_name("data") / "images.toml", dict[str, Base])
+_BASES = read_table(Path(__file__).with_name("data") / "images.toml", dict[str, BaseImage])
 DEBIAN = _BASES["debian"]
 REDHAT = _BASES["redhat"]
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")

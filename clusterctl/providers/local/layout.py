@@ -291,7 +291,7 @@ class StorageQuery(_Message):
     remove: StorageName | None = None
 
 
-class Existing(_Message):
+class ExistingMachines(_Message):
     """The state of a cluster on this machine.
 
     nodes: name -> size of the node's own disk in MiB. None: it uses this machine's disk.

@@ -180,7 +180,7 @@ class LocalProvider(Provider):
         refuse_other_machines(sys.platform)
         shares, notes = shares_here(spec)
         hosts = load_known_hosts(workspace)
-        existing = layout.Existing()
+        existing = layout.ExistingMachines()
         storages = tuple[KeptStorage, ...]()
         try:
             if cluster_id := workspace.known_id():
@@ -190,7 +190,7 @@ class LocalProvider(Provider):
         # A plan is shown even without root access.
         except MachineError as exc:
             disks = {host.name: host.disk_mib for host in hosts.values()}
-            existing = layout.Existing(nodes=disks, running=frozenset(disks))
+            existing = layout.ExistingMachines(nodes=disks, running=frozenset(disks))
             notes += (
                 (
                     "nodes and storage are shown as `up` left them; they could not be "
@@ -313,8 +313,10 @@ class LocalProvider(Provider):
             nodes=(layout.NspawnNode(name=spec.controller_host), *nodes),
         )
 
-    def _existing(self, cluster_id: str) -> layout.Existing:
-        return layout.Existing.model_validate(self._helper.call("existing", {"id": cluster_id}))
+    def _existing(self, cluster_id: str) -> layout.ExistingMachines:
+        return layout.ExistingMachines.model_validate(
+            self._helper.call("existing", {"id": cluster_id})
+        )
 
     def kill_host(self, cluster_id: str, host: str) -> None:
         self._helper.call("kill_host", {"id": cluster_id, "host": host})

@@ -29,7 +29,7 @@ from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import ErrorRule, digest, first_rule, read_table, render
 from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import call_on_hosts, parallel_map, run, temporary_folder
-from clusterctl.util.progress import NO_LIMIT, Limit
+from clusterctl.util.progress import NO_LIMIT, Deadline
 
 _SSH_PORT: Final = 22
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")
@@ -241,7 +241,7 @@ class HostKeys:
         self,
         machines: Mapping[str, OnpremHost],
         confirm: Confirm,
-        limit: Limit = NO_LIMIT,
+        limit: Deadline = NO_LIMIT,
         *,
         find_all: bool = False,
     ) -> Mapping[str, ClusterctlError]:
@@ -268,7 +268,7 @@ class HostKeys:
         return {name: failed[name] for name in machines if name in failed}
 
     def _round(
-        self, peers: Sequence[SshHost], confirm: Confirm, limit: Limit, *, find_all: bool
+        self, peers: Sequence[SshHost], confirm: Confirm, limit: Deadline, *, find_all: bool
     ) -> Mapping[str, ClusterctlError]:
         self._keys |= {peer.title: key for peer in peers if (key := _trusted_key(peer))}
         to_ask = {peer.title: peer for peer in peers if peer.title not in self._keys}

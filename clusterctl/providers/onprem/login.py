@@ -42,7 +42,7 @@ from clusterctl.transport.base import Conversation, remote_program, shown_comman
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.sudo import AS_ROOT, SudoError
 from clusterctl.util.process import call_on_hosts
-from clusterctl.util.progress import NO_LIMIT, Limit
+from clusterctl.util.progress import NO_LIMIT, Deadline
 
 _PLACES: Final = "/usr/sbin:/sbin:/usr/bin"
 # Folder that the Ansible roles create on nodes.
@@ -157,7 +157,7 @@ class Login:
         return self._machines[host].is_here
 
     def try_sudo(
-        self, hosts: Sequence[str], limit: Limit = NO_LIMIT
+        self, hosts: Sequence[str], limit: Deadline = NO_LIMIT
     ) -> Mapping[str, ClusterctlError]:
         """Become root on these hosts. Return host -> error, where that fails."""
         return call_on_hosts(hosts, lambda host: self.root(host, ("true",)), limit=limit)[1]
@@ -208,7 +208,7 @@ class Login:
             raise UsageError(text, code="key-file-missing", where=", ".join(missing), fix=fix)
 
     def trust(
-        self, hosts: Sequence[str], limit: Limit = NO_LIMIT, *, find_all: bool = False
+        self, hosts: Sequence[str], limit: Deadline = NO_LIMIT, *, find_all: bool = False
     ) -> Mapping[str, ClusterctlError]:
         """Find a trusted host key of each host. Return host -> error, for hosts without a trusted
         key.

@@ -48,7 +48,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Invento
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import remote_program
 from clusterctl.util.process import call_on_hosts, parallel_map
-from clusterctl.util.progress import NO_LIMIT, Limit
+from clusterctl.util.progress import NO_LIMIT, Deadline
 
 _NO_ADDRESS: Final = "network"
 _REACH: Final = remote_program("clusterctl.hosts.remote_reach").encode()
@@ -234,7 +234,7 @@ def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
 
 
 def joined_members(
-    hosts: Sequence[Host], previous: Mapping[str, Host], login: Login, limit: Limit = NO_LIMIT
+    hosts: Sequence[Host], previous: Mapping[str, Host], login: Login, limit: Deadline = NO_LIMIT
 ) -> tuple[Mapping[str, Host], Mapping[str, Host], Mapping[str, ClusterctlError]]:
     """Ask the hosts in ``previous`` for their cluster, except hosts with a new address or host key.
 
@@ -286,7 +286,7 @@ def examine(
     *,
     only: Collection[str],
     lost: Mapping[str, ClusterctlError],
-    limit: Limit = NO_LIMIT,
+    limit: Deadline = NO_LIMIT,
 ) -> DoctorReport:
     """Collect data about the hosts, and return it with all findings.
 
@@ -332,7 +332,7 @@ def _examine_network(
     facts: Mapping[str, HostFacts],
     root: RunAsRoot,
     start: StartOnHost,
-    limit: Limit = NO_LIMIT,
+    limit: Deadline = NO_LIMIT,
 ) -> tuple[Finding, ...]:
     """Test the connections that new hosts need: to other hosts, to repositories and to the NFS
     server.

@@ -50,7 +50,7 @@ from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts, temporary_folder
-from clusterctl.util.progress import NO_LIMIT, Clock, Limit
+from clusterctl.util.progress import NO_LIMIT, Clock, Deadline
 
 # CPU seconds of this machine that examining a host may take.
 _HOST_S: Final = 0.5
@@ -329,14 +329,14 @@ class OnpremProvider(Provider):
         """
         total_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(hosts))
         limit, login_limit = (
-            Limit.within(seconds, self._clock) for seconds in (total_s, total_s / 3)
+            Deadline.within(seconds, self._clock) for seconds in (total_s, total_s / 3)
         )
         names = [host.name for host in hosts]
         login.check_keys(names)
         lost = login.trust(names, limit if find_all else NO_LIMIT, find_all=find_all)
         if not find_all:
             # The limit does not include the time until the user confirms host keys.
-            limit = Limit.within(total_s, self._clock)
+            limit = Deadline.within(total_s, self._clock)
         known = load_known_hosts(workspace)
         silent = {name: known[name] for name in known if members.is_silent_in(name, lost)}
         reachable = [host for host in hosts if host.name not in lost]
@@ -344,10 +344,10 @@ class OnpremProvider(Provider):
         silent = {**silent, **unanswering}
         lost = {name: exc for name, exc in {**lost, **refused}.items() if name not in silent}
         new = tuple(name for name in names if name not in {**joined, **silent})
-        patience = Limit.within(total_s + _TYPING_S, self._clock)
+        patience = Deadline.within(total_s + _TYPING_S, self._clock)
         asked = [name for name in names if name not in {**lost, **silent}]
         lost |= login.try_sudo(asked, patience)
-        limit = Limit.within(total_s, self._clock)
+        limit = Deadline.within(total_s, self._clock)
         answering = [host.name for host in hosts if host.name not in silent]
         report = members.examine(spec, hosts, login, joined, only=answering, lost=lost, limit=limit)
         blocking = blocking_findings(report, hosts, new, workspace, silent)

@@ -110,7 +110,7 @@ class Filestore(SpecModel):
     capacity: SizeMib = spelled("1TiB", "its size, in whole GiB")
 
 
-class Bucket(SpecModel):
+class GcsBucket(SpecModel):
     """A Cloud Storage bucket that every node mounts as /bucket, for datasets and results."""
 
     name: Annotated[str, PATTERNS["bucket"]] = Field(description="its globally unique name")
@@ -179,7 +179,7 @@ class GcpSettings(ProviderSettings):
         None,
         description="the disk of a new `storage.name`, without filestore; by default 100GiB",
     )
-    bucket: Bucket | None = Field(None, description="a bucket that every node mounts as /bucket")
+    bucket: GcsBucket | None = Field(None, description="a bucket that every node mounts as /bucket")
     kms_key: Annotated[str, PATTERNS["kms_key"]] | None = Field(
         None, description="a customer-managed key (CMEK) that encrypts all disks"
     )

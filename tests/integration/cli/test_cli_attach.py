@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.cli.attach import attach, proof_failure, summary
 from clusterctl.cli.output import Screen
-from clusterctl.providers.attached import Attached, AttachRequest, Proof
+from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.existing.facts import proof_facts, site_facts
 from clusterctl.providers.existing.probe import Choices, parse
 from clusterctl.providers.existing.provider import ExistingProvider
@@ -26,11 +26,11 @@ SPEC = (
     "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: "
     "short, nodes: 2}]}"
 )
-PROOF = Proof("proven", Launcher.SRUN, "33", ("c1", "c2"), "2.36")
-PENDING = Proof("pending", Launcher.SRUN, "33", why="33 is PENDING")
+PROOF = MpiProof("proven", Launcher.SRUN, "33", ("c1", "c2"), "2.36")
+PENDING = MpiProof("pending", Launcher.SRUN, "33", why="33 is PENDING")
 
 
-def attached(**more: object) -> Attached:
+def attached(**more: object) -> AttachedCluster:
     probed = parse(CAPTURE.read_text(), Choices(), "login")
     values = {
         "workspace": Workspace(Path("/w")),
@@ -50,7 +50,7 @@ def attached(**more: object) -> Attached:
         "facts": tuple(site_facts(probed)),
         "site": {},
     }
-    return Attached(**{**values, **more})  # type: ignore[arg-type]
+    return AttachedCluster(**{**values, **more})  # type: ignore[arg-type]
 
 
 def test_proof_is_shown_with_its_nodes() -> None:
@@ -77,7 +77,7 @@ def test_last_line_has_the_time_limit_that_the_site_demands() -> None:
 
 @pytest.mark.parametrize(("state", "names"), [("failed", True), ("refused", False)])
 def test_failed_proof_has_a_fix(state: Literal["failed", "refused"], names: bool) -> None:
-    proof = Proof(state, Launcher.SRUN, "33", why="the words of the site", fix="look")
+    proof = MpiProof(state, Launcher.SRUN, "33", why="the words of the site", fix="look")
     assert [fact.is_problem for fact in proof_facts(proof, ())] == [True]
     failure = proof_failure(attached(other_modules=("openmpi/5.0",)), proof)
     assert failure is not None
@@ -118,7 +118,7 @@ def test_words_that_are_not_given_are_kept_and_empty_ones_withdrawn(
     """The command line passes an empty list for an option that the user has not given."""
     requests: list[AttachRequest] = []
 
-    def ask(_: object, request: AttachRequest) -> Attached:
+    def ask(_: object, request: AttachRequest) -> AttachedCluster:
         requests.append(request)
         raise _AskedError
 

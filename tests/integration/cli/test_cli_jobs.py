@@ -17,7 +17,7 @@ from clusterctl.cli import cancel, jobs, logs, submit, waiting
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.cluster.status import Status
 from clusterctl.errors import SchedulerError, SlurmAwayError, UsageError, WaitTimeoutError
-from clusterctl.hosts.needs import REPORT, Lack
+from clusterctl.hosts.needs import REPORT, UnmetNeed
 from clusterctl.jobs.watch import ChangeNotes, wait
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.history import Alarm
@@ -168,9 +168,9 @@ def test_status_notes_missing_accounting(played_session, cluster, capsys) -> Non
     assert "Connection refused" in json.loads(capsys.readouterr().out)["accounting_failure"]
 
 
-def lacking_controller(cluster: PlayedCluster) -> Lack:
+def lacking_controller(cluster: PlayedCluster) -> UnmetNeed:
     """Let the controller's health check report a lack, and return it."""
-    lack = Lack("disk-full", "too little disk space", "/var has 3 MiB free", "remove some")
+    lack = UnmetNeed("disk-full", "too little disk space", "/var has 3 MiB free", "remove some")
     path = cluster.root / "bin" / "sudo"
     report = shlex.quote(json.dumps([asdict(lack)]))
     path.write_text(f'#!/bin/sh\n[ "$*" = "{" ".join(REPORT[1:])}" ] && echo {report}\n')

@@ -22,7 +22,7 @@ from clusterctl.errors import (
     SlurmError,
 )
 from clusterctl.jobs.prepare import Preparer, Submission, submit_prepared
-from clusterctl.jobs.submit import Submitted, Submitter
+from clusterctl.jobs.submit import SubmittedJob, Submitter
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import job_spec
 from clusterctl.state.ledger import JobEntry, Ledger
@@ -259,8 +259,8 @@ def test_submit_whose_job_can_not_be_written_down_may_have_one(
 def test_submit_refused_at_second_job_names_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def submit_prepared(*_: Any) -> Iterator[Submitted]:
-        yield Submitted("7", "train-small", "", "/shared", "token", None)
+    def submit_prepared(*_: Any) -> Iterator[SubmittedJob]:
+        yield SubmittedJob("7", "train-small", "", "/shared", "token", None)
         raise SchedulerError("Slurm rejected the job", code="slurm-refused")
 
     monkeypatch.setattr(submit, "submit_prepared", submit_prepared)

@@ -64,7 +64,7 @@ def test_attached_site_is_asked_at_its_pace_and_the_screen_tells_it(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
     looks = ClusterAnswers({"demo": moment}, {})
-    view = top.View().moved(looks.found)
+    view = top.TopView().moved(looks.found)
     first, *lines = top._screenful(Screen(json=False, color=False), looks, view, "")
     assert first.partition("Slurm")[2] == " was asked 20 s ago, at most every 10 s on average"
     assert lines == [

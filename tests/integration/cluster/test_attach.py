@@ -14,7 +14,7 @@ import pytest
 from clusterctl.cluster import attach as proving
 from clusterctl.cluster.attach import prove
 from clusterctl.errors import SchedulerError
-from clusterctl.providers.attached import Attached, AttachRequest, Proof
+from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.spec.load import parse_spec
@@ -27,7 +27,7 @@ BOTH = (Launcher.SRUN, Launcher.MPIRUN)
 RIGHT = json.dumps({"ok": True, "ranks": [{"glibc": "glibc 2.36"}, {"glibc": "glibc 2.9"}]})
 
 
-def attached(session: Session, **more: object) -> Attached:
+def attached(session: Session, **more: object) -> AttachedCluster:
     values = {
         "workspace": session.workspace,
         "spec": parse_spec(SPEC, "spec"),
@@ -46,7 +46,7 @@ def attached(session: Session, **more: object) -> Attached:
         "facts": (),
         "site": {},
     }
-    return Attached(**{**values, **more})  # type: ignore[arg-type]
+    return AttachedCluster(**{**values, **more})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def launchers(cluster: PlayedCluster) -> Callable[..., None]:
     return write
 
 
-def last(session: Session, cluster: Attached, request: AttachRequest) -> Proof:
+def last(session: Session, cluster: AttachedCluster, request: AttachRequest) -> MpiProof:
     """Return what is known in the end."""
     return list(prove(session, cluster, request))[-1]
 

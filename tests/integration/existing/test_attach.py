@@ -16,10 +16,10 @@ from clusterctl.errors import SlurmError, TransferError, UnreachableError, Usage
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.standalone_python import RELEASE as STANDALONE
 from clusterctl.packages.wheelhouse import new_wheelhouse
-from clusterctl.providers.attached import Attached, AttachRequest, Proof
+from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.existing.attach import _probed, attach, name_of, record_proof
 from clusterctl.providers.existing.facts import OF_PROOF, examine_site
-from clusterctl.providers.existing.probe import Probed
+from clusterctl.providers.existing.probe import SiteProbe
 from clusterctl.providers.existing.site_description import SiteDescription
 from clusterctl.spec.common import Gpus, Partition
 from clusterctl.spec.models import ClusterSpec
@@ -85,7 +85,7 @@ def ready(state: Path, build: Build, home: Path) -> Path:
     return state
 
 
-def attached(**more: object) -> Attached:
+def attached(**more: object) -> AttachedCluster:
     return attach(AttachRequest(HERE, python=sys.executable, **more))  # type: ignore[arg-type]
 
 
@@ -104,10 +104,10 @@ def test_odd_names_of_a_site_are_accepted_or_left_out(commands: Commands, ready:
     assert inventory.slurm_path.endswith("slurm+bin")
 
 
-def proven(first: Attached, **more: object) -> Attached:
+def proven(first: AttachedCluster, **more: object) -> AttachedCluster:
     """Record that job 33 has proven the first launcher, or another state of it."""
     values = {"state": "proven", "job_id": "33", "hosts": ("c1", "c2"), "glibc": "2.31", **more}
-    return record_proof(first, Proof(launcher=first.launchers[0], **values))  # type: ignore[arg-type]
+    return record_proof(first, MpiProof(launcher=first.launchers[0], **values))  # type: ignore[arg-type]
 
 
 def shown_of_proof(workspace: Workspace) -> Mapping[str, str]:
@@ -151,13 +151,13 @@ def test_jobs_use_the_launcher_whose_job_waits(commands: Commands, ready: Path) 
     commands("short")
     first = attached()
     assert job_inventory(first.workspace).pmix
-    waiting = record_proof(first, Proof("pending", Launcher.MPIRUN, "34", why="Resources"))
+    waiting = record_proof(first, MpiProof("pending", Launcher.MPIRUN, "34", why="Resources"))
     assert not job_inventory(first.workspace).pmix
     assert [fact.is_known for fact in waiting.facts if fact.fact == "MPI"] == [False]
     again = attached()
     assert (again.launchers, again.waiting, again.has_launcher) == ((Launcher.MPIRUN,), "34", False)
     # After a failure, all launchers are tried again.
-    record_proof(again, Proof("failed", Launcher.MPIRUN, "34", why="wrong"))
+    record_proof(again, MpiProof("failed", Launcher.MPIRUN, "34", why="wrong"))
     assert (attached().launchers, attached().waiting) == (first.launchers, "")
 
 
@@ -368,7 +368,9 @@ def test_attach_despite_a_foreign_folder_for_connections(
     (taken / "foreign").mkdir(parents=True)
     first: list[Path] = []
 
-    def probed(request: AttachRequest, workspace: Workspace, chosen: Mapping[str, Any]) -> Probed:
+    def probed(
+        request: AttachRequest, workspace: Workspace, chosen: Mapping[str, Any]
+    ) -> SiteProbe:
         first.append(workspace.connections)
         first[0].mkdir()
         return _probed(request, workspace, chosen)

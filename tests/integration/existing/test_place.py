@@ -28,7 +28,7 @@ from clusterctl.providers.existing import detach as detach_module
 from clusterctl.providers.existing import place as place_module
 from clusterctl.providers.existing.detach import AttachedFolder
 from clusterctl.providers.existing.place import (
-    Placed,
+    PreparedFolder,
     choose_python,
     place,
     platform_of,
@@ -44,14 +44,16 @@ from tests.support.messages import refused
 from tests.support.standalone import small_python, standalone_list
 from tests.support.wheels import a_wheel
 
-Place = Callable[..., Placed]
+Place = Callable[..., PreparedFolder]
 
 
 @pytest.fixture
 def call(wheel: None) -> Place:
     """Call ``place`` with a wheel of a package `first` in place of the packages of all jobs."""
 
-    def place_here(folder: str = "~/ours", cluster_id: str = "a1b2c3", **more: object) -> Placed:
+    def place_here(
+        folder: str = "~/ours", cluster_id: str = "a1b2c3", **more: object
+    ) -> PreparedFolder:
         transport = more.pop("transport", LocalTransport())
         return place(transport, more.pop("site", SITE), folder, cluster_id, **more)  # type: ignore[arg-type]
 

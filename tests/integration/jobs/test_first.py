@@ -29,7 +29,7 @@ from clusterctl.jobs.queue import list_jobs
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.runs.collect import collect, uncollected
-from clusterctl.scheduler.claims import First, claim_of, settle
+from clusterctl.scheduler.claims import FirstGroup, claim_of, settle
 from clusterctl.scheduler.records import DELAY_S
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session
@@ -61,7 +61,7 @@ def other(cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     return Ledger(Workspace.of("other").jobs)
 
 
-def raced(session: Session, folder: Path, first: First, count: int = 2) -> list[str]:
+def raced(session: Session, folder: Path, first: FirstGroup, count: int = 2) -> list[str]:
     """Submit jobs with --first, which add a line to the file ``ran``. Return their ids."""
     (script := folder / "job.sh").write_text('echo "$SLURM_JOB_ID" >>"$HOME/ran"\n')
     request = Request.read(JobSpec(name="mine", script=script))
@@ -116,7 +116,7 @@ def test_first_without_clusterctl_runs_one_job(session, cluster, tmp_path):
 
 
 def test_first_claim_is_removed_after_the_jobs(session, cluster, tmp_path):
-    (job_id,) = raced(session, tmp_path, First("f", is_across=True), 1)
+    (job_id,) = raced(session, tmp_path, FirstGroup("f", is_across=True), 1)
     claim = Path(claim_of(entry(session, job_id)))
     # The answer to another submission was lost, and its job may still wait.
     lost = session.ledger.add(replace(entry(session, job_id), **OTHER, job_id=None))
@@ -131,7 +131,7 @@ def test_first_claim_is_removed_after_the_jobs(session, cluster, tmp_path):
 
 
 def test_first_claim_is_removed_with_the_collected_run(session, cluster, tmp_path):
-    (job_id,) = raced(session, tmp_path, First("f", is_across=False), 1)
+    (job_id,) = raced(session, tmp_path, FirstGroup("f", is_across=False), 1)
     claim = Path(claim_of(entry(session, job_id)))
     eventually(claim.exists)
     # The job runs, as far as Slurm says.
@@ -147,7 +147,7 @@ def test_first_claim_is_removed_with_the_collected_run(session, cluster, tmp_pat
 
 def test_first_claim_that_is_not_seen_yet_decides_nothing(session, cluster, tmp_path):
     """NFS may show the claim a minute late. Until then, the job that has ended may have run."""
-    (job_id,) = raced(session, tmp_path, First("f", is_across=False), 1)
+    (job_id,) = raced(session, tmp_path, FirstGroup("f", is_across=False), 1)
     cluster.wait_until_ended(job_id)
     claim = Path(claim_of(entry(session, job_id)))
     claim.rename(cluster.home / "unseen")
@@ -157,7 +157,7 @@ def test_first_claim_that_is_not_seen_yet_decides_nothing(session, cluster, tmp_
 
 
 def test_first_job_that_ended_long_ago_without_a_claim_lost(session, cluster, tmp_path):
-    (job_id,) = raced(session, tmp_path, First("f", is_across=False), 1)
+    (job_id,) = raced(session, tmp_path, FirstGroup("f", is_across=False), 1)
     cluster.wait_until_ended(job_id)
     Path(claim_of(entry(session, job_id))).unlink()
     cluster.change(job_id, end=int(time.time()) - 2 * int(DELAY_S))
@@ -166,7 +166,7 @@ def test_first_job_that_ended_long_ago_without_a_claim_lost(session, cluster, tm
 
 
 def test_first_across_clusters_waits_for_the_choice(session, cluster, tmp_path):
-    first = First("f", is_across=True)
+    first = FirstGroup("f", is_across=True)
     (job_id,) = raced(session, tmp_path, first, 1)
     eventually((Path(entry(session, job_id).remote_dir) / "stdout.log").exists)
     assert (cluster.job(job_id)["state"], jobs_that_ran(cluster)) == ("RUNNING", [])
@@ -178,7 +178,7 @@ def test_first_across_clusters_waits_for_the_choice(session, cluster, tmp_path):
 @pytest.mark.parametrize("killed", ["after the choice", "after the claim"])
 def test_first_across_killed_continues_its_choice(session, cluster, tmp_path, killed):
     """The job that was chosen runs, though another job has started too."""
-    ids = raced(session, tmp_path, First("f", is_across=True))
+    ids = raced(session, tmp_path, FirstGroup("f", is_across=True))
     chosen = entry(session, ids[1])
     session.ledger.record(chosen, chosen=True)
     if killed == "after the claim":
@@ -187,7 +187,7 @@ def test_first_across_killed_continues_its_choice(session, cluster, tmp_path, ki
     for job_id in ids:
         cluster.wait_until_ended(job_id)
     assert jobs_that_ran(cluster) == [ids[1]]
-    assert wait_for_first([session], First("f", is_across=True), 60).entry.job_id == ids[1]
+    assert wait_for_first([session], FirstGroup("f", is_across=True), 60).entry.job_id == ids[1]
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -195,7 +195,7 @@ def test_first_job_chosen_elsewhere_does_not_run_here(session, cluster, other, t
     """While the other cluster may not know of the choice, the job here stays: it may be chosen
     yet.
     """
-    (job_id,) = raced(session, tmp_path, First("f", is_across=True), 1)
+    (job_id,) = raced(session, tmp_path, FirstGroup("f", is_across=True), 1)
     there = entry(session, job_id)
     other.add(replace(there, **OTHER, job_id="7", chosen=True, kept=is_kept))
     left = settle(session.scheduler, session.ledger, "f")
@@ -211,7 +211,7 @@ def test_first_job_that_is_not_chosen_gives_up(session, cluster, tmp_path):
     """A job that gave up can't be chosen afterwards. A choice that came too late is taken back, so
     that another cluster can run its job.
     """
-    first = First("f", is_across=True, wait_s=0.1)
+    first = FirstGroup("f", is_across=True, wait_s=0.1)
     (job_id,) = raced(session, tmp_path, first, 1)
     cluster.wait_until_ended(job_id)
     session.ledger.record(entry(session, job_id), chosen=True)
@@ -221,20 +221,20 @@ def test_first_job_that_is_not_chosen_gives_up(session, cluster, tmp_path):
 
 
 def test_first_chosen_job_was_cancelled_chooses_another(session, cluster, tmp_path):
-    ids = raced(session, tmp_path, First("f", is_across=True))
+    ids = raced(session, tmp_path, FirstGroup("f", is_across=True))
     session.ledger.record(entry(session, ids[0]), chosen=True)
     session.scheduler.cancel([ids[0]])
     cluster.wait_until_ended(ids[0])
-    assert wait_for_first([session], First("f", is_across=True), 60).entry.job_id == ids[1]
+    assert wait_for_first([session], FirstGroup("f", is_across=True), 60).entry.job_id == ids[1]
     cluster.wait_until_ended(ids[1])
     assert jobs_that_ran(cluster) == [ids[1]]
 
 
 def test_first_time_out_leaves_the_jobs(session, cluster, other, tmp_path):
-    (job_id,) = raced(session, tmp_path, First("f", is_across=True), 1)
+    (job_id,) = raced(session, tmp_path, FirstGroup("f", is_across=True), 1)
     other.add(JobEntry(**OTHER, name="n", user="u", submitted_at=0, first="f", chosen=True))
     with refused("first-timeout", WaitTimeoutError):
-        wait_for_first([session], First("f", is_across=True), 0)
+        wait_for_first([session], FirstGroup("f", is_across=True), 0)
     assert cluster.job(job_id)["state"] == "RUNNING"
 
 
@@ -248,7 +248,7 @@ def test_first_rejected_job_cancels_the_submitted_jobs(session, cluster, tmp_pat
         )
         for _ in range(2)
     ]
-    submissions = submit_first({"here": Submitter(session)}, jobs, First("f", is_across=True))
+    submissions = submit_first({"here": Submitter(session)}, jobs, FirstGroup("f", is_across=True))
     _, submitted = next(submissions)
     with cluster.state() as state:
         state["refuse"] = "sbatch: error: Batch job submission failed: Invalid account"
@@ -271,7 +271,7 @@ def test_first_rejected_job_cancels_what_can_be_cancelled(session, cluster, tmp_
     prepared = PreparedJob(request, session.site.render(request), source_of(request))
     submitters = {"far": Submitter(session), "here": Submitter(session)}
     jobs = [(where, prepared) for where in ("far", "here", "here")]
-    submissions = submit_first(submitters, jobs, First("f", is_across=True))
+    submissions = submit_first(submitters, jobs, FirstGroup("f", is_across=True))
     ids = [next(submissions)[1].job_id for _ in range(2)]
     submitters["far"] = Submitter(replace(session, scheduler=SlurmClient(CutOff(), patience_s=0)))
     with cluster.state() as state:
@@ -282,7 +282,7 @@ def test_first_rejected_job_cancels_what_can_be_cancelled(session, cluster, tmp_
 
 
 def test_first_unreachable_cluster_does_not_delay_the_job(session, other, tmp_path):
-    first = First("f", is_across=True)
+    first = FirstGroup("f", is_across=True)
     (job_id,) = raced(session, tmp_path, first, 1)
     other.add(replace(entry(session, job_id), **OTHER, job_id="7"))
     away = replace(session, scheduler=SlurmClient(CutOff(), patience_s=0), ledger=other)
@@ -292,7 +292,7 @@ def test_first_unreachable_cluster_does_not_delay_the_job(session, other, tmp_pa
 
 
 def test_first_all_failed_names_the_jobs_and_states(session, cluster, tmp_path):
-    first = First("f", is_across=True)
+    first = FirstGroup("f", is_across=True)
     (job_id,) = raced(session, tmp_path, first, 1)
     cluster.change(job_id, state="FAILED", end=1)
     with refused("first-all-cancelled", JobCancelledError, job_id, "FAILED"):
@@ -306,7 +306,7 @@ def test_first_asks_a_foreign_slurm_rarely(cluster, tmp_path):
     session = with_inventory(session, is_foreign=True)
     with cluster.state() as state:
         state["hold"] = True
-    raced(session, tmp_path, first := First("f", is_across=True))
+    raced(session, tmp_path, first := FirstGroup("f", is_across=True))
     slept.clear()
     with refused("first-timeout", WaitTimeoutError):
         wait_for_first([session], first, 200)

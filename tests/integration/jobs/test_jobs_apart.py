@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from clusterctl.cluster.user_proof import prove_job_user
 from clusterctl.errors import SlurmError, TransferError, UnreachableError, VerifyError
 from clusterctl.jobs.shell import session_folder, shell_request
-from clusterctl.jobs.submit import Submitted, Submitter
+from clusterctl.jobs.submit import SubmittedJob, Submitter
 from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobState
@@ -27,7 +27,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import job_options
 from clusterctl.state.inventory import PartitionFacts, SharedFolder
 from clusterctl.transport.base import Transport, no_answer_error
-from clusterctl.transport.put import Sent, Upload
+from clusterctl.transport.put import Upload, UploadResult
 from tests.support.inventories import inventory_with
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
@@ -73,7 +73,7 @@ class OtherHome(ApartNode):
 def tells_its_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     new_folder = Upload.new_folder
 
-    def on_node(upload: Upload, *given: Any, **named: Any) -> Sent:
+    def on_node(upload: Upload, *given: Any, **named: Any) -> UploadResult:
         sent = new_folder(upload, *given, **named)
         to = upload.transport
         return replace(sent, folder=to.shown(sent.folder)) if isinstance(to, ApartNode) else sent
@@ -108,7 +108,7 @@ def job(tmp_path: Path) -> JobSpec:
     return JobSpec(name="mine", script=script)
 
 
-def given(node: Transport, done: Submitted) -> set[str]:
+def given(node: Transport, done: SubmittedJob) -> set[str]:
     assert isinstance(node, ApartNode)
     folder = node.home / "clusterctl/jobs" / Path(done.remote_dir).name
     return {path.name for path in folder.rglob("*")}

@@ -15,7 +15,7 @@ import pytest
 from clusterctl.errors import Notice, UsageError
 from clusterctl.jobs.bundled import reject_missing
 from clusterctl.jobs.prepare import read_jobs
-from clusterctl.jobs.replay import Code, Replay, ReplayRequest, replay_job, with_changes
+from clusterctl.jobs.replay import Replay, ReplayCode, ReplayRequest, replay_job, with_changes
 from clusterctl.jobs.source import manifest, source_of
 from clusterctl.jobs.submit import client_facts
 from clusterctl.runs.collect import collect
@@ -283,13 +283,13 @@ def test_replay_sends_no_secret_of_a_run_unless_it_was_included(
 
 def test_replay_of_a_single_script_sends_only_it(collected: Collected) -> None:
     run, _ = collected("plain.sh", folder=False)
-    replay = replay_job(run, ReplayRequest("x", code=Code.CURRENT))
+    replay = replay_job(run, ReplayRequest("x", code=ReplayCode.CURRENT))
     assert [row["path"] for row in listed(replay)["files"]] == ["plain.sh"]
 
 
 def test_bundled_job_has_no_current_code(collected: Collected) -> None:
     run, _ = collected("train")
-    (note,) = replay_job(run, ReplayRequest("x", code=Code.CURRENT)).notes
+    (note,) = replay_job(run, ReplayRequest("x", code=ReplayCode.CURRENT)).notes
     assert shows(note, "code-of-bundled-job")
     assert replay_job(run, AGAIN).notes == ()
 

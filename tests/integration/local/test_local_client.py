@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import ClusterctlError, DiskError, MachineError, ProvisionError
 from clusterctl.providers.local import client
-from clusterctl.providers.local.client import Exchange, Helper, elevation
+from clusterctl.providers.local.client import Helper, HelperExchange, elevation
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.local.system import run
 from clusterctl.spec.load import parse_spec
@@ -52,7 +52,7 @@ def test_error_of_the_helper_keeps_type_and_fields(kind: type[ClusterctlError]) 
         helper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         with refused("no-room", where="/x") as caught:
-            exchange = Exchange(process, print)
+            exchange = HelperExchange(process, print)
             exchange.send({})
             exchange.result()
         assert type(caught.value) is kind

@@ -15,7 +15,7 @@ from clusterctl.rehearse.rehearsal import (
     job_to_rehearse,
     reject_other_clusters,
 )
-from clusterctl.rehearse.verdict import Fault, FaultResult, Undisturbed, Verdict
+from clusterctl.rehearse.verdict import Fault, FaultResult, RunWithoutFault, Verdict
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.models import PROVIDERS
 from tests.support.messages import refused
@@ -44,7 +44,7 @@ def test_rehearse_on_a_cluster_that_is_not_local_is_refused(session: Session) ->
 
 
 def rehearsal(*verdicts: Verdict) -> Rehearsal:
-    job = Undisturbed(Observation("1", "/x"), {"checkpoints": {}, "outputs": {}, "lines": {}})
+    job = RunWithoutFault(Observation("1", "/x"), {"checkpoints": {}, "outputs": {}, "lines": {}})
     trials = tuple(
         FaultResult(fault=fault, verdict=verdict, job_id="2")
         for fault, verdict in zip(Fault, verdicts, strict=False)

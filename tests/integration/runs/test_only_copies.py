@@ -33,7 +33,7 @@ from clusterctl.transport import base, remote_copies
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import Upload
-from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
+from clusterctl.transport.remote_copies import NOT_IN_HOMES, SearchedFolder
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import list_items
 from clusterctl.util import formatting
@@ -671,8 +671,8 @@ def test_only_copies_on_host_disks_exclude_files_of_daemons(tmp_path: Path) -> N
     """Files that programs leave in folders for temporary files are excluded as well."""
     file = tmp_path / "file"
     file.write_text("x")
-    top = Top(b"/scratch", host=b"n1")
-    temporary = Top(b"/tmp", host=b"n1")
+    top = SearchedFolder(b"/scratch", host=b"n1")
+    temporary = SearchedFolder(b"/tmp", host=b"n1")
     for uid in (1234, 100_999):  # a user's, and one of the ids that containers of users have
         os.chown(file, uid, uid)
         assert top.counts(b"file", file.stat())
@@ -685,14 +685,14 @@ def test_only_copies_on_host_disks_exclude_files_of_daemons(tmp_path: Path) -> N
     assert {
         name for name in (*left, b"results/ompi.txt", b"torch.pt") if temporary.skips(name, ())
     } == left
-    assert Top(b"/home/x", not_here=NOT_IN_HOMES).skips(b".cache", ())
+    assert SearchedFolder(b"/home/x", not_here=NOT_IN_HOMES).skips(b".cache", ())
     assert not top.skips(b".cache", ())
 
 
 def test_homes_with_start_up_files_leave_no_file_open(stage: Stage) -> None:
     """A cluster may have more homes than a process may open files."""
     shutil.copy("/etc/skel/.bashrc", stage.home)
-    top = Top(os.fsencode(stage.home), not_here=NOT_IN_HOMES)
+    top = SearchedFolder(os.fsencode(stage.home), not_here=NOT_IN_HOMES)
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(3):
         assert not top.counts(b".bashrc", (stage.home / ".bashrc").stat())

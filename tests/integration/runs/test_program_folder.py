@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.jobs.replay import ReplayRequest, replay_job
-from clusterctl.jobs.submit import Submitted
+from clusterctl.jobs.submit import SubmittedJob
 from clusterctl.runs.collect import collect
 from clusterctl.runs.only_copies import Search
 from clusterctl.scheduler.session import Session
@@ -58,7 +58,7 @@ def project(tmp_path: Path) -> Path:
 
 def run_job(
     session: Session, cluster: PlayedCluster, project: Path, body: str, **job: object
-) -> Submitted:
+) -> SubmittedJob:
     script = project / "own.sh"
     script.write_text(f"#!/bin/bash\n{body}\n")
     done = submit(session, JobSpec(name="mine", script=script, **job))
@@ -66,7 +66,7 @@ def run_job(
     return done
 
 
-def run_of(session: Session, done: Submitted, out: Path) -> RunRecord:
+def run_of(session: Session, done: SubmittedJob, out: Path) -> RunRecord:
     """The collected run. Its checksums hold, and `down` knows of all files of the job that they are
     here.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransferError, UnreachableError, UsageError
-from clusterctl.transport.get import Fetched, fetch
+from clusterctl.transport.get import DownloadResult, fetch
 from clusterctl.transport.remote_incoming import Entry, link_into_place, make_places, open_unnamed
 from clusterctl.transport.remote_open import open_file
 from clusterctl.util.confine import Confinement, LimitError
@@ -39,7 +39,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "got it"
 
 
-def get(target: Path, *paths: str, transport: LocalTransport | None = None) -> Fetched:
+def get(target: Path, *paths: str, transport: LocalTransport | None = None) -> DownloadResult:
     return fetch(transport or LocalTransport(), paths or ("data",), target)
 
 

@@ -32,8 +32,8 @@ from clusterctl.spec.names import FOLDER
 from clusterctl.transport import remote_content, remote_incoming, remote_open, remote_receive, tree
 from clusterctl.transport.base import remote_argv
 from clusterctl.transport.put import (
-    Sent,
     Upload,
+    UploadResult,
     archive_of,
     archives_of,
     store_of,
@@ -136,7 +136,7 @@ def test_upload_of_a_file_that_changes_is_files_changed(home, data):
     assert not (home / "in to" / "data" / "sub" / "run.sh").exists()
 
 
-def new_folder(items: Sequence[Item]) -> Sent:
+def new_folder(items: Sequence[Item]) -> UploadResult:
     files = [item for item in items if item.kind is Kind.FILE]
     return Upload(LocalTransport()).new_folder(
         items, hash_items(files), "jobs/x", store=STORE, ours={}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter
+from clusterctl.jobs.submit import PreparedJob, SubmittedJob, Submitter
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session, site_of
 from clusterctl.scheduler.slurm import SlurmClient
@@ -113,7 +113,7 @@ class PlayedCluster:
         raise AssertionError(f"job {job_id} did not end: {self.job(job_id)}")
 
 
-def submit(session: Session, job: JobSpec, **prepared: Any) -> Submitted:
+def submit(session: Session, job: JobSpec, **prepared: Any) -> SubmittedJob:
     """Submit a job with the files of its script's folder."""
     if "source" not in prepared:
         prepared["source"] = source_of(Request.read(job))

@@ -12,7 +12,7 @@ from rich.progress import Progress, TaskID
 from clusterctl.cli import pictures
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import Phases
-from clusterctl.util.progress import HostStep, Waiting
+from clusterctl.util.progress import HostStep, LockMessage
 
 LONG = "slurmd: Do what has a name that goes far beyond what a terminal of eighty columns can show"
 
@@ -67,7 +67,7 @@ def test_phase_waiting_for_a_process_names_it_without_a_terminal(
 ) -> None:
     phases.step("provision")
     phases.progress("starting 3 machines")
-    behind = Waiting("`clusterctl up` of ada (pid 7) is at work")
+    behind = LockMessage("`clusterctl up` of ada (pid 7) is at work")
     phases.progress(behind)
     stderr = capsys.readouterr().err
     assert "starting 3" not in stderr

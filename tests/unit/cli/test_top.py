@@ -15,7 +15,7 @@ import pytest
 from clusterctl.cli import top
 from clusterctl.cli.all_clusters import ClusterAnswers
 from clusterctl.cli.output import Screen
-from clusterctl.cli.top import Section, View, fit, lines_of, sparkline
+from clusterctl.cli.top import ScreenSection, TopView, fit, lines_of, sparkline
 from clusterctl.errors import UnreachableError
 from clusterctl.jobs.readings import GpuUse, JobUse, MetricValue, NodeUse, Progress, RankUse
 from clusterctl.jobs.top import Moment
@@ -70,9 +70,9 @@ RUNNING = Moment(
 )
 
 
-def drawn(moment: Moment, height: int = EVERYTHING, choice: View | None = None) -> list[str]:
+def drawn(moment: Moment, height: int = EVERYTHING, choice: TopView | None = None) -> list[str]:
     looks = ClusterAnswers({"lab": moment}, {})
-    view = choice or View().moved(looks.found)
+    view = choice or TopView().moved(looks.found)
     # The time of day is not part of what is tested.
     return [re.sub(r"\d\d:\d\d:\d\d   Slurm", "TIME   Slurm", line)
             for line in lines_of(TEXT, looks, view, height)]  # fmt: skip
@@ -141,7 +141,7 @@ def test_cluster_of_other_people_has_partitions_and_the_nodes_of_ones_own_jobs()
 def test_cluster_that_does_not_answer_hides_no_other() -> None:
     error = UnreachableError("far: no route to host", fix="try `ssh far`")
     looks = ClusterAnswers({"lab": RUNNING}, {"far": error})
-    lines = lines_of(TEXT, looks, View().moved(looks.found), EVERYTHING)
+    lines = lines_of(TEXT, looks, TopView().moved(looks.found), EVERYTHING)
     assert lines[:2] == ["far: far: no route to host", "fix: try `ssh far`"]
     assert "job 7 (train)" in lines
 
@@ -158,9 +158,9 @@ def test_screen_is_never_higher_than_the_terminal(height: int) -> None:
 
 def test_long_sections_are_cut_first_and_a_log_at_its_beginning() -> None:
     sections = [
-        Section(("short",), ("a", "b")),
-        Section(("long",), tuple("cdefgh")),
-        Section(("log",), tuple("ijklmn"), keeps_end=True),
+        ScreenSection(("short",), ("a", "b")),
+        ScreenSection(("long",), tuple("cdefgh")),
+        ScreenSection(("log",), tuple("ijklmn"), keeps_end=True),
     ]
     lines = ["short", "a", "b", "long", "c", "d", "... 4 more", "log", "l", "m", "n"]
     assert fit(sections, 11) == lines
@@ -170,22 +170,22 @@ def test_long_sections_are_cut_first_and_a_log_at_its_beginning() -> None:
 
 
 def test_small_sections_are_whole_before_a_long_one_gets_more() -> None:
-    tables = [Section((name,), (f"{name}1", f"{name}2")) for name in ("a", "b")]
-    log = Section(("log",), tuple("0123456789"), keeps_end=True)
+    tables = [ScreenSection((name,), (f"{name}1", f"{name}2")) for name in ("a", "b")]
+    log = ScreenSection(("log",), tuple("0123456789"), keeps_end=True)
     assert fit([*tables, log], 9) == ["a", "a1", "a2", "b", "b1", "b2", "log", "8", "9"]
     assert fit([*tables, log], 8) == ["a", "a1", "a2", "b", "b1", "b2", "log", "9"]
 
 
 def test_choice_moves_between_jobs_and_starts_at_the_first_that_runs() -> None:
     looks = {"lab": RUNNING}
-    first = View().moved(looks)
-    assert first == View("lab", "7")
-    assert first.moved(looks, 1) == View("lab", "8")
+    first = TopView().moved(looks)
+    assert first == TopView("lab", "7")
+    assert first.moved(looks, 1) == TopView("lab", "8")
     assert first.moved(looks, -1) == first
-    waiting = drawn(RUNNING, choice=View("lab", "8"))
+    waiting = drawn(RUNNING, choice=TopView("lab", "8"))
     assert waiting[-1] == "job 8 (train): PENDING (Resources)"
-    assert View("lab", "gone").moved(looks) == first
-    assert first.moved({"lab": Moment("lab")}) == View()
+    assert TopView("lab", "gone").moved(looks) == first
+    assert first.moved({"lab": Moment("lab")}) == TopView()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,13 @@ def test_terminal_that_is_closed_meanwhile_is_no_error(monkeypatch: pytest.Monke
 
 def test_chosen_row_stays_if_a_table_is_cut() -> None:
     rows = tuple(map(str, range(30)))
-    assert Section(("head",), rows, chosen=20).cut(4) == ["head", "18", "19", "20", "... 27 more"]
+    assert ScreenSection(("head",), rows, chosen=20).cut(4) == [
+        "head",
+        "18",
+        "19",
+        "20",
+        "... 27 more",
+    ]
 
 
 def test_huge_figures_are_short() -> None:
@@ -271,7 +277,7 @@ def shown_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("LINES", str(rows))
         looks = ClusterAnswers({moment.cluster: moment}, {})
-        view = View(moment.cluster, chosen) if chosen else View().moved(looks.found)
+        view = TopView(moment.cluster, chosen) if chosen else TopView().moved(looks.found)
         lines = top._screenful(TEXT, looks, view, [])
         return [re.sub(r"\d\d:\d\d:\d\d   Slurm", "TIME   Slurm", line) for line in lines]
 
@@ -334,11 +340,13 @@ def test_screen_of_64_nodes_on_a_large_terminal_has_all_columns(shown_at) -> Non
 
 def test_chosen_job_is_marked_on_its_own_cluster_only() -> None:
     looks = ClusterAnswers({"lab": RUNNING, "far": replace(RUNNING, cluster="far")}, {})
-    lines = lines_of(TEXT, looks, View("far", "7"), EVERYTHING)
+    lines = lines_of(TEXT, looks, TopView("far", "7"), EVERYTHING)
     begin = lines.index(next(line for line in lines if line.startswith("far")))
     assert [at > begin for at, line in enumerate(lines) if line.startswith(">")] == [True]
 
 
 def test_rows_that_are_left_out_are_counted_by_kind() -> None:
-    section = Section(("head",), tuple("abcde"), kinds=("idle", "idle", "down", "down", "idle"))
+    section = ScreenSection(
+        ("head",), tuple("abcde"), kinds=("idle", "idle", "down", "down", "idle")
+    )
     assert section.cut(3) == ["head", "a", "b", "... 3 more: 2 down, 1 idle"]

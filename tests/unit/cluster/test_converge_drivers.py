@@ -10,7 +10,13 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Configured, _install_slurmd, _read, _record, inputs_of
+from clusterctl.cluster.converge import (
+    ConfigurationRecord,
+    _install_slurmd,
+    _read,
+    _record,
+    inputs_of,
+)
 from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.gpus import Driver
@@ -67,7 +73,8 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
 def record_up(workspace: Workspace, views: dict[str, HostReport]) -> None:
     rendered = inputs_of(SPEC, INVENTORY, workspace, views)
     _record(
-        workspace, Configured(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views))
+        workspace,
+        ConfigurationRecord(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views)),
     )
 
 

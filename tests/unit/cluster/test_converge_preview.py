@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Configured, _record, inputs_of
+from clusterctl.cluster.converge import ConfigurationRecord, _record, inputs_of
 from clusterctl.cluster.phases import Drift
 from clusterctl.errors import Notice
 from clusterctl.hosts.probe import HostReport, NodeFacts
@@ -48,7 +48,7 @@ def why_outdated(
 def workspace(workspace: Workspace) -> Workspace:
     """The workspace of a cluster after a successful `up`."""
     rendered = inputs_of(spec(), INVENTORY, workspace, views())
-    _record(workspace, Configured(inputs=rendered.inputs, marks={CTL: FINE, ONE: FINE}))
+    _record(workspace, ConfigurationRecord(inputs=rendered.inputs, marks={CTL: FINE, ONE: FINE}))
     return workspace
 
 
@@ -64,8 +64,8 @@ def test_host_that_drifted_is_named(workspace: Workspace) -> None:
 
 
 def test_host_that_was_never_configured_is_named(workspace: Workspace) -> None:
-    noted = Configured.model_validate_json(workspace.configured.read_bytes())
-    _record(workspace, Configured(inputs=noted.inputs, marks={CTL: FINE}))
+    noted = ConfigurationRecord.model_validate_json(workspace.configured.read_bytes())
+    _record(workspace, ConfigurationRecord(inputs=noted.inputs, marks={CTL: FINE}))
     assert [drift.host for drift in converge.drift_of(workspace, views())] == [ONE]
 
 

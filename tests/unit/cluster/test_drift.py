@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.cluster import up
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Configured
+from clusterctl.cluster.converge import ConfigurationRecord
 from clusterctl.cluster.drift import (
     drift_of_host,
     drifted,
@@ -146,7 +146,7 @@ def test_removed_package_is_reinstalled_or_its_node_recreated(
     workspace = Workspace(tmp_path)
     workspace.create()
     workspace.create_secrets()
-    workspace.configured.write_text(Configured(marks={**marks, **never}).model_dump_json())
+    workspace.configured.write_text(ConfigurationRecord(marks={**marks, **never}).model_dump_json())
     now = {"d-1": {}, "d-2": munge | slurmd, "d-3": munge, "d-4": munge, "d-5": munge}
     ctl, *nodes = ("d-ctl", *now)
     repair = Step(("...",))

@@ -13,7 +13,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Configured, HostChooser, HostsToConfigure, inputs_of
+from clusterctl.cluster.converge import (
+    ConfigurationRecord,
+    HostChooser,
+    HostsToConfigure,
+    inputs_of,
+)
 from clusterctl.cluster.drift import matches
 from clusterctl.cluster.host_files import (
     can_renew,
@@ -274,7 +279,7 @@ class Cluster:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.spec = spec_of()
-        self.recorded = Configured()
+        self.recorded = ConfigurationRecord()
         self.seen: dict[str, Checksums] = {}
         self.openmpi: dict[str, str] = {}
 
@@ -315,7 +320,9 @@ def growing(cluster: Cluster) -> Cluster:
     """A configured cluster of two nodes, which is to have three."""
     now = cluster.hosts(INVENTORY)
     cluster.seen = {host: expected_marks(files) | SHARED for host, files in now.files.items()}
-    cluster.recorded = Configured(inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen)
+    cluster.recorded = ConfigurationRecord(
+        inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen
+    )
     return cluster
 
 
@@ -373,7 +380,9 @@ def test_hosts_with_nvidias_open_mpi_are_renewed_at_its_prefix(cluster: Cluster)
     assert of_mpi == {CTL: [distribution], ONE: [distribution], TWO: [nvidia]}
     assert now.files[TWO][nvidia] == now.files[ONE][distribution]
     cluster.seen = {host: expected_marks(files) | SHARED for host, files in now.files.items()}
-    cluster.recorded = Configured(inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen)
+    cluster.recorded = ConfigurationRecord(
+        inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen
+    )
     assert cluster.choose(GROWN, NEW).renewed == OLD
 
 

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from clusterctl.cluster.converge import Configured
+from clusterctl.cluster.converge import ConfigurationRecord
 from clusterctl.cluster.verify import (
     FabricLink,
     Verification,
@@ -457,7 +457,7 @@ def test_doctor_names_hosts_that_are_not_as_up_left_them(tmp_path: Path) -> None
     workspace.create_secrets()
     left = {"file /etc/slurm/slurm.conf": "a1", "unit munge": "running"}
     marks = dict.fromkeys(("d-ctl", *NAMES), left)
-    workspace.configured.write_text(Configured(marks=marks).model_dump_json())
+    workspace.configured.write_text(ConfigurationRecord(marks=marks).model_dump_json())
     now = {"file /etc/slurm/slurm.conf": "b2", "unit munge": "stopped"}
     steps = {
         "d-ctl": Step(("...",), answer(checksums=now)),

@@ -12,7 +12,7 @@ from clusterctl.errors import MachineError, SlurmError, UsageError
 from clusterctl.providers.attached import SiteFact
 from clusterctl.providers.existing.attach import gpus_of
 from clusterctl.providers.existing.facts import site_facts
-from clusterctl.providers.existing.probe import Choices, Probed, parse
+from clusterctl.providers.existing.probe import Choices, SiteProbe, parse
 from clusterctl.providers.existing.site_description import SitePartition, load_site
 from clusterctl.spec.common import Gpus
 from clusterctl.spec.providers.existing import ExistingSettings
@@ -22,7 +22,7 @@ from tests.support.messages import refused
 CAPTURES = Path(__file__).parent / "captures"
 
 
-def probed(name: str, choices: Choices = Choices()) -> Probed:  # noqa: B008 - it is frozen
+def probed(name: str, choices: Choices = Choices()) -> SiteProbe:  # noqa: B008 - it is frozen
     return parse((CAPTURES / f"{name}.txt").read_text(), choices, "login")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.imports import import_ids
-from clusterctl.providers.gcp.orphans import ANYWHERE, Area
+from clusterctl.providers.gcp.orphans import ANYWHERE, SearchArea
 from clusterctl.providers.gcp.terraform import Action, ResourceChange
 from tests.support.google.api import PROJECT, Google
 from tests.unit.gcp.module import description, labels
@@ -134,4 +134,6 @@ def test_firewall_rules_of_a_shared_vpc_are_in_its_host_project(google: Google, 
     mark = description("demo", ID)
     google.world.put(kind, path, project="net-project", description=mark)
     planned = [change(kind, {"project": "net-project", "name": "f"})]
-    assert import_ids(api, ID, Area(host_project="net-project"), planned) == {f"a.{kind}": path}
+    assert import_ids(api, ID, SearchArea(host_project="net-project"), planned) == {
+        f"a.{kind}": path
+    }

@@ -10,7 +10,12 @@ import pytest
 
 from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError, ProvisionError
 from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.orphans import Area, find_resources, orphan_ids, remove_resources
+from clusterctl.providers.gcp.orphans import (
+    SearchArea,
+    find_resources,
+    orphan_ids,
+    remove_resources,
+)
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec.providers.gcp import GcpSettings
 from tests.support.google.api import PROJECT, Google
@@ -346,7 +351,7 @@ def test_place_of_the_cluster_that_does_not_answer_stops_the_search(
 ) -> None:
     google.silent[service] = place
     with refused("cloud-incomplete", CloudError, place):
-        find_resources(api, OURS, Area("us-central1"))
+        find_resources(api, OURS, SearchArea("us-central1"))
 
 
 def test_rules_of_a_shared_vpc_are_removed_from_its_host_project(

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from clusterctl.errors import UnreachableError
-from clusterctl.hosts.needs import REPORT, Lack, lacks_of, text_of
+from clusterctl.hosts.needs import REPORT, UnmetNeed, lacks_of, text_of
 from clusterctl.hosts.roles import node_needs
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import SharedFolder
@@ -22,7 +22,7 @@ SPEC = ClusterSpec.model_validate(
         "partitions": [{"name": "train", "nodes": 2}],
     }
 )
-LACK = Lack("gpu-devices", "device files are missing", "/dev/nvidia0 is missing", "see dmesg")
+LACK = UnmetNeed("gpu-devices", "device files are missing", "/dev/nvidia0 is missing", "see dmesg")
 
 
 def test_lacks_are_those_of_nodes_that_answer() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.jobs import messages
-from clusterctl.jobs.messages import Happening, Telling, chosen_receivers, happenings
+from clusterctl.jobs.messages import JobEvent, Telling, chosen_receivers, happenings
 from clusterctl.scheduler import evidence
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.history import Alarm, Hang
@@ -227,5 +227,5 @@ def test_url_without_apprise_names_the_command_that_installs_it(
 
 
 def test_every_happening_has_its_words() -> None:
-    words: Mapping[Happening, str] = messages._VERBS
-    assert {*words} == {*Happening}
+    words: Mapping[JobEvent, str] = messages._VERBS
+    assert {*words} == {*JobEvent}

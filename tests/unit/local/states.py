@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.local.client import Exchange, Helper
+from clusterctl.providers.local.client import Helper, HelperExchange
 from clusterctl.providers.local.layout import ClusterState
 
 
@@ -29,12 +29,12 @@ def play_helper(
     lines = [{"ready": message} for message in ready] + [{"result": result, "goes_on": False}]
     sent: list[Any] = []
 
-    class Played(Exchange):
+    class Played(HelperExchange):
         def send(self, message: object) -> None:
             sent.append(message)
 
     @contextmanager
-    def asking(*_: object) -> Iterator[Exchange]:
+    def asking(*_: object) -> Iterator[HelperExchange]:
         stdout = StringIO("".join(json.dumps(line) + "\n" for line in lines))
         yield Played(SimpleNamespace(stdout=stdout), print)  # type: ignore[arg-type]
 

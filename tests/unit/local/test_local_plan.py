@@ -20,7 +20,7 @@ from clusterctl.providers.local.capacity import (
     is_oversubscribed,
     same_uids,
 )
-from clusterctl.providers.local.layout import Existing
+from clusterctl.providers.local.layout import ExistingMachines
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import ClusterSpec
@@ -47,19 +47,19 @@ def node(name: str, cpus: int = 2, memory_mib: int = 4096) -> Host:
     return host_of(name, address="10.9.8.3", partition="train", cpus=cpus, memory_mib=memory_mib)
 
 
-def there(*names: str, off: Collection[str] = (), disk_mib: int | None = None) -> Existing:
+def there(*names: str, off: Collection[str] = (), disk_mib: int | None = None) -> ExistingMachines:
     disks = {CTL: None, **dict.fromkeys(names, disk_mib)}
-    return Existing(state=STATE, nodes=disks, running=disks.keys() - off)
+    return ExistingMachines(state=STATE, nodes=disks, running=disks.keys() - off)
 
 
-def look(wanted: ClusterSpec, found: Existing, *nodes: Host) -> list[HostChange]:
+def look(wanted: ClusterSpec, found: ExistingMachines, *nodes: Host) -> list[HostChange]:
     shares, _ = divide(wanted, HERE)
     hosts = {host.name: host for host in nodes}
     return [host for host in compare(wanted, shares, found, hosts) if host.action != "keep"]
 
 
 def test_plan_of_a_new_cluster_makes_every_node() -> None:
-    assert look(spec(price_per_hour=1.5), Existing()) == [
+    assert look(spec(price_per_hour=1.5), ExistingMachines()) == [
         HostChange(CTL, "make", "the controller"),
         HostChange(ONE, "make", "2 CPUs, 4 GiB of memory", usd_per_hour=1.5),
         HostChange(TWO, "make", "2 CPUs, 4 GiB of memory", usd_per_hour=1.5),
@@ -127,7 +127,7 @@ def test_machines_of_a_cluster_are_known_by_its_id() -> None:
 def test_existing_of_a_cluster_reads_its_state_and_its_nodes(tmp_path: Path) -> None:
     machines = ("ca1b2c3-002",)
     folder = tmp_path / "a1b2c3"
-    assert helper.existing_of(folder, machines) == Existing(machines=machines)
+    assert helper.existing_of(folder, machines) == ExistingMachines(machines=machines)
     for name in (CTL, ONE):  # TWO has a number already, but was not made any more
         (folder / "nodes" / name).mkdir(parents=True)
     (folder / "nodes" / ".removed-n").mkdir()
@@ -135,7 +135,7 @@ def test_existing_of_a_cluster_reads_its_state_and_its_nodes(tmp_path: Path) -> 
         disk.truncate(64 << 20)
     (folder / "cluster.json").write_text(STATE.model_dump_json())
     nodes = {CTL: None, ONE: 64}
-    assert helper.existing_of(folder, machines) == Existing(
+    assert helper.existing_of(folder, machines) == ExistingMachines(
         state=STATE, nodes=nodes, running=frozenset({ONE}), machines=machines
     )
 

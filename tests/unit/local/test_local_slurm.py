@@ -11,7 +11,7 @@ import pytest
 from clusterctl.configure.inventory_file import image_variables
 from clusterctl.errors import UsageError
 from clusterctl.providers.local import layout
-from clusterctl.providers.local.layout import Existing
+from clusterctl.providers.local.layout import ExistingMachines
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
@@ -81,7 +81,7 @@ def plan(
 ) -> str:
     """Return the notes of a plan for a running cluster. known: fields of the helper's record."""
     state = a_state(distribution="debian-13", **known)
-    known = Existing(state=state, nodes={"d-ctl": None})
+    known = ExistingMachines(state=state, nodes={"d-ctl": None})
     play_helper(monkeypatch, known.model_dump(mode="json"))
     workspace.cluster_id()
     return str(LocalProvider(SETTINGS).plan(spec(wanted), workspace).notes)

@@ -30,7 +30,7 @@ from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.spec.software import Mirrors
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Conversation
-from clusterctl.util.progress import Clock, Limit
+from clusterctl.util.progress import Clock, Deadline
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step
@@ -95,7 +95,7 @@ class Machines:
         login: Any = SimpleNamespace(
             root=self.root, converse=self.converse, workspace=self.workspace
         )
-        limit = Limit.within(28, self.time.clock)
+        limit = Deadline.within(28, self.time.clock)
         return examine(
             self.spec, self.asked, login, (), only=names, lost=self.lost, limit=limit
         ).findings

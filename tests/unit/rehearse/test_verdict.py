@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.rehearse.observation import Observation, Write
+from clusterctl.rehearse.observation import CheckpointWrite, Observation
 from clusterctl.rehearse.verdict import (
-    Disturbed,
     Fault,
     FaultResult,
-    Undisturbed,
+    RunWithFault,
+    RunWithoutFault,
     Verdict,
     best_interval_s,
     explained,
@@ -49,7 +49,7 @@ def observed(
 
 
 SAVED_80 = (12.0, 14.0, 16.0)
-UNDISTURBED = Undisturbed(
+UNDISTURBED = RunWithoutFault(
     observed(START, END, steps=[(11.0, 1), (19.0, 80)], saved=SAVED_80, fault_at=None), RESULTS
 )
 NO_STEPS = replace(UNDISTURBED.observed, steps=[])
@@ -66,7 +66,7 @@ def verdict(
     undisturbed = replace(
         values.pop("undisturbed", UNDISTURBED), repeats=values.pop("repeats", True)
     )
-    return judge(undisturbed, Disturbed(fault, observed(*events, **values), results))
+    return judge(undisturbed, RunWithFault(fault, observed(*events, **values), results))
 
 
 RESTARTED = (START, FAILED, REQUEUED, AGAIN, END)
@@ -155,7 +155,7 @@ def test_job_that_does_not_complete(
 def test_job_that_waits_for_nodes_does_not_hang() -> None:
     job = observed(START, FAILED, REQUEUED, state="")
     job.waits = "Resources"
-    trial = judge(UNDISTURBED, Disturbed(Fault.RANK_KILLED, job, {}))
+    trial = judge(UNDISTURBED, RunWithFault(Fault.RANK_KILLED, job, {}))
     assert (trial.verdict, trial.missing) == (Verdict.LOST, ())
 
 
@@ -232,10 +232,10 @@ NOTHING = {"checkpoints": {}, "outputs": {}, "lines": {}}
     ],
 )
 def test_job_that_completed_survives_only_with_all_its_work(
-    undisturbed: Undisturbed, steps: Any, saved: Any, *, results: Any, expected: Verdict
+    undisturbed: RunWithoutFault, steps: Any, saved: Any, *, results: Any, expected: Verdict
 ) -> None:
     job = observed(START, END, steps=steps, saved=saved)
-    trial = judge(undisturbed, Disturbed(Fault.TIME_LIMIT, job, results))
+    trial = judge(undisturbed, RunWithFault(Fault.TIME_LIMIT, job, results))
     assert trial.verdict is expected
     assert bool(trial.cause) == (expected is not Verdict.SURVIVES)
     assert trial.may_be_chance == (expected is Verdict.LOST)
@@ -247,8 +247,8 @@ def test_job_without_steps_survives_by_the_files_that_it_wrote(
     outputs: str, expected: Verdict
 ) -> None:
     before, after = ({**NOTHING, "outputs": {"result": digest}} for digest in ("a", outputs))
-    silent = Undisturbed(replace(NO_STEPS, writes=[]), before)
-    trial = judge(silent, Disturbed(Fault.RANK_KILLED, observed(*RESTARTED, saved=()), after))
+    silent = RunWithoutFault(replace(NO_STEPS, writes=[]), before)
+    trial = judge(silent, RunWithFault(Fault.RANK_KILLED, observed(*RESTARTED, saved=()), after))
     assert (trial.verdict, trial.missing) == (expected, ("shows-progress",))
 
 
@@ -302,4 +302,4 @@ def test_interval_follows_young_and_daly() -> None:
     job = UNDISTURBED.observed
     assert (job.save_s, job.interval_s) == (0.5, 2.0)
     # A small file that is written at its final name.
-    assert Observation("7", "/x", writes=[Write("a.pt", 1, 1.0, 1, 0.0)]).save_s == 0.01
+    assert Observation("7", "/x", writes=[CheckpointWrite("a.pt", 1, 1.0, 1, 0.0)]).save_s == 0.01

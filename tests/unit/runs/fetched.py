@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.runs.fetch import Manifest, Source, fetch_tree, sender
 from clusterctl.transport.base import Conversation
-from clusterctl.transport.get import Fetched
+from clusterctl.transport.get import DownloadResult
 from clusterctl.transport.get import fetch as get_paths
 from tests.support.local_transport import LocalTransport
 
@@ -29,7 +29,7 @@ def fetch_source(source: Source, tree: Path, transport: LocalTransport = LOCAL) 
         return fetch_tree(one, source, tree)
 
 
-def get(remote: Path, here: Path, transport: LocalTransport = LOCAL) -> Fetched:
+def get(remote: Path, here: Path, transport: LocalTransport = LOCAL) -> DownloadResult:
     """Get the file or folder `a` of a folder."""
     return get_paths(transport, [str(remote / "a")], here)
 

@@ -9,18 +9,18 @@ import pytest
 
 from clusterctl.scheduler.excerpt import OF_JOB, OF_OTHERS, Excerpt, excerpt_of
 from clusterctl.scheduler.facts import Evidence
-from clusterctl.scheduler.failed_rank import Failed
+from clusterctl.scheduler.failed_rank import FailedRank
 from tests.unit.scheduler.test_diagnosis import JOB, TRACEBACK
 
 PEER = TRACEBACK + "RuntimeError: [/gloo/pair.cc:537] Connection closed by peer [10.0.0.2]:33\n"
 BUG = TRACEBACK + "KeyError: 'a bug'\n"
 STEPS = "".join(f"step {number} energy -100.0\n" for number in range(40))
 LIBRARY = "/opt/clusterctl/env/lib/python3.13"
-RANK_1 = Failed(rank=1, host="n2", exit_code=1)
+RANK_1 = FailedRank(rank=1, host="n2", exit_code=1)
 
 
-def shown(log: str, failed: Failed | None = None, **evidence: Any) -> Excerpt:
-    return excerpt_of(Evidence(job=JOB, log=log, **evidence), failed or Failed(exit_code=1))
+def shown(log: str, failed: FailedRank | None = None, **evidence: Any) -> Excerpt:
+    return excerpt_of(Evidence(job=JOB, log=log, **evidence), failed or FailedRank(exit_code=1))
 
 
 def test_log_without_a_traceback_shows_its_last_lines() -> None:
@@ -59,12 +59,17 @@ def test_exception_of_another_ranks_end_is_not_shown(log: str) -> None:
         ({1: ""}, RANK_1, OF_OTHERS, "words of rank 0"),
         ({}, RANK_1, OF_JOB, "words of rank 0"),
         # A killed rank had no last words.
-        ({1: ""}, Failed(rank=1, signal="SIGKILL"), OF_JOB, ""),
-        ({1: "step 3\n"}, Failed(rank=1, host="n2", signal="SIGKILL"), "rank 1 on n2", "step 3"),
+        ({1: ""}, FailedRank(rank=1, signal="SIGKILL"), OF_JOB, ""),
+        (
+            {1: "step 3\n"},
+            FailedRank(rank=1, host="n2", signal="SIGKILL"),
+            "rank 1 on n2",
+            "step 3",
+        ),
     ],
 )
 def test_lines_are_of_the_rank_that_failed_first(
-    ranks: Mapping[int, str], failed: Failed, source: str, last: str
+    ranks: Mapping[int, str], failed: FailedRank, source: str, last: str
 ) -> None:
     found = shown("words of rank 0\n", failed, ranks=ranks)
     assert (found.source, "".join(found.last[-1:])) == (source, last)

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.scheduler.advice import FOREIGN, OWN
 from clusterctl.scheduler.diagnosis import Diagnosis, diagnose
-from clusterctl.scheduler.facts import Evidence, Here, Packages
+from clusterctl.scheduler.facts import Evidence, LocalMatch, Packages
 from clusterctl.scheduler.hints import Hint, hints_of_line, rows
 from clusterctl.scheduler.history import Attempt
 from clusterctl.util.assets import read_table
@@ -188,8 +188,8 @@ def test_port_that_is_master_port_is_named(port: int, is_certain: bool) -> None:
 
 
 def test_fix_of_a_certain_hint_is_that_of_the_diagnosis() -> None:
-    def left_here(_: str, *, is_module: bool) -> Here:
-        return Here() if is_module else Here(home="/kept/data.csv")
+    def left_here(_: str, *, is_module: bool) -> LocalMatch:
+        return LocalMatch() if is_module else LocalMatch(home="/kept/data.csv")
 
     line = "cat: kept/data.csv: No such file or directory\n"
     found = hinted(line, left_here=left_here, excluded=("kept",))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.trial import TestOnlyAnswer
+from clusterctl.scheduler.trial import SbatchTrial
 
 TEXT = (Path(__file__).parent / "captures" / "test-only-24.11.txt").read_text()
 ANSWERS = {
@@ -16,8 +16,8 @@ ANSWERS = {
 }
 
 
-def trial(name: str) -> TestOnlyAnswer:
-    return TestOnlyAnswer.of(*ANSWERS[name], asked_at=5.0)
+def trial(name: str) -> SbatchTrial:
+    return SbatchTrial.of(*ANSWERS[name], asked_at=5.0)
 
 
 def test_accepted_job_has_its_expected_start() -> None:
@@ -41,7 +41,7 @@ def test_messages_before_the_refusal_are_kept() -> None:
 
 def test_start_in_another_format_is_unknown() -> None:
     text = ANSWERS["train"][1].replace("1795876035", "2026-11-28T14:27:15")
-    assert TestOnlyAnswer.of(0, text, 5.0).start is None
+    assert SbatchTrial.of(0, text, 5.0).start is None
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_start_in_another_format_is_unknown() -> None:
     ],
 )
 def test_refusal_as_of_nodes_out_of_service(words: str, is_about_nodes_out: bool) -> None:
-    assert TestOnlyAnswer.of(1, words, 5.0).is_about_nodes_out is is_about_nodes_out
+    assert SbatchTrial.of(1, words, 5.0).is_about_nodes_out is is_about_nodes_out

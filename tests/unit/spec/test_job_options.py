@@ -22,10 +22,10 @@ from clusterctl.spec.job_file import Variant, job_schema
 from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
 from clusterctl.spec.job_options import (
     OPTIONS,
-    Again,
     InVariants,
     JobOption,
     Refusal,
+    Resubmission,
     job_options,
 )
 from clusterctl.spec.sbatch import directives_of, sbatch_options
@@ -64,7 +64,7 @@ def contradictions(option: JobOption) -> Iterator[str]:
         yield "salloc has no such option"
     if not option.sbatch and (option.refusal or option.writes_default or option.is_only_flag):
         yield "Slurm does not know the option"
-    if option.in_replay and option.again is Again.CHOSEN:
+    if option.in_replay and option.again is Resubmission.CHOSEN:
         yield "a replay leaves it out"
     is_appended = option.variants is InVariants.APPENDED
     if is_appended != (f"more_{option.name}" in Variant.model_fields):
@@ -89,7 +89,7 @@ def test_option_agrees_with_itself(name: str) -> None:
         {"sbatch": "--mem"},
         {"sbatch": "--export", "in_shell": True},
         {"sbatch": "", "refusal": Refusal("reservation")},
-        {"again": Again.CHOSEN},
+        {"again": Resubmission.CHOSEN},
         {"variants": InVariants.APPENDED},
         {"variants": InVariants.MERGED},
         {"help": "Reservation"},
@@ -192,7 +192,11 @@ def test_placement_options_apply_to_shell_and_replay() -> None:
     """They are neither compared, unless they can be the cause of other results."""
     for name in ("partition", "account", "qos", "constraint", "reservation", "licenses"):
         option = OPTIONS[name]
-        assert (option.in_shell, option.in_replay, option.again) == (True, True, Again.REPEATED)
+        assert (option.in_shell, option.in_replay, option.again) == (
+            True,
+            True,
+            Resubmission.REPEATED,
+        )
         assert option.compared is (name in {"partition", "constraint"})
 
 
