@@ -47,7 +47,7 @@ _INTERVAL_S: Final = 2.0
 _ANY_HEIGHT: Final = 1 << 30
 _MIB: Final = 1 << 20
 _KEYS: Final = "q: quit   ↑ ↓: choose a job   space: look now"
-# What terminals send for keys.
+# The characters that terminals send for keys.
 _UP: Final = ("\x1b[A", "\x1bOA", "k")
 _DOWN: Final = ("\x1b[B", "\x1bOB", "j")
 
@@ -86,7 +86,7 @@ class ScreenSection:
 
 @dataclass(frozen=True, slots=True)
 class TopView:
-    """What the user has chosen to see: the job (or array) that is shown in detail. "": none."""
+    """The user's choice: the job (or array) that is shown in detail. "": no job."""
 
     cluster: str = ""
     job: str = ""
@@ -282,8 +282,8 @@ def _narrowed(line: str, width: int) -> str:
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits so many seconds for a key, and returns what the terminal sends for
-    it; "" without one.
+    """Yield a function that waits so many seconds for a key, and returns the characters that the
+    terminal sends for it. "": no key was pressed.
     """
     if not sys.stdin.isatty():
         yield partial(_key, [])
@@ -302,7 +302,7 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
 
 
 def _key(inputs: Sequence[int], seconds: float) -> str:
-    """Wait for a key. inputs: the descriptor of the terminal, or none."""
+    """Wait for a key. inputs: the descriptor of the terminal, or empty."""
     ready, _, _ = select.select(inputs, [], [], max(0.0, seconds))
     return os.read(ready[0], 16).decode(errors="replace") if ready else ""
 
@@ -354,7 +354,7 @@ def _shares(numbers: Sequence[int], room: int) -> list[int]:
 
 
 def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[ScreenSection]:
-    """Yield the sections about a cluster. chosen: the job that is marked; "": none."""
+    """Yield the sections about a cluster. chosen: the marked job. "": no job is marked."""
     asked = f"Slurm was asked {moment.asked_s:.0f} s ago"
     pace = f", at most every {moment.pace_s:.0f} s on average" if moment.pace_s else ""
     yield ScreenSection((f"{moment.cluster}   {time.strftime('%H:%M:%S')}   {asked}{pace}",))
@@ -467,7 +467,7 @@ _NODE: Final = (
     "IN",
     "OUT",
 )
-# The columns of what a running job does.
+# The columns for the activity of a running job.
 _USE: Final = ("CPU", "GPU", "STEP", "LOSS", "SPEED")
 
 
@@ -509,7 +509,7 @@ def _job_table(moment: Moment, chosen: str) -> tuple[list[str], list[list[str]]]
 
 
 def _state(jobs: Sequence[JobInfo], uses: Sequence[JobUse]) -> str:
-    """Return the state of a job or array and, in a word, what is wrong with what runs of it."""
+    """Return the state of a job or array and, in a word, the problem of its running tasks."""
     state = state_counts(jobs) if len(jobs) > 1 else jobs[0].state.value
     hangs = ["hangs"] if any(use.hang for use in uses) else []
     kinds = dict.fromkeys(alarm.kind for use in uses for alarm in use.alarms)
@@ -592,7 +592,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """Return the sum. None: there are no values, or one is unknown."""
+    """Return the sum. None: there are no values, or a value is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
 

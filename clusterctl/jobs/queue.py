@@ -66,7 +66,7 @@ class JobList:
     older: the number of older jobs that are left out.
     unlisted: the number of jobs that may have ended, but are left out because the accounting does
         not answer.
-    repair: what helps if the cluster is broken.
+    repair: the remedy for a broken cluster.
     """
 
     jobs: tuple[JobInfo, ...]
@@ -84,12 +84,12 @@ class JobList:
 
 
 def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
-    """Return what ``cancel`` would do, and a digest of it: the errors of unknown jobs, and all jobs.
+    """Return the effect of ``cancel`` (the errors of unknown jobs, and all jobs), and its digest.
 
     Raises the errors of ``cancel``.
     """
     errors: dict[str, ClusterctlError]
-    # The job that is meant may be one whose submission got no answer.
+    # The submission of this job may have got no answer.
     resolve_submissions(session.scheduler, session.ledger)
     ids = [job_id_of(name, session.ledger) for name in ids]
     _reject_wrong_tasks(ids)
@@ -171,9 +171,7 @@ def cancel(session: Session, ids: Sequence[str], *, if_digest: str | None = None
 def _with_fix(
     session: Session, jobs: Sequence[JobInfo], job_id: str, error: ClusterctlError
 ) -> ClusterctlError:
-    """Return the error about a job that can't be cancelled, with what to do if it is another
-    user's.
-    """
+    """Return the error about a job that can't be cancelled, with the fix for another user's job."""
     job = next(job for job in jobs if job_id in (job.id, job.whole_id))
     if job.user == session.inventory.job_user:
         return error

@@ -1,5 +1,5 @@
-"""Sends what the folders of running jobs have gained: telemetry, metrics, events and the ends of
-logs. Runs on the cluster: standard library only, Python 3.9.
+"""Sends the new data in the folders of running jobs: telemetry, metrics, events and ends of logs.
+Runs on the cluster: standard library only, Python 3.9.
 
     main()
 
@@ -9,7 +9,7 @@ below ``top``, and ``sent``, file -> number of bytes of it that were sent before
 JSON list with an object for each job: file -> [offset, base64 of the bytes from there on].
 
 The files are ``host/NAME``, the first line of a host's telemetry, ``telemetry/NAME``, ``metrics``,
-``events``, ``stdout`` and ``stderr``. Only the last bytes of what a file has gained are sent.
+``events``, ``stdout`` and ``stderr``. Only the last of a file's new bytes are sent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})\.jsonl")
 
 
 def added(folder: str, path: str, sent: int, most: int) -> tuple[int, bytes] | None:
-    """Return (offset, bytes) of what a file has gained after ``sent`` bytes, at most the last
-    ``most`` bytes; None if there is nothing new, or no such file.
+    """Return (offset, bytes) of a file's new data after ``sent`` bytes, at most the last ``most``
+    bytes. None if the file has no new data or does not exist.
 
     A file that has become shorter, such as that of a requeued job, is sent again.
     """
@@ -84,7 +84,7 @@ def first_line(folder: str, path: str) -> bytes:
 
 
 def gained(job: dict[str, Any]) -> dict[str, tuple[int, bytes]]:
-    """Return what the files of a job have gained: file -> (offset, bytes)."""
+    """Return the new data in the files of a job: file -> (offset, bytes)."""
     top = job["top"]
     sent = job["sent"]
     own = own_prefix(job["task"])

@@ -1,6 +1,6 @@
 """Files with secrets, which are sent with a folder only if the user names them.
 
-spec/data/secret_files.toml tells by what names and by what first bytes they are known.
+spec/data/secret_files.toml lists their names and their first bytes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def without_secrets(
 
 def _secret_of(item: Item) -> PurePath | None:
     """Return the path of the topmost folder of secrets that contains an item, or of the item if it
-    is a file with secrets. None: it is neither. Raises OSError if a file can't be read.
+    is a file with secrets. None: the item is no secret. Raises OSError if a file can't be read.
     """
     path = PurePath(item.path)
     is_folder = item.kind is Kind.FOLDER
@@ -110,7 +110,9 @@ def _secret_of(item: Item) -> PurePath | None:
 
 
 def _listed(parts: Sequence[str], *, is_folder: bool) -> int:
-    """Return how many parts of a path lead to the topmost entry that the table lists. 0: none."""
+    """Return the number of a path's parts up to the topmost entry that the table lists. 0: no
+    entry.
+    """
     table = _table()
     for end in range(1, len(parts) + 1):
         last = f"{parts[end - 1]}/" if is_folder or end < len(parts) else parts[end - 1]
@@ -152,7 +154,7 @@ def reject_own_keys(
     items: Iterable[Item], workspace: Workspace, spec: ClusterSpec | None = None
 ) -> None:
     """Raise UsageError if one of the files to send has the content of a key with which clusterctl
-    logs in to the cluster's hosts, under whatever name.
+    logs in to the cluster's hosts, under any name.
 
     spec: the cluster's. None: that of its last `up`.
     """

@@ -1,4 +1,4 @@
-"""What a cluster does now, for `top`: its nodes, its queue, and what the user's running jobs do.
+"""The present state of a cluster, for `top`: its nodes, its queue, and the user's running jobs.
 
 Slurm is asked at the pace of the site, and the jobs' folders at each look: telemetry, metrics and
 logs of the jobs are files there (readings.py).
@@ -38,13 +38,13 @@ _SAMPLES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a cluster did at a time.
+    """The state of a cluster at a time.
 
     asked_s: how long ago the scheduler was asked. pace_s: it is asked at most once in this time, in
         seconds; 0: at each look.
     user: the account that the user's jobs run as. jobs: those in the queue, newest first. uses: job
-        id -> what the job does, of the user's running jobs. unread: the number of further running
-        jobs of the user.
+        id -> the activity of the job, for the user's running jobs. unread: the number of further
+        running jobs of the user.
     """
 
     cluster: str
@@ -98,7 +98,7 @@ class ClusterWatch:
         self._readings: dict[str, Readings] = {}
 
     def look(self) -> Moment:
-        """Return what the cluster does now.
+        """Return the state of the cluster now.
 
         Raises:
             UsageError: an id is malformed, or selects a job that has ended.

@@ -22,8 +22,8 @@ _LOOK_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class OtherBuilds:
-    """What makes uv choose other builds. lines: of a requirements file. left_out: packages without
-    which the nodes have all that they can use.
+    """Settings with which uv chooses other builds. lines: of a requirements file. left_out:
+    packages that are useless on the nodes.
     """
 
     lines: tuple[str, ...] = ()
@@ -31,8 +31,8 @@ class OtherBuilds:
 
 
 def has_gpus(cluster: ClusterSpec | Inventory, partition: str | None = None) -> bool | None:
-    """Return whether a cluster or partition has GPUs. None (unknown): no GPUs are declared, and no
-    Slurm.
+    """Return whether a cluster or partition has GPUs. None: unknown, because the spec declares no
+    GPUs and there is no Slurm to ask.
     """
     chosen = [p for p in cluster.partitions if partition in (None, p.name)]
     if any(p.gpus is not None for p in chosen):
@@ -48,7 +48,7 @@ def other_builds(
     versions: Mapping[str, str], *, gpus: bool | None, report: LineReporter
 ) -> OtherBuilds | None:
     """Return settings with which uv chooses CPU builds for nodes without GPUs, and CUDA builds for
-    others. None: uv has chosen such builds already.
+    nodes with GPUs. None: uv has chosen such builds already.
 
     versions: of the packages that uv chose. gpus: whether the nodes have GPUs. None: it is unknown.
     report: called with a line about the choice.

@@ -1,4 +1,4 @@
-"""What a list of packages names on this machine: files, and variables that pip inserts."""
+"""The names in a list of packages that lead to this machine: files, and variables for pip."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def reject_named(choice: Path) -> None:
 
 
 def reject_named_by_spec(choice: Path) -> None:
-    """Do as ``reject_named`` for the list that a spec names. One outside of an agent's folders is the
-    choice of a user, who has applied it: ``spec_of`` refuses any other.
+    """Do as ``reject_named`` for the list that a spec names. A list outside of an agent's folders
+    is accepted, because ``spec_of`` accepts it only if the user has applied it.
     """
     if may_read(choice):
         reject_named(choice)
@@ -70,7 +70,7 @@ def _in_requirements(file: Path, parents: frozenset[Path]) -> Iterator[Path | st
 
 
 def _in_line(line: str, folder: Path) -> Iterator[Path]:
-    """Yield the paths in a line of a list of packages: URLs, what exists, and what looks like one."""
+    """Yield the paths in a line of a list of packages: URLs, existing files, and words like paths."""
     for url in _FILE_URL.finditer(line):
         yield folder / unquote(url["path"].removeprefix("localhost"))
     for word in re.split(r"[\s=]+", line):

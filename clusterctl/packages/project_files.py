@@ -1,7 +1,7 @@
 """The packages that a project's files declare: uv.lock, pylock.toml, pyproject.toml, a comment of a
-script (PEP 723), or a requirements file. uv reads them. This module decides what uv does not: which
-file belongs to a program, whether the nodes have the Python that it requires, and what to tell about
-files of other tools.
+script (PEP 723), or a requirements file. uv reads them. This module decides the rest: which file
+belongs to a program, whether the nodes have the Python that it requires, and the advice on files of
+other tools.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _CHOICE: Final = re.compile(r"(?P<file>.+)\[(?P<names>[\w.,\s-]+)\]")
 
 @dataclass(frozen=True, slots=True)
 class PackageList:
-    """The packages that a file lists, as the user chose it.
+    """The packages in a file that the user chose.
 
-    file: the file. extras, groups: the chosen ones of a project.
+    file: the file. extras, groups: the project's extras and groups that the user chose.
     summary: the file and its packages for the user, such as "uv.lock: 4 packages, group train".
     lines: of a lock: the nodes' packages, as ``NAME @ URL#HASH``. None: uv has to choose.
     included: files that list the packages in place of ``file``. has_project: whether uv reads
@@ -79,8 +79,8 @@ class PackageList:
         """Read a file that the user chose: ``FILE`` or, with extras and groups, ``FILE[NAME,...]``.
 
         Raises:
-            UsageError: the file can't be read, declares no packages, or names what nodes can't
-                have.
+            UsageError: the file can't be read, declares no packages, or names packages that nodes
+                can't have.
             MachineError: an index can't be read.
         """
         file, names = _split(choice)
@@ -118,7 +118,7 @@ class PackageList:
 
     @property
     def contents(self) -> Iterator[bytes]:
-        """What the result of resolving depends on."""
+        """The inputs on which the result of resolving depends."""
         if self.lines is not None:
             yield "\n".join(self.lines).encode()
             return
@@ -209,7 +209,7 @@ def note_of_unread_lock(file: Path) -> Notice | None:
 
 
 def unsupported_packages(file: Path) -> UsageError | None:
-    """Return why pip can't install what a file lists, and the fix. None: it can."""
+    """Return why pip can't install the packages in a file, and the fix. None: pip can."""
     if file.name in CONDA:
         return _conda_error(file)
     if file.name in OF_OTHERS:
@@ -282,7 +282,8 @@ def _split(choice: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def content_of(file: Path) -> Mapping[str, Any]:
-    """Return what a list of packages in another format than pip's has. Empty: it has nothing.
+    """Return the content of a list of packages in another format than pip's. Empty: the file is
+    empty.
 
     Raises UsageError: the file can't be read.
     """
@@ -381,7 +382,9 @@ def _reject_stale(lock: Path, project: Mapping[str, Any]) -> None:
 
 
 def _is_same(locked: Mapping[str, Any], specifier: SpecifierSet) -> bool:
-    """Return whether an entry of `requires-dist` has these versions. Of a URL or a folder, uv notes none."""
+    """Return whether an entry of `requires-dist` has these versions. uv notes no versions of a URL
+    or a folder.
+    """
     known = SpecifierSet(str(locked.get("specifier", "")))
     return known == specifier or not _PLACES.isdisjoint(locked)
 

@@ -1,5 +1,5 @@
-"""What a provider of clusters that other people operate takes and answers: the options of `attach`,
-the attached cluster, facts about it, and clusterctl's folder there.
+"""The values of a provider of clusters that other people operate: the options of `attach`, the
+attached cluster, facts about it, and clusterctl's folder there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AttachRequest:
     """The options of `attach`. None: as in an earlier call. Empty: withdraw the earlier choice.
 
     login: the destination for ssh. spec: a spec with the settings to start from. None: no spec.
-    own_python: use a Python of clusterctl's own, not one of the site's.
+    own_python: use a Python of clusterctl's own, not the site's Python.
     patience_s: longest wait for the job that proves MPI. reporter: shown the progress.
     """
 
@@ -72,7 +72,7 @@ class ProofJob:
 
 @dataclass(frozen=True, slots=True)
 class MpiProof:
-    """What the job has shown that proves MPI.
+    """The result of the job that proves MPI.
 
     state: ``pending``: it has not ended in time. ``refused``: by Slurm. job_id: "" if it was refused.
     hosts: nodes on which it ran. glibc: the oldest C library on them, such as `2.36`. "": unknown.
@@ -96,13 +96,14 @@ class AttachedCluster:
     folder: clusterctl's folder there. account: the Slurm account of jobs. Empty: the user's
         default.
     partitions: those that the account may use, the default partition of jobs first.
-    proof_nodes: the size of the job that proves MPI. minutes: its time limit. "": none.
-    needs_time: Slurm accepts no job without a time limit.
+    proof_nodes: the size of the job that proves MPI. minutes: its time limit. "": no limit.
+        needs_time: Slurm accepts no job without a time limit.
     launchers: to be tried in this order by jobs that prove MPI. modules: that jobs load.
     other_modules: more of the site's modules with an MPI library.
-    waiting: the job of an earlier `attach` that may prove the first launcher. "": none.
+    waiting: the job of an earlier `attach` that may prove the first launcher. "": no such job.
     has_launcher: it is known how to start MPI programs, by the spec or by an earlier proof.
-    site_python: the site's Python that jobs use. "": one of clusterctl's own, or of the user's choice.
+    site_python: the site's Python that jobs use. "": jobs use clusterctl's own Python, or one that
+        the user has chosen.
     site: the description of the site, for `-o json`.
     """
 

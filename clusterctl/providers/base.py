@@ -147,7 +147,7 @@ class HostChange:
     ends_jobs: the change ends the jobs of the host, which otherwise stays. stops: it stops the host
         for a while, so that local SSDs lose their files. off: the host is not running now.
     deleted_disks: further disks of the host that the change deletes, with their data.
-    detached_disks: disks that somebody attached to the host, and that the change detaches.
+    detached_disks: disks that were attached by hand, and that the change detaches.
     released: the host is an on-prem machine that is released instead of deleted.
     """
 
@@ -266,9 +266,9 @@ class Leftover:
 class Orphan:
     """A cluster without a workspace here.
 
-    origin: who created the cluster, where and when. Empty: unknown.
-    running: its daemons and jobs, a line for each. Empty: none was seen, or the provider can't see
-        them.
+    origin: the creator of the cluster, and where and when it was created. Empty: unknown. running:
+        its daemons and jobs, a line for each. Empty: no daemon or job was seen, or the provider
+        can't see them.
     """
 
     id: str
@@ -309,7 +309,7 @@ class Provider(ABC):
     """Creates and deletes hosts of clusters. Constructed from a spec's `provider` and ``Prompts``.
 
     A provider has all abstract methods, ``takes_single_hosts`` and ``recreates_hosts``. The other
-    methods do what suits a provider without the ability that they are for.
+    methods have defaults for a provider without the ability in question.
 
     known_shared: where hosts mount the shared folder. None: the provider has no node templates.
     template_groups: the groups of hosts (controller, compute) that can start from a node template.
@@ -536,7 +536,7 @@ class Provider(ABC):
         raise not_attached(self._settings.type)
 
     def record_proof(self, attached: AttachedCluster, proof: MpiProof) -> AttachedCluster:
-        """Record what a job has shown that proves MPI. Return the cluster with the job's facts."""
+        """Record the result of the job that proves MPI. Return the cluster with the job's facts."""
         raise not_attached(self._settings.type)
 
     def examine_site(self, workspace: Workspace) -> tuple[SiteFact, ...] | None:

@@ -79,7 +79,8 @@ class KeptStorage:
 
 
 def storage_of(spec: ClusterBase, storages: Sequence[KeptStorage]) -> KeptStorage | None:
-    """Return the storage that the spec names. None: it names none, or it does not exist yet.
+    """Return the storage that the spec names. None: the spec names no storage, or the storage does
+    not exist yet.
 
     Raises:
         UsageError: the owners of its files differ from the spec's users, or several storages have
@@ -119,7 +120,7 @@ def _others_files(spec: ClusterBase, storage: KeptStorage) -> Iterator[str]:
 
 
 def other_storage(cluster: str, name: str | None) -> UsageError:
-    """Return the error for a spec whose storage differs from ``name``, that of the cluster."""
+    """Return the error for a spec whose storage differs from ``name``, the cluster's storage."""
     difference = f"with `storage.name: {name}`" if name else "without `storage.name`"
     return UsageError(
         f"cluster {cluster!r} is already up {difference}",
@@ -130,7 +131,7 @@ def other_storage(cluster: str, name: str | None) -> UsageError:
 
 
 def storage_note(spec: ClusterBase, storage: KeptStorage | None) -> tuple[str, ...]:
-    """Return a note of what a new cluster of this spec does with the storage."""
+    """Return a note about the use of the storage by a new cluster of this spec."""
     if spec.storage.name is None:
         return ()
     if storage is None:

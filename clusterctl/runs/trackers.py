@@ -1,9 +1,8 @@
-"""What programs have recorded offline for Weights & Biases, MLflow or Trackio is sent from here to the
-user's servers: by the user's own installation of these tools, with the user's own keys, which
-clusterctl neither reads nor keeps.
+"""Offline recordings of Weights & Biases, MLflow or Trackio, sent from this machine to the user's
+servers by the user's own installation of these tools. clusterctl neither reads nor keeps the keys.
 
-A recording is a folder, or a file, that a tool has written without network. It is sent once: the run's
-folder has a list of what was sent (``SYNCED_FILE``).
+A recording is a folder, or a file, that a tool has written without network. It is sent once: the
+run's folder has a list of the sent recordings (``SYNCED_FILE``).
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ LEFT: Final = "left"
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What became of a recording.
+    """The result of sending a recording.
 
     path: in the run's folder. state: sent; before: it was sent earlier; failed; incomplete: files of it
-        are only on the cluster; left: it is not to be sent yet, or not at all.
+        are only on the cluster; left: it must not be sent yet, or not at all.
     reason: why it was not sent.
     """
 
@@ -65,9 +64,10 @@ class Synced:
 
 
 class Tracker(ABC):
-    """A tool that records what a program measures.
+    """A tool that records a program's measurements.
 
-    name: also that of its program. beside: names of folders beside a recording that belong to it.
+    name: also the name of the tool's program. beside: names of folders beside a recording that
+        belong to it.
     """
 
     name: ClassVar[str]
@@ -122,7 +122,7 @@ class WeightsAndBiases(Tracker):
         env = {"WANDB_DIR": str(work), "WANDB_X_GRAPHQL_RETRY_MAX": "4", **os.environ}
         result = run_with_lines([self.name, "sync", str(recording)], heard, env=env)
         # Since 0.24 or so it exits with 0 also if the server refused the run (wandb/cli/beta_sync.py
-        # of 0.31 only prints the server's answer). It adds the marker only to what was sent.
+        # of 0.31 only prints the server's answer). It adds the marker only to sent recordings.
         return result if result.rc or self.is_sent(recording) else Result(1, result.stdout, "")
 
 
@@ -182,8 +182,8 @@ def _in_artifacts(folder: str, names: Sequence[str]) -> Sequence[str]:
 
 
 class Trackio(Tracker):
-    """`trackio sync` sends a project to a Space of its own: it would replace what another Space has of
-    the project (``upload_project_to_bucket`` of 0.43).
+    """`trackio sync` sends a project to a Space of its own: it would replace the project's data
+    from another Space (``upload_project_to_bucket`` of 0.43).
     """
 
     name = "trackio"
@@ -254,7 +254,7 @@ def chosen_trackers(names: Sequence[str]) -> tuple[Tracker, ...]:
 
 
 def sync_run(run: RunRecord, trackers: Sequence[Tracker], heard: Heard) -> Iterator[Synced]:
-    """Send what is recorded in a run. Yield what became of each recording.
+    """Send the recordings of a run. Yield the result of each.
 
     heard: called with the notes of a tool.
     """
@@ -306,7 +306,7 @@ def _hear(heard: Heard, tracker: Tracker, line: str) -> None:
 
 
 def sync_error(synced: Sequence[Synced]) -> CollectError | None:
-    """Return the error for the recordings that could not be sent. None: there are none."""
+    """Return the error for the recordings that could not be sent. None: all were sent."""
     failures = [_failure(each) for each in synced if each.state in {FAILED, INCOMPLETE}]
     if not failures:
         return None
@@ -333,7 +333,7 @@ def _failure(synced: Synced) -> Failure:
 
 
 def _sent(run: Path) -> dict[str, dict[str, int]]:
-    """Return what was sent from a run: tool -> path -> time in Unix seconds."""
+    """Return the sent recordings of a run: tool -> path -> time in Unix seconds."""
     try:
         return dict(json.loads((run / SYNCED_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What users can do about the cluster itself, which depends on who operates it."""
+"""Remedies on the cluster itself: operators may repair it, guests ask the operators."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from clusterctl.spec.names import ASK_OPERATORS, RUN_UP
 class Advice:
     """Parts of messages to the user of a cluster.
 
-    repair: what helps if the cluster is broken. is_operator: whether the user operates the cluster.
-    shows_nodes: the command that shows what its nodes have.
-    sets_account: the command that sets the Slurm account of all jobs. "": there is none.
-    cancels_of_others: who else cancels jobs of other users, after "ask USER". {ids}: Slurm's
+    repair: the remedy for a broken cluster. is_operator: whether the user operates the cluster.
+    shows_nodes: the command that shows the hardware of the nodes.
+    sets_account: the command that sets the Slurm account of all jobs. "": no such command.
+    cancels_of_others: the way to cancel another user's jobs, after "ask USER". {ids}: Slurm's
         numbers of the jobs.
     """
 

@@ -150,7 +150,7 @@ _RAISED: Final = re.compile(r"RaisedSignal:(\d+)(?:\(.*\))?")
 
 
 def reason_in_words(reason: str) -> str:
-    """Return Slurm's reason of a job's state, with a signal by its name. "": there is none."""
+    """Return Slurm's reason for a job's state, with signals by name. "": Slurm gives no reason."""
     if reason == "None":
         return ""
     if (raised := _RAISED.fullmatch(reason)) is None:
@@ -190,8 +190,8 @@ class JobInfo:
     suspended_s: seconds for which Slurm had stopped the job, in its last attempt.
     attempts: as far as they are known. start_time: of the last or, after ``with_all_attempts``, of
         the first.
-    hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress. alarms:
-        likewise, those that last.
+    hang: set by ``with_hangs`` (jobs/events.py) if the job is running without progress. alarms: the
+        lasting alarms, set in the same way.
     """
 
     slurm_id: int | None = field(default=None, compare=False)
@@ -248,8 +248,8 @@ class JobInfo:
 
     @property
     def elapsed_s(self) -> int | None:
-        """Seconds of all known attempts, until now by the local clock if the job runs. None: no
-        start yet.
+        """Seconds of all known attempts, until now by the local clock if the job runs. None: the
+        job has not started.
         """
         attempts = self.attempts
         if not attempts and self.start_time:
@@ -317,7 +317,7 @@ _NOT_IN_JSON: Final = frozenset(
 
 
 def plain(value: object) -> object:
-    """Return a value of a job, or of what it does, as JSON has it."""
+    """Return a value of a job or of its activity in its JSON form."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (Alarm, Hang)):
@@ -444,7 +444,7 @@ class AccountingAwayError(SchedulerError, code="accounting-away", retryable=True
 
 
 def unmanaged_job_error(job: JobInfo, user: str) -> SchedulerError:
-    """Return the error about a job whose files are not known to ``user``, who asks for them."""
+    """Return the error about a job whose files are unknown to the calling user, ``user``."""
     if job.user != user:
         return SchedulerError(
             f"job {job.id} belongs to user {job.user}",
@@ -505,7 +505,7 @@ def worst_job(jobs: Sequence[JobInfo]) -> JobInfo:
 def elapsed_of(tasks: Sequence[JobInfo]) -> int | None:
     """Return the seconds of a job; of an array, from the first start of a task to the last end.
 
-    While a task waits or runs, until now by the local clock. None: nothing has started.
+    While a task waits or runs, until now by the local clock. None: no task has started.
     """
     if len(tasks) == 1:
         return tasks[0].elapsed_s
@@ -640,7 +640,7 @@ class Jobs(Protocol):
         return tuple(node for node in self.nodes() if not node.usable)
 
     def accounts(self, user: str) -> tuple[str, ...]:
-        """Return the accounts of a user; () if there is no accounting, or it lists none."""
+        """Return the accounts of a user; () if there is no accounting, or it lists no account."""
         return ()
 
     def trial(self, script: str) -> SbatchTrial | None:
@@ -680,8 +680,8 @@ class Jobs(Protocol):
         return {}
 
     def unfit_nodes(self, job: JobInfo) -> Mapping[str, str]:
-        """Return node -> what it lacks to run jobs, of those nodes of the job that their health
-        check has drained.
+        """Return node -> its unmet need, for the nodes of the job that their health check has
+        drained.
         """
         return {}
 

@@ -1,6 +1,6 @@
-"""What is free in a partition now: nodes, CPUs, GPUs by type, and nodes that a job fits.
+"""The free capacity of a partition: nodes, CPUs, GPUs by type, and nodes that a job fits.
 
-What Slurm does not tell is never counted as free.
+A node counts as free only if Slurm reports the use of its CPUs, memory and GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TYPED_GPUS: Final = re.compile(r"(?:gpu:)?(?:(?P<type>[^:,\d][^:,]*):)?(?P<count
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a job asks of each of its nodes.
+    """The resources that a job requests on each of its nodes.
 
     memory_mib: 0: the job names no memory. gpu_type: "": any.
     """
@@ -53,11 +53,11 @@ class Shape:
 class Capacity:
     """The nodes of a partition.
 
-    free_nodes: those without jobs on which Slurm starts jobs. unknown_nodes: those of which Slurm
-        does not tell what jobs use, so that nothing of them counts as free.
-    gpus, free_gpus: type of GPU ("": Slurm tells none) -> number.
+    free_nodes: nodes without jobs on which Slurm starts jobs. unknown_nodes: nodes for which Slurm
+        does not report the resources in use, so none of these nodes counts as free.
+    gpus, free_gpus: type of GPU ("": Slurm reports no type) -> number.
     fitting: the number of nodes with room for a job's part of a node now, by the scarcest of its
-        CPUs, memory and GPUs. None: what the job asks of a node is unknown.
+        CPUs, memory and GPUs. None: the job's request for a node is unknown.
     """
 
     nodes: int = 0
@@ -85,7 +85,7 @@ class _Free:
 
 
 def capacity_of(nodes: Iterable[NodeInfo], shape: Shape | None) -> Capacity:
-    """Return what is free on nodes, those of a partition. shape: of a job. None: unknown."""
+    """Return the free capacity of a partition's nodes. shape: the job's request. None: unknown."""
     listed = [*nodes]
     free = [_free_of(node) for node in listed]
     total: Counter[str] = Counter()
@@ -112,14 +112,14 @@ def capacity_of(nodes: Iterable[NodeInfo], shape: Shape | None) -> Capacity:
 
 
 def _free_of(node: NodeInfo) -> _Free | None:
-    """Return what is free on a node. None: Slurm does not tell what jobs use."""
+    """Return the free resources of a node. None: Slurm does not report the resources in use."""
     is_open = node.usable and node.state in _FREE_STATES and {*node.flags} <= _FREE_FLAGS
     if not is_open:
         return _Free()
     gpus = gpus_by_type(node.gres)
     used = gpus_by_type(node.gres_used)
     is_unknown = not node.cpus or node.allocated_cpus is None or node.allocated_mib is None
-    # Slurm lists each type of a node's GPUs among the used, also those of which none is used.
+    # Slurm lists every type of GPU of a node in GresUsed, with the number 0 for unused types.
     if is_unknown or not gpus.keys() <= used.keys():
         return None
     return _Free(
@@ -130,7 +130,7 @@ def _free_of(node: NodeInfo) -> _Free | None:
 
 
 def shape_of(request: Request) -> Shape | None:
-    """Return what a job asks of each of its nodes. None: it depends on the nodes."""
+    """Return the resources that a job requests on each node. None: they depend on the nodes."""
     given = {one.own_name: one for one in request.options if one.quantities & _QUANTITIES}
     if given.keys() - _READ.keys():
         return None

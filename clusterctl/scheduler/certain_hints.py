@@ -1,7 +1,7 @@
 """Hints that rest on more than a message: the user's files on this machine, the job's script, the
 names of packages, MASTER_PORT, the frames of a traceback.
 
-Each function gets a line, or what else it needs, and yields hints, which are certain.
+Each function gets a line or other evidence, and yields certain hints.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _LACKS: Final = (
     r"(?i)\bno\b|\bnot (?:found|exist)|n't\b|\b(?:cannot|can ?not|unable|missing|empty)\b"
     r"|non-existent|\b(?:found )?0 \w"
 )
-# What is missing is no file of the user.
+# The missing file is not the user's.
 _OTHER_LACKS: Final = r"No module named|command not found$|: not found$"
 _OF_SHELL: Final = r"^\S+: (?:line )?\d+: "
 # A quoted name, or a path.
@@ -151,7 +151,7 @@ def _excluded(evidence: Evidence) -> str:
     return f" and without --exclude {shlex.join(excluded)}" if excluded else ""
 
 
-# What sbatch writes for a letter after % in the name of a log. For other letters: a word.
+# The text that sbatch writes for a letter after % in the name of a log. For other letters: a word.
 _LOG_NAMES: Final = {"x": r"[^/]*", "N": r"[^/]*", "n": r"\d+", "%": "%"}
 
 

@@ -172,8 +172,8 @@ def _chosen(first: str) -> tuple[str, JobEntry | None]:
 
 
 def _claim(scheduler: Jobs, claim: str, job_id: str) -> str | None:
-    """Return the id in a claim; None: it does not exist. If ``job_id`` is not empty, create it
-    first.
+    """Return the id in a claim. None: the claim does not exist. If ``job_id`` is not empty, create
+    it first.
     """
     answer = scheduler.transport.run(["sh", "-c", _CLAIM, "claim", claim, job_id]).stdout
     return answer.removeprefix("claim ").strip() if answer else None

@@ -1,5 +1,4 @@
-"""Diagnosis of a job: what a person and a program learn of a job that failed, was cancelled, or
-waits.
+"""Diagnosis of a job that failed, was cancelled, or waits, for people and programs.
 
 ``diagnose`` is a pure function of the evidence. Each step runs once, and none looks back: the facts
 (facts.py), the lines that are shown (excerpt.py), the cause, if Slurm, the kernel or job.py states it
@@ -31,7 +30,7 @@ _MOST_HINTS: Final = 4
 SHOW_LOG: Final = "`clusterctl logs`"
 # The fix if the log is empty.
 _NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
-# Causes that tell what failed, and not why: the program's lines may tell that.
+# Causes that name the failed part without the reason, which the program's lines may tell.
 _WITH_HINTS: Final = frozenset({"build-failed", "module-not-loaded", "time-limit"})
 # A certain hint that holds however the program failed.
 _OF_ANY_END: Final = "other-scheduler"
@@ -46,7 +45,7 @@ class Diagnosis:
     """Why a job ended or waits, as far as it is known.
 
     known: the cause, if Slurm, the kernel or job.py states it. was_read: whether the log was read.
-    note: what stands in place of the log's lines, such as why it can't be read. "": nothing.
+    note: text in place of the log's lines, such as why the log can't be read. "": no text.
     """
 
     facts: Facts
@@ -106,7 +105,7 @@ class Diagnosis:
 
     @property
     def fix(self) -> str:
-        """What to do: about the known cause, otherwise the first certain hint, or to read the log."""
+        """The fix: for the known cause, otherwise of the first certain hint, or to read the log."""
         return (self.known or self._end).fix
 
     @property
@@ -203,7 +202,7 @@ class Diagnosis:
         return tuple(hint.told(self.fix) for hint in self.hints)
 
     def details(self, *, log_is_shown: bool = False) -> Iterator[str]:
-        """Yield what a person sees below the summary and above the fix.
+        """Yield the lines that a person sees below the summary and above the fix.
 
         log_is_shown: the job's log is on the screen already, so that it is not quoted.
         """
@@ -255,7 +254,7 @@ def fix_with_log(fix: str, command: str) -> str:
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Return what is known of a job that has ended, or waits."""
+    """Return the diagnosis of a job that has ended, or waits."""
     facts = Facts.of(evidence)
     if evidence.job.state is JobState.PENDING:
         return Diagnosis(facts=facts, known=waiting_cause(evidence))
@@ -271,7 +270,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _hints(excerpt: Excerpt, evidence: Evidence) -> Iterator[Hint]:
-    """Yield the hints: the certain ones, and what the other lines usually mean."""
+    """Yield the hints: first the certain hints, then the usual meaning of other lines."""
     lines = [*hinted_lines(excerpt)]
     certain = [
         *hints_of_frames(excerpt),
@@ -302,7 +301,7 @@ def diagnose_waiting(
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis of each pending job.
 
-    advice: what users can do about the cluster itself. nodes: all nodes; empty if they are unknown.
+    advice: remedies on the cluster itself. nodes: all nodes. Empty: unknown.
     required: number of a job -> the nodes that it asks for by name.
     """
     # Jobs that wait for the same reason share a cause, because there may be thousands of them.

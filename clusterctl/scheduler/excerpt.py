@@ -1,8 +1,8 @@
 """The excerpt of a job's logs that is shown: the last traceback and the last lines of the rank that
 failed first.
 
-Whether the traceback ended the program is not decided: both are shown, and what lies between them
-is counted.
+Whether the traceback ended the program is not decided: both are shown, and the lines between them
+are counted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MESSAGE_END: Final = re.compile(r"\n(?:\s*$|(?:Original )?Traceback |\"\"\"$)",
 # Python's own modules, and installed packages.
 _LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen ")
 _IMPORTER: Final = re.compile(r"\b(?:runpy|importlib)\b")
-# What Python writes between an exception and the exception that was raised from it.
+# The text that Python writes between an exception and the exception raised from it.
 _CHAINED: Final = re.compile(
     r"^(?:During handling of|The above exception was) .*\s*\Z", re.MULTILINE
 )
@@ -77,7 +77,7 @@ _OF_BASH: Final = re.compile(
 _OF_RUNTIME: Final = re.compile(
     r"^(?:(?:panic|fatal error): .+|SUMMARY: \w+Sanitizer: .+)$", re.MULTILINE
 )
-# A message of mpirun between two rules, whose first line tells what is wrong.
+# A message of mpirun between two rules. Its first line names the problem.
 _BANNER: Final = re.compile(r"^-{70,}\n(?P<line>.+)(?:\n.*){0,60}?\n-{70,}$", re.MULTILINE)
 _LOOK_BACK = 800  # characters before a traceback
 OF_JOB: Final = "the job"
@@ -87,9 +87,9 @@ OF_OTHERS: Final = "other processes of the job"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
     """Lines of a log. source: whose: such as ``rank 1 on n2``, ``OF_JOB``, or ``OF_OTHERS`` if the
-        rank that failed first has a log of its own, in which it wrote nothing that matters.
+        rank that failed first has a log of its own without an important line.
 
-    traceback: the last that is no consequence of another rank's end; empty: there is none.
+    traceback: the last that is no consequence of another rank's end. Empty: no such traceback.
     exception: the line with its message. chain: the exceptions from which it was raised.
     place: its last line in a file of the user, such as ``train.py:7``.
     part: the thread or process that it ended, if that was not the whole program.
@@ -189,8 +189,8 @@ def excerpt_of(evidence: Evidence, failed: FailedRank) -> Excerpt:
 
 
 def _preference(excerpt: Excerpt) -> int:
-    """Return the place of an excerpt among those of a job. What the rank itself wrote comes first,
-    also without an exception, unless it tells only of the end of another rank.
+    """Return the place of an excerpt among those of a job. The rank's own output comes first, also
+    without an exception, unless it only reports the end of another rank.
     """
     if excerpt.is_consequence:
         return 2

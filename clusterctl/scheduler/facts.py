@@ -1,4 +1,4 @@
-"""What is known of a job: what was collected (evidence), and the facts that follow from it.
+"""The evidence that was collected about a job, and the facts that follow from it.
 
 Usually a single rank fails first, and other ranks fail as a consequence. The launcher's messages
 tell the first failed rank.
@@ -47,7 +47,7 @@ _NO_PROGRESS: Final = "no-progress"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalMatch:
-    """What this machine has of a file or a module that a job did not find. Empty: nothing. The
+    """The place on this machine of a file or module that a job did not find. Empty: not found. The
     paths are quoted for a shell.
 
     home: the pattern for --include that selects only the file or folder.
@@ -74,11 +74,11 @@ class LocalMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packages:
-    """Where a job has its packages of Python from, and from where it could have them. The values
-    are quoted for a shell.
+    """The sources of a job's Python packages: the ones in use, and possible ones. The values are
+    quoted for a shell.
 
     listed: the file that lists packages: of the job, or beside its program.
-    way: what to do about the file beside the program if only another tool reads it.
+    way: the advice on a file beside the program that only another tool reads.
     choices: normalized name -> the value of --requirements, for packages of extras and groups that
         the job did not choose.
     image: of --container. environment: of --env-path.
@@ -100,17 +100,18 @@ class Evidence:
         log.
     ends: failed rank -> record of when and how the rank ended (see ``first_failed``).
     attempt: the job's last attempt. lost: node -> reason of the nodes that stopped answering.
-    unfit: node -> what it lacks to run jobs, of the nodes of a job that could not start there.
+    unfit: node -> its unmet need, for nodes on which the job could not start.
     folder: the folder of the program on the cluster. "": the job's folder.
-    left_here: called with a file, or the path of a module, that the job did not find. Returns what
-        this machine has of it.
-    packages: called if the job lacks a package of Python. Returns from where it could have it.
+    left_here: called with a file, or the path of a module, that the job did not find. Returns its
+        place on this machine.
+    packages: called if the job lacks a package of Python. Returns the possible sources of the
+        package.
     excluded: patterns of files that were not sent (--exclude).
     script: text of the job's script, if this machine still has it as it was sent. "": unknown.
     was_read: whether the job's logs were read, so that an empty log is known to be empty.
     is_full: whether the file system of the job's folder has no room, so that it may lack lines.
-    advice: what users can do about the cluster itself.
-    nodes: all nodes of the cluster, for a waiting job; empty if they are unknown.
+    advice: remedies on the cluster itself.
+    nodes: all nodes of the cluster, for a waiting job. Empty: unknown.
     required: the nodes that a waiting job asks for by name.
     """
 
@@ -138,7 +139,7 @@ class Evidence:
 
 
 def is_shell(script: str) -> bool:
-    """Return whether a script is one of a shell, by its first line."""
+    """Return whether a script is a shell script, by its first line."""
     return _SHELL.match(script) is not None
 
 
@@ -147,9 +148,9 @@ class Facts:
     """How a job ended, as Slurm, the launcher and job.py report it.
 
     failed: the first rank that failed, its host, and its exit code or signal.
-    is_by_itself: whether the rank failed by itself, and was not ended because of another.
+    is_by_itself: whether the rank failed by itself, and was not ended because another rank failed.
     handled: the rank whose failure the job's script has survived. None: there is no such rank.
-    lost, unfit: node -> why, of nodes that stopped answering, or could not start the job.
+    lost: node that stopped answering -> reason. unfit: node that could not start the job -> reason.
     peak, peak_host: largest memory of a task that Slurm measured, in bytes, and its node. 0: unknown.
     memory_limit: memory of the job on each node, in bytes. 0: unknown.
     elapsed_s: duration of the last attempt, in seconds. 0: unknown.
@@ -247,7 +248,7 @@ class Facts:
 
     @property
     def unfit_nodes(self) -> str:
-        """What nodes lack to run jobs: ``the shared folder /shared is not mounted (n2)``."""
+        """The unmet needs of nodes, such as ``the shared folder /shared is not mounted (n2)``."""
         return "; ".join(f"{lack} ({node})" for node, lack in self.unfit.items())
 
     @property
@@ -269,7 +270,7 @@ class Facts:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """What else may explain the end, a line each."""
+        """Other facts that may explain the end, a line each."""
         attempt = self.attempt
         if self.handled is not None:
             code = self.handled.signal or f"exit code {self.handled.exit_code}"
@@ -322,7 +323,7 @@ class Facts:
 
 
 def _lacks_errexit(script: str) -> bool:
-    """Return whether a script is one of a shell with several commands, of which none is `set -e`."""
+    """Return whether a script is a shell script with several commands and without `set -e`."""
     is_long = len(_COMMAND.findall(script)) > 1
     return is_shell(script) and is_long and not compiled(_ERREXIT).search(script)
 

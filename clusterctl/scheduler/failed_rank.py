@@ -215,7 +215,7 @@ def with_reported_signal(failed: FailedRank, log: str, reported: Collection[str]
     if not failed.status or failed.signal in reported:
         return failed
     if failed.rank is not None:
-        # srun reports an exit code of this rank, and signals of others.
+        # srun reports the exit code of this rank, and signals of the other ranks.
         log = _SRUN.sub("", log)
     said = re.escape(signal.strsignal(signal.Signals[failed.signal]) or "")
     if re.search(_REPORTED.format(said=said, name=failed.signal), log, re.MULTILINE):
@@ -224,7 +224,7 @@ def with_reported_signal(failed: FailedRank, log: str, reported: Collection[str]
 
 
 def signal_name(code: int) -> str:
-    """Return the name of the signal that an exit code means: see ``signal_of``. "": none."""
+    """Return the name of the signal that an exit code means: see ``signal_of``. "": no signal."""
     return _NAMES.get(signal_of(code), "")
 
 
@@ -308,8 +308,8 @@ def _of_srun(log: str, exit_code: int | None) -> FailedRank | None:
 
 
 def _failed_steps(log: str) -> list[list[FailedRank]]:
-    """Return the ranks that failed in each step that srun has ended: first that with whose failure srun
-    ended the step.
+    """Return the failed ranks of each step that srun has ended. The first is the rank because of
+    which srun ended the step.
     """
     *parts, rest = _STEP_ENDED.split(log)
     steps: dict[str, list[FailedRank]] = {}

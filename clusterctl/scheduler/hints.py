@@ -1,7 +1,7 @@
-"""Hints: what a known message, a signal or an exit code usually means, and what to try.
+"""Hints: the usual meaning of a known message, signal or exit code, and a remedy to try.
 
-A hint explains a line that is shown, and says nothing about why the job failed. The messages are in
-data/hints.yaml. Hints that rest on more than a message are in certain_hints.py.
+A hint explains a line that is shown, not why the job failed. The messages are in data/hints.yaml.
+Hints that rest on more than a message are in certain_hints.py.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _NO_ERROR: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """A hint. line: what it is about, as it is shown; "": the signal, the exit code or the script.
+    """A hint. line: the explained line, as it is shown; "": the hint explains the signal, the exit
+    code or the script.
 
-    says: what the line means: always, if ``is_certain`` (because this machine, Slurm or the line
-        itself says so), and otherwise usually.
-    fix: what to try.
+    says: the meaning of the line: always, if ``is_certain`` (because this machine, Slurm or the
+        line itself says so), and otherwise usually. fix: the remedy to try.
     """
 
     name: str
@@ -51,7 +51,8 @@ class Hint:
 
     def told(self, fix: str) -> str:
         """Return the hint in words. fix: that of the diagnosis, which is not repeated: the hint is then
-        about the end of the log. The program may have survived what another line tells.
+        about the end of the log. The program may have survived the problem that another line
+        reports.
         """
         about = f'"{short(self.line, _QUOTED)}": ' if self.line else ""
         meaning = f"{about}{'' if self.is_certain else 'usually '}{self.says}"
@@ -84,7 +85,7 @@ def _table() -> tuple[HintRule, ...]:
 
 @cache
 def rows() -> tuple[tuple[HintRule, re.Pattern[str]], ...]:
-    """Return the rows about lines, each with its expressions as one."""
+    """Return the rows about lines, each with its expressions joined into one expression."""
     return tuple(
         (row, re.compile("|".join(f"(?:{each})" for each in row.match)))
         for row in _table()
@@ -100,21 +101,21 @@ def says_no_error(line: str) -> bool:
 def hinted_lines(excerpt: Excerpt) -> Iterator[str]:
     """Yield the lines for which there are hints: messages, not lines of source code.
 
-    They are the exception with which the log ends, with those from which it was raised and the line
-    before it, the last statements, and what the shell says of the script's commands.
+    They are the exception with which the log ends, the exceptions from which it was raised, the
+    line before it, the last statements, and the shell's messages about the script's commands.
     """
     statements = [line for line in excerpt.last if is_statement(line)]
     exceptions: tuple[str, ...] = ()
     if not excerpt.between:
-        # The exception may follow from what was written just before it.
+        # The line just before the exception may name its cause.
         exceptions = (*excerpt.before[-1:], *excerpt.chain, excerpt.exception)
     shown = (*excerpt.of_shell, *exceptions, *statements[-_STATEMENTS:], *excerpt.beside[-1:])
     yield from (line for line in dict.fromkeys(shown) if line and not says_no_error(line))
 
 
 def hints_of_line(line: str, evidence: Evidence) -> Iterator[Hint]:
-    """Yield the hints of the table about a line; those that say little only if there are no
-    others.
+    """Yield the hints of the table about a line. General hints are yielded only if no other hint
+    matches.
     """
     found = [(row, match) for row, pattern in rows() if (match := pattern.search(line))]
     special = [each for each in found if not each[0].general]
@@ -145,7 +146,7 @@ def way_to_packages(evidence: Evidence) -> str:
     return f"submit with --requirements {listed}, or with --env-path"
 
 
-# What the job's user can do: the names in fixes of data/hints.yaml.
+# The remedies of the job's user, by their names in the fixes of data/hints.yaml.
 _WAYS: Final[Mapping[str, Callable[[Evidence], str]]] = MappingProxyType(
     {
         "install": _install,

@@ -35,7 +35,7 @@ class JobFolders(ABC):
 
     @abstractmethod
     def unfit(self, error: UsageError) -> Sequence[UsageError]:
-        """Return the error for what needs a shared folder, if there is none."""
+        """Return the error for an option that needs a shared folder, if hosts share no folder."""
 
     @abstractmethod
     def records(self, ledger: Ledger | None) -> Ledger | None:
@@ -59,7 +59,7 @@ class SharedJobFolder(JobFolders):
 
 
 class OwnDisks(JobFolders):
-    """A folder of each host on its own disk. The controller has what was sent."""
+    """A folder of each host on its own disk. The controller has the sent files."""
 
     are_one = False
     secret_options = ("--each-node",)

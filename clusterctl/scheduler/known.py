@@ -1,8 +1,8 @@
 """The causes that Slurm, the kernel or job.py state, for which a job ended.
 
-What a program wrote is never a cause here: excerpt.py selects its lines, and hints.py explains known
-messages in them. To add a cause, add it to the rule of the one who says it. A rule tries its causes
-from the top, and the rules are tried in the order of ``_RULES``.
+The output of a program is never a cause here: excerpt.py selects lines of it, and hints.py explains
+known messages. To add a cause, add it to the rule of its source (Slurm, the kernel, job.py). A rule
+tries its causes from the top, and ``_RULES`` has the order of the rules.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Case:
 
     @property
     def examine(self) -> str:
-        """How to learn what a node lacks."""
+        """The command that shows the unmet needs of a node."""
         advice = self.evidence.advice
         return _EXAMINE if advice.is_operator else advice.repair
 
@@ -392,7 +392,7 @@ def _by_job_py(case: _Case) -> Iterator[Cause]:
 
 
 def _by_signal(case: _Case) -> Iterator[Cause]:
-    """Yield who sent the signal, if that is known."""
+    """Yield the sender of the signal, if it is known."""
     facts, job, log = case.facts, case.facts.job, case.log
     signal = facts.failed.signal
     left = left_mpi(log, case.evidence.ends)

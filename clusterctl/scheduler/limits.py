@@ -66,7 +66,8 @@ for _ in 1 2 3 4 5 6 7 8; do
     accounts=$(printf '%s\\n' "$rows" | cut -d'|' -f3 | sort -u | sed '/^$/d' | paste -sd, -)
 done
 """
-# The options of sbatch for tasks and CPUs that ``RequestedResources`` reads. Others depend on the nodes.
+# The options of sbatch for tasks and CPUs that ``RequestedResources`` reads. The effect of other
+# options depends on the nodes.
 _READ: Final = frozenset(
     "--nodes --ntasks --ntasks-per-node --tasks-per-node --cpus-per-task".split()
 )
@@ -75,11 +76,11 @@ _NODES: Final = re.compile(r"([1-9][0-9]*)(-[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class RequestedResources:
-    """What a job asks of the limits. Empty: the job names none.
+    """The resources that a job requests, and that limits count. Empty: not requested.
 
     max_time: the partition's time limit. time_s: None: unknown.
     nodes: the number of nodes. None: Slurm chooses it.
-    amounts: the least that the job gets of each resource, by Slurm's names. uncertain: those of
+    amounts: the least that the job gets of each resource, by Slurm's names. uncertain: resources of
         which it may get more.
     """
 
@@ -94,7 +95,7 @@ class RequestedResources:
 
     @classmethod
     def of(cls, request: Request, max_time: str = "") -> RequestedResources:
-        """Return what a job asks of a partition with this time limit."""
+        """Return a job's request to a partition with this time limit."""
         values = {one.own_name: one.value or "" for one in request.options}
         tasks = _count(values.get("--ntasks"))
         nodes, is_exact = _nodes_of(request, values, tasks)
@@ -127,8 +128,8 @@ class RequestedResources:
         )
 
     def amount(self, key: str, name: str) -> tuple[float, bool]:
-        """Return (what the limit ``key`` counts of a resource at least, whether it counts no
-        more).
+        """Return (the least amount of a resource that the limit ``key`` counts, whether this amount
+        is exact).
         """
         amount = self.amounts.get(name, 0)
         # Of gres/gpu:a100, the GPUs.
@@ -188,8 +189,8 @@ def _memory_of(values: Mapping[str, str]) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class LimitsVerdict:
-    """never: the limit that keeps the job from starting. "": no limit is known to. unknown: what
-    is not known, so that a limit may.
+    """The effect of limits on a job. never: the limit that keeps the job from starting. "": no
+    known limit does. unknown: a missing fact, because of which a limit may keep it from starting.
     """
 
     never: str = ""
@@ -200,8 +201,9 @@ class LimitsVerdict:
 class Limits:
     """The limits that Slurm enforces.
 
-    enforced: None: Slurm does not tell whether it does. qos: name -> field of sacctmgr -> value.
-    qos_of_partition: partition -> its QOS, which comes before that of a job. "": none.
+    enforced: None: unknown. qos: name -> field of sacctmgr -> value.
+    qos_of_partition: partition -> its QOS, which takes precedence over the job's QOS. "": the
+        partition has no QOS.
     associations: the user's, by the fields of sacctmgr. accounts: name -> field -> value, of the
         accounts of these and of their parents.
     """
@@ -321,7 +323,7 @@ class Limits:
 
 
 def _qos_of(association: Mapping[str, str]) -> list[str]:
-    """Return the QOS of a job that names none; several if Slurm does not tell which."""
+    """Return the default QOS of a job; several if Slurm does not tell which QOS it chooses."""
     default = association.get("DefaultQOS", "")
     return [default] if default else association.get("QOS", "").split(",")
 

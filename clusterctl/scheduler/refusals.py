@@ -35,7 +35,7 @@ class RequestedOptions:
     """The options of a request to Slurm.
 
     options: the options of sbatch or salloc, with their places.
-    advice: what users can do about the cluster itself.
+    advice: remedies on the cluster itself.
     lists_accounts: whether Slurm's accounting tells the user's accounts.
     """
 

@@ -1,4 +1,4 @@
-"""What a job asks of the scheduler: each value with the place at which the user wrote it.
+"""A job's request to the scheduler: each value with the place at which the user wrote it.
 
 A request is made once, after the options of a job are known, and is the only reader of the job's
 script. The checks, the batch script, a dry run, its bound and `where` read it.
@@ -52,13 +52,13 @@ _SIGNAL_PART: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a job asks of the scheduler.
+    """A job's request to the scheduler.
 
     job: the options of the job. script: the user's script. None: a bundled job, or a shell.
     own: the options in the script's #SBATCH lines that neither flags nor --slurm replace.
-    flags: those that the job's options and their defaults set. slurm: those of --slurm.
-    fills_nodes: whether a packed job has whole nodes, because nothing tells how many tasks run on a
-        node at a time.
+    flags: the options that the job's flags and their defaults set. slurm: the options of --slurm.
+    fills_nodes: whether a packed job has whole nodes, because the number of tasks that run on a
+        node at a time is unknown.
 
     Each option is a ``Directive`` with its value and its place.
     """
@@ -78,7 +78,7 @@ class Request:
         return cls(job, UserScript.read(job.script) if job.script and is_file else None).of(job)
 
     def of(self, job: JobSpec) -> Request:
-        """Return the request of a job with the same script, such as this one's with defaults."""
+        """Return the request of a job with the same script, such as this request with defaults."""
         lines = self.script.directives.options if self.script is not None else ()
         slurm = directives_of(job.slurm)
         asked = {quantity for one in (*lines, *slurm) for quantity in one.quantities}
@@ -117,7 +117,7 @@ class Request:
         return next((one for one in reversed(self.options) if one.own_name == name), None)
 
     def value(self, name: str) -> str:
-        """Return the value of the option with this name. Empty: there is none."""
+        """Return the value of the option with this name. Empty: the option is not given."""
         directive = self.last(name)
         return (directive.value if directive is not None else None) or ""
 
@@ -127,7 +127,7 @@ class Request:
 
     @property
     def time_s(self) -> int | None:
-        """The time limit. None: none is named, or the text is not a time."""
+        """The time limit. None: not set, or not a valid time."""
         return _time_s(self.options)
 
     @property
@@ -136,7 +136,7 @@ class Request:
         return tuple(filter(None, self.value("--partition").split(",")))
 
     def partition_in(self, inventory: Inventory) -> PartitionFacts | None:
-        """Return the partition of the job. None: it is unknown, or one of several."""
+        """Return the partition of the job. None: it is unknown, or Slurm chooses among several."""
         by_name = {partition.name: partition for partition in inventory.partitions}
         if inventory.is_routed and not self.partitions:
             return None
@@ -144,7 +144,9 @@ class Request:
         return by_name.get(names[0]) if len(names) == 1 else None
 
     def partition_name_in(self, inventory: Inventory) -> str | None:
-        """Return the name of the job's partition. None: it is unknown, or one of several."""
+        """Return the name of the job's partition. None: it is unknown, or Slurm chooses among
+        several.
+        """
         partition = self.partition_in(inventory)
         return partition.name if partition is not None else None
 
@@ -169,7 +171,7 @@ class Request:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The script's #SBATCH lines, without the options that others replace."""
+        """The script's #SBATCH lines, without the options that flags or --slurm replace."""
         directives = self.script.directives if self.script is not None else None
         if directives is None or self.own == directives.options:
             return directives.lines if directives is not None else ()
@@ -223,7 +225,7 @@ def _as_for_slurm(job: JobSpec, given: Sequence[Directive]) -> JobSpec:
 
 
 def _time_s(options: Sequence[Directive]) -> int | None:
-    """Return the time limit that options set, in seconds. None: none, or the text is not a time."""
+    """Return the time limit that options set, in seconds. None: not set, or not a valid time."""
     texts = [one.value for one in options if one.own_name == "--time"]
     with suppress(ValueError):
         return parse_slurm_time_s(texts[-1]) if texts else None

@@ -69,7 +69,7 @@ class Environment:
     have.
 
     prefix: the folder of an environment on the cluster that clusterctl did not make, which the job
-        uses instead. "": none.
+        uses instead. "": the job uses ``lock``.
     """
 
     lock: WheelLock | None = None
@@ -174,7 +174,7 @@ def program(
     is_python = script is None or script.is_python
     env = program_variables(job, cluster, is_alone=is_python and not is_rank)
     python = "python3" if job.container else environment.python
-    # `env` rather than `export`: --env wins over what job.py sets.
+    # `env` rather than `export`, because --env wins over the variables that job.py sets.
     parts = ["env " + " ".join(f"{name}={value}" for name, value in env.items())] if env else []
     if is_rank:
         parts += [*words.launcher, *([] if torchrun else rank_starter(job, python, words))]
@@ -204,8 +204,8 @@ def container_command(
     """Return the command that starts a program in the job's container image.
 
     names: variables that override the image's, beside the secrets. needs_programs: whether the
-        program is one of clusterctl's, or is started by one. converts: whether the command also
-        converts the image for the node's engine, which otherwise was done before.
+        program is part of clusterctl, or is started by a program of clusterctl. converts: whether
+        the command also converts the image for the node's engine, which otherwise was done before.
     """
     run = job.env.get(FROM_RUN)
     folders = (
@@ -395,7 +395,7 @@ def with_account(site: Site, request: Request) -> Request:
     """Return the request with the cluster's account, QOS and options of sbatch, unless the job or its
     script sets the same quantities.
 
-    It also names the site's default partition, if there is one.
+    It also names the site's default partition, if the site has a default.
     """
     defaults = {
         "account": site.inventory.account,
@@ -535,7 +535,9 @@ def common_words(job: JobSpec, environment: Environment, payload_hash: str) -> d
 
 
 def _load_modules(job: JobSpec) -> str:
-    """Return lines of a job's script that load its environment modules. Empty: it has none."""
+    """Return lines of a job's script that load its environment modules. Empty: the job has no
+    modules.
+    """
     if not job.module:
         return ""
     failed = 'echo "clusterctl: the module $module can\'t be loaded on $HOSTNAME" >&2 && exit 1'

@@ -121,7 +121,7 @@ def site_of(inventory: Inventory) -> Site:
 
 
 def connections_of(site: Site, workspace: Workspace) -> Connections:
-    """Return connections to the hosts of a cluster. The one to the controller stays open."""
+    """Return connections to the hosts of a cluster. The connection to the controller stays open."""
     inventory = site.inventory
     controller = inventory.controller.name
     return Connections(

@@ -68,13 +68,13 @@ class Overview:
 class Site(ABC):
     """A cluster's site.
 
-    advice: what users can do about the cluster itself.
+    advice: remedies on the cluster itself.
     pace: how often the scheduler may be asked.
-    rank_ssh: the command that reaches the other nodes of a job. "": its job step does.
+    rank_ssh: the command that reaches the other nodes of a job. "": a job step reaches them.
     restarts_jobs: whether the scheduler starts a job again after a failure or its time limit.
     shares_gpus: whether a job has only those GPUs of a node that it asks for.
     refuses_too_much: whether the scheduler refuses a job that asks for more of a node than it has.
-    time_unit_s: the unit of the scheduler's time limits; it rounds others up.
+    time_unit_s: the unit of the scheduler's time limits, to which it rounds up.
     as_root: the words before a command that examines all users' files on a host.
     """
 
@@ -106,7 +106,7 @@ class Site(ABC):
 
     @property
     def default_partition(self) -> str:
-        """The partition that scripts of jobs name if the user names none. "": they need none."""
+        """The partition that job scripts name by default. "": job scripts need no partition."""
         return ""
 
     def without_nodes(self, request: Request, names: Collection[str]) -> Request:
@@ -133,8 +133,8 @@ class Site(ABC):
         return replace(planned_inventory(spec), pmix=self.inventory.pmix)
 
     def missing_mail_program(self, controller: Transport) -> str:
-        """Return the path of the program by which Slurm sends mails if the controller does not have
-        it, so that none is sent. "": it has, or that is not known.
+        """Return the path of Slurm's mail program if the controller lacks it, because Slurm then
+        sends no mail. "": the program exists, or that is unknown.
         """
         return ""
 
@@ -208,4 +208,4 @@ class Site(ABC):
 
     @abstractmethod
     def request(self, request: JobRequest, of_job: Request) -> JobRequest:
-        """Return the request to the scheduler, completed with what the script does not have."""
+        """Return the request to the scheduler, completed with the options that the script lacks."""

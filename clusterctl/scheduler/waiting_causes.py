@@ -33,8 +33,8 @@ _LONGEST_S: Final = 60 * 86_400
 
 
 class _Reason(NamedTuple):
-    """A reason of Slurm. pattern: in Slurm's word. for_guests: the fix for those who do not operate
-    the cluster; "": the same.
+    """A reason of Slurm. pattern: in Slurm's word. for_guests: the fix for users who do not operate
+    the cluster. "": the same fix.
 
     Texts may contain {id}, {reason}, {partition}, {asked}, {limit}, {soon} and {repair}.
     """

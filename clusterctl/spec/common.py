@@ -136,8 +136,8 @@ class Monitoring(SpecModel):
 
 
 class Budget(SpecModel):
-    """What all jobs of the cluster may use together in a month (UTC). `submit` warns from 80 % of it
-    on, and refuses from 100 % on.
+    """The limit for all jobs of the cluster together in a month (UTC). `submit` warns from 80 % of
+    it on, and refuses from 100 % on.
     """
 
     node_hours: Hours | None = Field(None, description="hours of nodes; default: unlimited")
@@ -343,7 +343,7 @@ class ProviderSettings(SpecModel):
     @classmethod
     def of_login(cls, login: str) -> ProviderSettings | None:  # noqa: ARG003
         """Return settings to attach a cluster by its login, which is not checked yet. None: the
-        provider attaches none.
+        provider attaches no clusters.
         """
         return None
 
@@ -413,7 +413,7 @@ class ProviderSettings(SpecModel):
         return None
 
     def rejection(self, spec: ClusterBase) -> UsageError | None:  # noqa: ARG002
-        """Return the error with which `up` would reject this valid spec. None: it would not."""
+        """Return the error with which `up` would reject this valid spec. None: `up` accepts it."""
         return None
 
     def faults(self, spec: ClusterBase) -> Iterator[SpecFault]:  # noqa: ARG002
@@ -496,7 +496,7 @@ class ClusterBase(SpecModel):
 
     @property
     def scheduler_needs(self) -> SchedulerNeeds:
-        """What the hosts need for the scheduler."""
+        """The software that the hosts need for the scheduler."""
         return NEEDS[self.scheduler]
 
     @property

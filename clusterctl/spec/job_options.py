@@ -76,7 +76,7 @@ from clusterctl.spec.units import shown
 
 
 class Resubmission(StrEnum):
-    """What happens to an option if the job is submitted again.
+    """The treatment of an option when the job is submitted again.
 
     REPEATED: by `replay`, and by the command that continues a training. CONTINUED: only by the
     latter; a replay computes the option again, or the user gives it. CHOSEN: by neither, because
@@ -89,7 +89,7 @@ class Resubmission(StrEnum):
 
 
 class InVariants(StrEnum):
-    """What happens to an option of a job file if a variant also has it.
+    """The treatment of an option of a job file that a variant also has.
 
     APPENDED: the key with a + at its end appends to the file's list; the plain key is rejected.
     """
@@ -103,8 +103,8 @@ class InVariants(StrEnum):
 class Refusal:
     """How Slurm rejects a value of an option.
 
-    pattern: what Slurm's message has. lists: the command that lists valid values. Empty: the value
-        itself is to be corrected.
+    pattern: a regular expression for Slurm's message. lists: the command that lists valid values.
+        Empty: the value itself is to be corrected.
     also: more quantities, as in ``Directive.quantities``, that the message may be about.
     is_conflict: whether the message is about another option that can't be used beside this one.
     is_vague: whether messages about other options may have the pattern, so that it is tried last.
@@ -119,7 +119,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class JobOption:
-    """What clusterctl knows of an option of a job. It is part of the option's field in JobOptions.
+    """The declaration of an option of a job, in the option's field of JobOptions.
 
     help: one or more sentences, for the help of the flag and for the schema of job files.
     in_file: a sentence that holds only in job files.
@@ -131,13 +131,13 @@ class JobOption:
         `--set KEY=VALUE` sets.
     is_argument: whether the values are the arguments of the program, and have no flag.
     tab: completes a value: words, or "partitions" or "runs".
-    local: what a value has of the user's machine. None: nothing.
+    local: the part of a value that is a path or a name on the user's machine. None: no part.
 
     sbatch: the option of sbatch and salloc that sets the quantity, such as ``--mem``. Empty: Slurm
         does not know the option.
     text: the value of the option of sbatch, given that of the field. Empty: it is not passed.
-    in_script: whether it is passed by a line of the job's script like any other. False: the script
-        is written with it in another way.
+    in_script: whether a line of the job's script passes it, as for most options. False: the script
+        uses it in another way.
     writes_default: whether its default is also passed, unless the user's script has own #SBATCH
         lines.
     has_own_values: whether its values are written otherwise than those of sbatch, so that the
@@ -152,10 +152,10 @@ class JobOption:
         Default: whether it is an option of sbatch.
     in_rehearse: whether `rehearse` has the flag. False: a rehearsal sets it, or it has several
         tasks.
-    again: what happens to it if the job is submitted again.
+    again: its treatment when the job is submitted again.
     compared: whether `runs diff` compares it among the options of the job. Default: whether
         `replay` does not have the flag.
-    variants: what happens to it if a variant of a job file also has it.
+    variants: its treatment when a variant of a job file also has it.
 
     name, type: those of the field. letter: the short form of the option of sbatch. ``OPTIONS``
         sets them, and the defaults above.
@@ -227,7 +227,9 @@ class JobOption:
         return f"{self.flag} {placeholder}" if self.in_submit else f"{self.flag}{placeholder}"
 
     def words(self, value: Any) -> Iterator[str]:
-        """Yield the option of sbatch and salloc for a value of the field. Nothing: there is none."""
+        """Yield the option of sbatch and salloc for a value of the field, if there is such an
+        option.
+        """
         if not self.sbatch or not self.in_script or value is None:
             return
         if isinstance(value, bool):
@@ -866,7 +868,7 @@ def _set_by(request: Directive) -> list[str]:
 def flags_for(request: Directive) -> str:
     """Return the flags of `submit` to use in place of an option of sbatch.
 
-    Empty: there are none, so --slurm passes the option.
+    Empty: --slurm must pass the option.
     """
     option = request.option
     if option is None or option.beside:
@@ -887,7 +889,7 @@ def flag_of(quantity: str) -> str:
     return next((one.flag for one in OPTIONS.values() if one.sbatch == quantity), "")
 
 
-# Keys of a job file with keys of their own -> the key for what the flag gives.
+# Keys of a job file that have keys of their own -> the key for the value of the flag.
 _NESTED: Final = {"scaling": "sizes", "sweep": "grid"}
 
 
@@ -897,8 +899,8 @@ def options_set(entries: Iterable[str], flags: Mapping[str, object]) -> dict[str
     entries: KEY=VALUE, with a key of job files. SCALING.KEY and SWEEP.KEY are keys in theirs. A list
         gets the value as one more entry.
 
-    Raises:
-        UsageError: there is no such key, or a flag or another entry has set it. One error tells all.
+    Raises: UsageError: there is no such key, or a flag or another entry has set it. A single error
+        has all problems.
     """
     options = dict(flags)
     faults = []

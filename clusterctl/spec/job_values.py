@@ -1,4 +1,4 @@
-"""The types of the values of a job's options: what they accept, and what is wrong with the rest."""
+"""The types of the values of a job's options, which accept a text or say why it is wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from clusterctl.util.confine import reject_read, reject_variable
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _RESERVED: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
-# A folder or a file that is not wanted. One of this name is ./none.
+# The word for a folder or a file that is not wanted. A folder of this name is ./none.
 NONE: Final = "none"
 _SHORTEST_ALARM_S: Final = 10
 # Linux takes 128 KiB for a variable.
@@ -302,7 +302,7 @@ Variables = Annotated[
         }
     ),
 ]
-# Variables whose values only the ranks of a job get. In texts and records, the values are hidden.
+# Variables that only the ranks of a job get. In texts and records, their values are hidden.
 Secrets = Annotated[
     Mapping[Annotated[str, AfterValidator(_variable)], SecretStr],
     BeforeValidator(_secrets),

@@ -72,9 +72,7 @@ def is_job_file(target: str) -> bool:
 
 
 class Language(StrEnum):
-    """What a script is written in. Python programs are started for each rank, other scripts
-    once.
-    """
+    """The language of a script. Python programs are started for each rank, other scripts once."""
 
     PYTHON = "Python"
     SHELL = "shell"
@@ -82,7 +80,7 @@ class Language(StrEnum):
 
 
 def language_of(script: Path) -> Language:
-    """Return what a script is written in, judged by its suffix, then by its first line.
+    """Return the language of a script, judged by its suffix, then by its first line.
 
     Raises:
         UsageError: the script can't be read, or nothing tells which program runs the script.
@@ -165,7 +163,8 @@ def holds_package(root: Path, name: str) -> bool:
 
 
 def script_block(path: Path, lines: Iterable[str]) -> str | None:
-    """Return the TOML text in a program's comment ``# /// script`` (PEP 723). None: it has none.
+    """Return the TOML text in a program's comment ``# /// script`` (PEP 723). None: it has no such
+    comment.
 
     lines: of the program. Raise a UsageError if the program has several such comments.
     """

@@ -22,7 +22,7 @@ FILES = "files"
 class RemoteFolder(NamedTuple):
     """A folder that clusterctl creates.
 
-    what: what it has. noun: what one of its entries is, if `status` counts it. Empty: it does not.
+    what: its content. noun: for an entry, if `status` counts the entries. Empty: it does not.
     entries: arguments of `find` in it that select the counted entries. Names with a dot in front
         are never counted: they are incomplete, or locks.
     has_user_files: whether its files may be a user's only copies.
@@ -53,7 +53,7 @@ FOLDERS = (
         ENVIRONMENTS,
         "Python environments",
         "environment",
-        # Links lead to the complete ones.
+        # Links lead to the complete environments.
         "-mindepth 1 -maxdepth 1 -type l",
         is_made_by_attach=True,
     ),

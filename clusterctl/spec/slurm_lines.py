@@ -48,7 +48,7 @@ class SlurmLine:
 
     @property
     def defines(self) -> str:
-        """What the line defines: ``partitionname``, ``nodeset``, or "" for a setting."""
+        """The kind of definition in the line: ``partitionname``, ``nodeset``, or "" for a setting."""
         key = self.key.lower()
         return key if key in {name.lower() for name in _NAMED} else ""
 

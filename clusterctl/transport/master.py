@@ -1,7 +1,8 @@
 """SSH connections that commands share (OpenSSH's ControlMaster), each held by an ssh process.
 
 ssh shares them by itself, as the `ssh_config` tells it. clusterctl opens a connection before the
-first command, so that many commands at once share it, and one that does not answer is replaced.
+first command, so that many commands at once share it, and replaces a connection that does not
+answer.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def open_master(
     The `ssh_config` tells ssh to share the connections to hosts that clusterctl has configured.
 
     checks: whether to check that an open connection answers. Otherwise, and for the login of an
-        attached cluster, only if it was not used in the last minute.
+        attached cluster, it is checked only if it was not used in the last minute.
     start: whether to open a connection, or check the open one.
     asks: whether ssh may ask the user of an attached cluster, on this terminal, for a password and
         the like.
@@ -157,7 +158,7 @@ def _recent(path: Path) -> Master | None:
 
 
 def socket_of(config: Path, host: str, user: str | None) -> Path | None:
-    """Return the control socket of the connection that commands share; None if none may be
+    """Return the control socket of the connection that commands share; None if no connection may be
     shared.
     """
     if login_of(config) is not None:
@@ -186,7 +187,7 @@ def _start(ssh: OpenSSH, host: str, options: list[str], path: Path) -> str | Non
     if not stderr or _BY_PROXY in stderr:
         # A persistent ssh discards its ProxyCommand's messages, so repeat the attempt with a plain
         # ssh.
-        # No other attempt is repeated: a server that refuses logins may shut out who asks often.
+        # Other failures are not retried, because a server may block users after many failed logins.
         words = ssh.background(host, "true", "-S", "none", *_TALKATIVE)
         _, stderr = _run_ssh(words, start_s)
     return stderr

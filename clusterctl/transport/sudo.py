@@ -57,7 +57,7 @@ class SudoError(TransportError):
 
 
 def asked_of_program() -> str | None:
-    """Return what the program SUDO_ASKPASS prints, as sudo itself asks it; None if there is none."""
+    """Return the output of the program SUDO_ASKPASS, called as sudo calls it. None: it is not set."""
     if program := os.environ.get("SUDO_ASKPASS"):
         with suppress(OSError):
             words = (program, "sudo password: ")
@@ -68,15 +68,17 @@ def asked_of_program() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SudoMethod:
-    """How the user runs sudo on a host. words: the command line. password: None, if sudo asks for
-    none.
+    """How the user runs sudo on a host. words: the command line. password: None if sudo asks for no
+    password.
     """
 
     words: Sequence[str] = ("sudo",)
     password: str | None = None
 
     def command(self, argv: Sequence[str]) -> tuple[Sequence[str], bytes]:
-        """Return (the command of ``argv``, which begins with AS_ROOT, what it reads first on stdin)."""
+        """Return (the command of ``argv``, which begins with AS_ROOT, the first bytes for its
+        stdin).
+        """
         rest = argv[len(AS_ROOT) :]
         if self.password is None:
             return (*self.words, "-n", *rest), b""
@@ -124,8 +126,8 @@ class Passwords:
         return {host: text for host, text in self._hosts.items() if host in hosts}
 
     def _prove(self, argv: Sequence[str], host: str, run: Run, needed: SudoError) -> str:
-        """Return the password, which the host accepts. Other hosts wait until a first one accepts
-        it.
+        """Return the password, which the host accepts. Other hosts wait until the first host
+        accepts it.
         """
         with self._lock:
             if not self._is_proven:

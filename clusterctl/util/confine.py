@@ -1,8 +1,8 @@
 """The files that a command may open, and the variables of the user that it may pass on: all, or, in a
 command that an agent calls, those that the user's limits allow.
 
-Whatever opens a file to read, send or write it, because an argument, a job or a spec names the file,
-calls ``reject_read`` or ``reject_written`` first. This is the only place that decides.
+Code that reads, sends or writes a file named by an argument, a job or a spec first calls
+``reject_read`` or ``reject_written``. This is the only place that decides.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class LimitError(UsageError, code="agent-limit"):
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What an agent's command may use.
+    """The files and variables that an agent's command may use.
 
     folders: resolved paths of the folders with the files; the first is the project's. kept:
-    clusterctl's own folders, whose files no agent chooses. variables: those that jobs may get.
+        clusterctl's own folders, whose files an agent may not choose. variables: for jobs.
     """
 
     folders: tuple[str, ...]
@@ -55,7 +55,7 @@ class Confinement:
         """Raise LimitError unless a path, with all links resolved, lies in one of the folders."""
         text = os.fspath(path)
         try:
-            # `~` and `~nobody` are outside, wherever they lead.
+            # `~` and `~nobody` are outside, whatever they expand to.
             end = Path(self.folders[0], os.path.expanduser(text)).resolve()
         except (OSError, ValueError, RuntimeError) as exc:
             raise self._outside(text, str(exc)) from exc
@@ -75,7 +75,7 @@ class Confinement:
         self.reject_read(folder)
         top = self.folders[0]
         path = os.path.join(top, os.path.expanduser(folder))
-        # A link may lead to what programs obey.
+        # A link may lead to a file that programs obey.
         ends = [
             os.path.relpath(end, top) for end in (os.path.normpath(path), os.path.realpath(path))
         ]
@@ -105,7 +105,9 @@ class Confinement:
 
 
 def confinement() -> Confinement | None:
-    """Return the confinement of this process. None: its user calls it, and may use everything."""
+    """Return the confinement of this process. None: a user, not an agent, has started it, and may
+    use everything.
+    """
     text = os.environ.get(VARIABLE)
     if not text:
         return None
@@ -141,14 +143,14 @@ def reject_variable(name: str) -> None:
 
 
 def refused_name(path: str) -> str:
-    """Return the part of a path that keeps this command from writing it, because programs of this
-    machine obey it. "": none does.
+    """Return the part of a path because of which this command may not write it: programs of this
+    machine obey a file of that name. "": the command may write it.
     """
     return _obeyed_name(path) if confinement() is not None else ""
 
 
 def _obeyed_name(path: str) -> str:
-    """Return the part of a path that programs of this machine obey. "": none is."""
+    """Return the part of a path that names a file which programs of this machine obey. "": no part."""
     return next((part for part in path.split("/") if part.lower() in _OBEYED), "")
 
 

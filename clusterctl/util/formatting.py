@@ -1,7 +1,7 @@
 """Values as text: the only place that rounds a value or chooses its unit.
 
-What a user gave is shown by ``given``, to the last digit, and a size or duration that is read back
-by ``exact_size`` and ``duration``. All others are measurements, which every view shows alike.
+``given`` shows a user's value to the last digit; ``exact_size`` and ``duration`` show a size or
+duration that is read back. All other values are measurements, which every view shows alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIGITS: Final = 6
 # Numbers from here on are shown with an exponent in means of runs.
 _LARGE: Final = 1e15
 _SIZES: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-# Units of metrics, by the ends of their names. A share has none: some programs write an `mfu` in
+# Units of metrics, by the ends of their names. A share has no unit: some programs write an `mfu` in
 # percent, and an efficiency may be above 1.
 _UNITS: Final = {
     "s": "s",
@@ -47,7 +47,7 @@ _ENOUGH: Final = 2
 
 
 def given(value: object) -> str:
-    """Return what the user gave as text, to the last digit."""
+    """Return a value that the user gave as text, to the last digit."""
     if value is None or value == "":
         return NONE
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -100,7 +100,7 @@ def duration(seconds: float | None) -> str:
 
 
 def about(seconds: float) -> str:
-    """Return a duration in its largest two units, for a time that nobody knows to the second."""
+    """Return a duration in its largest two units, for a time that is not known to the second."""
     whole = max(round(seconds), 0)
     step = next((step for unit, step in ((86400, 3600), (3600, 60)) if whole >= unit), 1)
     return duration(whole - whole % step)
@@ -117,7 +117,7 @@ def hours(value: float | None) -> str:
 
 
 def cost(usd: float | None, unit: str = " USD") -> str:
-    """Return a price: ``12.35 USD``. A small one has three digits that are not 0."""
+    """Return a price: ``12.35 USD``. A small price has three significant digits."""
     if usd is None:
         return NONE
     is_small = 0 < abs(usd) < 0.1  # noqa: PLR2004 - a tenth
@@ -155,8 +155,8 @@ def quantity(value: float, unit: str) -> str:
 
 
 def metric(value: object, name: str = "") -> str:
-    """Return a measured value, whose name may tell its unit. A rate such as ``samples_per_s`` has
-    its unit in its name alone.
+    """Return a measured value. Its name may tell its unit. A rate such as ``samples_per_s`` has its
+    unit in its name alone.
     """
     if not isinstance(value, float):
         return given(value)
