@@ -119,14 +119,14 @@ _SYNONYM: Final = "_synonym"
 
 @dataclass(frozen=True, slots=True)
 class ParameterDeclaration:
-    """What is declared of a parameter of a command; its name, type and default are the function's.
+    """The declaration of a command's parameter; its name, type and default are the function's.
 
     help: one or more sentences. names: the flags of an option. Empty: derived from its name.
     metavar: the placeholder for its value. Default: the type.
     tab: returns completions when the user presses TAB, or has them.
     parser: converts the value. It raises ValueError with the reason if the value is wrong.
     least, most: the limits of a number. hidden: whether the help leaves it out.
-    local: what a value has of the user's machine. A shell completes paths.
+    local: the part of a value that is on the user's machine. A shell completes paths.
     topic: its heading in the help of a command with many options. is_usual: whether the short help
         has it.
     """
@@ -316,7 +316,7 @@ def _call(
 ) -> int:
     """Call a command's function, show how it ends, and return the exit code."""
     common = {name: arguments.pop(name, None) for name in COMMON}
-    # An empty name is not the same as none: a variable of a script may be empty.
+    # An empty name differs from a missing name, because a variable of a script may be empty.
     common = {n: ctx.obj[n] if v in (None, False) else v for n, v in common.items()}
     output = common.pop("output")
     no_color = common.pop("no_color") or os.environ.get("NO_COLOR")
@@ -459,7 +459,7 @@ def end_of(exc: BaseException, screen: Screen) -> int:
 
 def _redactor_of(words: Sequence[str]) -> Callable[[str], str]:
     """Return a function that hides the values of --notify on a command line, which may have tokens,
-    and what looks like a secret.
+    and possible secrets.
     """
     # Only unexpected errors need them.
     from clusterctl.util.receivers import secret_parts

@@ -1,5 +1,5 @@
-"""Attach a cluster that other people operate: the provider finds out what jobs need there, then an
-ordinary job, the bundled `probe`, proves that MPI programs run.
+"""Attach a cluster that other people operate: the provider finds out the needs of jobs there, then
+an ordinary job, the bundled `probe`, proves that MPI programs run.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def prove(
 ) -> Iterator[MpiProof]:
     """Submit a job with each launcher until one has the right answer, or does not end in time.
 
-    Yield what is known of each job: first that it is ``pending``, before the wait for it. The last
-    says why the launchers before it have failed, unless it is proven.
+    Yield the state of the proof for each job: first ``pending``, before the wait for the job. The
+    last says why the earlier launchers have failed, unless MPI is proven.
 
     Raises the errors of `submit` but for a refusal of the job, and those of `wait` and `collect`.
     """
@@ -86,8 +86,8 @@ def _trial(
     job_id: str,
     request: AttachRequest,
 ) -> Iterator[MpiProof]:
-    """Yield what is known of the job with a launcher. job_id: the job of an earlier `attach`. "":
-    none.
+    """Yield the states of the proof with a launcher. job_id: the job of an earlier `attach`. "": a
+    new job.
     """
     if not job_id or not _may_prove(session, job_id):
         try:
@@ -133,8 +133,8 @@ def _submit(
 
 
 def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> MpiProof:
-    """Return what a job has shown that has ended, or that can never start. Collect its run,
-    which is not one of the user's. The job's folder stays only if it has proven nothing.
+    """Return the result of a job that has ended, or that can never start. Collect its run, which is
+    not the user's. The job's folder stays only if the proof has failed.
     """
     diagnosis = diagnosis_of(session, [job])
     if not job.ended:
@@ -160,7 +160,9 @@ def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> MpiProof:
 
 
 def _text(log: Path) -> str:
-    """Return a log's text. "": there is none, because the node does not see the job's folder."""
+    """Return a log's text. "": the log does not exist, because the node does not see the job's
+    folder.
+    """
     try:
         return log.read_text(errors="replace")
     except OSError:
@@ -168,8 +170,8 @@ def _text(log: Path) -> str:
 
 
 def _versions(log: Path) -> list[str] | None:
-    """Return the known versions of glibc, such as `2.36`, in the answer of `probe`. None: the answer
-    is missing, or not a single one, or a check has failed.
+    """Return the known versions of glibc, such as `2.36`, in the answer of `probe`. None: the job
+    gave no answer or several answers, or a check has failed.
     """
     try:
         (line,) = [line for line in _text(log).splitlines() if line.startswith("{")]

@@ -134,7 +134,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What `down` would do.
+    """The effect of `down`.
 
     hosts: the names of the hosts. collected, discarded: the jobs whose runs are collected, or
         deleted without that.
@@ -150,7 +150,7 @@ class Removal:
 
 
 def preview(workspace: Workspace, options: DownOptions) -> Removal:
-    """Return what `down` would do. Raises the errors of ``down`` about the options."""
+    """Return the effect of `down`. Raises the errors of ``down`` about the options."""
     reject_unknown(workspace)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     entries = set(uncollected(workspace)) - set(discarded)
@@ -200,7 +200,7 @@ def down_locked(
 ) -> DownResult:
     """Do the same as ``down``, for a caller that already holds the cluster's lock.
 
-    shown: what may be lost. None: all that the options allow.
+    shown: the jobs and files that may be lost. None: all that the options allow.
     """
     workspace = runner.workspace
     remove_stale_folders()
@@ -208,7 +208,7 @@ def down_locked(
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
         result = run_phases(writing_runner, options, discarded, shown)
-    # Without the cluster, nobody asks which of its files were copied.
+    # The list of copied files is useless once the cluster is gone.
     with suppress(OSError):
         workspace.copies.unlink(missing_ok=True)
     end_all_connections(workspace.ssh_config)
@@ -275,7 +275,7 @@ def _name_of(entry: JobEntry) -> str:
 
 
 def _has_begun(workspace: Workspace) -> bool:
-    """Return whether `up` may have made or changed a host, or a removed one must be released."""
+    """Return whether `up` may have made or changed a host, or a removed host must be released."""
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
     has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.has_id
@@ -336,7 +336,9 @@ def destroy(
     lost: OnlyCopies,
     discarded: Collection[JobEntry] = (),
 ) -> PhaseResult[None]:
-    """Record what may be lost, then remove the cluster. After a crash, the next `down` continues."""
+    """Record the jobs and files that may be lost, then remove the cluster. After a crash, the next
+    `down` continues.
+    """
     workspace = runner.workspace
     note_removal(workspace, lost, discarded)
     try:

@@ -128,7 +128,7 @@ class Verification:
 
     verified: nodes that ran the MPI job together.
     busy: nodes that were skipped because they run users' jobs.
-    drained: node -> why it is out of service. These nodes were skipped.
+    drained: node -> the reason why it is out of service. These nodes were skipped.
     resumed: node -> the state from which it was resumed before the job.
     link: the bandwidth of MPI between two of the nodes. None: they have no fast network.
     """
@@ -250,15 +250,15 @@ def _ready_nodes(
 def _healthy_nodes(hosts: Sequence[str], to: Connect) -> set[str]:
     """Run the health program on nodes, and return the healthy ones.
 
-    It drains nodes that lack what jobs need, and resumes those that it drained earlier and that are
-    healthy again.
+    It drains nodes with an unmet need of jobs, and resumes nodes that it drained earlier and that
+    are healthy again.
     """
 
     def is_healthy(host: str) -> bool:
         argv = ["sudo", "-n", HEALTH_PROGRAM]
         with suppress(TransportError):
             return to(host).run(argv, timeout_s=HEALTH_S, check=False).rc == 0
-        # The verification job tells what is wrong.
+        # The verification job names the problem.
         return True
 
     answers = parallel_map(hosts, is_healthy)
@@ -266,7 +266,7 @@ def _healthy_nodes(hosts: Sequence[str], to: Connect) -> set[str]:
 
 
 def reject_unfit_nodes(drained: Mapping[str, str], to: Connect) -> None:
-    """Raise VerifyError with what each node lacks that its health check has drained.
+    """Raise VerifyError with the unmet needs of each node that its health check has drained.
 
     drained: node -> why it is out of service.
     """
@@ -458,7 +458,7 @@ def has_passed(result: Result, hosts: tuple[str, ...]) -> bool:
 
 
 def measured_link(result: Result) -> FabricLink | None:
-    """Return the bandwidth that a verification job measured. None: it measured none."""
+    """Return the bandwidth that a verification job measured. None: it measured no bandwidth."""
     with suppress(ValueError, KeyError, TypeError):
         link = json.loads(result.stdout)["link"]
         first, second = link["hosts"]
@@ -604,7 +604,7 @@ def credential_findings(
 
     A host whose credential could not be tested has a warning.
 
-    report: what is known of the hosts. A node with an error there gets no further one.
+    report: the findings so far. A node with an error there gets no further finding.
     """
     controller = inventory.controller.name
     names = [host.name for host in inventory.hosts if host.name in report.facts]
@@ -652,7 +652,7 @@ def slurm_findings(inventory: Inventory, to: Connect, report: DoctorReport) -> t
     """Return what Slurm reports of the examined nodes: that it starts no jobs on a node, or shows a job
     as running that started before the node's last boot, as after a power cut of all hosts.
 
-    report: what is known of the hosts. A node with an error there gets no further one.
+    report: the findings so far. A node with an error there gets no further finding.
     """
     controller = inventory.controller.name
     faulty = {finding.host for finding in report.errors}

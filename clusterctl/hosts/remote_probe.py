@@ -333,7 +333,7 @@ def processes_left() -> List[str]:
 
 
 def unmet_needs() -> Optional[List[Dict[str, str]]]:
-    """Return what the host lacks to run jobs: code, what, why, fix.
+    """Return the unmet needs of the host: code, what, why, fix.
 
     None: it has no health check, as before it joins a cluster, or its health check does not answer.
     """
@@ -504,7 +504,7 @@ def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
 
 def closed_folder(entry: pwd.struct_passwd) -> str:
     """Return the first of an account's home and the folders for jobs in it in which the account may
-    not write. "": none, or unknown.
+    not write. "": no such folder, or unknown.
     """
     for below in FOLDERS_OF_JOBS:
         path = os.path.normpath(os.path.join(entry.pw_dir, below))
@@ -741,7 +741,7 @@ class OwnFacts:
         them.
     refused: account -> the list of sshd that refuses its login.
     refuses_ed25519: sshd refuses keys of this type.
-    left: processes of ended jobs ("PID COMMAND"). unmet: what a node lacks to run jobs; None: its
+    left: processes of ended jobs ("PID COMMAND"). unmet: the unmet needs of a node. None: its
         health check does not answer. databases: MariaDB's, except system databases.
     verbs: programs can use adapters of InfiniBand and RoCE. ucx_fabric: UCX, if installed, can use
         them. gpudirect: the kernel's way between them and GPUs.

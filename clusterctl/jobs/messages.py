@@ -1,8 +1,7 @@
 """Messages about jobs, to receivers that the user has chosen: commands, or services such as ntfy.
 
-They are sent from this machine while a command watches the jobs. What happened is found by comparing
-two states of a job; the first state of a job that was submitted before the command is only known,
-and nothing is told of it.
+They are sent from this machine while a command watches the jobs. Events are found by comparing two
+states of a job. The first state of a job that was submitted before the command causes no message.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _MOST_LETTERS: Final = 400
 
 
 class JobEvent(StrEnum):
-    """What a message tells about a job, as CLUSTERCTL_EVENT has it."""
+    """The event that a message reports about a job, as in CLUSTERCTL_EVENT."""
 
     START = "start"
     RESTART = "restart"
@@ -90,7 +89,7 @@ _KINDS: Final = MappingProxyType(
 
 def chosen_receivers(targets: Sequence[str]) -> tuple[Receiver, ...]:
     """Return the receivers that the user has chosen: ``targets`` (--notify) or, if these are empty,
-    those of the file notify.txt in the state folder, one a line. "none": no receivers.
+    the lines of the file notify.txt in the state folder. "none": no receivers.
 
     Raises the errors of ``receivers_of``.
     """
@@ -115,7 +114,7 @@ def chosen_receivers(targets: Sequence[str]) -> tuple[Receiver, ...]:
 
 
 def happenings(before: JobInfo | None, job: JobInfo) -> Iterator[JobEvent]:
-    """Yield what happened to a job since its state ``before``. None: since its submission."""
+    """Yield the events of a job since its state ``before``. None: since its submission."""
     if job.ended:
         if before is None or not before.ended:
             yield _ENDS[job.outcome]
@@ -139,12 +138,11 @@ def _is_restarted(before: JobInfo, job: JobInfo) -> bool:
 
 
 class Telling:
-    """Sends messages about what happens to jobs. post: None: it sends none.
+    """Sends messages about the events of jobs. post: None: it sends no messages.
 
-    submitted: whether this command has submitted the jobs, so that all is told. Otherwise the first
-        look only shows what is known already.
-    Of an array, each happening is told once, by the first task that it happens to, and the end of
-    all tasks.
+    submitted: whether this command has submitted the jobs, so that all events are reported.
+        Otherwise the first look causes no messages. Each event of an array is reported once, for
+        the first task that has it, and the end once for all tasks.
     """
 
     def __init__(self, post: MessageQueue | None = None, *, submitted: bool = False) -> None:
@@ -160,7 +158,7 @@ class Telling:
         return self if self._post is None else Telling(self._post, submitted=self._tells_old)
 
     def look(self, session: Session, jobs: Sequence[JobInfo]) -> None:
-        """Tell what happened to jobs since the last look."""
+        """Send messages about the events since the last look."""
         if self._post is None:
             return
         # The controller's watcher may requeue a job that was killed.
@@ -245,8 +243,8 @@ TELLS_NOBODY: Final = Telling()
 
 
 def _shown(text: str) -> str:
-    """Return a line for other people's services: short, and without control characters and what
-    looks like a secret.
+    """Return a line for other people's services: short, without control characters and possible
+    secrets.
     """
     from clusterctl.util.redact import redactor  # noqa: PLC0415 - as above
 
@@ -265,7 +263,7 @@ def _diagnosis(session: Session, job: JobInfo) -> Diagnosis | None:
 
 
 def _cause(job: JobInfo, happening: JobEvent, diagnosis: Diagnosis | None) -> str:
-    """Return what is wrong with a job. "": nothing, or it is unknown."""
+    """Return the problem of a job. "": it has no known problem."""
     match happening:
         case JobEvent.HANG:
             return str(job.hang)

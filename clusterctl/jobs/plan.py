@@ -80,8 +80,8 @@ class AtMost:
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
-    """What a submission does on a cluster. `--dry-run`, agents and the Python interface show it, and
-    `--if-digest` carries it out.
+    """The effect of a submission on a cluster. `--dry-run`, agents and the Python interface show
+    it, and `--if-digest` carries it out.
 
     spec: of the cluster. jobs: ``pinned``, so that they can only be submitted with these files.
     """
@@ -236,12 +236,12 @@ def pinned(jobs: Sequence[PreparedJob]) -> tuple[PreparedJob, ...]:
 
 
 def digest(verb: str, cluster: Sequence[str], jobs: Sequence[PreparedJob]) -> str:
-    """Return a digest of what is submitted. cluster: its name and id. jobs: ``pinned``."""
+    """Return the digest of a submission. cluster: its name and id. jobs: ``pinned``."""
     return digest_of([verb, *cluster, *map(_submitted, jobs)])
 
 
 def _submitted(prepared: PreparedJob) -> str:
-    """Return everything that decides what a job does, as text."""
+    """Return all inputs of a job that decide its effect, as text."""
     job = prepared.job
     content = prepared.content
     lock = prepared.environment.lock

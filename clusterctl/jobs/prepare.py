@@ -325,7 +325,7 @@ class Preparer:
         self, site: Site, requests: Sequence[Request], ledger: Ledger, session: Session | None
     ) -> list[Request]:
         """Return the requests with the files of earlier runs, and with the defaults of the site.
-        Note what the user may not expect.
+        Note surprising defaults for the user.
         """
         continued = [with_from_run(request.job, ledger, session) for request in requests]
         for note in dict.fromkeys(note for _, note in continued if note):
@@ -353,8 +353,8 @@ class Preparer:
         return requests
 
     def _with_packages(self, job: JobSpec, inventory: Inventory) -> JobSpec:
-        """Return the job with the file that lists its packages, if there is one beside a Python
-        program, and with the packages of the file's workspace.
+        """Return the job with the file that lists its packages, if it is beside a Python program,
+        and with the packages of the file's workspace.
         """
         if job.env_path and job.requirements:
             raise excluded("--env-path", "--requirements")
@@ -383,8 +383,8 @@ class Preparer:
         return job.model_copy(update={"requirements": file, "project": project})
 
     def _found_packages(self, job: JobSpec, script: Path, inventory: Inventory) -> Path | None:
-        """Return the file beside a Python program that lists its packages, and note it. None: there is
-        no such file, pip can't install what it lists, or all jobs have its packages.
+        """Return the file beside a Python program that lists its packages, and note it. None: there
+        is no such file, pip can't install its packages, or all jobs have them.
         """
         file = find_package_file(script, job.place.folder)
         common = inventory.requirements
@@ -459,7 +459,9 @@ def _unfit_notice(fault: UsageError) -> Notice:
 
 
 def _prefix(session: Session | None, job: JobOptions, partition: str | None, wanted: str) -> str:
-    """Return the folder of the environment of --env-path. Without a session, nobody is asked."""
+    """Return the folder of the environment of --env-path. Without a session, the cluster is not
+    asked.
+    """
     if session is not None:
         from clusterctl.jobs.environment import existing_environment  # noqa: PLC0415
 
@@ -508,15 +510,15 @@ def _with_open_dependencies(session: Session, job: JobSpec) -> JobSpec:
 
 def reject_without_engine(session: Session, job: JobSpec, partition: str | None) -> None:
     """Raise UsageError if all nodes that the job can run on lack an engine for containers, or if
-    their engine has no read-only mounts and the job asks for one.
+    the job asks for a read-only mount and their engine has no such mounts.
 
-    The nodes themselves are asked, as machines of the user may have one from elsewhere. Nodes that
-    do not answer may have it, and so may a module. partition: None: any.
+    The nodes themselves are asked, as machines of the user may have one from elsewhere. A node that
+    does not answer may have an engine, and a module may provide it. partition: None: any.
     """
     if job.container is None or job.module:
         return
     engines = SIF_ENGINES if job.container.endswith(".sif") else ENGINES
-    # The first is the one that runs the image; its path is on the last line.
+    # The first engine in the list runs the image; its path is on the last line.
     find = ("sh", "-c", " || ".join(f"command -v {name}" for name in engines))
     transports = session.nodes
     of_job = [facts for facts in session.inventory.partitions if partition in (None, facts.name)]
@@ -620,7 +622,7 @@ def node_messages_notice(job: JobSpec) -> Notice | None:
 
 
 def mail_notice(site: Site, controller: Transport, requests: Sequence[Request]) -> Notice | None:
-    """Return a message if a job asks Slurm for mails (--mail-type), and its cluster sends none."""
+    """Return a message if a job asks Slurm for mails (--mail-type), and its cluster sends no mails."""
     kinds = {request.job.name: request.value("--mail-type") for request in requests}
     asking = [name for name, kind in kinds.items() if kind.upper() not in {"", "NONE"}]
     program = site.missing_mail_program(controller) if asking else ""

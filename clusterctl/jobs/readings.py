@@ -1,5 +1,5 @@
-"""What running jobs do now, by the files in their folders: the use of nodes and ranks by telemetry,
-the progress by metrics, hangs by events, and the last lines of logs.
+"""The activity of running jobs, from the files in their folders: the use of nodes and ranks from
+telemetry, progress from metrics, hangs from events, and the last lines of logs.
 
 No daemon and no right of an administrator is needed: telemetry runs in the job.
 """
@@ -52,7 +52,8 @@ _NO_STEPS: Final = frozenset({"run", "result", "config", "evaluation"})
 class GpuUse:
     """The use of a GPU. None: it does not report the value.
 
-    percent: of the time in which it computed. power_w: watts. processes: those that compute on it.
+    percent: of the time in which it computed. power_w: watts. processes: the processes that compute
+        on it.
     """
 
     index: int
@@ -80,7 +81,9 @@ class NodeUse:
 
 @dataclass(frozen=True, slots=True)
 class RankUse:
-    """The use of a node by a rank. cpu_percent: of one core. gpus: those with a process of it."""
+    """The use of a node by a rank. cpu_percent: of one core. gpus: the GPUs on which it has a
+    process.
+    """
 
     rank: int
     node: str
@@ -99,7 +102,7 @@ class MetricValue:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a program, by its metrics.jsonl. None: it has no such metric.
+    """The progress of a program, by its metrics.jsonl. None: the metric is missing.
 
     step: such as step 410. curve: the last values of ``loss``, in order.
     """
@@ -112,7 +115,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobUse:
-    """What a running job does. silent: the nodes without recent telemetry. log: its last lines."""
+    """The activity of a running job. silent: the nodes without recent telemetry. log: its last
+    lines.
+    """
 
     id: str
     nodes: tuple[NodeUse, ...] = ()
@@ -176,7 +181,7 @@ class MetricsTail:
 
 @dataclass
 class Readings:
-    """What is known of a running job's files.
+    """The content of a running job's files so far.
 
     sent: host that has the files -> file -> number of bytes that were read.
     """
@@ -217,7 +222,9 @@ class Readings:
             self._log.extend(line for line in shown if line.strip())
 
     def use(self, job: JobInfo, now: float, silent_s: float = NO_TELEMETRY_S) -> JobUse:
-        """Return what the job does, by the samples that were read in the last ``silent_s`` seconds."""
+        """Return the job's activity, from the samples that were read in the last ``silent_s``
+        seconds.
+        """
         recent = {
             host: sample
             for host, (at, sample) in self._samples.items()
@@ -251,7 +258,7 @@ def _order(name: str) -> tuple[bool, bool, int]:
 
 
 def _objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the JSON objects in lines. Others, such as the end of a cut line, are left out."""
+    """Return the JSON objects in lines. Other lines, such as the end of a cut line, are left out."""
     found = []
     for line in lines:
         with suppress(ValueError, RecursionError):
@@ -266,7 +273,7 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
 
 
 def _amount(value: Any) -> float | None:
-    """Return a use of something. None: unknown, or impossible, as in telemetry that a job has
+    """Return the use of a resource. None: unknown, or impossible, as in telemetry that a job has
     forged.
     """
     number = finite(value)
@@ -337,7 +344,7 @@ def _ranks(node: NodeUse, sample: Mapping[str, Any]) -> list[RankUse]:
 def read(
     session: Session, jobs: Sequence[JobInfo], readings: Mapping[str, Readings], now: float
 ) -> None:
-    """Add what the folders of ``jobs`` have gained to their ``readings`` (job id -> readings).
+    """Add the new data in the folders of ``jobs`` to their ``readings`` (job id -> readings).
 
     A single command on the cluster reads them all; without a shared folder, one on each host.
     Raises TransportError if no host answers.

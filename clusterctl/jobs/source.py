@@ -58,8 +58,7 @@ class Reason(StrEnum):
 class Source:
     """The files of a project to send with a job.
 
-    notes: messages for the user. script: the path of the job's script in the folder; "" if it has
-        none.
+    notes: messages for the user. script: the path of the job's script in the folder. "": no script.
     left_out: path -> why it is not sent, of files that git shows, or that a folder without git
         has. The path of a folder ends with a slash. Without those that --exclude matches.
     """
@@ -287,7 +286,9 @@ class _Selection:
             self.notes.append(Notice("folder-large", text))
 
     def _of_project(self) -> dict[str, os.stat_result]:
-        """Return path -> status of what git shows, or of what the folder contains without git."""
+        """Return path -> status for the files that git shows, or for all files in a folder without
+        git.
+        """
         listing = FolderListing(self.folder, self._is_entered)
         found = dict(listing.paths(by_git=True))
         top = os.path.dirname(self.script)
@@ -323,7 +324,7 @@ class _Selection:
         return not path.endswith(".pyc") and not self._is_image(path)
 
     def _included(self) -> dict[str, os.stat_result]:
-        """Return path -> status of what --include selects.
+        """Return path -> status for the files that --include selects.
 
         A pattern does not reach into a folder that holds no source, nor does it select a report:
         only its own path selects it, or the path of a file or folder in it.
@@ -347,7 +348,7 @@ class _Selection:
         return found
 
     def _note_unmatched(self, found: Mapping[str, os.stat_result]) -> None:
-        """Note the patterns of --include that match nothing of what is sent."""
+        """Note the patterns of --include that match no sent file."""
         entries = [(path, stat.S_ISDIR(status.st_mode)) for path, status in found.items()]
         for line in self.include:
             pattern = patterns("--include", [line])
@@ -362,8 +363,8 @@ class _Selection:
                 self.notes.append(Notice("include-selects-nothing", text))
 
     def _below(self, top: str) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield everything at and below a path, also what git ignores; what holds no source only if
-        the path lies in it.
+        """Yield all files at and below a path, also ignored files. Folders that hold no source are
+        left out unless the path lies in them.
         """
         parents = [top, *map(str, Path(top).parents[:-1])]
         is_inside = bool(top) and any(map(self._holds_no_source, parents))

@@ -85,7 +85,7 @@ _READ_BY_KIND = frozenset({"--data", "--tokenizer"})
 
 @dataclass(frozen=True, slots=True)
 class ContentHashes:
-    """Hashes of the files that a job is submitted with. "": it has none.
+    """Hashes of the files that a job is submitted with. "": no file.
 
     files: as ``source_hash``. image: of a container image that is a file on this machine.
     """
@@ -98,14 +98,15 @@ class ContentHashes:
 class PreparedJob:
     """A job that has passed all checks and is ready to be submitted.
 
-    request: what the job asks of the scheduler. script: the text of the job script.
+    request: the job's request to the scheduler. script: the text of the job script.
     source: the files to send with the job, if any.
     token: the job's identifier from ``start_receiver``. Empty: ``start_receiver`` was not called.
     extra_facts: entries to add to environment.client.json, such as the git commit of a replayed
         job.
     first: set for a job of `submit --first`.
-    image_file: content of the file about an image from a registry. Empty: none was fetched.
-    content: what the job's files must be when they are sent. None: they may have changed.
+    image_file: content of the file about an image from a registry. Empty: no image was fetched.
+    content: the hashes that the job's files must have when they are sent. None: they may have
+        changed.
     """
 
     request: Request
@@ -302,7 +303,7 @@ class Submitter:
 
     def _without_silent_nodes(self, prepared: PreparedJob) -> tuple[Submitter, PreparedJob]:
         """If hosts share no folder, leave out nodes that don't answer. Return the submitter and the
-        job for the others. Raise UnreachableError if no node answers.
+        job for the other nodes. Raise UnreachableError if no node answers.
         """
         session = self.session
         nodes = session.transports_of_partition(
@@ -553,7 +554,7 @@ class Submitter:
     def _all_refusals(self, request: Request, first: ClusterctlError) -> ClusterctlError:
         """Return the error for a job that Slurm refuses, with all its reasons.
 
-        Slurm names one at a time, so it is asked about the job without the options at fault.
+        Slurm names a single reason at a time, so it is asked again without the options at fault.
         """
         site = self.session.site
         whys = [first.why]

@@ -1,4 +1,4 @@
-"""`where`: the places of a cluster that accept a job, what is free there, and the expected start.
+"""`where`: the places of a cluster that accept a job, their free capacity, and the expected start.
 
 Slurm's answers are remembered in the workspace, because a site may be asked only at its pace.
 """
@@ -51,7 +51,7 @@ class Candidate:
     words: Slurm's answer. asked_at: its time; None: Slurm was not asked yet.
     start: the expected start. All times are in Unix seconds by the local clock.
     usd_per_hour: the price of the job's nodes; None: unknown.
-    finding: what is odd about these values, or what to do before the place can be used.
+    finding: a contradiction in these values, or the step to take before the place can be used.
     is_known: whether `submit` can use the partition. is_blocked: whether the job would not start
         there now, although Slurm may accept it. never_starts: not even in an empty cluster.
     """
@@ -181,7 +181,7 @@ def _places(
     infos: Sequence[PartitionInfo],
 ) -> Iterator[Place]:
     """Yield the places that the job's options leave open. If the site chooses the partition of each
-    job, a place has none.
+    job, a place has no partition.
     """
     known = dict.fromkeys(name for node in nodes for name in node.partitions)
     if not nodes:

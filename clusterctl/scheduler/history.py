@@ -113,7 +113,7 @@ class Hang(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """A time in which a job wasted what it had, such as idle GPUs. Times are Unix seconds.
+    """A time in which a job wasted its resources, such as idle GPUs. Times are Unix seconds.
 
     kind: see spec/alarms.py. summary: such as ``GPU 1 of n2 is idle: no process uses it``.
     since: since when. until: its end, the end of the program, or the last time at which it lasted.
@@ -312,8 +312,8 @@ class Attempt(NamedTuple):
 
     @property
     def facts(self) -> str:
-        """What was seen of the attempt, on a line that stands beside those of other attempts:
-        ``attempt 2: 1m3s on n1, n2; SIGKILL in rank 1 on n2; step 62``.
+        """The attempt in a line, beside the lines of other attempts: ``attempt 2: 1m3s on n1, n2;
+        SIGKILL in rank 1 on n2; step 62``.
         """
         end = self.ended or (self.again if self.following else self.last) or 0
         on = f" on {', '.join(self.nodes[:_MOST_NODES])}" if self.nodes else ""
@@ -329,7 +329,7 @@ class Attempt(NamedTuple):
 
     @property
     def hang(self) -> Hang | None:
-        """The hang that lasts, or lasted until the end. None: there is no such hang."""
+        """The hang that lasts, or lasted until the end. None: no such hang."""
         lasting = [hang for hang in self.hangs if not hang.is_over]
         return lasting[-1] if lasting else None
 
@@ -357,7 +357,7 @@ class Attempt(NamedTuple):
 
     @property
     def state_reason(self) -> str:
-        """What is to be said about ``state``, or ""."""
+        """A remark on ``state``, or ""."""
         return self.why_not_run or ("" if self.is_recorded else _NO_END)
 
     @property
@@ -430,7 +430,7 @@ class Attempt(NamedTuple):
     @property
     def again_s(self) -> float | None:
         """Seconds from the end to the first record of the next attempt. If the end is unknown, from
-        the last record before it that the next attempt has kept. None: unknown.
+        the last earlier record that the next attempt has kept. None: unknown.
         """
         at = bisect_left(self.steps, (self.again, 0))
         since = self.ended or (self.steps[at - 1][0] if at else None)
@@ -486,7 +486,7 @@ class Attempt(NamedTuple):
 
     @property
     def drained(self) -> Mapping[str, str]:
-        """Node -> reason of the nodes of the attempt that were drained before the next one."""
+        """Node -> reason, for nodes of the attempt that were drained before the next attempt."""
         found = self.following.get("drained")
         reasons = found if isinstance(found, dict) else {}
         return {node: _text(reasons, node) for node in self.nodes if _text(reasons, node)}
@@ -609,7 +609,7 @@ def this_attempt(log: str) -> str:
 
 
 def restart_in(log: str) -> int | None:
-    """Return the number of the last restart that is noted in a log; None without such a note."""
+    """Return the number of the last restart that a log notes. None: no restart is noted."""
     notes = _RESTARTED.findall(log)
     return int(notes[-1]) if notes else None
 

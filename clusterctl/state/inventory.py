@@ -153,7 +153,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetFacts:
-    """What all jobs may use together in a month. None: unlimited."""
+    """The limits of all jobs together in a month. None: unlimited."""
 
     node_hours: float | None = None
     gpu_hours: float | None = None
@@ -292,7 +292,7 @@ class Inventory:
 
     @property
     def scheduler_needs(self) -> SchedulerNeeds:
-        """What the hosts need for the scheduler."""
+        """The software that the hosts need for the scheduler."""
         return NEEDS[self.scheduler]
 
     @property
@@ -358,7 +358,7 @@ def inventory_of(workspace: Workspace) -> Inventory:
 def job_inventory(workspace: Workspace) -> Inventory:
     """Read hosts.json like ``inventory_of``, for commands about jobs.
 
-    UsageError: it also lacks what jobs need, which an unfinished `up` does not know.
+    UsageError: the inventory of an unfinished `up` lacks facts that jobs need.
     """
     inventory = inventory_of(workspace)
     has_controller = any(host.is_controller for host in inventory.hosts)

@@ -43,7 +43,7 @@ _MOST_SHOWN: Final = 3
 
 RUN_FILE = "run.json"
 SUMS_FILE = "SHA256SUMS"
-# What `collect --sync` has sent from a run.
+# The recordings that `collect --sync` has sent from a run.
 SYNCED_FILE = "synced.json"
 SOURCE_FILE = "source.json"
 SWEEP_FILE = "sweep-tasks.json"
@@ -55,7 +55,7 @@ SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
-# Keys of a line of metrics that tell where its values belong, the best first, and what they count.
+# Keys of a line of metrics for the place of its values, the best first, and the unit of the place.
 METRICS_PLACES: Final = (
     ("step", "step"),
     ("global_step", "step"),
@@ -103,7 +103,8 @@ class JobEntry:
         an id.
     state: the job's final state; None until it is known. Of an array, that of the worst task.
     task_states: for an array, the final states that Slurm has told: `COMPLETED:0-3,7 FAILED:4-6`.
-    state_at: when Slurm told them, in Unix seconds by the local clock. node_hours: what it used then.
+    state_at: when Slurm told them, in Unix seconds by the local clock. node_hours: the node hours
+        that it had used then.
     run_dir: local folder with the job's collected results. run_state: the job's state when they
         were copied.
     folder: the folder on this machine from which the job was submitted. None: unknown.
@@ -379,8 +380,8 @@ def split_path(path: bytes) -> tuple[bytes, bytes, bytes]:
 def run_path(path: bytes, siblings: Collection[bytes] = ()) -> bytes:
     """Return the path that a file in the program's folder gets in the run's folder.
 
-    siblings: all paths in the program's folder. The suffix ``FROM_JOB`` makes a name that none of
-        them has.
+    siblings: all paths in the program's folder. The suffix ``FROM_JOB`` makes a name that is not
+        among them.
     """
     above, name, rest = split_path(path)
     new = name
@@ -512,7 +513,7 @@ def readable_runs(folders: Iterable[Path]) -> Iterable[Path]:
 def may_be_run(folder: Path | str) -> bool:
     """Return whether a folder has a run.json or other files of runs, or can't be entered.
 
-    The reader of the record reports what is wrong with it.
+    The reader of the record reports the problem.
     """
     try:
         # Path would be slow for thousands.

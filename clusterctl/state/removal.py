@@ -15,10 +15,10 @@ from clusterctl.util.disk import read_rows
 
 @dataclass(frozen=True, slots=True)
 class BegunRemoval:
-    """What an unfinished `down` was allowed to delete, and what it has done.
+    """The permissions of an unfinished `down` to delete, and its progress.
 
-    looked_at: the time when all hosts were searched for files that exist only there. None: not all
-        answered.
+    looked_at: the time when all hosts were searched for files that exist only there. None: some
+        hosts did not answer.
     discarded: tokens of the submissions whose runs the user chose not to collect.
     changed: the machines of an owner from which the removal has begun. released: those of them that
         were given back.

@@ -119,7 +119,7 @@ def is_id(name: str) -> bool:
 
 
 def cluster_of(name: str) -> str | None:
-    """Return the cluster that a name tells: that of ``CLUSTER/ID``, or of a run's folder.
+    """Return the cluster in a name, ``CLUSTER/ID``, or of a run's folder.
 
     None: the name is an id alone, or no run's.
     """
@@ -245,7 +245,7 @@ def _runs_of_job(cluster: str, job_id: str) -> dict[str, Path]:
 
 
 def _only(name: str, runs: dict[str, Path]) -> str:
-    """Return the token of the only run; "" if there is none. UsageError: there are several."""
+    """Return the token of the only run; "" if there is no run. UsageError: there are several."""
     if len(runs) > 1:
         raise UsageError(
             f"{len(runs)} runs have the name {name}",

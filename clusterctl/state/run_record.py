@@ -34,8 +34,7 @@ class _Stored(BaseModel):
 class Metric:
     """A metric of a run: its last, lowest and highest value, each with its place.
 
-    axis: what the places (``last_step`` ...) are: ``step``, ``epoch``, or ``row`` if there is
-        neither.
+    axis: the unit of the places (``last_step`` ...): ``step``, ``epoch``, or ``row`` without both.
     first: the first value. None if it is NaN or infinite.
     last: None if the last value is NaN or infinite. last_nonfinite: then ``nan``, ``inf`` or
         ``-inf``.

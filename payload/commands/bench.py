@@ -121,7 +121,7 @@ class BenchRun:
             self.comm.append(self.times.take())
 
     def train_measured(self, iterations: int, batch: int) -> None:
-        """Train on the same batch of so many samples, and measure what this rank's GPU does."""
+        """Train on the same batch of so many samples, and measure the use of this rank's GPU."""
         if self.meter:
             self.meter.begin()
         self.train(iterations)
@@ -247,7 +247,7 @@ def _record(side: BenchCase, team: BenchRun, peaks: Sequence[float | None]) -> R
 
 
 def _gpu_figures(device: Device, world: Communicator, team: BenchRun | None) -> Record:
-    """Return what the GPUs of a side's ranks did, on all ranks. Ranks may share a GPU, which counts
+    """Return the use of the GPUs of a side's ranks, on all ranks. A GPU that ranks share counts
     once. team: this rank's, if it takes part in the side.
     """
     gpu = gpu_of(device)
@@ -298,7 +298,9 @@ def _table(records: Sequence[Record]) -> str:
 
 
 def _gpu_lines(records: Sequence[Record], turn: int, *, has_gpu: bool) -> list[str]:
-    """Return a table of what the GPUs did, and what it needs. turn: iterations in a turn."""
+    """Return a table of the use of the GPUs, and the notes that it needs. turn: iterations in a
+    turn.
+    """
     lines = []
     measured = [any(column.key in record for column in _GPU_COLUMNS) for record in records]
     if any(measured):

@@ -1,4 +1,4 @@
-"""Names what makes a job waste its time, by its telemetry and metrics. Uses only the standard
+"""Finds reasons why a job wastes its time, from its telemetry and metrics. Uses only the standard
 library of Python 3.8 or newer.
 
     python -IS alarms.py FOLDER RULES FILES INTERVAL
@@ -87,7 +87,7 @@ class AlarmRule(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What is known of the last seconds.
+    """The data of the last seconds.
 
     samples: node -> its samples of telemetry. metrics: lines of metrics. least_power: (node, index of
         a GPU) -> the least power in this job, in watts. disk: full file systems and
@@ -221,7 +221,7 @@ def _gpus(window: Window) -> Iterator[tuple[str, int, list[Mapping[str, Any]]]]:
             }
             for sample in samples
         ]
-        # Where all programs see all GPUs, others may belong to other jobs.
+        # If all programs see all GPUs, the other GPUs may belong to other jobs.
         if any(len(gpus) != sample.get("job_gpus") for gpus, sample in zip(listed, samples)):
             continue
         for index in listed[0] if listed else ():
@@ -427,7 +427,7 @@ class AlarmWatch:
                     return
 
     def read(self, now: float) -> None:
-        """Read what is new, and forget what is older than the windows."""
+        """Read new lines, and forget data older than the windows."""
         for name in _names("telemetry"):
             samples = self._samples.setdefault(name, [])
             for sample in self._reader.gained(f"telemetry/{name}"):
@@ -457,8 +457,8 @@ class AlarmWatch:
             self._disk_at = time.monotonic()
 
     def window(self, rule: AlarmRule, now: float) -> Window:
-        """Return the window of an alarm that ends now. What does not reach back to its beginning is
-        left out.
+        """Return the window of an alarm that ends now. Data that does not reach back to its
+        beginning is left out.
         """
         begin = now - self._windows[rule.kind]
         if rule.kind == "data":

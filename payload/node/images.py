@@ -57,7 +57,7 @@ FUSE = "/dev/fuse"
 # MPI libraries keep sockets here.
 TEMPORARY = "/tmp"  # noqa: S108
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Charliecloud reads the variables of an image here, and so do others that make such folders.
+# Charliecloud, and other programs that make such folders, read an image's variables here.
 VARIABLES = "ch/environment"
 # Variables of the host that would lead programs of the image to files that it does not have.
 OF_IMAGE = ("PATH", "LD_LIBRARY_PATH")
@@ -79,7 +79,8 @@ class ImageError(Exception):
 
 class ImageLayers(NamedTuple):
     """A container image in parts. settings: its configuration, such as variables. layers: paths of
-    tar files, the lowest first. source: what Apptainer builds it from. Empty: a folder of the layers.
+    tar files, the lowest first. source: the image from which Apptainer builds. Empty: a folder of
+    the layers.
     """
 
     settings: bytes
@@ -141,7 +142,9 @@ def kind_of(image: str) -> str:
 
 
 def engine_for(image: str, kind: str) -> str:
-    """Return the name of the engine of this node that runs an image. ImageError: it has none."""
+    """Return the name of the engine of this node that runs an image. ImageError: the node has no
+    such engine.
+    """
     found = [name for name in ENGINES[kind] if shutil.which(name)]
     if found:
         return found[0]
@@ -500,7 +503,7 @@ def run(words: Sequence[str], more: Mapping[str, str]) -> None:
 
 
 class ContainerView(NamedTuple):
-    """What a program finds in its container. folders: paths that are the same as on the node.
+    """The container from the program's side. folders: paths that are the same as on the node.
 
     mounts: SOURCE:TARGET or SOURCE:TARGET:ro. names: variables that override the image's. has_gpus:
     whether the node's GPUs are passed in.

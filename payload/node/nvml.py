@@ -1,4 +1,4 @@
-"""The GPUs of this node by NVML, NVIDIA's library: their state, and what they did between two moments.
+"""The GPUs of this node by NVML, NVIDIA's library: their state, and their use between two moments.
 
 NVML's performance counters (GPM, of Hopper and newer) tell how much of the time the parts of a GPU
 worked. NVIDIA documents them in nvml.h and, with the 0.1 s of ``REFRESHED_S``, in
@@ -52,7 +52,7 @@ REFRESHED_S = 0.1
 class Counters:
     """A GPU's performance counters.
 
-    missing: why this GPU has none, or why the driver refuses them. "": they can be read.
+    missing: why this GPU has no counters, or why the driver refuses them. "": they can be read.
     """
 
     def __init__(self, nvml: ModuleType, handle: Any) -> None:
@@ -124,8 +124,8 @@ class Card:
 
     @cached_property
     def _counters(self) -> Counters | None:
-        """None for a GPU in parts. The first use begins an interval, so those who need no counters
-        have none started.
+        """None for a GPU in parts. The first use begins an interval, so that no counters run for
+        programs that need none.
         """
         return None if self.is_in_parts else Counters(self._nvml, self._handle)
 
@@ -166,7 +166,7 @@ class Card:
         }
 
     def activity(self) -> dict[str, float]:
-        """Return what the counters tell of the time since the last call, as ``Counters.read``; also
+        """Return the values of the counters since the last call, as ``Counters.read``; also
         ``bandwidth_bytes_per_s`` if the peak of the GPU's memory is known.
         """
         values = {} if self._counters is None else self._counters.read()

@@ -2,8 +2,9 @@
 3.8 or newer.
 
 A program that opens /dev/stdout or /dev/stderr for writing, as `echo text > /dev/stderr` and `tee
-/dev/stderr` do, opens anew what its output leads to. That would empty a log, and has no effect on a pipe. If
-SIGKILL ends this process, the output that it has not copied is lost: a pipe has at most 64 KiB.
+/dev/stderr` do, opens the file of its output again. That would empty a log, and has no effect on a
+pipe. If SIGKILL ends this process, the output that it has not copied is lost: a pipe has at most 64
+KiB.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ProgramOutput:
             os.close(stream)
 
     def copy(self, source: int) -> None:
-        """Copy what a source has. At its end, close it."""
+        """Copy the data that a source has. At its end, close it."""
         data = os.read(source, task.CHUNK)
         task.write_all(self._targets[source], data)
         if not data:
@@ -57,7 +58,7 @@ class ProgramOutput:
             os.close(source)
 
     def end(self, limit_s: float) -> None:
-        """Copy what the program has written before its end, and close the sources.
+        """Copy the rest of the program's output, and close the sources.
 
         limit_s: for processes that it has left running, and that write without end.
         """

@@ -80,7 +80,8 @@ _NUMBER = re.compile(r"(?:^|[-_=.]|step|iter|iteration|epoch|checkpoint|ckpt)(\d
 _NO_CHECKPOINTS = frozenset(("rank-logs", "telemetry", "tensorboard", "__pycache__"))
 _UNFINISHED = (".incomplete", ".tmp", ".part")
 
-# What job.py finds out about the end of an attempt: the fields of an event, see history.Attempt.
+# The facts that job.py finds out about the end of an attempt: the fields of an event, see
+# history.Attempt.
 Facts = Mapping[str, object]
 FACTS = ("kind", "error", "place", "suspects", "code", "progress")
 

@@ -51,7 +51,7 @@ class StageEntry(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What the hash of a copy is about."""
+        """The text from which the hash of a copy is made."""
         is_folder = stat.S_ISDIR(self.status.st_mode)
         facts = () if is_folder else (self.status.st_size, self.status.st_mtime_ns)
         return f"{self.path}\0{self.status.st_mode:o}\0{facts}"
@@ -68,8 +68,8 @@ class StageShare(NamedTuple):
 
 
 class FilesToStage(NamedTuple):
-    """What is to be staged. source: a file or a folder. key: the name of the copy. share: the part
-    of the folder. None: all. as_links: whether the copy is a folder of links.
+    """The files to stage. source: a file or a folder. key: the name of the copy. share: the part of
+    the folder. None: all. as_links: whether the copy is a folder of links.
     """
 
     source: str
@@ -331,8 +331,8 @@ def is_file(lock: int, path: str) -> bool:
 
 
 def make_room(store: str, size: int) -> None:
-    """Remove copies that no job uses until there is room, the oldest first. OSError: there is
-    none.
+    """Remove copies that no job uses until there is room, the oldest first. OSError: there is not
+    enough room.
     """
     paths = [os.path.join(store, name) for name in os.listdir(store) if not name.endswith(LOCK)]
     for path in sorted(paths, key=_last_use):
@@ -414,7 +414,7 @@ def _copy_all(files: FilesToStage, part: str, report: Callable[[str], None]) -> 
             if time.monotonic() - last > PROGRESS_S:
                 last = time.monotonic()
                 report(f"{in_units(done)} of {in_units(files.bytes)}")
-    # Nobody changes the copy, which is also for later jobs.
+    # The copy is read-only, because later jobs also use it.
     for folder, mode in reversed(folders):
         os.chmod(folder, (stat.S_IMODE(mode) | stat.S_IRUSR | stat.S_IXUSR) & ~WRITE)
 
@@ -428,7 +428,7 @@ def _copy_file(origin: str, target: str) -> int:
 
 
 def link_of(source: str, path: str) -> str:
-    """Return the target for the copy of a link. One that leads out of the source becomes
+    """Return the target for the copy of a link. A link that leads out of the source becomes
     absolute.
     """
     to = os.readlink(os.path.join(source, path))

@@ -1,4 +1,4 @@
-"""What GPUs did in turns of work: idle share, tensor cores, memory bandwidth, energy per sample.
+"""The use of GPUs in turns of work: idle share, tensor cores, memory bandwidth, energy per sample.
 
 A figure is a mean over the time of all turns, and then over the GPUs. A figure that cannot be measured
 on each GPU and in each turn is left out.
@@ -24,10 +24,11 @@ last second (nvmlUtilization_t)."""
 
 @dataclass(frozen=True, slots=True)
 class GpuMeasurement:
-    """What a GPU did in turns of work of ``seconds`` in total, in which ``samples`` were computed.
+    """The use of a GPU in turns of work of ``seconds`` in total, in which ``samples`` were
+    computed.
 
     means: percentages and rates over the time of all turns. joules: None if the GPU does not count
-    them. processes: those that computed on it at the end; None: unknown.
+    them. processes: the processes that computed on it at the end; None: unknown.
     """
 
     seconds: float
@@ -39,7 +40,7 @@ class GpuMeasurement:
 
 @dataclass(slots=True)
 class GpuMeter:
-    """Measures what a GPU did in turns of work, of which each is between ``begin`` and ``end``.
+    """Measures the use of a GPU in turns of work, each between ``begin`` and ``end``.
 
     Turns of less than ``SHORTEST_TURN_S`` are not counted.
     """
@@ -60,7 +61,7 @@ class GpuMeter:
         if seconds < SHORTEST_TURN_S:
             return
         means = self.card.activity()
-        # Without counters, what is known is the last part of the turn.
+        # Without counters, only the last part of the turn is known.
         if ACTIVE not in means and (rates := self.card.utilization()) is not None:
             means = {**means, ACTIVE: float(rates.gpu)}
         before, after = self._joules_before, self.card.energy_j()
@@ -97,7 +98,7 @@ def gpu_of(device: Device) -> str:
 
 
 def figures_of(gpus: Sequence[tuple[GpuMeasurement | None, int]]) -> dict[str, float]:
-    """Return what GPUs did together: means over the GPUs, and the samples per joule of all of them.
+    """Return the use of all GPUs: means over the GPUs, and the samples per joule of all of them.
 
     gpus: the use of each GPU, and how many processes of this program compute on it. If more do, the
     GPU's energy is not that of this program alone, and is left out, as is each figure that a GPU lacks.

@@ -87,7 +87,7 @@ class PreparedFolder:
 
     @property
     def has_own_python(self) -> bool:
-        """Whether the Python is one of clusterctl's own, in the folder."""
+        """Whether the Python is clusterctl's own, in the folder."""
         return self.python.startswith(f"{self.folder}/{PYTHONS}/")
 
 
@@ -232,7 +232,7 @@ def _with_mpi(
     transport: Transport, python: str, site: SiteDescription, modules: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the modules with the first of the site's, if any, with which mpi4py finds its MPI
-    library on the login node. If it finds none, return the modules.
+    library on the login node. If mpi4py finds no MPI library, return the modules.
     """
     variants = mpi_variants(modules, site.modules)
     argv = ["bash", "-c", _MPI, "mpi", python, *map(" ".join, variants)]
@@ -279,7 +279,7 @@ def with_standalone_python(
     *,
     report: LineReporter = SILENT.note,
 ) -> SiteDescription:
-    """Return the site with a Python of clusterctl's own, if jobs can use none of the site's.
+    """Return the site with clusterctl's own Python, if jobs can't use the site's Pythons.
 
     The Python is sent to clusterctl's folder on the cluster, unless the folder has one. No Python
     is needed on the login node.

@@ -35,7 +35,7 @@ _PROGRAM: Final = Path(__file__).with_name("remote_probe.sh").read_text(encoding
 # Each of at most 80 calls of sbatch can wait for a busy slurmctld.
 _PROBE_S: Final = 120.0
 _TEST: Final = "sbatch --test-only"
-# What the user can choose of the test.
+# The choices of the user for the test.
 _OF_TEST: Final = ("account", "partition", "time", "slurm")
 # remote_probe.sh writes it in place of the line feeds in a value.
 _LINE: Final = "\x1f"
@@ -75,8 +75,8 @@ class Choices:
 
 
 def chosen_settings(spec: ClusterSpec | None) -> dict[str, Any]:
-    """Return the settings of a spec that decide what `attach` asks the site and writes there, by
-    name, with the default partition unless the site chooses it (`routed`).
+    """Return the settings of a spec on which the questions and files of `attach` depend, by name,
+    with the default partition unless the site chooses it (`routed`).
     """
     if spec is None or not isinstance(spec.provider, ExistingSettings):
         return {}
@@ -91,8 +91,8 @@ class ProbeSubmission:
     """The answer of `sbatch --test-only`, which submits no job, for an account and a partition.
 
     account: empty for Slurm's default account. partition: empty: the job names none. answer: the
-    messages of Slurm and of the site. A job of which Slurm says only that its nodes are out of
-    service counts as accepted: it waits for them. minutes: the time limit. Empty: none.
+    messages of Slurm and of the site. If Slurm only says that the nodes are out of service, the job
+    counts as accepted, because it waits for them. minutes: the time limit. Empty: none.
     """
 
     account: str
@@ -246,7 +246,7 @@ class _AttemptRow(NamedTuple):
 class _Association(NamedTuple):
     """A row of `sacctmgr show assoc`: an account of the user, in all or in one partition.
 
-    max_submit: empty: no limit. allowed_qos: those that jobs may request, separated by commas.
+    max_submit: empty: no limit. allowed_qos: the QOS that jobs may request, separated by commas.
     """
 
     account: str
@@ -450,7 +450,7 @@ def _associations(answer: _Answer) -> list[_Association]:
 
 
 def _default_qos(associations: Sequence[_Association]) -> str:
-    """Return the QOS of jobs that name none. Empty: it depends on the association."""
+    """Return the default QOS of jobs. Empty: it depends on the association."""
     names = {row.default_qos or row.allowed_qos for row in associations}
     return names.pop() if len(names) == 1 else ""
 

@@ -139,7 +139,7 @@ def shortages(needs: Iterable[Need], rows: Iterable[Mapping[str, Any]]) -> Itera
 
 
 def regional_needs(groups: Collection[HostGroup]) -> Iterator[Need]:
-    """Yield what the hosts need of the region's quotas."""
+    """Yield the hosts' needs of the region's quotas."""
     for group in groups:
         # Google already counts the processors and GPUs of a reservation.
         if not group.nodes.reservation:
@@ -148,7 +148,7 @@ def regional_needs(groups: Collection[HostGroup]) -> Iterator[Need]:
 
 
 def project_needs(groups: Collection[HostGroup]) -> Iterator[Need]:
-    """Yield what the hosts need of the project's quotas of all regions."""
+    """Yield the hosts' needs of the project's quotas of all regions."""
     for group in groups:
         machine = group.machine
         if group.nodes.reservation:

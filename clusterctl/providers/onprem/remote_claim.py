@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping
 
 CLAIM = Path("/etc/clusterctl/cluster.json")
-# Fields of CLAIM: who created the cluster, on which machine, in which folder there, and when.
+# Fields of CLAIM: the creator of the cluster, with machine, folder and time.
 ORIGIN = ("created_by", "created_on", "created_in", "created_at")
 
 
@@ -79,8 +79,8 @@ def reject_other_cluster(claim: Mapping[str, Any], cluster_id: str) -> None:
 
 
 def claim_origin(claim: Mapping[str, Any]) -> str:
-    """Return who created the cluster of a claim, where and when. Empty: the claim is of an earlier
-    clusterctl, which did not record it.
+    """Return the creator of a claim's cluster, with place and time. Empty: the claim is of an
+    earlier clusterctl, which did not record it.
     """
     if not all(map(claim.get, ORIGIN)):
         return ""
@@ -95,7 +95,7 @@ def join(request: Dict[str, Any]) -> None:
     draft = CLAIM.with_name(".cluster.json.{}".format(os.getpid()))
     draft.write_text(json.dumps(claim, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     try:
-        # Of two clusters that join the host at once, one is refused.
+        # If two clusters join the host at once, the second is refused.
         os.link(str(draft), str(CLAIM))
     except FileExistsError:
         reject_other_cluster(claimed(), request["claim"]["id"])
@@ -104,7 +104,7 @@ def join(request: Dict[str, Any]) -> None:
 
 
 def leave(request: Dict[str, Any]) -> None:
-    """Remove CLAIM, and what a killed Ansible has left. A host of another cluster stays as it is."""
+    """Remove CLAIM, and the remains of a killed Ansible. A host of another cluster stays as it is."""
     if claimed().get("id", request["claim"]["id"]) != request["claim"]["id"]:
         return
     with suppress(FileNotFoundError):
