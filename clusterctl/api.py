@@ -244,7 +244,7 @@ class Cluster:
         return status_of(self._chosen.workspace())
 
     def top(self, ids: _Names = ()) -> Moment:
-        """Return what the nodes and jobs do now; with IDs, what these jobs do."""
+        """Return the activity of the nodes and jobs now; with IDs, of these jobs."""
         ids = _as_list(ids)
         with watching(self._chosen.of_jobs(ids).workspace(), ids) as cluster:
             return cluster.look()
@@ -572,7 +572,7 @@ class Job:
             return stacks_of(session, self.id).as_dict()
 
     def diagnosis(self) -> Diagnosis | None:
-        """Return what is known of the job's failure, or the reason that it is pending."""
+        """Return the known cause of the job's failure, or the reason that it is pending."""
         with self.cluster._session(SHOWN_PATIENCE_S) as session:
             return watch.diagnosis_of(session, queue.known_jobs(session, [self.id]))
 

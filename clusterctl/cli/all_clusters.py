@@ -55,7 +55,7 @@ def are_all(screen: Screen, names: Sequence[str]) -> bool:
 
 
 def all_clusters(screen: Screen) -> dict[str, ChosenCluster]:
-    """Return the user's clusters that are up, by name. Raises NotUpError if there are none."""
+    """Return the user's clusters that are up, by name. Raises NotUpError if no cluster is up."""
     names = clusters_up()
     if not names:
         raise NotUpError("no cluster is up", code="not-up", fix="`clusterctl up` creates one")
@@ -63,7 +63,7 @@ def all_clusters(screen: Screen) -> dict[str, ChosenCluster]:
 
 
 def ask_all(names: Sequence[str], ask: Callable[[str], T]) -> ClusterAnswers[T]:
-    """Ask all clusters at once. Raises the error of the first if none answers."""
+    """Ask all clusters at once. Raises the error of the first cluster if no cluster answers."""
     found, errors = call_on_hosts(names, ask)
     if errors and not found:
         raise next(iter(errors.values()))

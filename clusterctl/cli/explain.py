@@ -1,4 +1,4 @@
-"""The command explain: what the codes of errors, findings, hints and notes mean."""
+"""The command explain: the meaning of the codes of errors, findings, hints and notes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Explanation:
     """The meaning of a code.
 
     messages, causes, fixes: the texts of all places that report it, with `…` for values.
-    more: what its messages leave out. Default: "".
+    more: facts that its messages leave out. Default: "".
     """
 
     code: str

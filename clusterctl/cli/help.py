@@ -11,12 +11,12 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from clusterctl.spec.names import Local, Topic
 
-# Returns completions of what the user has typed.
+# Returns completions of the typed text.
 Completer = Callable[[click.Context, str], list[Any]]
 
 
 class _Parameter(click.Parameter):
-    """What options and arguments share. local: see ``JobOption``."""
+    """The common base of options and arguments. local: see ``JobOption``."""
 
     local: Local | None
     completer: Completer | None = None

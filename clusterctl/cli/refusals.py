@@ -1,4 +1,4 @@
-"""Errors for wrong command lines: what is wrong, and what to type instead."""
+"""Errors for wrong command lines, with the command to type instead."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HABITS: Final = {
     "submit torchrun": "submit SCRIPT --launcher torchrun -- ARGUMENTS",
 }
 
-# The argument of a verb that takes none, such as a cluster's name.
+# The argument given to a verb without arguments, such as a cluster's name.
 _EXTRA = re.compile(r"unexpected extra argument.*\(([a-z][a-z0-9-]*)\)")
 _SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
 _UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option:? '?([^\s']+)'?)")
@@ -119,7 +119,7 @@ def _shown(lines: str) -> str:
 
 
 def _fix_for_extra_word(verb: str, word: str) -> str:
-    """Return the fix for an argument of a verb that takes none. "": no fix is known."""
+    """Return the fix for an argument of a verb without arguments. "": no fix is known."""
     if habit := HABITS.get(f"{verb} {word}"):
         return _shown(habit)
     if Workspace.of(word).root.is_dir():

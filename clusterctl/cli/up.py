@@ -90,7 +90,7 @@ def show_changes(
     no_wait: bool = False,
     **options: Any,
 ) -> int:
-    """Show what ``bring_up`` with the same arguments would do. Return the exit code."""
+    """Show the effect of ``bring_up`` with the same arguments. Return the exit code."""
     prompts = prompts_for(screen)
     up_options = UpOptions(**options)
     limited = spec

@@ -1,4 +1,4 @@
-"""The command usage, which shows what jobs used of a cluster."""
+"""The command usage, which shows the hours and the cost of jobs."""
 
 from __future__ import annotations
 

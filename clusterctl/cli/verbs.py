@@ -1,4 +1,4 @@
-"""The commands of the command line: the only list of them, and what each does.
+"""The commands of the command line: the only list of them, with the effect of each.
 
 A command's function is imported when the command runs or its help is shown, so that
 ``clusterctl --help`` imports none of them.

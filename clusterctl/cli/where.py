@@ -22,7 +22,7 @@ from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 _UNKNOWN: Final = "unknown"
-# A job that asks only for what the options say.
+# A job with only the resources in the options.
 _NO_PROGRAM: Final = "probe"
 # Here these options choose among places, instead of a default.
 _ONLY: Final = {"partition": "Only this partition.", "account": "Only this account."}

@@ -1,4 +1,6 @@
-"""What all steps of `up` and `plan` share, such as the spec and the state of the last `up`."""
+"""The common inputs of all steps of `up` and `plan`, such as the spec and the state of the last
+`up`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from clusterctl.util.progress import SILENT, Reporter
 
 @dataclass(kw_only=True)
 class ClusterContext(PhaseRunner):
-    """What all steps of `up` and `plan` share: the spec, the provider, the connections."""
+    """The common inputs of all steps of `up` and `plan`: the spec, the provider, the connections."""
 
     spec: ClusterSpec
     provider: Provider

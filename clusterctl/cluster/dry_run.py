@@ -1,4 +1,4 @@
-"""What `up` would do on a cluster: its digest, the error that would stop it, and what it can cost."""
+"""The effect of `up` on a cluster: its digest, the error that would stop it, and its highest cost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reject_up(cluster: ClusterContext, plan: Plan, options: UpOptions) -> None:
 
 
 def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:
-    """Return a digest of what `up` would do with a spec and options. Repairs of drift don't count."""
+    """Return a digest of the effect of `up` with a spec and options. Repairs of drift don't count."""
     hosts = plan.hosts
     return digest_of(
         [
@@ -59,7 +59,9 @@ def digest_of_plan(spec: ClusterSpec, plan: Plan, options: UpOptions) -> str:
 
 
 def most_of_up(plan: Plan, spec: ClusterSpec) -> AtMost:
-    """Return the most that a cluster can use. It runs until `down`, so only a free one is bounded."""
+    """Return the most that a cluster can use. A cluster runs until `down`, so only the cost of a
+    free cluster is bounded.
+    """
     usd = None if spec.provider.is_cloud or plan.hosts.usd_per_hour else 0.0
     nodes = sum(partition.nodes for partition in spec.partitions)
     return AtMost(jobs=0, tasks=0, node_hours=None, usd=usd, nodes=nodes)

@@ -36,7 +36,8 @@ class _Copy(NamedTuple):
 
 _HEALTH: Final = f"{OF_HOSTS}/{{host}}.health.json"
 _SLURMD: Final = f"{OF_HOSTS}/{{host}}.slurmd.conf"
-# Path on a host -> what it is a copy of. Open MPI's file is not listed: its folder differs between hosts.
+# Path on a host -> the origin of the copy. Open MPI's file is not listed: its folder differs
+# between hosts.
 _COPIES: Final = {
     "/etc/hosts": _Copy(HOSTS_FILE),
     "/opt/clusterctl/health.json": _Copy(_HEALTH),

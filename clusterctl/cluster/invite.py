@@ -16,7 +16,7 @@ _FOLDER: Final = "~/clusterctl-attached"
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a colleague needs. There is no secret in it.
+    """The text that a colleague needs to attach the cluster. There is no secret in it.
 
     login: for `attach`. known_hosts: the line with the host's key. command: for a shell: it adds
         the line to the colleague's known_hosts, and attaches the cluster.

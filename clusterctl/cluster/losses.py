@@ -219,7 +219,7 @@ def _changed_machines(workspace: Workspace) -> Collection[str]:
 def note_removal(
     workspace: Workspace, lost: OnlyCopies, discarded: Collection[JobEntry] = ()
 ) -> None:
-    """Record, before the removal, that the cluster is being removed, and what may be lost.
+    """Record, before the removal, that the cluster is being removed, and the data that may be lost.
 
     discarded: the submissions with runs to delete instead of collect. The next `down` does not ask
         about them again. It asks about other files and jobs, because users may have made them

@@ -48,7 +48,7 @@ class Status:
         active.
     kept: what clusterctl keeps for later jobs of the user, by its folder. Of hosts without a shared
         folder, only what the controller has.
-    advice: what users can do about the cluster itself.
+    advice: remedies on the cluster itself.
     """
 
     cluster: str
@@ -142,7 +142,7 @@ def _controller_unfit(host: str, lacks: Sequence[UnmetNeed], exc: SlurmAwayError
 def _with_lacks(
     nodes: tuple[NodeInfo, ...], lacks: Mapping[str, Sequence[UnmetNeed]]
 ) -> tuple[NodeInfo, ...]:
-    """Add what nodes lack to the reasons of nodes that don't answer Slurm, if their hosts answer.
+    """Add the unmet needs to the reasons of nodes that don't answer Slurm, if their hosts answer.
 
     slurmd runs the health check that drains a node, so that Slurm has no other reason if slurmd ends.
     """

@@ -42,8 +42,8 @@ def find_storages(
 
 
 def choose_storage(storages: Storages, name: str) -> tuple[KeptStorage, ...]:
-    """Return the storages with a name. NotUpError: there is none. UsageError: one is in use, or was
-    not created from here.
+    """Return the storages with a name. NotUpError: there is no such storage. UsageError: a storage
+    is in use, or was not created from here.
     """
     chosen = tuple(storage for storage in storages.found if storage.name == name)
     if not chosen:

@@ -132,7 +132,7 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What later phases of `up` need, and is known before the plan.
+    """Inputs of later phases of `up` that are known before the plan.
 
     distribution: the distribution of new hosts, if it is known before they exist.
     environment: the spec's Python requirements, resolved to exact versions for this distribution.

@@ -1,4 +1,4 @@
-"""The proof that jobs of the job user find what they need: their folder and their log.
+"""The proof that jobs of the job user find their folder and can write their log.
 
 The MPI job of the verification runs as the admin user, who may use the hidden partition. That users
 can run the jobs' Python is a check of each node's health program.

@@ -90,7 +90,7 @@ class ExaminedHost:
     skew_s: float
 
 
-# Called with a host, its facts, and what the cluster requires of it.
+# Called with a host, its facts, and the cluster's requirements.
 _CheckOfHost = Callable[[str, HostFacts, HostRequirements], Iterator[Finding]]
 _CHECKS_OF_HOST: Final[list[_CheckOfHost]] = []
 
@@ -426,9 +426,7 @@ def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) ->
 
 @_check_of_host
 def _unmet_needs(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield what a node lacks to run jobs, as its health check reports it (`needs` of
-    touches.yml).
-    """
+    """Yield the unmet needs of a node, as its health check reports them (`needs` of touches.yml)."""
     if facts.unmet is None and expected.has_joined:
         cause = f"{HEALTH_PROGRAM} is missing, did not answer in time, or failed"
         by_hand = f"`clusterctl ssh {host} --admin -- sudo {HEALTH_PROGRAM} report`"
@@ -497,7 +495,7 @@ _NO_SHELLS = frozenset({"nologin", "false"})
 def _logins(
     answers: Mapping[str, ExaminedHost], expected: Mapping[str, HostRequirements], leader: str
 ) -> Iterator[Finding]:
-    """Yield what differs between hosts for a job user whose account exists on several of them.
+    """Yield the differences between hosts for a job user whose account exists on several of them.
 
     `up` creates a missing account with the home that the account has on other hosts.
     """

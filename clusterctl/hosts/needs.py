@@ -1,4 +1,4 @@
-"""What hosts lack to run jobs, as their health check reports it."""
+"""The unmet needs of hosts, as their health check reports them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class UnmetNeed:
 def lacks_of(
     hosts: Collection[str], to: Connect, *, within_s: float
 ) -> Mapping[str, list[UnmetNeed]]:
-    """Return host -> what it lacks. Hosts that lack nothing, or don't answer in time, are left out."""
+    """Return host -> its unmet needs. Hosts that lack nothing, or don't answer in time, are left
+    out.
+    """
 
     def ask(host: str) -> list[UnmetNeed]:
         try:

@@ -226,7 +226,7 @@ def key_marks(spec: ClusterSpec) -> dict[str, str]:
 
 
 def node_needs(spec: ClusterSpec, inventory: Inventory, host: Host) -> list[dict[str, Any]]:
-    """Return what a node needs to run jobs: entries of `needs`, as health.py reads them."""
+    """Return the needs of a node to run jobs: entries of `needs`, as health.py reads them."""
     facts = _host_facts(_inventory_facts(spec, inventory), host)
     values = {
         "host": host.name,

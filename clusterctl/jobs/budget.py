@@ -1,4 +1,4 @@
-"""The budget of a cluster: what all jobs of a month may use together."""
+"""The budget of a cluster: the limits of all jobs of a month together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clusterctl keeps for later jobs in the job user's folder on a cluster, such as Python
+"""Files that clusterctl keeps for later jobs in the job user's folder on a cluster: Python
 environments, results of builds, container images, and the files that were sent.
 """
 
@@ -30,7 +30,8 @@ class KeptFiles:
 
 
 def kept_files(transport: Transport, folder: str) -> Mapping[str, KeptFiles]:
-    """Return what is kept on a host, by the folder's name. Empty: nothing, or the host doesn't tell.
+    """Return the kept files on a host, by the folder's name. Empty: nothing, or the host doesn't
+    tell.
 
     transport: a connection as the job user. folder: of clusterctl in the user's home.
     """

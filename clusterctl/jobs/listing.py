@@ -32,7 +32,7 @@ class FolderListing:
     """The paths in a folder, which ``paths`` yields.
 
     is_entered: whether to list a subfolder, given its path below ``folder``.
-    warnings: what git has warned of.
+    warnings: git's warnings.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class FolderListing:
                 continue
 
     def _shown(self, parent: str) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield what git shows in a folder, without deleted files."""
+        """Yield the files that git shows in a folder, without deleted files."""
         for name in self._names(self.folder / parent):
             # A repository in another has a slash at its end.
             path = os.path.join(parent, name.rstrip("/"))

@@ -294,8 +294,8 @@ def _job(
 
 
 def _given_again(given: dict[str, Any], replaced: Iterable[str]) -> dict[str, Any]:
-    """Return options without those of --slurm that name other jobs or a time, or set what is
-    ``replaced``.
+    """Return options without those of --slurm that name other jobs or a time, or set a ``replaced``
+    quantity.
     """
     slurm: list[str] = []
     for request in directives_of(given.get("slurm", ())):

@@ -51,7 +51,9 @@ class BundleRequest:
 
 @dataclass(frozen=True, slots=True)
 class BundledDistribution:
-    """What a bundle has for a distribution: numbers of packages and of wheels, for this Python."""
+    """The content of a bundle for a distribution: numbers of packages and of wheels, for this
+    Python.
+    """
 
     packages: int
     python: str
@@ -62,7 +64,7 @@ def create(request: BundleRequest, folder: Path) -> dict[str, BundledDistributio
     """Download all packages that a spec needs to ``folder``: a new or empty folder, or a bundle, of
     which needed packages and those of other releases are kept.
 
-    Return what there is for each release. The folder, the tools and the requirements file are checked
+    Return the content for each release. The folder, the tools and the requirements file are checked
     before any download.
 
     Raises:

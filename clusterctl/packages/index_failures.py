@@ -1,4 +1,4 @@
-"""What uv prints about an index that it could not read."""
+"""The messages of uv about an index that it could not read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def index_error(result: Result, traced: str, where: str) -> MachineError | None:
     """Return an error if uv could not read a package index; None if uv read all that it needed.
 
     result, traced: of ``run_uv``. where: the list of packages. An index that refuses the login is an
-    error even if another one has a package of the name. A request that failed is one only if uv did
-    not do without it.
+    error even if another one has a package of the name. A failed request is an error only if uv
+    needed its answer.
     """
     output = traced + result.stderr
     reasons = [" ".join(filter(None, found)) for found in _REFUSED.findall(output)]

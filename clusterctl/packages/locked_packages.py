@@ -1,4 +1,4 @@
-"""What a lock (PEP 751) has for the nodes, as lines for pip: ``NAME @ URL#HASH``."""
+"""The packages of a lock (PEP 751) for the nodes, as lines for pip: ``NAME @ URL#HASH``."""
 
 from __future__ import annotations
 

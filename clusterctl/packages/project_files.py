@@ -523,7 +523,7 @@ def _of_script(file: Path, node: NodePlatform) -> PackageList:
 
 
 def _script(file: Path) -> dict[str, Any] | None:
-    """Return the content of a program's comment `# /// script`. None: it has none."""
+    """Return the content of a program's comment `# /// script`. None: it has no such comment."""
     block = script_block(file, text_of(file).split("\n"))
     try:
         return None if block is None else tomllib.loads(block)

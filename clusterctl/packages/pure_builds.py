@@ -23,7 +23,7 @@ NOT_BUILT: Final = "source-not-built"
 _PURE: Final = "-none-any.whl"
 _PATIENCE_S: Final = 600.0
 _LONGEST_REASON: Final = 1000
-# What the build printed, in pip's output.
+# The output of the build, in pip's output.
 _OUTPUT: Final = re.compile(r"lines? of output\]\n(.*?)\n *\[end of output\]", re.DOTALL)
 _SHOWN_LINES: Final = 6
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+@")

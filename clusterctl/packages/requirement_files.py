@@ -75,7 +75,7 @@ def read_requirements(file: Path) -> Iterator[str]:
 
 
 def included_by(line: str) -> str | None:
-    """Return the file or URL that a line includes. None: it includes none."""
+    """Return the file or URL that a line includes. None: it includes no file."""
     match = _INCLUDE.match(line)
     return match[2].strip("\"'") if match else None
 

@@ -49,7 +49,7 @@ def version_of(name: str) -> str:
 
 
 def order_of(version: str) -> list[int]:
-    """Return what puts versions in order: 3.13.9 before 3.13.10."""
+    """Return the sort key of a version, which puts 3.13.9 before 3.13.10."""
     return [int(number) for number in re.findall(r"\d+", version)]
 
 

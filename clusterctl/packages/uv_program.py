@@ -118,12 +118,12 @@ def run_uv(
     heard: LineReporter,
     variables: Mapping[str, str] | None = None,
 ) -> tuple[Result, str]:
-    """Run uv. Return its result, and what it traces of its requests.
+    """Run uv. Return its result, and its trace of its requests.
 
     heard: called with each line that uv prints for its user. variables: those of the environment
         precede.
     """
-    # Only what is traced tells that one of several indexes refused the login.
+    # Only the trace shows that one of several indexes refused the login.
     own = {"NO_COLOR": "1", "RUST_LOG": "uv_client=trace", "TMPDIR": str(_temporary())}
     env = {**(variables or {}), **os.environ, **WITHOUT_COMPILER, **own}
     result = run([uv_path(), *words], cwd=cwd, env=env)

@@ -356,7 +356,7 @@ def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Upload
     )
 
 
-# What to do on the host about an error of its file system.
+# The fix on the host for an error of its file system.
 _WAYS: Final = {
     errno.ENOSPC: "free disk space on the host",
     errno.EDQUOT: "remove some of your files on the host",

@@ -1,4 +1,4 @@
-"""Digests of what a command would do, so that a later command does that and nothing else."""
+"""Digests of the effect of a command, so that a later command has this effect and no other."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def write_error_reason(exc: OSError, path: Path) -> str:
 
 
 def write_error_fix(exc: OSError, path: Path) -> str:
-    """Return what to do about a file that could not be written, as an instruction."""
+    """Return the fix for a file that could not be written."""
     if fix := _FIXES.get(exc.errno or 0):
         return fix.format(place=_mount_point(path))
     if exc.errno in {errno.EACCES, errno.EPERM}:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 class CapturedGraph(Generic[T]):
     """Recorded work."""
 
-    # What the recorded function returned: arrays that each launch fills.
+    # The result of the recorded function: arrays that each launch fills.
     result: T
     _graph: Any
     # Memory of the graph: its temporary arrays are free, but only for other graphs.

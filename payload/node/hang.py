@@ -87,8 +87,8 @@ class Patience:
 
 
 class RankAnswers(NamedTuple):
-    """What the nodes of a job tell of its ranks. missing: the number of nodes that did not answer, or
-    not completely.
+    """The answers of a job's nodes about its ranks. missing: the number of nodes that did not
+    answer, or not completely.
     """
 
     ranks: Sequence[Answer]

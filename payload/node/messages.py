@@ -35,7 +35,7 @@ LIMIT_S = 5.0
 # How long job.py waits for the last messages at the job's end, in seconds.
 LAST_S = 12.0
 JSON = "json+"
-# Event -> what the title of its message says, as in clusterctl/jobs/messages.py.
+# Event -> the verb in the title of its message, as in clusterctl/jobs/messages.py.
 VERBS = {
     "start": "started",
     "restart": "restarts",
@@ -126,7 +126,7 @@ def said_of_end(events: Sequence[Event]) -> Iterator[tuple[str, str]]:
 
 
 class MessagePoster:
-    """Sends messages to addresses, and notes what was not sent."""
+    """Sends messages to addresses, and notes failures."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses = addresses

@@ -57,7 +57,7 @@ class _Graph:
     grads_unset: Sequence[bool]
 
 
-# What is known of a key: its work has run once, so that it can be recorded next.
+# The state of a key: its work has run once, so that it can be recorded next.
 _READY = "ready"
 
 

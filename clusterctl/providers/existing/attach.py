@@ -149,7 +149,7 @@ def _launchers(settings: ExistingSettings, site: SiteDescription) -> tuple[Launc
 
 
 def record_proof(attached: AttachedCluster, proof: MpiProof) -> AttachedCluster:
-    """Record what the job has shown that proves MPI. Return the cluster with the facts of the job."""
+    """Record the result of the job that proves MPI. Return the cluster with the facts of the job."""
     workspace = attached.workspace
     with workspace.lock("attach", wait_s=WAIT_S, waiting=SILENT.note):
         site = load_site(workspace)
@@ -415,7 +415,7 @@ def _place(
 def _site_record(
     start: _Start, settings: ExistingSettings, probed: SiteProbe, placed: PreparedFolder
 ) -> SiteDescription:
-    """Return the site as it is recorded, with what an earlier job has shown, if jobs still have its
+    """Return the site as it is recorded, with the result of an earlier proof if jobs still have its
     modules and launcher.
     """
     site = replace(probed.site, facts=tuple(placed_facts(placed)))

@@ -113,7 +113,7 @@ def placed_facts(placed: PreparedFolder) -> Iterator[SiteFact]:
 
 
 def proof_facts(proof: MpiProof, modules: Sequence[str]) -> Iterator[SiteFact]:
-    """Yield what a job has shown that loads ``modules``."""
+    """Yield the facts that a job with ``modules`` has shown."""
     job = f"job {proof.job_id}" if proof.job_id else "sbatch"
     if proof.state == "pending":
         value = f"not proven yet: {job} has not ended; `clusterctl attach` again reads its result"

@@ -1,4 +1,5 @@
-"""What a plan would create although it exists: found at Google, and imported into Terraform's state.
+"""Existing resources that a plan would create again: found at Google, and imported into Terraform's
+state.
 
 A resource is missing in the state if Terraform, its provider or clusterctl was interrupted or killed
 while Google created it, or if the state was lost. Resources of other owners, which lack the label or

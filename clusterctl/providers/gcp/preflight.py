@@ -1,5 +1,5 @@
-"""Checks of what most often stops the creation of a cluster on Google Cloud, before anything is
-billed: the login, the project, its APIs and quotas, machine types and images.
+"""Checks of the most frequent obstacles to a cluster on Google Cloud, before anything is billed:
+the login, the project, its APIs and quotas, machine types and images.
 
 The checks only read. A finding has the code and the fix of the corresponding Terraform error, from
 diagnoses.yaml. For all else, `up` shows what Google itself says.

@@ -287,7 +287,7 @@ class GcpProvider(Provider):
         shutil.rmtree(storage.folder(self._settings.project, storage_.name), ignore_errors=True)
 
     def _storage_of(self, spec: ClusterSpec, workspace: Workspace) -> KeptStorage | None:
-        """Return the spec's storage. None: the spec names none, or it does not exist yet."""
+        """Return the spec's storage. None: the spec names no storage, or it does not exist yet."""
         used = storage_of(spec, self.storages() if spec.storage.name else ())
         if used is not None:
             storage.reject_elsewhere(spec, used)
@@ -602,7 +602,8 @@ def _applied_variables(workspace: Workspace) -> Mapping[str, Any] | None:
 
 
 def record_applied(folder: Path) -> None:
-    """Record Terraform's variables as those of what exists. To be called before Terraform creates
+    """Record Terraform's variables as those of the existing resources. To be called before
+    Terraform creates
     anything: a plan writes variables too, and the user may decline it.
     """
     write_atomic(folder / APPLIED, (folder / VARIABLES).read_bytes())

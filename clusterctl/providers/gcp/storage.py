@@ -62,7 +62,7 @@ def own_variables(spec: ClusterSpec) -> dict[str, Any]:
 
 
 def usd_per_hour(spec: ClusterSpec, storage: KeptStorage | None) -> float | None:
-    """Return the hourly price of the spec's storage; 0: it names none. None: unknown.
+    """Return the hourly price of the spec's storage; 0: it names no storage. None: unknown.
 
     storage: the storage of that name. None: it does not exist yet.
     """

@@ -1,4 +1,4 @@
-"""Runs of Terraform, and what it prints.
+"""Runs of Terraform, and its output.
 
 Terraform leads its own session, so that Ctrl-C on the terminal reaches it only through clusterctl.
 If clusterctl ends or is killed, the subreaper (``util/process.py``) interrupts Terraform, which

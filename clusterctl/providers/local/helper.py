@@ -458,7 +458,9 @@ def existing(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def existing_of(folder: Path, machines: Sequence[str]) -> layout.ExistingMachines:
-    """Return what exists of the cluster with this folder. ``machines``: its running machines."""
+    """Return the existing parts of the cluster with this folder. ``machines``: its running
+    machines.
+    """
     answer = layout.ExistingMachines(machines=tuple(machines))
     with suppress(FileNotFoundError):
         content = (folder / layout.STATE_FILE).read_bytes()

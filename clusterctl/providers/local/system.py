@@ -509,7 +509,7 @@ def remove_netns_folder() -> None:
 
 
 def _links(*inside: str) -> dict[str, dict[str, Any]]:
-    """Return network interface -> what `ip` shows of it."""
+    """Return network interface -> its properties, as `ip` shows them."""
     shown = json.loads(_ip(*inside, "-j", "link", "show", action="reading links") or "[]")
     return {link["ifname"]: link for link in shown if "ifname" in link}
 
