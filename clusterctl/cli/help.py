@@ -57,7 +57,7 @@ class HelpCommand(TyperCommand):
             formatter.write_dl([record for record in arguments if record])
         if ctx.meta.get(_WHOLE_HELP):
             for topic, of_topic in _by_topic(options):
-                with formatter.section(topic or "Of each command"):
+                with formatter.section(topic or "Common to several commands"):
                     formatter.write_dl([p.get_help_record(ctx) or ("", "") for p in of_topic])
         else:
             _write_usual_options(ctx, formatter, options)

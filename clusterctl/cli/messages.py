@@ -18,7 +18,7 @@ Notify = Annotated[
     Words,
     option(
         "Send messages about the jobs to a command, or a URL of Apprise such as ntfy://TOPIC, while "
-        "this command runs. Repeatable. Default: those in notify.txt; `none` sends none.",
+        "this command runs. Repeatable. Default: the receivers in notify.txt; `none` sends nothing.",
         metavar="TARGET",
     ),
 ]

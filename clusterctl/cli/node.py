@@ -216,7 +216,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
         raise UsageError(
             "local nodes can't be rebooted, because they share this machine's kernel",
             code="node-without-kernel",
-            fix="repair them with `clusterctl up`; `clusterctl node replace HOST` makes one again",
+            fix="repair them with `clusterctl up`; `clusterctl node replace HOST` recreates a node",
         )
     for host in inventory.compute:
         address = host.ssh_address or host.address

@@ -248,7 +248,7 @@ JobIds = Annotated[
 IfDigest = Annotated[
     str | None,
     option(
-        "Do it only if --dry-run would show this digest now. Otherwise exit with code 2.",
+        "Act only if --dry-run would show this digest now; otherwise exit with code 2.",
         metavar="DIGEST",
     ),
 ]

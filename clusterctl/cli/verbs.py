@@ -102,16 +102,20 @@ class Verb:
 
 
 GROUPS: Final[Mapping[str, VerbGroup]] = {
-    "image": VerbGroup("Images that nodes start from.", Panel.MORE),
-    "cache": VerbGroup("The cache of node images.", Panel.MORE),
+    "image": VerbGroup("Build the image that new nodes start from.", Panel.MORE),
+    "cache": VerbGroup("List or prune the cached images of nodes.", Panel.MORE),
     "runs": VerbGroup(
-        "Collected runs. Without a command, `clusterctl runs` is `clusterctl runs list`.",
+        "List, show, compare and remove collected runs. `clusterctl runs` alone lists them.",
         Panel.RESULTS,
     ),
-    "storage": VerbGroup("Storages that outlive clusters (storage.name).", Panel.MORE),
-    "orphans": VerbGroup("Clusters without a workspace.", Panel.MORE),
-    "node": VerbGroup("Manage individual nodes without affecting the others.", Panel.NODES),
-    "agent": VerbGroup("What agents may do through `mcp`, and what they did.", Panel.MORE),
+    "storage": VerbGroup(
+        "List or remove storages, which outlive clusters (storage.name).", Panel.MORE
+    ),
+    "orphans": VerbGroup(
+        "List or remove orphans: clusters that have lost their workspace.", Panel.MORE
+    ),
+    "node": VerbGroup("Drain, reboot, add, replace or remove single nodes.", Panel.NODES),
+    "agent": VerbGroup("Show the limits and the calls of agents that use `mcp`.", Panel.MORE),
 }
 VERBS: Final[Mapping[str, Verb]] = {
     "init": Verb(

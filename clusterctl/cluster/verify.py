@@ -430,7 +430,7 @@ def _slurmctld_ended(host: str, fatal: str) -> VerifyError:
     state = _DAMAGED_STATE.search(fatal)
     if state is None:
         fix = (
-            f"correct what it names; {_SLURMCTLD_LOG} on {host} has more (`clusterctl ssh "
+            f"correct the problem that it names; {_SLURMCTLD_LOG} on {host} has more (`clusterctl ssh "
             f"--admin {host}`)"
         )
     else:

@@ -184,7 +184,7 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
             if is_memory:
                 cause += ", and programs that share memory, such as a DataLoader's workers, fail"
                 fix = (
-                    f"remove what ended jobs have left there: `ls -l {path}` on the host shows "
+                    f"remove the files of ended jobs there: `ls -l {path}` on the host shows "
                     "the owners"
                 )
             yield Finding(host, level, "disk-full", "too little disk space", cause, fix)

@@ -555,7 +555,7 @@ def _reject_read_only_mount(job: JobSpec, answers: Mapping[str, Result]) -> None
             f"the nodes can't have the read-only --mount {read_only}",
             code="no-read-only-mount",
             where=unable[0],
-            why="its engine for containers is Charliecloud, which has none",
+            why="its container engine is Charliecloud, which has no read-only mounts",
             fix=f"use --mount {read_only.removesuffix(':ro')}, or install Apptainer on the nodes",
         )
 

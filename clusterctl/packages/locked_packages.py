@@ -30,7 +30,7 @@ def unknown_extra(file: Path, name: str, known: Collection[str]) -> UsageError:
         f"{file.name} has no extra or group with the name {name}",
         code="unknown-extra",
         where=str(file),
-        why=f"it has {listed}" if listed else "it has none",
+        why=f"it has {listed}" if listed else "it has no extras and no groups",
         fix=f"use --requirements '{file.name}[NAME,...]' with these names",
     )
 

@@ -96,7 +96,7 @@ def _held(host: str, folder: str, wait_s: float) -> TransportError:
         where=host,
         why=f"{folder if folder.startswith('/') else f'~/{folder}'}/.lock is still locked after "
         f"{wait_s:g} s",
-        fix="wait for the other build; if there is none, end the process that holds the lock: "
+        fix="wait for the other build; if no build is running, end the process that holds the lock: "
         f"`clusterctl ssh {host} -- lslocks` shows it. If homes are shared, try each node",
         host=host,
     )

@@ -179,5 +179,5 @@ def not_attached(provider: str) -> UsageError:
         code="not-attached",
         where="provider.type",
         fix="`clusterctl attach LOGIN` uses a cluster of other people, `clusterctl up` creates one; "
-        "`clusterctl down` removes that",
+        "`clusterctl down` removes a cluster that `up` created",
     )

@@ -320,7 +320,7 @@ def sync_error(synced: Sequence[Synced]) -> CollectError | None:
 
 
 def _failure(synced: Synced) -> Failure:
-    fix = "run the command again: what was sent is not sent twice"
+    fix = "run the command again: it sends only the rest"
     if synced.state == INCOMPLETE:
         command = f"clusterctl collect {synced.job_id} --all --sync {synced.tool}"
         fix = f"`{command}` also copies the files that stayed on the cluster"

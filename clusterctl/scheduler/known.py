@@ -169,7 +169,7 @@ def _never_ran(case: _Case) -> Iterator[Cause]:
         yield Cause(
             code="never-started",
             what=f"the job never started: Slurm rejected it ({job.reason or 'no reason given'})",
-            fix="submit again, and ask for what `clusterctl status` shows",
+            fix="submit again, and ask for no more than `clusterctl status` shows",
         )
     if job.signal == NO_LOG_SIGNAL and facts.unfit:
         is_operator = case.evidence.advice.is_operator
@@ -298,7 +298,7 @@ def _by_supervisor(case: _Case) -> Iterator[Cause]:
             yield Cause(
                 code="alarm",
                 what=str(alarm),
-                fix="correct what wastes the time; if it must be so, use --set alarm="
+                fix="correct the cause of the waste; if it is intended, use --set alarm="
                 f"{alarm.kind}=warn",
             )
 

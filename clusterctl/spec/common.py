@@ -136,8 +136,8 @@ class Monitoring(SpecModel):
 
 
 class Budget(SpecModel):
-    """What all jobs of the cluster may use together in a month (UTC). `submit` warns from 80 % of it
-    on, and refuses from 100 % on.
+    """The limit for all jobs of the cluster together in a month (UTC). `submit` warns from 80 % of
+    it on, and refuses from 100 % on.
     """
 
     node_hours: Hours | None = Field(None, description="hours of nodes; default: unlimited")

@@ -41,8 +41,8 @@ class ReplayKeywords(TypedDict, total=False):
 class JobKeywords(ReplayKeywords, total=False):
     """The options of `submit`."""
 
-    # Job name. Default: that in the script's #SBATCH lines, or the name of the script or bundled
-    # job.
+    # Job name. Default: the name in the script's #SBATCH lines, or else that of the script or
+    # bundled job.
     name: str
     # Number of nodes. Default: 1.
     nodes: int
@@ -82,7 +82,7 @@ class JobKeywords(ReplayKeywords, total=False):
     chain: int | str
     # Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.
     launcher: str
-    # If the job makes no progress for so long: warn, end the program, or off. Default: warn@600;
+    # If the job makes no progress for SECONDS: warn, end the program, or off. Default: warn@600;
     # for train: end@600.
     hang: str
     # What to do if GPUs are idle, steps wait for data, GPUs are slowed down, or memory or a disk is
@@ -92,8 +92,8 @@ class JobKeywords(ReplayKeywords, total=False):
     include: Sequence[str]
     # Do not send files matching PATTERN.
     exclude: Sequence[str]
-    # Send this folder with the script; none: only the script. Default: the nearest with a project
-    # file, such as pyproject.toml or .git, or the script's.
+    # Send this folder with the script; none: only the script. Default: the nearest folder with a
+    # project file, such as pyproject.toml or .git, or else the script's folder.
     folder: bool | str | Path
     # Pattern of files to collect, such as 'results/**'.
     outputs: Sequence[str]
@@ -103,7 +103,7 @@ class JobKeywords(ReplayKeywords, total=False):
     # Environment variable K=V. K alone passes your current value of K.
     env: Mapping[str, str] | Sequence[str]
     # File that lists the Python packages. A requirements.txt, pyproject.toml, uv.lock, pylock.toml
-    # or a script; none: no packages. Default: that beside a Python program.
+    # or a script; none: no packages. Default: such a file beside a Python program.
     requirements: Literal[False] | str | Path
     # Run with the conda or virtual environment in this folder of the cluster, or with conda's
     # environment of this name there. It is not changed.

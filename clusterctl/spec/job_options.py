@@ -283,7 +283,7 @@ class JobOptions(SpecModel):
     name: Annotated[
         JobName | None,
         JobOption(
-            "Job name. Default: that in the script's #SBATCH lines, or the name of the script or "
+            "Job name. Default: the name in the script's #SBATCH lines, or else that of the script or "
             "bundled job.",
             sbatch="--job-name",
             in_script=False,
@@ -604,7 +604,7 @@ class JobOptions(SpecModel):
     hang: Annotated[
         Hang | None,
         JobOption(
-            "If the job makes no progress for so long: warn, end the program, or off. Default: "
+            "If the job makes no progress for SECONDS: warn, end the program, or off. Default: "
             "warn@600; for train: end@600.",
             metavar="MODE[@SECONDS]",
             tab=("warn", "end", "off"),
@@ -652,8 +652,8 @@ class JobOptions(SpecModel):
     folder: Annotated[
         Folder,
         JobOption(
-            "Send this folder with the script; none: only the script. Default: the nearest with a "
-            "project file, such as pyproject.toml or .git, or the script's.",
+            "Send this folder with the script; none: only the script. Default: the nearest folder with "
+            "a project file, such as pyproject.toml or .git, or else the script's folder.",
             metavar="DIR",
             flag_type=Path,
             examples=(".",),
@@ -720,7 +720,7 @@ class JobOptions(SpecModel):
         PackageFile | None,
         JobOption(
             "File that lists the Python packages. A requirements.txt, pyproject.toml, uv.lock, "
-            "pylock.toml or a script; none: no packages. Default: that beside a Python program.",
+            "pylock.toml or a script; none: no packages. Default: such a file beside a Python program.",
             flag_type=Path,
             metavar="FILE[EXTRA]",
             examples=("pyproject.toml[train]",),

@@ -178,7 +178,7 @@ def script_block(path: Path, lines: Iterable[str]) -> str | None:
             f"{path.name} has several comments `# /// script`",
             code="script-blocks",
             where=str(path),
-            why=f"lines {' and '.join(map(str, places))} begin one, and PEP 723 allows one",
+            why=f"lines {' and '.join(map(str, places))} each begin a block, and PEP 723 allows only one",
             fix="join them in one comment",
         )
     comment = blocks[0][1].splitlines(keepends=True)

@@ -583,7 +583,9 @@ class Scaling(SpecModel):
         if UNKNOWN in vars(self).values():
             return self
         if [self.nodes, self.tasks, self.gpus].count(None) != len(SIZE_FIELDS) - 1:
-            raise BadValueError("scaling-of-one", "a scaling needs one of nodes, tasks and gpus")
+            raise BadValueError(
+                "scaling-of-one", "a scaling needs one of the keys nodes, tasks and gpus"
+            )
         if self.goal is not None and self.metric is None:
             raise BadValueError("goal-without-metric", "goal needs a metric")
         _reject_unknown_goal(self.metric, self.goal)

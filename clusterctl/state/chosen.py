@@ -40,7 +40,7 @@ _NAME_LINE: Final = re.compile(r"""^name:\s*(["']?)([a-z][a-z0-9-]*)\1\s*(?:#.*)
 _SIMILAR_NAMES: Final = (SPEC_NAME, "cluster.yml")
 BUILT_IN: Final = Notice(
     "built-in-spec",
-    "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)",
+    "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes the file)",
 )
 
 
