@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,13 +53,16 @@ class Confinement:
         return {VARIABLE: json.dumps(asdict(self))}
 
     def reject_read(self, path: str | Path) -> None:
-        """Raise LimitError unless a path, with all links resolved, lies in one of the folders."""
+        """Raise LimitError unless a path, with all links resolved, is a file or folder in one of the
+        folders, or is free.
+        """
         text = os.fspath(path)
         try:
             # `~` and `~nobody` are outside, whatever they expand to.
             end = Path(self.folders[0], os.path.expanduser(text)).resolve()
+            is_plain = _is_plain(end)
         except (OSError, ValueError, RuntimeError) as exc:
-            raise self._outside(text, str(exc)) from exc
+            raise self._outside(text, getattr(exc, "strerror", None) or str(exc)) from exc
         if any(end.is_relative_to(own) or Path(own).is_relative_to(end) for own in self.kept):
             raise self._outside(text, "clusterctl keeps its own files there")
         inside = [end.relative_to(top) for top in self.folders if end.is_relative_to(top)]
@@ -66,6 +70,8 @@ class Confinement:
             raise self._outside(text, f"it leads to {end}")
         if any(".git" in below.parts for below in inside):
             raise self._outside(text, "git runs programs that lie in .git")
+        if not is_plain:
+            raise self._outside(text, "it is neither a file nor a folder")
 
     def reject_written(self, folder: str | Path, names: Iterable[str] = ()) -> None:
         """Raise LimitError unless files with these names, or the folder itself, may be written.
@@ -151,7 +157,18 @@ def refused_name(path: str) -> str:
 
 def _obeyed_name(path: str) -> str:
     """Return the part of a path that names a file which programs of this machine obey. "": no part."""
-    return next((part for part in path.split("/") if part.lower() in _OBEYED), "")
+    return next((part for part in path.split("/") if part.casefold() in _OBEYED), "")
+
+
+def _is_plain(path: Path) -> bool:
+    """Return whether a path is a file or a folder, or does not exist. Reading a pipe or a device may
+    never end.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 def _shown(text: str) -> str:
