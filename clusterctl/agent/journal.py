@@ -98,7 +98,9 @@ class Journal:
             fd = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            yield self.read()
+            with translating_write_errors(self.path):
+                history = self.read()
+            yield history
         finally:
             os.close(fd)
 
@@ -107,6 +109,9 @@ class Journal:
         share a journal call ``lock``.
         """
         with suppress(FileNotFoundError), self.path.open("rb") as file:
+            # A user has emptied or replaced the file: calls of before still count in this server.
+            if file.seek(0, os.SEEK_END) < self._offset:
+                self._offset = 0
             file.seek(self._offset)
             for line in file:
                 # The end of the last line is still being written.

@@ -195,7 +195,7 @@ class Calls:
         try:
             with self.journal.lock():
                 self.journal.refuse(
-                    call.verb,
+                    _short(call.verb),
                     call.shown,
                     project=str(self.project),
                     cluster=call.place.id,

@@ -167,7 +167,9 @@ def write_end(
     is_known = answer.rc == UsageError.exit_code or answer.body.get("jobs") == []
     is_free = free or (is_known and not jobs)
     with journal.lock() as history:
-        if not history.calls[call].code:
+        # A user may have emptied the journal since.
+        begun = history.calls.get(call)
+        if begun is None or not begun.code:
             journal.end(call, answer.code, jobs=jobs, seconds=seconds, free=is_free)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.journal import Bound, Journal
+from tests.support.messages import refused
 
 BOUND = Bound(2, 3.0, 0.0)
 
@@ -57,6 +58,25 @@ def test_journal_skips_torn_and_foreign_lines(tmp_path: Path) -> None:
         second = _begin(journal)
     assert [*journal.read().calls] == [first, second]
     assert [*Journal(tmp_path).read().calls] == [first, second]
+
+
+def test_journal_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """A server that runs sees its calls of before, and those after."""
+    journal = Journal(tmp_path)
+    with journal.lock():
+        first = _begin(journal)
+    journal.read()
+    journal.path.write_text("")
+    with journal.lock():
+        second = _begin(journal, "up")
+    assert [*journal.read().calls] == [first, second]
+
+
+def test_journal_that_can_not_be_read_is_an_error_of_the_machine(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.path.mkdir()
+    with refused("file-unwritable"), journal.lock():
+        pass
 
 
 def test_journal_keeps_what_the_ledger_of_a_removed_cluster_told(tmp_path: Path) -> None:

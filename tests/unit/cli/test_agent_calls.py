@@ -19,7 +19,7 @@ from clusterctl.agent.limits import usage
 from clusterctl.cli import agent_calls
 from clusterctl.cli.agent_answers import PART, Answers, compact, for_agents
 from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls, Uses
-from clusterctl.cli.agent_program import Answer, environment
+from clusterctl.cli.agent_program import Answer, environment, write_end
 from clusterctl.cli.agent_tools import words_of
 from clusterctl.state.workspace import Workspace
 from tests.support.agents import OK, Place, PlayedProgram, failure
@@ -466,14 +466,15 @@ def test_cancel_of_an_own_job_takes_two_steps(calls: Calls, played: PlayedProgra
     [
         *"shell ssh code mcp invite completion schema config attach detach --help".split(),
         *("", "agent resume", "orphans remove", "storage remove", "runs rm", "cache prune"),
-        *("node drain", "node reboot", "image bake", "bundle"),
+        *("node drain", "node reboot", "image bake", "bundle", "x" * 100_000),
     ],
 )
 def test_other_commands_do_not_exist_for_agents(
-    calls: Calls, played: PlayedProgram, verb: str
+    calls: Calls, place: Place, played: PlayedProgram, verb: str
 ) -> None:
     assert code(calls.call(verb, {})) == "agent-verb-unknown"
     assert played.ran == []
+    assert len(json.dumps(place.journal())) < 4000
 
 
 # Arguments.
@@ -689,6 +690,14 @@ def test_disk_that_fills_up_after_a_submission_does_not_hide_its_job(
     assert _used(calls).jobs == 1
 
 
+def test_journal_that_is_emptied_meanwhile_does_not_hide_a_job(place: Place) -> None:
+    """The process that submits reads the journal afterwards."""
+    journal = Journal()
+    submitted = Answer({**OK, "jobs": [{"job_id": "9"}]}, 0)
+    write_end(journal, "gone", submitted, seconds=0.1)
+    assert place.journal()[-1]["jobs"] == ["9"]
+
+
 def _fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -738,6 +747,15 @@ def test_last_lines_of_a_failed_job_are_in_an_answer_once() -> None:
         answer = compact(for_agents(verb, body))
         assert answer.count("ValueError: bad") == 1
         assert "exit code 1" in answer
+
+
+def test_rows_of_answers_lack_empty_values() -> None:
+    rows = [{"job_id": "1", "exit_code": 0, "reason": "", "nodes": [], "use": {"gpus": None}}]
+    logs = [{"stream": "stdout", "text": "", "lost": False}]
+    body = {"ok": True, "failures": [], "jobs": rows, "logs": logs}
+    found = json.loads(Answers().answer(for_agents("logs", body)))
+    assert (found["failures"], found["jobs"]) == ([], [{"job_id": "1", "exit_code": 0}])
+    assert found["logs"] == [{"stream": "stdout", "lost": False}]
 
 
 @pytest.mark.parametrize(
