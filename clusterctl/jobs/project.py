@@ -96,7 +96,8 @@ def project_obstacle(folder: Path) -> str:
 
 def _chosen_folder(folder: Path, script: Path) -> Path:
     folder = absolute_path(folder)
-    problem = "it is not a folder" if not folder.is_dir() else project_obstacle(folder)
+    # Unlike Path.is_dir, this never raises.
+    problem = project_obstacle(folder) if os.path.isdir(folder) else "it is not a folder"
     if not problem and not script.parent.resolve().is_relative_to(folder.resolve()):
         problem = f"the script {script} does not lie in it"
     if problem:

@@ -122,7 +122,7 @@ def test_folder_option_selects_the_project(top, monkeypatch):
     assert (job.place.script, job.place.start, job.place.roots) == ("u.py", ".", ())
 
 
-@pytest.mark.parametrize("folder", ["nowhere", "b", "a/t.py", "/"])
+@pytest.mark.parametrize("folder", ["nowhere", "x" * 300, "b", "a/t.py", "/"])
 def test_folder_option_without_the_script_is_refused(top, monkeypatch, folder):
     write(top, {"a/t.py": "", "b/x": ""})
     with refused("folder-unfit", UsageError):
