@@ -5,6 +5,7 @@ are read in parts, logs from their end.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ PART: Final = 16_000  # letters
 _KEPT: Final = 64 << 20  # letters
 
 
+# In names of files: bytes that are not UTF-8. In texts of jobs: controls of terminals, which JSON allows.
+_ESCAPED: Final = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # Values that say no more than a key that is missing.
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 # In each answer with texts of jobs, for a client that has forgotten the instructions.
@@ -64,7 +67,9 @@ def _told(verb: str, key: str, value: Any, *, has_log: bool) -> Any:
 
 
 def compact(body: Any) -> str:
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False, default=str)
+    """Return JSON without spaces. What is not UTF-8, or moves a terminal's cursor, is escaped."""
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, default=str)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 @dataclass

@@ -749,6 +749,16 @@ def test_last_lines_of_a_failed_job_are_in_an_answer_once() -> None:
         assert "exit code 1" in answer
 
 
+@pytest.mark.parametrize(
+    "text", ["b\udcff.txt", "\x9b2J", "\x7f", "\u202edrow", "\ud800", "é 語 😀"]
+)
+def test_answer_is_utf_8_without_controls_of_terminals(text: str) -> None:
+    """A job may give its files any name."""
+    shown = compact({"name": text})
+    assert shown.encode().decode().isprintable()
+    assert json.loads(shown) == {"name": text}
+
+
 def test_rows_of_answers_lack_empty_values() -> None:
     rows = [{"job_id": "1", "exit_code": 0, "reason": "", "nodes": [], "use": {"gpus": None}}]
     logs = [{"stream": "stdout", "text": "", "lost": False}]
