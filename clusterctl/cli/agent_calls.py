@@ -40,7 +40,7 @@ from clusterctl.state.inventory import applied_if_known, inventory_if_known
 from clusterctl.state.workspace import Workspace, clusters_up, config_file, state_home
 from clusterctl.transport.login import calls_of_last_hour
 from clusterctl.util.confine import Confinement, LimitError
-from clusterctl.util.disk import read_text
+from clusterctl.util.disk import file_error, read_text
 from clusterctl.util.progress import SILENT
 
 # The longest and the usual time of a `wait`.
@@ -182,7 +182,7 @@ class Calls:
         except ClusterctlError as exc:
             return self._refuse(call, exc)
         except Exception as exc:
-            error = ClusterctlError(
+            error = file_error(exc) or ClusterctlError(
                 "unexpected error, this is a bug",
                 code="bug",
                 why=f"{type(exc).__name__}: {exc}",

@@ -36,7 +36,7 @@ from clusterctl.spec.names import Local
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.transport.sudo import PASSWORDS
 from clusterctl.util.confine import reject_written
-from clusterctl.util.disk import REFUSALS, disk_error, permission_error, read_rows
+from clusterctl.util.disk import file_error, read_rows
 
 if TYPE_CHECKING:
     from clusterctl.spec.job_options import JobOption
@@ -446,12 +446,8 @@ def end_of(exc: BaseException, screen: Screen) -> int:
             name = signal.Signals(exc.number).name
             screen.ended(Failure("terminated", f"the command was ended by {name}"))
             return exc.exit_code
-        case OSError() if exc.errno in REFUSALS:
-            screen.error(disk_error(exc))
-        case PermissionError(filename=str() | bytes()):
-            screen.error(permission_error(exc))
         case _:
-            error = foreign_package_error(exc) or _unexpected(screen)
+            error = file_error(exc) or foreign_package_error(exc) or _unexpected(screen)
             screen.error(error)
             return error.exit_code
     return 1

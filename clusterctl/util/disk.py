@@ -57,8 +57,18 @@ def disk_error(exc: OSError, path: Path | None = None) -> DiskError:
     return DiskError(f"{path.name} can't be written", where=str(path), why=reason, fix=fix)
 
 
-def permission_error(exc: PermissionError) -> MachineError:
-    """Return the error for a file or folder of this machine that the user's account may not use."""
+def file_error(exc: BaseException) -> MachineError | None:
+    """Return the error for a failure that the system reports of a file or a disk: it is unwritable or
+    failing, or the user's account may not use the file. None: it is another failure.
+    """
+    if isinstance(exc, OSError) and exc.errno in REFUSALS:
+        return disk_error(exc)
+    if isinstance(exc, PermissionError) and isinstance(exc.filename, str | bytes):
+        return _permission_error(exc)
+    return None
+
+
+def _permission_error(exc: PermissionError) -> MachineError:
     path = printable(os.fsdecode(exc.filename))
     return MachineError(
         f"your account may not use {path}",

@@ -690,6 +690,21 @@ def test_disk_that_fills_up_after_a_submission_does_not_hide_its_job(
     assert _used(calls).jobs == 1
 
 
+def test_ledger_that_can_not_be_read_is_an_error_of_the_machine(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the agents' jobs use is unknown then, so nothing is submitted."""
+    path = Workspace.of("local").jobs
+
+    def refuse(_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("clusterctl.agent.limits.Ledger.entries", refuse)
+    assert code(submit(calls)) == "ok"
+    answer = calls.call("submit", JOB)
+    assert (code(answer), answer.rc) == ("path-not-permitted", 1)
+
+
 def test_journal_that_is_emptied_meanwhile_does_not_hide_a_job(place: Place) -> None:
     """The process that submits reads the journal afterwards."""
     journal = Journal()
