@@ -176,7 +176,7 @@ class Calls:
         heard: called with each note of the command. started: called with the program that runs.
         as_markdown: whether the answer is a text, for `report`.
         """
-        call = _Call(self, verb, dict(given), heard, started, as_markdown=as_markdown)
+        call = _Call(self, verb, dict(given), heard, started, as_markdown)
         try:
             return call.answer()
         except ClusterctlError as exc:
@@ -228,32 +228,25 @@ class Calls:
         return "\n".join(str(failure.get("cause")) for failure in answer.body["failures"])
 
 
+@dataclass
 class _Call:
     """A single call, while it is decided and carried out."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        verb: str,
-        given: dict[str, Any],
-        heard: Callable[[str], None],
-        started: Callable[[Program], None],
-        *,
-        as_markdown: bool,
-    ) -> None:
-        self._calls = calls
-        self._as_markdown = as_markdown
-        self.verb = verb
-        self._token = given.pop("token", None)
-        self._given = given
-        self._heard = heard
-        self._started = started
-        self.place = NOWHERE
+    calls: Calls
+    verb: str
+    given: dict[str, Any]
+    heard: Callable[[str], None]
+    started: Callable[[Program], None]
+    as_markdown: bool
+    place: Place = NOWHERE
+
+    def __post_init__(self) -> None:
+        self.token = self.given.pop("token", None)
 
     @property
     def shown(self) -> dict[str, Any]:
         """The arguments for the journal, which no agent can make large."""
-        return {str(name)[:40]: _short(value) for name, value in [*self._given.items()][:60]}
+        return {str(name)[:40]: _short(value) for name, value in [*self.given.items()][:60]}
 
     def answer(self) -> Answer:
         if self.verb not in TOOLS:
@@ -265,11 +258,11 @@ class _Call:
             )
         effect = VERBS[self.verb].effect
         self._limits = limits_of_user()
-        self._given = checked(self.verb, self._given)
+        self.given = checked(self.verb, self.given)
         self._command = words_of(self.verb, self._timed())
-        self._confined = self._calls.confined(self._limits)
+        self._confined = self.calls.confined(self._limits)
         self._check_discard()
-        self.place = place_of(self.verb, self._given, self._calls.project, self._confined)
+        self.place = place_of(self.verb, self.given, self.calls.project, self._confined)
         asked = Asked(
             verb=self.verb,
             place=self.place,
@@ -278,11 +271,11 @@ class _Call:
         )
         if not effect.needs_plan:
             return self._simple(asked)
-        return self._dry_run(asked) if self._token is None else self._carry_out(asked)
+        return self._dry_run(asked) if self.token is None else self._carry_out(asked)
 
     def _check_discard(self) -> None:
         limits = self._limits
-        if self._given.get("discard") and not limits.discard:
+        if self.given.get("discard") and not limits.discard:
             raise LimitError(
                 "agents may not discard what exists only on a cluster",
                 code="agent-discard",
@@ -293,7 +286,7 @@ class _Call:
 
     def _simple(self, asked: Asked) -> Answer:
         """Carry out a call that neither costs nor destroys."""
-        with self._calls.journal.lock() as history:
+        with self.calls.journal.lock() as history:
             check(self._limits, config_file(), history, asked)
             call = self._begin(FREE)
         return self._run(
@@ -303,17 +296,17 @@ class _Call:
     def _timed(self) -> dict[str, Any]:
         """Return the arguments, of which those of a `wait` make it end in time."""
         if self.verb != "wait":
-            return self._given
-        text = str(self._given.get("timeout", _WAIT))
+            return self.given
+        text = str(self.given.get("timeout", _WAIT))
         try:
             seconds = min(parse_slurm_time_s(text), MOST_WAIT_S)
         except ValueError:
             # The command itself reports it.
-            return self._given
-        return {**self._given, "timeout": f"{seconds}s"}
+            return self.given
+        return {**self.given, "timeout": f"{seconds}s"}
 
     def _dry_run(self, asked: Asked) -> Answer:
-        with self._calls.journal.lock() as history:
+        with self.calls.journal.lock() as history:
             check(self._limits, config_file(), history, asked)
             self._check_jobs(history)
             call = self._begin(FREE)
@@ -324,26 +317,26 @@ class _Call:
             return answer
         planned = Planned(
             verb=self.verb,
-            arguments=self._given,
-            project=str(self._calls.project),
+            arguments=self.given,
+            project=str(self.calls.project),
             cluster=self.place.id,
             digest=digest,
             bound=_bound_of(self.verb, answer.body.get("at_most") or {}),
             accounts=_accounts_of(answer.body) if asked.submits else (),
         )
         self._ask_of_jobs()
-        with self._calls.journal.lock() as history:
+        with self.calls.journal.lock() as history:
             # What would be refused gets no token.
             self._check_planned(history, asked, planned)
-            token = self._calls.tokens.give(planned)
+            token = self.calls.tokens.give(planned)
         told = {"token": token, "token_valid_s": VALID_S}
         return Answer({**_without_scripts(answer.body), **told}, answer.rc)
 
     def _carry_out(self, asked: Asked) -> Answer:
         self._ask_of_jobs()
-        with self._calls.journal.lock() as history:
-            project = str(self._calls.project)
-            planned = self._calls.tokens.take(str(self._token), self.verb, self._given, project)
+        with self.calls.journal.lock() as history:
+            project = str(self.calls.project)
+            planned = self.calls.tokens.take(str(self.token), self.verb, self.given, project)
             if planned.cluster != self.place.id:
                 raise UsageError(
                     "the cluster is no longer that of the dry run",
@@ -360,7 +353,7 @@ class _Call:
     def _ask_of_jobs(self) -> None:
         """Ask what became of the agents' jobs, if the decision is about jobs."""
         if VERBS[self.verb].effect is Effect.SUBMITS:
-            self._calls.uses.ask(self.place.id)
+            self.calls.uses.ask(self.place.id)
 
     def _check_planned(self, history: History, asked: Asked, planned: Planned) -> None:
         """Raise LimitError if a limit forbids what a dry run has shown."""
@@ -383,7 +376,7 @@ class _Call:
         if self.verb != "cancel" or self._limits.others_jobs:
             return
         own = history.jobs_of(self.place.id)
-        for text in self._given["ids"]:
+        for text in self.given["ids"]:
             if text.partition("_")[0] not in own:
                 raise LimitError(
                     f"agents may not cancel {text[:40]!r}: no agent has submitted such a job to "
@@ -396,10 +389,10 @@ class _Call:
 
     def _begin(self, bound: Bound) -> str:
         """Write that the call begins."""
-        return self._calls.journal.begin(
+        return self.calls.journal.begin(
             self.verb,
             self.shown,
-            project=str(self._calls.project),
+            project=str(self.calls.project),
             cluster=self.place.id,
             bound=bound,
         )
@@ -412,15 +405,15 @@ class _Call:
         """
         program = Program(
             words,
-            self._calls.project,
+            self.calls.project,
             environment(self._limits.secrets) | self._confined.environ,
             call=call if acts else "",
-            as_markdown=self._as_markdown,
+            as_markdown=self.as_markdown,
         )
-        self._started(program)
+        self.started(program)
         started_at = time.monotonic()
         try:
-            answer = self._calls.run(program, self._heard)
+            answer = self.calls.run(program, self.heard)
         except OSError as exc:
             error = ClusterctlError(
                 "clusterctl can't be started", code="agent-no-start", why=exc.strerror or str(exc)
@@ -429,12 +422,12 @@ class _Call:
             answer = error_answer(error, UsageError.exit_code)
         seconds = time.monotonic() - started_at
         try:
-            write_end(self._calls.journal, call, answer, seconds=seconds, free=free)
+            write_end(self.calls.journal, call, answer, seconds=seconds, free=free)
         except ClusterctlError as exc:
             # The call counts at its bound, and the agent must know what it did.
             return Answer({**answer.body, "journal": exc.cause}, answer.rc)
         if self.verb in {"wait", "cancel"}:
-            self._calls.uses.forget(self.place.id)
+            self.calls.uses.forget(self.place.id)
         return answer
 
 
