@@ -223,12 +223,6 @@ def test_list_of_packages_inside_the_project_is_used(project: Project, outside: 
     assert call(project, "submit", {"target": "train.py", "time": "5m"}) not in {"ok", "agent-path"}
 
 
-def test_spec_that_is_a_link_outside_is_not_read(project: Project, outside: Path) -> None:
-    (project.folder / "cluster.yaml").unlink()
-    (project.folder / "cluster.yaml").symlink_to(outside / "cluster.yaml")
-    assert call(project, "status", {}) == "agent-path"
-
-
 def test_files_are_looked_at_as_the_command_reads_the_job(project: Project, outside: Path) -> None:
     """The options of the call belong to the job: without them this job file could not be read."""
     (project.folder / "job.yaml").write_text(
