@@ -28,6 +28,7 @@ from clusterctl.cli.agent_tools import TOOLS, checked, limits_of_user, words_of
 from clusterctl.cli.all_clusters import ALL
 from clusterctl.cli.verbs import VERBS, Effect
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.runs.page import markdown_of
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.spec.load import SPEC
 from clusterctl.spec.names import SPEC_NAME
@@ -168,15 +169,12 @@ class Calls:
         given: Mapping[str, Any],
         heard: Callable[[str], None] = lambda _: None,
         started: Callable[[Program], None] = lambda _: None,
-        *,
-        as_markdown: bool = False,
     ) -> Answer:
         """Carry out a call, or refuse it. Return what the agent is told.
 
         heard: called with each note of the command. started: called with the program that runs.
-        as_markdown: whether the answer is a text, for `report`.
         """
-        call = _Call(self, verb, dict(given), heard, started, as_markdown)
+        call = _Call(self, verb, dict(given), heard, started)
         try:
             return call.answer()
         except ClusterctlError as exc:
@@ -222,9 +220,9 @@ class Calls:
 
     def report_text(self, run: str) -> str:
         """Return the report of a collected run, as Markdown."""
-        answer = self.call("report", {"run": [unquote(run)]}, as_markdown=True)
-        if "text" in answer.body:
-            return str(answer.body["text"])
+        answer = self.call("report", {"run": [unquote(run)]})
+        if "report" in answer.body:
+            return markdown_of(answer.body["report"])
         return "\n".join(str(failure.get("cause")) for failure in answer.body["failures"])
 
 
@@ -237,7 +235,6 @@ class _Call:
     given: dict[str, Any]
     heard: Callable[[str], None]
     started: Callable[[Program], None]
-    as_markdown: bool
     place: Place = NOWHERE
 
     def __post_init__(self) -> None:
@@ -408,7 +405,6 @@ class _Call:
             self.calls.project,
             environment(self._limits.secrets) | self._confined.environ,
             call=call if acts else "",
-            as_markdown=self.as_markdown,
         )
         self.started(program)
         started_at = time.monotonic()

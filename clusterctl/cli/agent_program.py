@@ -66,14 +66,12 @@ class Program:
     call: the id of a call in the journal that costs or destroys. It is carried out to its end, even
     if the client or the server is gone, by ``main``, which then writes how it ended. "":
     ``stop`` ends the program. Connections that it leaves open are used by the next.
-    as_markdown: whether it prints Markdown, the answer's `text`.
     """
 
     words: Sequence[str]
     folder: Path
     environ: Mapping[str, str]
     call: str = ""
-    as_markdown: bool = False
     _process: subprocess.Popen[bytes] | None = None
     _stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -84,10 +82,7 @@ class Program:
         if self.call:
             argv = [*python, "clusterctl.cli.agent_program", self.call, *self.words]
         else:
-            words = [*self.words]
-            if self.as_markdown:
-                words.insert(1, "--output=md")
-            argv = [*python, "clusterctl", "-o", "json", *words]
+            argv = [*python, "clusterctl", "-o", "json", *self.words]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             argv,
@@ -113,8 +108,6 @@ class Program:
             stdout = process.stdout.read() if process.stdout else b""
             process.wait()
             reader.join()
-        if self.as_markdown and process.returncode == 0:
-            return Answer({"ok": True, "text": stdout.decode(errors="replace")}, 0)
         return _answer(stdout, process.returncode, "\n".join(notes))
 
     def stop(self) -> None:

@@ -196,30 +196,8 @@ class Report:
         return {**clean, "sections": sections}
 
     def as_markdown(self) -> str:
-        """Return the report in Markdown. Charts become tables of first, last, lowest and highest
-        values.
-        """
-        clean = self.as_dict()
-        lines = [
-            f"# {_escaped(clean['title'])}",
-            "",
-            *(f"- {_escaped(line)}" for line in clean["verdict"]),
-        ]
-        if clean["missing"]:
-            lines += ["", "Missing:", ""]
-        lines += [f"- {_escaped(line)}" for line in clean["missing"]]
-        for section in clean["sections"]:
-            lines += ["", f"## {_escaped(section['title'])}"]
-            lines += [part for line in section["lines"] for part in ("", _escaped(line))]
-            # Indented lines are code in Markdown, so nothing in them is markup.
-            if section["log"]:
-                lines += ["", *(f"    {line}" for line in section["log"])]
-            charts = [table for chart in section["charts"] for table in [_as_table(chart)] if table]
-            facts = [[fact["label"], fact["text"]] for fact in section["facts"]]
-            listed = [{"head": ("", ""), "rows": facts}] if facts else []
-            for table in (*charts, *listed, *section["tables"]):
-                lines += _markdown_lines(table)
-        return "\n".join(lines) + "\n"
+        """Return the report in Markdown, as ``markdown_of`` does."""
+        return markdown_of(self.as_dict())
 
     def as_html(self) -> str:
         """Return the report as a single HTML file that contains its scripts, style and data.
@@ -230,6 +208,32 @@ class Report:
         report = self.as_dict()
         charts = [chart for section in report["sections"] for chart in section["charts"]]
         return _template().render(report=report, charts=charts)
+
+
+def markdown_of(report: Mapping[str, Any]) -> str:
+    """Return a report, given as ``Report.as_dict`` returns it, in Markdown. Charts become tables of
+    first, last, lowest and highest values.
+    """
+    lines = [
+        f"# {_escaped(report['title'])}",
+        "",
+        *(f"- {_escaped(line)}" for line in report["verdict"]),
+    ]
+    if report["missing"]:
+        lines += ["", "Missing:", ""]
+    lines += [f"- {_escaped(line)}" for line in report["missing"]]
+    for section in report["sections"]:
+        lines += ["", f"## {_escaped(section['title'])}"]
+        lines += [part for line in section["lines"] for part in ("", _escaped(line))]
+        # Indented lines are code in Markdown, so nothing in them is markup.
+        if section["log"]:
+            lines += ["", *(f"    {line}" for line in section["log"])]
+        charts = [table for chart in section["charts"] for table in [_as_table(chart)] if table]
+        facts = [[fact["label"], fact["text"]] for fact in section["facts"]]
+        listed = [{"head": ("", ""), "rows": facts}] if facts else []
+        for table in (*charts, *listed, *section["tables"]):
+            lines += _markdown_lines(table)
+    return "\n".join(lines) + "\n"
 
 
 @cache

@@ -44,9 +44,10 @@ async def work(agent: Agent) -> None:
 
     collected = await agent.call("collect")
     assert len(collected["runs"]) >= 3
-    assert (await agent.call("report", run=[job_id]))["report"]
+    report = (await agent.call("report", run=[job_id]))["report"]
+    assert "loss" in report
     (content,) = (await agent.client.read_resource(f"clusterctl://report/{job_id}")).contents
-    assert "loss" in str(getattr(content, "text", ""))
+    assert getattr(content, "text", "") == report
     await agent.both("down")
 
 

@@ -21,6 +21,7 @@ from clusterctl.cli.agent_answers import PART, Answers, compact, for_agents
 from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls, Uses
 from clusterctl.cli.agent_program import Answer, environment, write_end
 from clusterctl.cli.agent_tools import words_of
+from clusterctl.runs.page import Chart, Report, Section, Series
 from clusterctl.state.workspace import Workspace
 from tests.support.agents import OK, Place, PlayedProgram, failure
 from tests.support.inventories import inventory_of
@@ -772,6 +773,15 @@ def test_answer_is_utf_8_without_controls_of_terminals(text: str) -> None:
     shown = compact({"name": text})
     assert shown.encode().decode().isprintable()
     assert json.loads(shown) == {"name": text}
+
+
+def test_report_is_markdown_for_agents() -> None:
+    """The points of its charts were most of what an agent read in a whole life of a cluster."""
+    chart = Chart("loss", [Series("loss", [(step, 1 / step) for step in range(1, 1000)])])
+    report = Report("demo-1-train", ["COMPLETED"], sections=[Section("Metrics", charts=[chart])])
+    found = for_agents("report", {"ok": True, "failures": [], "report": report.as_dict()})
+    assert found["report"] == report.as_markdown()
+    assert len(compact(found)) < 500
 
 
 def test_rows_of_answers_lack_empty_values() -> None:
