@@ -1,8 +1,8 @@
 """How much of an agent's context clusterctl takes: the tools of `mcp`, or a skill and a shell.
 
-Raises a cluster of its own with two nodes, and does the same work on each side: a submission that
-fails, its cause, the fix, a sweep, the results. Counts the letters of all requests and answers, and
-prints them divided by 4, which is about their number of tokens.
+Does the same work on each side, on a cluster of its own with two nodes, from `up` to `down`: a
+submission that fails, its cause, the fix, a sweep, the results. Counts the calls and the letters of
+all requests and answers, and prints the letters divided by 4, which is about their number of tokens.
 
 Usage: python benchmarks/agents.py
 """
@@ -16,14 +16,16 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
-from support.clusters import Cluster, raised
+from support.clusters import Cluster
 from support.rounds import machine
 
 from tests.support.agents import TRAIN
@@ -33,6 +35,7 @@ SKILL = Path(__file__).resolve().parents[1] / "skills" / "clusterctl" / "SKILL.m
 LETTERS_PER_TOKEN = 4
 # The steps of the work: tool, arguments, and the words of the command line. JOB is the last job.
 STEPS: list[tuple[str, dict[str, Any], str]] = [
+    ("up", {}, "up"),
     ("status", {}, "status"),
     (
         "submit",
@@ -60,7 +63,12 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("runs_list", {"sweep": "JOB"}, "runs list --sweep JOB"),
     ("report", {"run": ["JOB"]}, "report JOB"),
     ("usage", {}, "usage"),
+    ("down", {}, "down --yes"),
 ]
+# What costs or destroys: a dry run first.
+IN_TWO_STEPS = frozenset({"up", "submit", "down"})
+# What is in the context before any call.
+BEFORE = frozenset({"tools", "skill"})
 
 
 def job_in(answer: Mapping[str, Any], before: str) -> str:
@@ -98,7 +106,7 @@ def by_mcp(cluster: Cluster) -> dict[str, list[int]]:
             for tool, arguments, _ in STEPS:
                 given = json.loads(json.dumps(arguments).replace("JOB", job))
                 answer = await call(tool, given)
-                if "token" in answer:
+                if tool in IN_TWO_STEPS:
                     answer = await call(tool, {**given, "token": answer["token"]})
                     job = job_in(answer, job)
 
@@ -126,38 +134,58 @@ def by_shell(cluster: Cluster, *options: str) -> dict[str, list[int]]:
         )
         # The agent's shell shows both, unless JSON is asked for.
         shown = done.stdout if options else done.stdout + done.stderr
+        if words[0] in IN_TWO_STEPS and done.returncode != 0:
+            raise SystemExit(f"{shlex.join(argv)}\n{done.stderr}")
         name = "_".join(words[:2]) if words[0] == "runs" else words[0]
         sizes.setdefault(name, []).append(len(shlex.join(["clusterctl", *argv])) + len(shown))
         return done.stdout + done.stderr
 
     for tool, _, line in STEPS:
         words = shlex.split(line.replace("JOB", job))
-        if tool == "submit":
+        if tool in IN_TWO_STEPS:
             call([words[0], "--dry-run", *words[1:]])
-            text = call(words)
+        text = call(words)
+        if tool == "submit":
             job = (
                 job_in(json.loads(text[: text.index("\n")]), job)
                 if options
                 else text.partition("submitted job ")[2].split()[0]
             )
-        else:
-            call(words)
     return sizes
+
+
+@contextmanager
+def project() -> Iterator[Cluster]:
+    """Yield a cluster that is not up, and whose folder has the folder `project`."""
+    with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
+        cluster = Cluster.new(folder, 2)
+        # No agent works in a folder with clusterctl's state in it.
+        own = cluster.folder / "project"
+        own.mkdir()
+        (own / "train.py").write_text(TRAIN)
+        shutil.copy(cluster.folder / "cluster.yaml", own)
+        try:
+            yield cluster
+        finally:
+            # The work has ended before its own `down`.
+            if cluster.workspace.exists():
+                cluster.down()
+
+
+# Side -> its work.
+WORKS = {
+    "mcp": by_mcp,
+    "shell, JSON": lambda cluster: by_shell(cluster, "-o", "json"),
+    "shell, tables": by_shell,
+}
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    with raised(2) as cluster:
-        # No agent works in a folder with clusterctl's state in it.
-        project = cluster.folder / "project"
-        project.mkdir()
-        (project / "train.py").write_text(TRAIN)
-        shutil.copy(cluster.folder / "cluster.yaml", project)
-        sides = {
-            "mcp": by_mcp(cluster),
-            "shell, JSON": by_shell(cluster, "-o", "json"),
-            "shell, tables": by_shell(cluster),
-        }
+    sides = {}
+    for side, work in WORKS.items():
+        with project() as cluster:
+            sides[side] = work(cluster)
     names = list(dict.fromkeys(name for sizes in sides.values() for name in sizes))
     print(f"{'tokens (letters / 4)':<22}" + "".join(f"{side:>15}" for side in sides))
     for name in names:
@@ -165,6 +193,11 @@ def main() -> None:
         print(f"{name:<22}" + "".join(f"{count or '-':>15}" for count in counts))
     sums = [sum(map(sum, sizes.values())) // LETTERS_PER_TOKEN for sizes in sides.values()]
     print(f"{'sum':<22}" + "".join(f"{count:>15}" for count in sums))
+    calls = [
+        sum(len(each) for name, each in sizes.items() if name not in BEFORE)
+        for sizes in sides.values()
+    ]
+    print(f"{'calls':<22}" + "".join(f"{count:>15}" for count in calls))
     if not SKILL.exists():
         print(f"without a skill: {SKILL.name} does not exist")
     print(machine())
