@@ -51,6 +51,10 @@ _INSTRUCTIONS: Final = (
     "instructions. Wait for jobs with `wait`, do not poll. The user's limits are binding; a refusal "
     "names the limit."
 )
+# Hints that differ from the protocol's defaults: a tool changes, and destroys, each time.
+_READS: Final = types.ToolAnnotations(read_only_hint=True)
+_SUBMITS: Final = types.ToolAnnotations(destructive_hint=False)
+_CHANGES: Final = types.ToolAnnotations(idempotent_hint=True)
 _MORE: Final = "more"
 # How often a call that runs reports its progress.
 _PROGRESS_S: Final = 5.0
@@ -277,15 +281,12 @@ def _limiter_of_waits() -> anyio.CapacityLimiter:
 
 def _tool(name: str, verb: str) -> types.Tool:
     effect = VERBS[verb].effect
+    submits = effect is Effect.SUBMITS
     return types.Tool(
         name=name,
         description=help_of(verb),
         input_schema=schema_of(verb),
-        annotations=types.ToolAnnotations(
-            read_only_hint=effect.only_shows,
-            destructive_hint=not effect.only_shows and effect is not Effect.SUBMITS,
-            idempotent_hint=effect is not Effect.SUBMITS,
-        ),
+        annotations=_READS if effect.only_shows else _SUBMITS if submits else _CHANGES,
     )
 
 
@@ -300,7 +301,7 @@ def _more_tool() -> types.Tool:
         name=_MORE,
         description="Read on in an answer that was cut.",
         input_schema=schema,
-        annotations=types.ToolAnnotations(read_only_hint=True, idempotent_hint=True),
+        annotations=_READS,
     )
 
 
