@@ -48,7 +48,7 @@ _EMPTY: dict[str, Any] = {
     "key_mark": "",
     # Folders whose files another host removes
     "spared": [],
-    # Path -> whether it existed, or was a mount point
+    # Path -> whether it existed; tree -> ABSENT, EMPTY or FULL; path -> whether it was a mount point
     "folders": {},
     "trees": {},
     "mounts": {},
@@ -67,6 +67,12 @@ _EMPTY: dict[str, Any] = {
     # Roles whose files were moved back or removed, so that the owner's units must read them again.
     "changed": [],
 }
+
+
+# What a tree was before. That of an earlier cluster is empty, if its folder belongs to a package.
+ABSENT = "absent"
+EMPTY = "empty"
+FULL = "full"
 
 
 class RecordError(Exception):
@@ -135,7 +141,7 @@ class Record:
             for path in _spared(names, "folders"):
                 content["folders"].setdefault(path, os.path.lexists(path))
             for path in names.get("trees", ()):
-                content["trees"].setdefault(path, os.path.lexists(path))
+                content["trees"].setdefault(path, tree_state(path))
             for path in names.get("mounts", ()):
                 content["mounts"].setdefault(path, mounts.is_mount_point(path))
             content["databases"].update(names.get("databases", {}))
@@ -232,6 +238,15 @@ class Record:
                     self.content["key_files"].setdefault(path, os.path.lexists(path))
         self.content["key_mark"] = names.get("key_mark", self.content["key_mark"])
         self.content["spared"] = sorted({*self.content["spared"], *names.get("spared", ())})
+
+
+def tree_state(path: str) -> str:
+    """Return whether a path is absent, a folder without files, or something else."""
+    if not os.path.lexists(path):
+        return ABSENT
+    if os.path.islink(path) or not os.path.isdir(path) or os.path.ismount(path):
+        return FULL
+    return FULL if any(files for _, _, files in os.walk(path)) else EMPTY
 
 
 def set_aside(copy: str) -> None:

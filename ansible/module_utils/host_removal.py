@@ -17,6 +17,8 @@ from ansible.module_utils.host_mounts import Mounts, answers
 from ansible.module_utils.host_record import (
     AFTER,
     BEFORE,
+    EMPTY,
+    FULL,
     OWN,
     Record,
     RecordError,
@@ -344,11 +346,13 @@ class Removal:
             self._record.write()
 
     def _remove_trees(self) -> None:
-        for path, existed in sorted(self._content["trees"].items(), reverse=True):
-            if existed or not os.path.lexists(path):
+        for path, before in sorted(self._content["trees"].items(), reverse=True):
+            if before == FULL or not os.path.lexists(path):
                 continue
+            # Only a package's folder has folders of the package, and asking for each takes time.
+            package_of = self._package if self._package(path) else None
             with self._tolerate_errors(path):
-                if remaining := remove_tree(path, self._package if self._package(path) else None):
+                if remaining := remove_tree(path, package_of, keep=before == EMPTY):
                     self.notes.append(f"files of users, or mounted: {_shorten(remaining)}")
                 self.done.append(f"removed {path}")
 
@@ -465,12 +469,14 @@ def without_blocks(text: str, marks: str | tuple[str, ...] = _MARKS) -> tuple[st
     return "".join(rest), stray or begin
 
 
-def remove_tree(path: str, package_of: Callable[[str], str] | None) -> list[str]:
+def remove_tree(
+    path: str, package_of: Callable[[str], str] | None, *, keep: bool = False
+) -> list[str]:
     """Remove a folder with its content. Keep files of people and mount points in it, and return their
     paths.
 
     package_of: returns the package of a folder, which then stays; "" if there is none. None: all
-        folders may go.
+        folders may go. keep: the folder itself stays.
     """
     if os.path.islink(path) or not os.path.isdir(path):
         Path(path).unlink()
@@ -491,7 +497,8 @@ def remove_tree(path: str, package_of: Callable[[str], str] | None) -> list[str]
             else:
                 Path(place).unlink()
     for folder in reversed(walked):
-        if not os.listdir(folder) and not (package_of and package_of(folder)):
+        stays = (keep and folder == path) or (package_of and package_of(folder))
+        if not stays and not os.listdir(folder):
             Path(folder).rmdir()
     return sorted(remaining)
 

@@ -313,6 +313,20 @@ def test_content_of_a_new_tree_is_removed_and_the_folder_of_a_package_stays(
     assert state.exists() == packaged
 
 
+def test_state_of_a_second_cluster_leaves_the_folder_that_was_there(
+    changes: Changes, etc: Path
+) -> None:
+    """Packages stay after the first, with their folders."""
+    state = etc / "slurmctld"
+    (state / "old").mkdir(parents=True)
+    changes("begun", trees=[str(state)])
+    (state / "clustername").write_text("ours\n")
+    changes("ended")
+    changes("removed")
+    assert state.is_dir()
+    assert [*state.iterdir()] == []
+
+
 def test_keys_of_the_cluster_leave_peoples_authorized_keys(changes: Changes, etc: Path) -> None:
     names = {"keys": {"nobody-here": ["ssh-ed25519 AAAA clusterctl"]}, "homes": [str(etc)]}
     keys = etc / "nobody-here/.ssh/authorized_keys"
