@@ -24,7 +24,21 @@ from clusterctl.errors import (
 )
 from clusterctl.runs.collect import collect_runs
 from clusterctl.runs.compare import compare, compare_losses
-from clusterctl.runs.facts import Part, difference_sections, facts_of, line_of, usual_metrics
+from clusterctl.runs.facts import (
+    configuration,
+    difference_sections,
+    facts_of,
+    job_facts,
+    line_of,
+    log_lines,
+    metric_values,
+    outcome,
+    resource_facts,
+    task_table,
+    time_facts,
+    times,
+    usual_metrics,
+)
 from clusterctl.runs.find import (
     FIELDS,
     Ranking,
@@ -55,15 +69,15 @@ _BASIC: Final = ("run", "state", "submitted", "elapsed", "nodes")
 _NONE: Final = formatting.NONE
 # What `runs show` shows of a run.
 _SHOWN: Final = (
-    Part.JOB,
-    Part.TIMES,
-    Part.TIME,
-    Part.RESOURCES,
-    Part.CONFIGURATION,
-    Part.METRICS,
-    Part.TASKS,
-    Part.LOG,
-    Part.OUTCOME,
+    job_facts,
+    times,
+    time_facts,
+    resource_facts,
+    configuration,
+    metric_values,
+    task_table,
+    log_lines,
+    outcome,
 )
 
 Run = Annotated[

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,24 +34,11 @@ OPTION_HEAD: Final = ("option", "value")
 SPEEDS: Final = ("samples_per_s", "tokens_per_s")
 
 
-class Part(StrEnum):
-    """A section of the facts of a run. The value is its title."""
-
-    JOB = "Job"
-    TIMES = "Times"
-    TIME = "Time"
-    RESOURCES = "Asked for and used"
-    CONFIGURATION = "Configuration"
-    ENVIRONMENT = "Environment"
-    METRICS = "Values"
-    TASKS = "Tasks"
-    LOG = "From the log"
-    OUTCOME = "Outcome"
-
-
-def facts_of(row: Row, *parts: Part) -> list[Section]:
-    """Return these sections of a run or an array's task, without those that are empty."""
-    return [section for part in parts if (section := _SECTIONS[part](row)).has_content]
+def facts_of(row: Row, *parts: Callable[[Row], Section]) -> list[Section]:
+    """Return sections of a run or an array's task, without those that are empty. parts: functions
+    of this module.
+    """
+    return [section for part in parts if (section := part(row)).has_content]
 
 
 def line_of(row: Row, folder: Path) -> str:
@@ -68,7 +54,7 @@ def state_of(row: Row) -> str:
     return state if row.run.final else f"{state} when it was collected"
 
 
-def _job(row: Row) -> Section:
+def job_facts(row: Row) -> Section:
     run = row.run
     record = row.record
     keys = "job name exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
@@ -89,25 +75,25 @@ def _job(row: Row) -> Section:
     ]
     if row.task is None:
         listed += [Fact("files", run.files), Fact("size", run.bytes, "size")]
-    return Section(Part.JOB, facts=[fact for fact in listed if fact.is_known])
+    return Section("Job", facts=[fact for fact in listed if fact.is_known])
 
 
 def label_of(key: str) -> str:
     return key.replace("_", " ").replace("gpu", "GPU")
 
 
-def _times(row: Row) -> Section:
+def times(row: Row) -> Section:
     keys = ("submitted", "started", "ended", "collected")
     facts = [Fact(key, row.value(key), KINDS[key]) for key in keys]
-    return Section(Part.TIMES, facts=[fact for fact in facts if fact.is_known])
+    return Section("Times", facts=[fact for fact in facts if fact.is_known])
 
 
-def _time(row: Row) -> Section:
+def time_facts(row: Row) -> Section:
     """Return how a run or task used its time; of an array all tasks together."""
     uses = total_time_use([row])
     total = sum(uses.values())
     if not total:
-        return Section(Part.TIME)
+        return Section("Time")
     unit, size = formatting.fitting_unit("s", [total])
     bars = [Series(use, [(row.run.name, seconds / size)]) for use, seconds in uses.items()]
     rows = [
@@ -122,24 +108,24 @@ def _time(row: Row) -> Section:
         "useful"
     )
     return Section(
-        Part.TIME,
+        "Time",
         [text] if Use.USEFUL in uses and not is_divided else (),
         [Chart("Time of the job", bars, x="", y=unit, kind=Kind.BARS)],
         [Table(head, rows)],
     )
 
 
-def _resources(row: Row) -> Section:
+def resource_facts(row: Row) -> Section:
     resources = resources_of(row)
     rows = [
         (each.resource, each.asked, each.used, formatting.percent(each.share))
         for each in resources.amounts
     ]
     table = Table(("resource", "asked for", "used", "share"), rows)
-    return Section(Part.RESOURCES, resources.lines, tables=[table])
+    return Section("Asked for and used", resources.lines, tables=[table])
 
 
-def _configuration(row: Row) -> Section:
+def configuration(row: Row) -> Section:
     """Return tables of the options that the user gave and, folded, of those with their defaults."""
     run = row.run
     parsed, words = config_of(run.args)
@@ -156,7 +142,7 @@ def _configuration(row: Row) -> Section:
     ]
     defaults = [(key, text) for key, text in options.items() if key not in own]
     tables = [Table(OPTION_HEAD, rows), defaults_table(OPTION_HEAD, defaults)]
-    return Section(Part.CONFIGURATION, tables=[table for table in tables if table.rows])
+    return Section("Configuration", tables=[table for table in tables if table.rows])
 
 
 def defaults_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -164,7 +150,7 @@ def defaults_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return Table(head, rows, title, folded=True)
 
 
-def _environment(row: Row) -> Section:
+def environment(row: Row) -> Section:
     facts: Mapping[str, Any] = {}
     with suppress(CollectError):
         facts = environment_of(row)
@@ -174,10 +160,10 @@ def _environment(row: Row) -> Section:
         values["git"] = f"{git.get('commit')}{changed}"
     values["clusterctl"] = mapping(facts, "client").get("clusterctl")
     listed = [Fact(key, value) for key, value in values.items()]
-    return Section(Part.ENVIRONMENT, facts=[fact for fact in listed if fact.is_known])
+    return Section("Environment", facts=[fact for fact in listed if fact.is_known])
 
 
-def _metrics(row: Row) -> Section:
+def metric_values(row: Row) -> Section:
     """Return the last, lowest and highest value of each metric, and which were no numbers."""
 
     def cells(name: str, metric: Metric) -> Sequence[str]:
@@ -197,7 +183,7 @@ def _metrics(row: Row) -> Section:
 
     rows = [cells(name, metric) for name, metric in row.metrics.items()]
     table = Table(("metric", "last", "lowest", "highest"), rows)
-    return Section(Part.METRICS, [*metric_lines(row)], tables=[table] if rows else ())
+    return Section("Values", [*metric_lines(row)], tables=[table] if rows else ())
 
 
 def metric_lines(row: Row) -> Iterator[str]:
@@ -230,10 +216,10 @@ def metric_lines(row: Row) -> Iterator[str]:
             yield f"{name} was NaN or infinite in {counts}{first_at}"
 
 
-def _tasks(row: Row) -> Section:
+def task_table(row: Row) -> Section:
     keys = ["state", "exit", "elapsed", *usual_metrics(row.tasks)]
     tasks = {str(task.value("job")): task for task in row.tasks}
-    return Section(Part.TASKS, tables=[table_of("job", tasks, keys)] if tasks else ())
+    return Section("Tasks", tables=[table_of("job", tasks, keys)] if tasks else ())
 
 
 def usual_metrics(rows: Sequence[Row], most: int = MOST_METRICS) -> list[str]:
@@ -248,21 +234,21 @@ def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
     return Table((head, *keys), cells)
 
 
-def _log(row: Row) -> Section:
+def log_lines(row: Row) -> Section:
     diagnosis = _diagnosis(row)
     log = diagnosis.get("lines")
     lines = [str(line) for line in log] if isinstance(log, list) else []
     # A single line with the cause is told as the outcome.
     cause = diagnosis.get("cause")
     is_told = len(lines) == 1 and bool(cause) and str(cause) in lines[0]
-    return Section(Part.LOG, log=() if is_told else lines)
+    return Section("From the log", log=() if is_told else lines)
 
 
-def _outcome(row: Row) -> Section:
+def outcome(row: Row) -> Section:
     """Return how the run ended: state, duration, nodes, cost; for a failure also cause and
     remedy.
     """
-    return Section(Part.OUTCOME, [*outcome_lines(row)])
+    return Section("Outcome", [*outcome_lines(row)])
 
 
 def outcome_lines(row: Row) -> Iterator[str]:
@@ -345,17 +331,3 @@ def difference_sections(
             defaults_table(head, folded),
         ]
         yield Section(f"Differs: {section}", tables=[table for table in tables if table.rows])
-
-
-_SECTIONS: Final[Mapping[Part, Callable[[Row], Section]]] = {
-    Part.JOB: _job,
-    Part.TIMES: _times,
-    Part.TIME: _time,
-    Part.RESOURCES: _resources,
-    Part.CONFIGURATION: _configuration,
-    Part.ENVIRONMENT: _environment,
-    Part.METRICS: _metrics,
-    Part.TASKS: _tasks,
-    Part.LOG: _log,
-    Part.OUTCOME: _outcome,
-}

@@ -29,14 +29,19 @@ from clusterctl.runs.compare import (
 )
 from clusterctl.runs.facts import (
     SPEEDS,
-    Part,
+    configuration,
     difference_sections,
+    environment,
     facts_of,
+    job_facts,
     label_of,
+    log_lines,
     metric_lines,
     missing_of,
     outcome_lines,
+    resource_facts,
     table_of,
+    time_facts,
     usual_metrics,
 )
 from clusterctl.runs.find import (
@@ -142,7 +147,7 @@ def _run_report(row: Row) -> Report:
         )
     )
     sections = [
-        *facts_of(row, Part.LOG),
+        *facts_of(row, log_lines),
         replace(results, charts=size_charts({"": lines})),
         metrics_section({"": facts}, missing),
         Section("Time of a step", charts=list(step_charts(facts))),
@@ -155,7 +160,7 @@ def _run_report(row: Row) -> Report:
         ),
         Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
         Section("Alarms", alarms[-MOST_LINES:] if alarms[1:] else ()),
-        *facts_of(row, Part.TIME, Part.RESOURCES, Part.JOB, Part.CONFIGURATION),
+        *facts_of(row, time_facts, resource_facts, job_facts, configuration),
         *software,
     ]
     verdict = [
@@ -237,7 +242,7 @@ def _rank_section(facts: ProgramMetrics) -> Section:
 
 
 def _environment(row: Row, missing: list[str]) -> list[Section]:
-    sections = facts_of(row, Part.ENVIRONMENT)
+    sections = facts_of(row, environment)
     if not sections:
         missing.append(f"the environment: {ENVIRONMENT_FILE} does not exist or is damaged")
     return sections
@@ -367,7 +372,7 @@ def _array_report(run: Row) -> Report:
     others = [name for name in usual_metrics(tasks, _MORE_METRICS + 1) if name != metric]
     columns = [*keys, *filter(None, [metric]), "state", *others[:_MORE_METRICS], "elapsed"]
     sections = [
-        *facts_of(run, Part.LOG),
+        *facts_of(run, log_lines),
         Section(
             f"Ranking by {ranking}" if ranking is not None else "Tasks",
             tables=[table_of("task", {task.number: task for task in tasks}, columns)],
@@ -378,7 +383,7 @@ def _array_report(run: Row) -> Report:
         Section("Results", charts=_size_charts(titled)),
         seeds_section(titled, keys, metric, facts),
         metrics_section(facts, missing, [metric, "loss", "train_loss"]),
-        *facts_of(run, Part.TIME, Part.RESOURCES, Part.JOB, Part.CONFIGURATION),
+        *facts_of(run, time_facts, resource_facts, job_facts, configuration),
         *_environment(run, missing),
     ]
     verdict = [*_array_verdict(run, ranking, in_order, outcomes)]

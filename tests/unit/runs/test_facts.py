@@ -6,7 +6,18 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.runs.facts import Part, facts_of, line_of
+from clusterctl.runs.facts import (
+    configuration,
+    environment,
+    facts_of,
+    job_facts,
+    line_of,
+    log_lines,
+    metric_values,
+    outcome,
+    resource_facts,
+    time_facts,
+)
 from clusterctl.runs.find import Row
 from clusterctl.runs.page import Section
 from clusterctl.runs.report import report_of
@@ -68,8 +79,9 @@ def rows(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
 
 def test_facts_have_the_same_text_in_each_view(tmp_path: Path) -> None:
     row = told_run(tmp_path)
-    parts = [part for part in Part if part not in {Part.TIMES, Part.METRICS, Part.TASKS}]
-    sections = facts_of(row, *parts)
+    sections = facts_of(
+        row, job_facts, time_facts, resource_facts, configuration, environment, log_lines, outcome
+    )
     texts = texts_of(sections)
     # Each value is there: given in full, measured with its unit.
     assert {
@@ -97,7 +109,7 @@ def test_facts_have_the_same_text_in_each_view(tmp_path: Path) -> None:
 def test_line_of_a_run_has_the_texts_of_its_facts(tmp_path: Path) -> None:
     row = told_run(tmp_path)
     line = line_of(row, Path("runs/demo-1-train"))
-    (job,) = facts_of(row, Part.JOB)
+    (job,) = facts_of(row, job_facts)
     texts = {fact.label: fact.text for fact in job.facts}
     assert texts["state"] in line
     assert texts["cost"] in line
@@ -105,6 +117,6 @@ def test_line_of_a_run_has_the_texts_of_its_facts(tmp_path: Path) -> None:
 
 
 def test_values_that_are_no_numbers_are_told_once(tmp_path: Path) -> None:
-    (metrics,) = facts_of(told_run(tmp_path), Part.METRICS)
+    (metrics,) = facts_of(told_run(tmp_path), metric_values)
     assert [line.count("1 of 4") for line in metrics.lines if "NaN" in line] == [1]
     assert all("nan" not in cell for table in metrics.tables for row in table.rows for cell in row)
