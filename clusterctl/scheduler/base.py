@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import lru_cache
@@ -216,7 +216,7 @@ class JobInfo:
     work_dir: str = ""
     comment: str = ""
     restarts: int | None = None
-    suspended_s: int = 0
+    suspended_s: int = field(default=0, compare=False)
     prefix: str = ""
     attempts: tuple[AttemptRecord, ...] = ()
     hang: Hang | None = None
@@ -254,6 +254,10 @@ class JobInfo:
         attempts = self.attempts
         if not attempts and self.start_time:
             attempts = (AttemptRecord(start_time=self.start_time, end_time=self.end_time),)
+        if attempts and attempts[-1].end_time is None:
+            # The accounting has the time for which a job is suspended only when it runs again.
+            suspended_s = max(self.suspended_s, attempts[-1].suspended_s)
+            attempts = (*attempts[:-1], replace(attempts[-1], suspended_s=suspended_s))
         now = int(time.time())
         return sum(attempt.seconds_until(now) for attempt in attempts) if attempts else None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -72,6 +73,7 @@ SQUEUE_VALUES: Final[_Values] = {
     "work_dir": ("WorkDir", str),
     "comment": ("Comment", as_text),
     "restarts": ("RestartCnt", as_number),
+    "suspended_s": ("TimeUsed", as_seconds),
 }
 # sacct names and numbers tasks in another way: ``_accounted`` reads these values, and the requested
 # resources.
@@ -192,7 +194,12 @@ def _read(record: _Record, name: str, parse: Callable[[str], _V]) -> _V:
 
 
 def _queued(record: _Record) -> Iterator[JobInfo]:
-    yield JobInfo(**_values(record, SQUEUE_VALUES))
+    job = JobInfo(**_values(record, SQUEUE_VALUES))
+    # squeue tells how long the job has run, without the time for which it was suspended.
+    ran_s = job.suspended_s
+    is_started = job.state in {JobState.RUNNING, JobState.SUSPENDED} and job.start_time is not None
+    lasted_s = int(time.time()) - (job.start_time or 0)
+    yield replace(job, suspended_s=max(0, lasted_s - ran_s) if is_started and ran_s else 0)
 
 
 def _accounted(record: _Record) -> Iterator[JobInfo]:

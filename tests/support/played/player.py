@@ -203,6 +203,7 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
             "tres-alloc": "cpu=1,mem=1G,node=1",
             "Comment": job["comment"] or "(null)",
             "RestartCnt": str(job.get("restarts", 0)),
+            "TimeUsed": "0:00",
         }
         for task in job.get("tasks", ["N/A"]):
             say_record(argv, {**values, "ArrayTaskID": str(task), **common(job)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from types import UnionType
@@ -197,6 +198,22 @@ def test_strides_of_an_array_are_expanded():
 def test_component_of_a_heterogeneous_job_has_its_number():
     jobs = {job.id: job for job in slurm_parse.SACCT.parse(capture("sacct-hostile"), "|captured|")}
     assert (jobs["35"].name, jobs["36"].name, jobs["35"].reason) == ("het.sh", "het.sh", "")
+
+
+def test_suspended_time_of_a_running_job_does_not_count():
+    """It has run for 30 s since it started an hour ago."""
+    names = slurm_parse.SQUEUE.fields
+    fields = capture("squeue").split(CAPTURED)[: len(names)]
+    more = {
+        "State": "RUNNING",
+        "StartTime": str(int(time.time()) - 3600),
+        "EndTime": "N/A",
+        "TimeUsed": "0:30",
+    }
+    fields = [more.get(name, field) for name, field in zip(names, fields, strict=True)]
+    (job,) = squeue(CAPTURED.join([*fields, "\n"]))
+    assert 30 <= job.elapsed_s < 3600
+    assert job.suspended_s > 3000
 
 
 @pytest.mark.parametrize("command", ["squeue", "sacct"])
