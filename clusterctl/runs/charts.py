@@ -16,9 +16,10 @@ from clusterctl.runs.compare import mapping
 from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.facts import SPEEDS
 from clusterctl.runs.find import Row
-from clusterctl.runs.metric_files import Block, MetricFiles
+from clusterctl.runs.metric_files import Block
 from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, thinned
 from clusterctl.runs.spread import Spread, mean_of
+from clusterctl.runs.table import Metrics
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
 from clusterctl.util import formatting
@@ -135,7 +136,7 @@ class ProgramMetrics:
         """Return the metrics of a run or a task. metric: a metric whose median is needed."""
         metrics = cls()
         metrics.samples = {name: Sample() for name in (*SPEEDS, EXPOSED, metric, STEP)}
-        files = MetricFiles(row.folder)
+        files = Metrics(row.folder)
         for block in files.blocks():
             metrics._add(block)
         metrics.left_out = files.left_out

@@ -81,6 +81,7 @@ from clusterctl.state.ledger import (
     RUNS,
     SOURCE_FILE,
     SUMS_FILE,
+    TABLE_FILE,
     JobEntry,
     Ledger,
     is_of_project,
@@ -559,6 +560,9 @@ class _Collection:
                     "collected_at": time.time(),
                 }
             )
+            if new_sizes:
+                # The table is of the files that were here before.
+                home.pop(TABLE_FILE.encode(), None)
             sums = {name: sha256 for name, (_, sha256) in home.items()} | {**manifest.sha256}
             sums |= {name: known[name][1] for name in lost if name in known}
             link(final, [name for name, (_, sha256) in home.items() if sums[name] == sha256], tree)
@@ -597,7 +601,8 @@ class _Collection:
 
         job_id = entry.job_id or ""
         lost = []
-        for name in damaged:
+        # Without the table, readers parse the files of the run again.
+        for name in (name for name in damaged if name != TABLE_FILE.encode()):
             path = tree / os.fsdecode(name)
             old = run.directory / os.fsdecode(name)
             if name == ACCOUNTING.encode() and self.jobs_of(entry)[0].state is not JobState.PURGED:

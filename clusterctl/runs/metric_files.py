@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from clusterctl.errors import printable
 from clusterctl.runs.curve import ROW, STEP, Column
-from clusterctl.runs.tensorboard import EventFiles
+from clusterctl.runs.tensorboard import Budget, EventFiles
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json, read_whole
 from clusterctl.util import formatting
@@ -59,15 +59,13 @@ _RUN: Final = "run"
 _RANK: Final = "rank"
 _WRITER: Final = re.compile(rb'"(run|rank)"\s*:\s*("(?:[^"\\]|\\.)*"|\d+)')
 _EPOCH: Final = "epoch"
+# Longer lines are left out.
 _CHUNK: Final = 1 << 20
-_MAX_BYTES: Final = 1 << 30
-_MAX_LINE: Final = 1 << 20
-_MAX_STATE: Final = 96 << 20
-_MAX_STATE_LINES: Final = 1 << 19
-_MAX_SOURCE: Final = 32 << 20
-_MAX_ENTRIES: Final = 200_000
-_MAX_FILES: Final = 100
-_MAX_DROPPED: Final = 100_000
+# What a file in a folder costs of the budget, a byte of a file that is parsed as a whole, and an
+# object in it.
+_COST_OF_ENTRY: Final = 1 << 12
+_COST_OF_BYTE: Final = 11
+_COST_OF_OBJECT: Final = 1 << 11
 # Places at which it is looked whether ranks wrote the same step.
 _MAX_PLACES: Final = 100_000
 # Epochs of which each writer's steps are counted on.
@@ -102,12 +100,12 @@ class Block:
 class MetricFiles:
     """The files with metrics below the folder of a run or an array task.
 
-    event_files: the reader of TensorBoard's files, which limits the bytes of all of them.
+    budget: how much of them is read.
     left_out: sentences on the data that were left out, complete after the last block.
     """
 
     folder: Path
-    event_files: EventFiles = field(default_factory=EventFiles)
+    budget: Budget = field(default_factory=Budget)
     left_out: list[str] = field(default_factory=list)
 
     def blocks(self) -> Iterator[Block]:
@@ -133,13 +131,15 @@ class MetricFiles:
         ):
             names.keep_others_only()
             yield from source
+        if self.budget.left <= 0 and not self.left_out:
+            self.left_out.append("metrics of files beyond the first GiB")
         self.left_out += names.left_out()
 
     def _json_blocks(self, names: Names) -> Iterator[Block]:
         writers = self._writers()
         rows = 0
         steps: _Steps = defaultdict(_StepsOfEpochs)
-        for lines in json_lines(self.folder, METRICS_FILE, self.left_out):
+        for lines in json_lines(self.folder, METRICS_FILE, self.left_out, self.budget):
             yield from _blocks_of(lines, names, rows, steps, writers=writers)
             rows += len(lines)
 
@@ -148,8 +148,10 @@ class MetricFiles:
         several runs, ``rank`` if several ranks wrote the same step.
         """
         texts: dict[bytes, set[bytes]] = defaultdict(set)
-        for chunk in _chunks(self.folder, METRICS_FILE, []):
-            for key, text in _WRITER.findall(chunk):
+        for chunk in _chunks(self.folder, METRICS_FILE, [], Budget()):
+            # Searching for the bytes alone is far faster.
+            has_writers = b'"rank"' in chunk or b'"run"' in chunk
+            for key, text in _WRITER.findall(chunk) if has_writers else ():
                 if len(texts[key]) <= 1:
                     texts[key].add(text)
         found: set[str] = set()
@@ -157,7 +159,7 @@ class MetricFiles:
         runs: set[str] = set()
         # By the hash of a line's place and keys.
         ranks: dict[int, int] = {}
-        for chunk in _chunks(self.folder, METRICS_FILE, []) if wanted else ():
+        for chunk in _chunks(self.folder, METRICS_FILE, [], Budget()) if wanted else ():
             for line in _parsed(_lines_of(chunk)):
                 kind = _text(line, "kind")
                 if kind == "run":
@@ -185,38 +187,26 @@ class MetricFiles:
     def _metric_files(self) -> list[str]:
         """Return the sorted files with metrics that the job created or changed below a folder."""
         paths: list[str] = []
-        entries = 0
         folders = deque([""])
-        while folders and entries < _MAX_ENTRIES:
+        while folders and self.budget.left > 0:
             parent = folders.popleft()
             with suppress(OSError), os.scandir(self.folder / parent) as scan:
                 for entry in scan:
-                    entries += 1
+                    self.budget.take(_COST_OF_ENTRY)
                     path = f"{parent}{entry.name}"
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(f"{path}/")
                     elif _EVENTS in entry.name or entry.name in {_CSV_FILE, _STATE_FILE}:
                         paths.append(path)
-        if folders:
-            self.left_out.append(
-                f"files with metrics after the first {_MAX_ENTRIES:,} files and folders"
-            )
         sent = _submitted_files(self.folder) if paths else {}
-        paths = sorted(
-            (path for path in paths if not _is_as_submitted(self.folder, path, sent)), key=_order
-        )
-        if len(paths) > _MAX_FILES:
-            self.left_out.append(
-                f"{len(paths) - _MAX_FILES:,} of {len(paths):,} files with metrics"
-            )
-        return paths[:_MAX_FILES]
+        own = (path for path in paths if not _is_as_submitted(self.folder, path, sent))
+        return sorted(own, key=_order)
 
     def _event_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
-        if not paths:
-            return
+        reader = EventFiles(self.budget)
         for prefix, path in zip(_prefixes(paths), paths, strict=True):
             with suppress(OSError), open_below(self.folder, path) as file:
-                events = self.event_files.events(file)
+                events = reader.events(file)
                 while listed := list(islice(events, _ROWS)):
                     scalars: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
                     for event in listed:
@@ -229,19 +219,16 @@ class MetricFiles:
                             times = tuple(map(finite, times))
                             place = _column(xs, xs, times)
                             yield Block({name: _column(xs, ys, times)}, STEP, place)
-            if self.event_files.is_exhausted:
-                self.left_out.append(
-                    f"the rest of TensorBoard's files from the middle of {path} on"
-                )
-                return
 
     def _csv_blocks(self, names: Names, paths: Sequence[str]) -> Iterator[Block]:
         paths = [
-            path for path in paths if not _OVER_TIME.isdisjoint(next(self._csv_rows(path, []), ()))
+            path
+            for path in paths
+            if not _OVER_TIME.isdisjoint(next(self._csv_rows(path, [], Budget()), ()))
         ]
         row = 0
         for prefix, path in zip(_prefixes(paths), paths, strict=True):
-            rows = self._csv_rows(path, self.left_out)
+            rows = self._csv_rows(path, self.left_out, self.budget)
             head = next(rows, [])
             steps: _Steps = defaultdict(_StepsOfEpochs)
             while listed := list(islice(rows, _ROWS)):
@@ -257,10 +244,10 @@ class MetricFiles:
                 yield from _blocks_of(numbers, names, row, steps, prefix)
                 row += len(listed)
 
-    def _csv_rows(self, path: str, left_out: list[str]) -> Iterator[list[str]]:
+    def _csv_rows(self, path: str, left_out: list[str], budget: Budget) -> Iterator[list[str]]:
         lines = (
             line.decode(errors="replace")
-            for chunk in _chunks(self.folder, path, left_out)
+            for chunk in _chunks(self.folder, path, left_out, budget)
             for line in chunk.split(b"\n")
         )
         rows = csv.reader(lines)
@@ -275,7 +262,7 @@ class MetricFiles:
         longest: dict[str, list[_Line]] = {}
         for path in paths:
             try:
-                state = _read_state(self.folder, path)
+                state = self._read_state(path)
             except (OSError, ValueError, RecursionError) as exc:
                 reason = getattr(exc, "strerror", None) or str(exc).partition("\n")[0]
                 self.left_out.append(f"{path}, which can't be read: {reason}")
@@ -289,13 +276,16 @@ class MetricFiles:
             yield from _blocks_of(history, names, row, defaultdict(_StepsOfEpochs), prefix)
             row += len(history)
 
-
-def _read_state(folder: Path, path: str) -> Any:
-    """Return the content of a trainer_state.json. Raises OSError, ValueError or RecursionError."""
-    data = read_whole(os.fsencode(folder), os.fsencode(path), _MAX_STATE)
-    if data.count(b"{") + data.count(b"[") > _MAX_STATE_LINES:
-        raise ValueError(f"more than {_MAX_STATE_LINES:,} entries")
-    return json.loads(data)
+    def _read_state(self, path: str) -> Any:
+        """Return the content of a trainer_state.json. Raises OSError, ValueError or
+        RecursionError.
+        """
+        most = max(0, self.budget.left) // _COST_OF_BYTE
+        data = read_whole(os.fsencode(self.folder), os.fsencode(path), most)
+        objects = data.count(b"{") + data.count(b"[")
+        if not self.budget.take(_COST_OF_BYTE * len(data) + _COST_OF_OBJECT * objects):
+            raise ValueError(f"{objects:,} entries are too many")
+        return json.loads(data)
 
 
 class Names:
@@ -303,7 +293,7 @@ class Names:
 
     def __init__(self) -> None:
         self._kept: set[str] = set()
-        self._dropped: set[str] = set()
+        self._is_full = False
         self._earlier: frozenset[str] = frozenset()
         self._cache: dict[str, str | None] = {}
 
@@ -320,20 +310,16 @@ class Names:
         if name in self._earlier:
             name = None
         elif name not in self._kept and len(self._kept) >= MAX_NAMES:
-            if len(self._dropped) < _MAX_DROPPED:
-                self._dropped.add(str(name))
-            name = None
+            self._is_full = True
+            return None
         else:
             self._kept.add(str(name))
-        if len(self._cache) < _MAX_DROPPED:
-            self._cache[key] = name
+        self._cache[key] = name
         return name
 
     def left_out(self) -> Iterator[str]:
-        if count := len(self._dropped):
-            more = "more than " if count == _MAX_DROPPED else ""
-            total = f"{more}{len(self._kept) + count:,}"
-            yield f"{more}{count:,} of {total} metrics: the first {MAX_NAMES:,} names are kept"
+        if self._is_full:
+            yield f"metrics after the first {MAX_NAMES:,} names"
 
 
 def _number(cell: str) -> float | None:
@@ -349,14 +335,16 @@ def open_below(folder: Path, path: str) -> BufferedReader:
     return os.fdopen(open_file(os.fsencode(folder), os.fsencode(path)), "rb")
 
 
-def json_lines(folder: Path, name: str, left_out: list[str]) -> Iterator[list[_Line]]:
+def json_lines(
+    folder: Path, name: str, left_out: list[str], budget: Budget | None = None
+) -> Iterator[list[_Line]]:
     """Yield the JSON objects in a file's lines, many at a time. left_out: gets sentences on the
     others.
     """
     if (folder / name).is_file() and _is_as_submitted(folder, name, _submitted_files(folder)):
         return
     torn = 0
-    for chunk in _chunks(folder, name, left_out):
+    for chunk in _chunks(folder, name, left_out, budget or Budget()):
         lines = _lines_of(chunk)
         objects = _parsed(lines)
         torn += len(lines) - len(objects)
@@ -365,7 +353,7 @@ def json_lines(folder: Path, name: str, left_out: list[str]) -> Iterator[list[_L
         left_out.append(f"{counted(torn, 'line')} of {name}, torn or no JSON object")
 
 
-def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
+def _chunks(folder: Path, name: str, left_out: list[str], budget: Budget) -> Iterator[bytes]:
     """Yield a file in chunks of whole lines, without very long lines.
 
     Of a very large file, yield the first line and the end. left_out: gets sentences on the rest.
@@ -375,16 +363,19 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
         rest = b""
         # The chunk begins within a line that is left out.
         is_within = False
-        if (size := os.fstat(file.fileno()).st_size) > _MAX_BYTES + _MAX_LINE:
-            first = file.readline(_MAX_LINE)
+        size = os.fstat(file.fileno()).st_size
+        most = max(0, budget.left)
+        if size > most + _CHUNK:
+            first = file.readline(_CHUNK)
             if first.endswith(b"\n"):
                 yield first
-            file.seek(size - _MAX_BYTES)
+            file.seek(size - most)
             is_within = True
             left_out.append(
                 f"{name} has {formatting.size(size)}: only its first line and the last "
-                f"{formatting.size(_MAX_BYTES)} were read"
+                f"{formatting.size(most)} were read"
             )
+        budget.take(min(size, most))
         while chunk := file.read(_CHUNK):
             if is_within:
                 _, newline, chunk = chunk.partition(b"\n")
@@ -395,7 +386,7 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
                 rest = tail
             else:
                 rest += tail
-            if len(rest) > _MAX_LINE:
+            if len(rest) > _CHUNK:
                 rest = b""
                 is_within = True
                 long_lines += 1
@@ -403,7 +394,7 @@ def _chunks(folder: Path, name: str, left_out: list[str]) -> Iterator[bytes]:
             yield rest
     if long_lines:
         lines_of = counted(long_lines, "line")
-        left_out.append(f"{lines_of} of {name}, longer than {formatting.size(_MAX_LINE)}")
+        left_out.append(f"{lines_of} of {name}, longer than {formatting.size(_CHUNK)}")
 
 
 def _lines_of(chunk: bytes) -> list[bytes]:
@@ -738,7 +729,9 @@ def _order(path: str) -> list[str | int]:
 
 def _submitted_files(folder: Path) -> Mapping[str, str]:
     try:
-        source = read_json(os.fsencode(folder), SOURCE_FILE.encode(), _MAX_SOURCE)
+        source = read_json(
+            os.fsencode(folder), SOURCE_FILE.encode(), Budget().left // _COST_OF_BYTE
+        )
         return {str(entry["path"]): str(entry["sha256"]) for entry in source["files"]}
     except (OSError, ValueError, TypeError, KeyError):
         # A task's folder has no SOURCE_FILE.

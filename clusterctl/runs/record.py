@@ -22,6 +22,7 @@ from clusterctl.providers.registry import provider_of
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, write_kept, write_sums
 from clusterctl.runs.packed import packed_tasks
+from clusterctl.runs.resources import used_by
 from clusterctl.runs.series import (
     StepsAround,
     Summary,
@@ -33,10 +34,11 @@ from clusterctl.runs.series import (
     sample_times,
     summarize,
 )
+from clusterctl.runs.table import TableWriter
 from clusterctl.runs.time_use import Records, find_time_use
+from clusterctl.scheduler.accounting import StepsUse, shows_running_job, uses_by_job
 from clusterctl.scheduler.arrays import tasks_of
 from clusterctl.scheduler.base import (
-    GOING_ON,
     AccountingAwayError,
     JobInfo,
     Jobs,
@@ -65,8 +67,6 @@ from clusterctl.state.run_record import (
 )
 
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
-# Maximum number of hosts with telemetry to read.
-_MOST_HOSTS = 1000
 _ACCOUNTING_LAG_S = 10.0
 
 
@@ -128,7 +128,8 @@ class Recorder:
         (tree / ENVIRONMENT_FILE).write_text(environment_text(tree, manifest, facts, self.version))
         source = _json(kept.get(SOURCE_FILE, b""))
         record = self._record(tree, manifest, source["hash"] if source else None)
-        record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
+        with TableWriter(tree) as table:
+            record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")), table)
         if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             diagnosis = diagnose_run(self.session, job, tree).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
@@ -136,7 +137,7 @@ class Recorder:
         write_sums(tree, manifest.sha256)
         return record
 
-    def _task(self, job: JobInfo, tree: Path) -> TaskRecord:
+    def _task(self, job: JobInfo, tree: Path, steps: StepsUse) -> TaskRecord:
         """Return the record of a job or of an array's task, with its attempts."""
         folder = tree / f"task-{job.task}" if job.task is not None else tree
         history = history_in(folder)
@@ -146,12 +147,14 @@ class Recorder:
         nodes = job.nodes or (job.attempts[-1].nodes if job.attempts else ())
         task = TaskRecord.model_validate(replace(job, nodes=nodes), from_attributes=True)
         joules = gpu_energy_j(folder, task.attempts)
-        return task.model_copy(update={"gpu_energy_j": joules})
+        used = used_by(folder, task, steps)
+        return task.model_copy(update={"gpu_energy_j": joules, "used": used})
 
     def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
         jobs = self.jobs
         head = worst_job(jobs)
-        tasks = tuple(self._task(job, tree) for job in jobs)
+        steps = uses_by_job(self.accounting or "")
+        tasks = tuple(self._task(job, tree, steps.get(job.id, StepsUse())) for job in jobs)
         starts = [task.start_time for task in tasks if task.start_time is not None]
         submits = [job.submit_time for job in jobs if job.submit_time is not None]
         ends = [job.end_time for job in jobs if job.end_time is not None]
@@ -193,7 +196,9 @@ class Recorder:
         )
 
 
-def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
+def _with_summary(
+    record: RunRecord, tree: Path, facts: Any, sweep: Any, table: TableWriter
+) -> RunRecord:
     facts = facts if isinstance(facts, dict) else {}
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
@@ -219,7 +224,7 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
 
     def told(tasks: Sequence[TaskRecord]) -> Iterator[TaskRecord]:
         for task in tasks:
-            summary, more = _program_of(record, task, tree, args)
+            summary, more = _program_of(record, task, tree, args, table)
             if task.number.isdecimal() and int(task.number) < len(values):
                 summary.config |= config_of_task(values[int(task.number)], form)
             yield task.model_copy(update={**vars(summary), **more})
@@ -228,14 +233,14 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
         submitted["tasks"] = tuple(told(record.tasks))
     else:
         (task,) = record.tasks
-        summary, more = _program_of(record, task, tree, args)
+        summary, more = _program_of(record, task, tree, args, table)
         submitted |= {**vars(summary), "tasks": (task.model_copy(update=more),)}
     submitted["packed"] = tuple(told(record.packed))
     return record.model_copy(update={**submitted, "sweep": sweep})
 
 
 def _program_of(
-    record: RunRecord, task: TaskRecord, tree: Path, args: Sequence[str]
+    record: RunRecord, task: TaskRecord, tree: Path, args: Sequence[str], table: TableWriter
 ) -> tuple[Summary, dict[str, Any]]:
     """Return what the program of a job or task wrote, and its restarts and use of time. Its metrics
     are read once.
@@ -243,7 +248,8 @@ def _program_of(
     folder = task.folder_in(tree)
     steps = StepsAround(restart_times(folder, task.attempts))
     records = Records()
-    summary = summarize(folder, args, (steps.add, records.add))
+    summary = summarize(folder, args, (steps.add, records.add), table)
+    summary.left_out += records.left_out
     restarts = restarts_in(folder, task.attempts, steps)
     return summary, {
         "interruptions": tuple(attempt.as_dict() for attempt in restarts),
@@ -262,19 +268,10 @@ def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
             text is None
             or not ended
             or scheduler.clock.now() >= deadline
-            or not _shows_running_job(text)
+            or not shows_running_job(text)
         ):
             return text
         scheduler.clock.sleep(0.5)
-
-
-def _shows_running_job(accounting: str) -> bool:
-    try:
-        jobs = json.loads(accounting)["jobs"]
-        return not jobs or any(job["state"]["current"] in GOING_ON for job in jobs)
-    except (ValueError, KeyError, TypeError):
-        # The JSON is of another version of Slurm.
-        return False
 
 
 def environment_text(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
@@ -283,7 +280,7 @@ def environment_text(tree: Path, manifest: Manifest, client: Any, slurm_version:
     """
     hosts: dict[str, Any] = {}
     telemetry_files = [local for local in manifest.files if _TELEMETRY.search(local)]
-    for path in sorted(tree / os.fsdecode(local) for local in telemetry_files[:_MOST_HOSTS]):
+    for path in sorted(tree / os.fsdecode(local) for local in telemetry_files):
         with path.open("rb") as file:
             facts = _json(file.readline(1 << 16))
         if isinstance(facts, dict) and facts.get("kind") == "host":

@@ -1,14 +1,12 @@
 """What a run asked for and what it used, and what to ask for next time.
 
-The figures are from Slurm's record of the job (its resources, and sacct.json), and from telemetry.
-Advice needs enough evidence, and leaves a margin above what the same job needs.
+The figures are from Slurm's record of the job and its steps, and from telemetry. `collect` has them
+in run.json. Advice needs enough evidence, and leaves a margin above what the same job needs.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,22 +14,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.runs.find import Row
-from clusterctl.runs.folder import ACCOUNTING
 from clusterctl.runs.series import GPU_AT_WORK, gpu_busy, gpus_of, samples_with_cores
+from clusterctl.scheduler.accounting import StepsUse
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.slurm_values import GPU, amounts_of
 from clusterctl.spec.units import GIB_MIB
-from clusterctl.state.run_record import RunRecord, TaskRecord
-from clusterctl.transport.remote_open import read_whole
+from clusterctl.state.run_record import TaskRecord, Used
 from clusterctl.util import formatting
 from clusterctl.util.numbers import finite
 
 _MIB: Final = 1 << 20
-_MOST_ACCOUNTING: Final = 256 << 20
-_MOST_NODES: Final = 256
-_MOST_TASKS: Final = 1000
-# Steps of clusterctl itself and of Slurm, which do not run the program's tasks.
-_NO_TASKS: Final = frozenset({"telemetry", "batch", "extern"})
 # What is advised, as a multiple of the most that was used: by telemetry, which looks each few
 # seconds, and by Slurm's accounting, which looks each 30 seconds.
 _SEEN: Final = 1.25
@@ -86,25 +78,6 @@ class Resources:
 
 
 @dataclass(slots=True)
-class _Use:
-    """What a job or array task used. memory_mib, cores: the most on a node. 0: unknown.
-
-    core_s: the time of all cores together. None: unknown.
-    samples: the fewest samples of telemetry of a node.
-    gpus: the most GPUs of a node that did anything. gpu_mean: busy GPUs of all nodes, on average.
-    """
-
-    memory_mib: float = 0.0
-    accounted_mib: float = 0.0
-    cores: float = 0.0
-    core_s: float | None = None
-    samples: int = 0
-    gpus: int | None = None
-    gpu_mean: float | None = None
-    tasks: int = 0
-
-
-@dataclass(slots=True)
 class _NodeUse:
     """The samples of a node. gpus: index -> the percentages of its use.
 
@@ -123,11 +96,10 @@ class _NodeUse:
 
 def resources_of(row: Row) -> Resources:
     """Return what a run or task asked for and used; of an array, the most of its tasks."""
-    tasks = [task for task in row.task_records[:_MOST_TASKS] if task.known_attempts and task.tres]
+    tasks = [task for task in row.task_records if task.known_attempts and task.tres]
     if not tasks:
         return Resources()
-    accounting = _accounting(row.run)
-    uses = [_use_of(row.run, task, accounting) for task in tasks]
+    uses = [task.used for task in tasks]
     asked = amounts_of(tasks[0].tres)
     nodes = max(1, int(asked.get("node", 1)))
     amounts = [*_amounts(row, tasks, uses, asked, nodes)]
@@ -144,7 +116,7 @@ def resources_of(row: Row) -> Resources:
 def _amounts(
     row: Row,
     tasks: Sequence[TaskRecord],
-    uses: Sequence[_Use],
+    uses: Sequence[Used],
     asked: Mapping[str, float],
     nodes: int,
 ) -> Iterator[Amount]:
@@ -189,7 +161,7 @@ def _amounts(
 def _advice(
     row: Row,
     tasks: Sequence[TaskRecord],
-    uses: Sequence[_Use],
+    uses: Sequence[Used],
     asked: Mapping[str, float],
     nodes: int,
 ) -> Iterator[tuple[str, str]]:
@@ -226,7 +198,7 @@ def _advice(
 def _cpu_advice(
     row: Row,
     tasks: Sequence[TaskRecord],
-    uses: Sequence[_Use],
+    uses: Sequence[Used],
     asked: Mapping[str, float],
     nodes: int,
 ) -> Iterator[tuple[str, str]]:
@@ -264,13 +236,13 @@ def _rounded_s(seconds: float) -> int:
     return math.ceil(seconds / unit) * unit
 
 
-def _use_of(run: RunRecord, task: TaskRecord, accounting: Mapping[str, Mapping[str, Any]]) -> _Use:
-    folder = task.folder_in(run.directory)
+def used_by(folder: Path, task: TaskRecord, steps: StepsUse) -> Used:
+    """Return what a job or array task used. folder: of its files. steps: by Slurm's accounting."""
     names = [*dict.fromkeys(node for each in task.known_attempts for node in each.nodes)]
     asked = amounts_of(task.tres)
     count = max(1, int(asked.get("node", 1)))
-    nodes = [_node_use(folder, name) for name in names] if len(names) <= _MOST_NODES else []
-    use = _Use()
+    nodes = [_node_use(folder, name) for name in names]
+    use = Used(accounted_mib=steps.memory_mib, core_s=steps.core_s or None, tasks=steps.tasks)
     if nodes:
         use.samples = min(node.samples for node in nodes)
         use.memory_mib = max(node.memory_mib for node in nodes)
@@ -278,7 +250,7 @@ def _use_of(run: RunRecord, task: TaskRecord, accounting: Mapping[str, Mapping[s
         if all(0 < node.cores <= asked.get("cpu", 0.0) / count for node in nodes):
             use.cores = max(max(node.busy, default=0.0) for node in nodes)
             use.memory_mib = use.memory_mib or max(node.node_mib for node in nodes)
-            use.core_s = sum(node.busy_s for node in nodes) or None
+            use.core_s = sum(node.busy_s for node in nodes) or use.core_s
         own_gpus = asked.get(GPU, 0.0) / count
         if own_gpus and all(
             len(node.gpus) == own_gpus and not node.is_gpu_unknown for node in nodes
@@ -289,8 +261,6 @@ def _use_of(run: RunRecord, task: TaskRecord, accounting: Mapping[str, Mapping[s
             use.gpu_mean = sum(
                 sum(each) / len(each) / 100 for node in nodes for each in node.gpus.values()
             )
-    if record := accounting.get(task.id):
-        _add_accounting(use, record)
     return use
 
 
@@ -319,71 +289,3 @@ def _add_sample(found: _NodeUse, line: Mapping[str, Any], seconds: float) -> Non
             found.is_gpu_unknown = True
         else:
             found.gpus[str(gpu.get("index"))].append(use)
-
-
-def _accounting(run: RunRecord) -> Mapping[str, Mapping[str, Any]]:
-    """Return the jobs in sacct.json by the ids of their tasks. Empty if it can't be read."""
-    try:
-        data = read_whole(os.fsencode(run.directory), ACCOUNTING.encode(), _MOST_ACCOUNTING)
-        jobs = json.loads(data)["jobs"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return {}
-    found = {}
-    for job in jobs if isinstance(jobs, list) else ():
-        if isinstance(job, dict):
-            array = job.get("array")
-            number = _number(array.get("task_id")) if isinstance(array, dict) else None
-            parent = _number(array.get("job_id")) if isinstance(array, dict) else None
-            name = f"{parent:.0f}_{number:.0f}" if parent and number is not None else None
-            found[name or f"{_number(job.get('job_id')) or 0:.0f}"] = job
-    return found
-
-
-def _add_accounting(use: _Use, record: Mapping[str, Any]) -> None:
-    """Add what Slurm's accounting measured of a job's steps."""
-    listed = record.get("steps")
-    steps = [step for step in listed if isinstance(step, dict)] if isinstance(listed, list) else []
-    loads: list[tuple[float, float]] = []
-    core_s = 0.0
-    for step in steps:
-        count = _number(_at(step, "tasks", "count")) or 0
-        nodes = max(1.0, _number(_at(step, "nodes", "count")) or 1)
-        most = _counts(_at(step, "tres", "requested", "max")).get("mem", 0.0)
-        begin, end = (_number(_at(step, "time", key)) for key in ("start", "end"))
-        mib = most / _MIB * math.ceil(count / nodes)
-        if mib and begin and end:
-            # Of two steps that follow each other, the first has left its memory.
-            loads += [(begin, mib), (max(end, begin + 1), -mib)]
-        total = _counts(_at(step, "tres", "requested", "total")).get("cpu", 0.0) / 1e3
-        core_s += max(total, _number(_at(step, "time", "total", "seconds")) or 0.0)
-        if _at(step, "step", "name") not in _NO_TASKS:
-            use.tasks = max(use.tasks, int(count))
-    load = 0.0
-    for _, change in sorted(loads):
-        load += change
-        use.accounted_mib = max(use.accounted_mib, load)
-    if use.core_s is None and core_s:
-        use.core_s = core_s
-
-
-def _counts(listed: Any) -> dict[str, float]:
-    """Return the counts of resources in a list of sacct's JSON by their type."""
-    return {
-        str(each.get("type")): count
-        for each in (listed if isinstance(listed, list) else ())
-        if isinstance(each, dict) and (count := _number(each.get("count"))) is not None
-    }
-
-
-def _at(value: Any, *keys: str) -> Any:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _number(value: Any) -> float | None:
-    """Return a number of sacct's JSON, which versions of Slurm also write as an object."""
-    if isinstance(value, dict):
-        value = value.get("number") if value.get("set") else None
-    number = finite(value)
-    return number if number is not None and 0 <= number < 1 << 62 else None

@@ -32,6 +32,7 @@ from clusterctl.runs.metric_files import (
     json_lines,
 )
 from clusterctl.runs.spread import mean_of
+from clusterctl.runs.table import Metrics, TableWriter
 from clusterctl.scheduler.history import EVENTS_FILE, Attempt, attempts_of, nodes_of
 from clusterctl.scheduler.records import restarts_of
 from clusterctl.scheduler.remote_logs import END, end_of
@@ -195,7 +196,7 @@ def restarts_in(
         return ()
     if steps is None:
         steps = StepsAround(times)
-        for block in MetricFiles(folder).blocks():
+        for block in Metrics(folder).blocks():
             steps.add(block)
     return restarts_of(history_in(folder), accounted, steps.points)
 
@@ -227,16 +228,19 @@ class Summary:
 
 
 def summarize(
-    folder: Path, args: Sequence[str] = (), readers: Sequence[Callable[[Block], None]] = ()
+    folder: Path,
+    args: Sequence[str] = (),
+    readers: Sequence[Callable[[Block], None]] = (),
+    table: TableWriter | None = None,
 ) -> Summary:
     """Summarize a run or an array task from its folder and the command-line arguments of its
-    program. readers: get all metrics, too, so that they are read once.
+    program. readers, table: get all metrics, too, so that they are parsed once.
     """
     config = config_of(args)[0]
     given_options: tuple[str, ...] | None = None
     curves: dict[str, Curve] = defaultdict(Curve)
     files = MetricFiles(folder)
-    for block in files.blocks():
+    for block in files.blocks() if table is None else table.blocks(files):
         if block.kind == "run":
             own = _given(block.lines[-1])
             given_options = None if own is None else (*dict.fromkeys((*own, *config_of(args)[0])),)

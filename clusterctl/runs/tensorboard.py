@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-_MAX_BYTES: Final = 512 << 20
 # Bytes that each record and field count in addition, as millions of records may be empty.
 _COST = 64
 _COST_OF_FIELD = 8
@@ -48,30 +47,39 @@ class Event:
     time: float  # Unix seconds
 
 
+@dataclass(slots=True)
+class Budget:
+    """How much more is read of what a job wrote. left: bytes. What takes more memory or time than
+    its bytes costs more of them.
+    """
+
+    left: int = 1 << 30
+
+    def take(self, cost: int) -> bool:
+        """Take a cost. Return whether that much was left."""
+        self.left -= cost
+        return self.left >= 0
+
+
 class EventFiles:
-    """A reader of event files. max_bytes: limit for all files together, with a cost per record."""
+    """A reader of event files."""
 
-    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self._left = max_bytes
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the limit was reached, so that a file was not read to its end."""
-        return self._left <= 0
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
 
     def events(self, file: BinaryIO) -> Iterator[Event]:
         """Yield in order those events in a file that contain scalars."""
         rest = os.fstat(file.fileno()).st_size
-        while self._left > 0 and len(head := file.read(_HEAD)) == _HEAD:
+        while self._budget.left > 0 and len(head := file.read(_HEAD)) == _HEAD:
             (length,) = struct.unpack_from("<Q", head)
             rest -= _HEAD + length + _TAIL
             if rest < 0 or not length:
                 return
-            self._left -= _COST
+            self._budget.take(_COST)
             if length > _MAX_RECORD:
                 file.seek(length + _TAIL, os.SEEK_CUR)
                 continue
-            self._left -= length
+            self._budget.take(length)
             try:
                 event = self._event(file.read(length + _TAIL)[:length])
             except (ValueError, IndexError, struct.error):
@@ -140,7 +148,7 @@ class EventFiles:
         """
         position = 0
         while position < len(message):
-            self._left -= _COST_OF_FIELD
+            self._budget.take(_COST_OF_FIELD)
             key, position = _varint(message, position)
             if (wire := key & 7) == _VARINT:
                 number, position = _varint(message, position)

@@ -72,7 +72,6 @@ _SHORTEST_IDLE_S: Final = 60.0
 # Telemetry that is silent for longer shows nothing.
 _LONGEST_SILENCE_S: Final = 60.0
 _MOST_RECORDS: Final = 1 << 20
-_MOST_NODES: Final = 256
 _Span = tuple[float, float]
 
 
@@ -434,6 +433,12 @@ class Records:
             records.add(block)
         return records
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Sentences on what was not read."""
+        is_full = len(self._found) > _MOST_RECORDS
+        return (f"the use of time: more than {_MOST_RECORDS:,} lines of metrics",) * is_full
+
     def parts(self) -> tuple[list[_Record], list[_Lost]]:
         found = self._found if len(self._found) <= _MOST_RECORDS else []
         return (
@@ -511,8 +516,6 @@ def _staged_times(events: Iterable[Mapping[str, Any]]) -> Iterator[_Span]:
 
 def _idle_times(folder: Path, nodes: Sequence[str], gpus: float) -> list[_Span]:
     """Return the times in which all nodes did nothing, by their telemetry."""
-    if not nodes or len(nodes) > _MOST_NODES:
-        return []
     common: list[_Span] | None = None
     for node in nodes:
         own = _merged(_idle_windows(folder, node, gpus))

@@ -55,6 +55,8 @@ SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
+# What `collect` has parsed of metrics.
+TABLE_FILE = "table.zip"
 # Keys of a line of metrics for the place of its values, the best first, and the unit of the place.
 METRICS_PLACES: Final = (
     ("step", "step"),
@@ -81,7 +83,7 @@ WRITTEN_FILES = frozenset(
     ).split()
 )
 ADDED_FILES = frozenset(
-    f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} {SUMS_FILE} {SYNCED_FILE}".split()
+    f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} {TABLE_FILE} {SUMS_FILE} {SYNCED_FILE}".split()
 )
 _OWN = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES | ADDED_FILES)
 TASK = re.compile(rb"task-[0-9]+")

@@ -58,6 +58,27 @@ class Metric:
     repeated: int = 0
 
 
+@dataclass(slots=True)
+class Used:
+    """What a job or array task used. memory_mib, accounted_mib, cores: the most on a node, by
+    telemetry or by Slurm's accounting. 0: unknown.
+
+    core_s: the time of all cores together. None: unknown.
+    samples: the fewest samples of telemetry of a node.
+    gpus: the most GPUs of a node that did anything. gpu_mean: busy GPUs of all nodes, on average.
+    tasks: the most of a step.
+    """
+
+    memory_mib: float = 0.0
+    accounted_mib: float = 0.0
+    cores: float = 0.0
+    core_s: float | None = None
+    samples: int = 0
+    gpus: int | None = None
+    gpu_mean: float | None = None
+    tasks: int = 0
+
+
 Value = str | int | Annotated[float, Field(allow_inf_nan=False)] | bool | None
 _LATEST = 1 << 40  # Unix seconds
 Time = Annotated[int, Field(ge=0, le=_LATEST)]  # Unix seconds
@@ -135,6 +156,7 @@ class TaskRecord(_Stored):
     gpu_energy_j: float | None = None
     tres: str = ""
     time_limit_s: int | None = None
+    used: Used = Used()
     time_use: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
 
     @property

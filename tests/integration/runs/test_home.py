@@ -73,7 +73,14 @@ def test_collected_run_has_all_files(session, cluster, tmp_path, out):
     sent = {"job.sh", "job.sbatch", "source.json", "spec.yaml"}
     written = {"stdout.log", "stderr.log", "job.events", "metrics.jsonl"}
     telemetry = {"telemetry/n1.jsonl", "telemetry/n2.jsonl"}
-    ours = {"run.json", "sacct.json", "environment.json", "SHA256SUMS", "report.html"}
+    ours = {
+        "run.json",
+        "sacct.json",
+        "environment.json",
+        "table.zip",
+        "SHA256SUMS",
+        "report.html",
+    }
     files = {str(p.relative_to(run.directory)) for p in run.directory.rglob("*") if p.is_file()}
     assert files == sent | written | telemetry | ours
     assert (run.directory / "stdout.log").read_text() == "hello\n"

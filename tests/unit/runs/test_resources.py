@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from clusterctl.runs.find import Row
-from clusterctl.runs.resources import Resources, resources_of
+from clusterctl.runs.resources import Resources, resources_of, used_by
+from clusterctl.scheduler.accounting import StepsUse, uses_by_job
+from clusterctl.state.run_record import RunRecord
 from tests.unit.runs.made import TIME, made_run
 
 NODE = "demo-train-1"
@@ -75,8 +77,21 @@ def ran(
     if steps:
         job = {"job_id": 1, "array": {"job_id": 0, "task_id": {"set": False}}, "steps": steps}
         accounting = json.dumps({"jobs": [job]})
-    (run.directory / "sacct.json").write_text(accounting)
-    return resources_of(Row(run))
+    return resources_of(Row(recorded(run, accounting)))
+
+
+def recorded(run: RunRecord, accounting: str = "") -> RunRecord:
+    """Return the run with what its tasks used, as `collect` records it."""
+    steps = uses_by_job(accounting)
+    tasks = tuple(
+        task.model_copy(
+            update={
+                "used": used_by(task.folder_in(run.directory), task, steps.get(task.id, StepsUse()))
+            }
+        )
+        for task in run.tasks
+    )
+    return run.model_copy(update={"tasks": tasks})
 
 
 def shares(resources: Resources) -> dict[str, float | None]:
@@ -208,6 +223,7 @@ def test_array_is_advised_by_its_largest_task(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         lines = samples(job_memory_mib=4096 * (number + 1))
         (folder / f"{NODE}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    run = recorded(run)
     assert resources_of(Row(run)).flags == ["--mem 10GiB", "--time 30m"]
     failed = run.model_copy(
         update={"tasks": (run.tasks[0], run.tasks[1].model_copy(update={"state": "FAILED"}))}

@@ -1,0 +1,209 @@
+"""The table of a run: what its programs wrote over time, parsed once, by `collect`.
+
+It is a zip archive with a member for the metrics of each job or array task. A member is a sequence
+of blocks: a line of JSON that describes the block, then its columns as little-endian doubles. The
+programs' own files stay beside it, unchanged, and are parsed again if the table lacks them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import zipfile
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any, Final
+
+from clusterctl.runs.curve import Column
+from clusterctl.runs.metric_files import Block, MetricFiles
+from clusterctl.state.ledger import TABLE_FILE
+from clusterctl.util.numbers import finite
+
+_METRICS: Final = "metrics"
+# The kinds of lines of which readers need more than the columns.
+_KEPT: Final = frozenset({"run", "result", "checkpoint", "evaluation"})
+_LEFT_OUT: Final = "left_out"
+# Losses are hardly compressible, and steps and times very well.
+_LEVEL: Final = 1
+_WORD: Final = 8  # bytes
+# Whoever sends a run to somebody may have written anything into its table.
+_LONGEST: Final = 64 << 20  # bytes of a block's head
+_MOST_ROWS: Final = 1 << 24  # of a block
+_DAMAGES: Final = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@dataclass
+class Metrics:
+    """The metrics of a run or an array task. folder: of its files.
+
+    left_out: sentences on the data that were left out, complete after the last block.
+    """
+
+    folder: Path
+    left_out: list[str] = field(default_factory=list)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the metrics, in the order in which the program wrote them."""
+        try:
+            for path, member in _places(self.folder):
+                with zipfile.ZipFile(path) as table:
+                    if member in table.namelist():
+                        with table.open(member) as file:
+                            yield from self._stored(file)
+                        return
+        except _DAMAGES:
+            self.left_out.append(
+                f"metrics, as {TABLE_FILE} is damaged; without that file, those of the program's "
+                "files are read"
+            )
+            return
+        files = MetricFiles(self.folder)
+        yield from files.blocks()
+        self.left_out += files.left_out
+
+    def _stored(self, file: IO[bytes]) -> Iterator[Block]:
+        while line := file.readline(_LONGEST):
+            head = json.loads(line)
+            if _LEFT_OUT in head:
+                self.left_out += map(str, head[_LEFT_OUT])
+            else:
+                yield _read(head, file)
+
+
+def _places(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the tables that may have the metrics of a folder, and the member there."""
+    for path, member in (
+        (folder / TABLE_FILE, _METRICS),
+        (folder.parent / TABLE_FILE, f"{folder.name}/{_METRICS}"),
+    ):
+        if path.is_file():
+            yield path, member
+
+
+class TableWriter:
+    """Writes the table of a run, if its programs wrote any metrics. tree: the run's folder."""
+
+    def __init__(self, tree: Path) -> None:
+        self._tree = tree
+        self._opened = ExitStack()
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    @cached_property
+    def _file(self) -> zipfile.ZipFile:
+        path = self._tree / TABLE_FILE
+        file = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL)
+        return self._opened.enter_context(file)
+
+    def blocks(self, files: MetricFiles) -> Iterator[Block]:
+        """Yield the metrics of a run or an array task, and write them into the table."""
+        member = files.folder.relative_to(self._tree) / _METRICS
+        blocks = enumerate(files.blocks())
+        for _, first in islice(blocks, 1):
+            with self._file.open(str(member), "w", force_zip64=True) as file:
+                for number, block in chain([(0, first)], blocks):
+                    _write(block, file, is_first=not number)
+                    yield block
+                file.write(_line({_LEFT_OUT: files.left_out}))
+
+
+def _write(block: Block, file: IO[bytes], *, is_first: bool) -> None:
+    """Write a block. is_first: whether it may have the line with the data of the run."""
+    lines = block.lines if block.kind in _KEPT else block.lines[: int(is_first)]
+    place = block.place
+    columns: list[Sequence[float]] = [*_placed(place)]
+    named = []
+    for name, column in block.columns.items():
+        is_same = column.xs is place.xs
+        named.append([name, len(column.ys), is_same, column.times is not None])
+        columns += [column.ys] if is_same else [*_placed(column), column.ys]
+    head = {
+        "axis": block.axis,
+        "kind": block.kind,
+        "rows": len(place.xs or ()),
+        "has_times": place.times is not None,
+        "rises": place.rises,
+        "whole": _are_whole(place.xs or ()),
+        "columns": named,
+        "lines": lines,
+    }
+    file.write(_line(head))
+    for values in columns:
+        file.write(_bytes(values))
+
+
+def _are_whole(xs: Sequence[float]) -> bool:
+    """Return whether places are whole numbers, which are shown as such."""
+    kinds = {*map(type, xs)}
+    return int in kinds and (kinds == {int} or all(map(float.is_integer, map(float, xs))))
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), default=str).encode() + b"\n"
+
+
+def _placed(column: Column) -> Iterator[Sequence[float]]:
+    yield column.xs or ()
+    if column.times is not None:
+        yield [math.nan if time is None else time for time in column.times]
+
+
+def _bytes(values: Sequence[float]) -> bytes:
+    doubles = array("d", values)
+    if sys.byteorder == "big":
+        doubles.byteswap()
+    return doubles.tobytes()
+
+
+def _read(head: Any, file: IO[bytes]) -> Block:
+    place = _place_of(head, head["rows"], file, has_times=head["has_times"])
+    columns = {}
+    for name, count, is_same, has_times in head["columns"]:
+        own = place if is_same else _place_of(head, count, file, has_times=has_times)
+        columns[name] = own._replace(ys=_doubles(count, file))
+    return Block(columns, head["axis"], place, head["kind"], head["lines"])
+
+
+def _place_of(head: Any, count: int, file: IO[bytes], *, has_times: bool) -> Column:
+    xs = _doubles(count, file)
+    if head["whole"]:
+        xs = [*map(int, xs)]
+    times: Sequence[float | None] | None = _doubles(count, file) if has_times else None
+    if times is not None and not math.isfinite(sum(time or 0.0 for time in times)):
+        times = [*map(finite, times)]
+    return Column(xs, xs, times, head["rises"])
+
+
+def _doubles(count: int, file: IO[bytes]) -> Sequence[float]:
+    if not 0 <= count <= _MOST_ROWS:
+        raise ValueError
+    doubles = array("d")
+    doubles.frombytes(file.read(count * _WORD))
+    if len(doubles) != count:
+        raise EOFError
+    if sys.byteorder == "big":
+        doubles.byteswap()
+    return doubles.tolist()

@@ -1,0 +1,123 @@
+"""The table of a run has all that its programs wrote, so that readers need not parse it again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.runs.compare import compare_losses
+from clusterctl.runs.find import Row
+from clusterctl.runs.metric_files import Block, MetricFiles
+from clusterctl.runs.report import report_of
+from clusterctl.runs.series import summarize
+from clusterctl.runs.table import Metrics, TableWriter
+from clusterctl.state.ledger import TABLE_FILE
+from tests.unit.runs.made import TIME, made_run
+
+NAN = math.nan
+INF = math.inf
+
+
+def kept(blocks: Sequence[Block]) -> list[Any]:
+    return [
+        (
+            block.axis,
+            block.kind,
+            repr([*map(float, block.place.xs or ())]),
+            [
+                (
+                    name,
+                    repr([*map(float, column.xs or ())]),
+                    repr([*column.ys]),
+                    column.times,
+                    column.rises,
+                )
+                for name, column in block.columns.items()
+            ],
+        )
+        for block in blocks
+    ]
+
+
+def in_epochs(count: int) -> list[dict[str, Any]]:
+    return [{"epoch": n // 10, "step": n % 10, "loss": 1 / (n + 1)} for n in range(count)]
+
+
+CASES: dict[str, list[dict[str, Any]]] = {
+    "steps": [{"step": n, "loss": 1 / (n + 1), "time": TIME + n} for n in range(3000)],
+    "restart": [{"step": n, "loss": float(n)} for n in (*range(50), *range(30, 80))],
+    "epochs": in_epochs(95),
+    "ranks": [{"step": n // 2, "loss": float(n), "rank": n % 2} for n in range(60)],
+    "not finite": [{"step": n, "loss": y} for n, y in enumerate((1.0, NAN, INF, -INF, 10**400))],
+    "holes": [{"step": n, "loss": None if n % 3 else float(n)} for n in range(30)],
+    "rows": [{"a": 1.5}, {"b": 2}, {"a": 3, "b": "x"}],
+    "times": [{"step": 1, "loss": 1.0, "time": TIME}, {"step": 2, "loss": 0.5, "time": None}],
+    "first line": [{"data": {"sha256": "a" * 64, "name": "x"}, "step": 0, "loss": 1.0}],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_table_has_the_blocks_of_the_files(tmp_path: Path, name: str) -> None:
+    text = "".join(f"{json.dumps(line)}\n" for line in CASES[name])
+    (tmp_path / "metrics.jsonl").write_text(f"{text}torn")
+    with TableWriter(tmp_path) as table:
+        summary = summarize(tmp_path, table=table)
+    parsed = MetricFiles(tmp_path)
+    expected = [*parsed.blocks()]
+    (tmp_path / "metrics.jsonl").unlink()
+    stored = Metrics(tmp_path)
+    assert kept([*stored.blocks()]) == kept(expected)
+    assert [*summary.left_out] == stored.left_out == parsed.left_out != []
+
+
+def test_report_and_comparison_by_the_table_are_those_by_the_files(tmp_path: Path) -> None:
+    rows = [
+        Row(
+            made_run(
+                tmp_path,
+                number,
+                metrics=CASES["steps"],
+                args=[f"--x={number}"],
+                tasks=[{"id": str(number), "state": "COMPLETED", "time_use": {"useful": 60.0}}],
+            )
+        )
+        for number in (1, 2)
+    ]
+    before = [report_of([row]).as_dict() for row in rows], report_of(rows).as_dict()
+    losses = compare_losses(*rows)
+    for row in rows:
+        with TableWriter(row.folder) as table:
+            summarize(row.folder, table=table)
+        (row.folder / "metrics.jsonl").unlink()
+    assert ([report_of([row]).as_dict() for row in rows], report_of(rows).as_dict()) == before
+    assert losses == compare_losses(*rows) is not None
+
+
+def test_tasks_share_a_table(tmp_path: Path) -> None:
+    for task in ("task-0", "task-1"):
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "metrics.jsonl").write_text(f'{{"step": 1, "loss": {task[-1]}.5}}\n')
+    with TableWriter(tmp_path) as table:
+        for task in ("task-0", "task-1"):
+            summarize(tmp_path / task, table=table)
+    for number in (0, 1):
+        (block,) = Metrics(tmp_path / f"task-{number}").blocks()
+        assert [*block.columns["loss"].ys] == [number + 0.5]
+
+
+@pytest.mark.parametrize("place", [0.2, 0.5, 0.9])
+def test_damaged_table_is_named(tmp_path: Path, place: float) -> None:
+    row = Row(made_run(tmp_path, metrics=CASES["steps"]))
+    with TableWriter(row.folder) as table:
+        summarize(row.folder, table=table)
+    path = row.folder / TABLE_FILE
+    data = bytearray(path.read_bytes())
+    at = int(place * len(data))
+    data[at : at + 64] = bytes(byte ^ 0xFF for byte in data[at : at + 64])
+    path.write_bytes(data)
+    assert any(TABLE_FILE in text for text in report_of([row]).missing)
