@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from clusterctl.runs.curve import EPOCH, STEP
 from clusterctl.runs.find import Row
-from clusterctl.runs.metric_files import Block, MetricFiles
+from clusterctl.runs.metric_files import Block
 from clusterctl.runs.series import (
     GPU_AT_WORK,
     gpu_busy,
@@ -124,12 +124,12 @@ class Evidence:
         folder: Path,
         nodes: Sequence[str],
         gpus: float,
-        records: Records | None,
+        records: Records,
         *,
         suspended: bool,
     ) -> Evidence:
         """Read a folder. nodes: of the job. gpus: that it had on each node."""
-        own, lost = (records or Records.of(folder)).parts()
+        own, lost = records.parts()
         history = [attempt for attempt in history_in(folder) if attempt.start]
         needs_samples = any(attempt.ended is None for attempt in history)
         return cls(
@@ -143,31 +143,23 @@ class Evidence:
         )
 
 
-def time_use_of(run: RunRecord, task: TaskRecord) -> Mapping[str, float]:
-    """Return the seconds of a job or array task by use: as recorded, or else from its folder."""
-    if task.time_use is not None:
-        return task.time_use
-    return find_time_use(run, task, task.folder_in(run.directory))
-
-
 def total_time_use(rows: Iterable[Row]) -> dict[str, float]:
     """Return the seconds of all tasks of these runs together by use, without uses of 0."""
     sums: dict[str, float] = defaultdict(float)
     for row in rows:
         for task in row.task_records:
-            for use, seconds in time_use_of(row.run, task).items():
+            for use, seconds in task.time_use.items():
                 sums[use] += seconds
     return {use: sums[use] for use in Use if sums[use] > 0}
 
 
 def find_time_use(
-    run: RunRecord, task: TaskRecord, folder: Path, records: Records | None = None
+    run: RunRecord, task: TaskRecord, folder: Path, records: Records
 ) -> dict[str, float]:
     """Return the seconds of a job or array task by use, from its folder and the scheduler's times.
 
     They sum to the time from the submission to the end or, of a job that has not ended, until it
-    was collected. Empty if there is no time. records: of the metrics in the folder. None: they are
-    read.
+    was collected. Empty if there is no time. records: of the metrics in the folder.
     """
     attempts = task.known_attempts
     end: float | None = task.end_time
@@ -425,13 +417,6 @@ class Records:
     def add(self, block: Block) -> None:
         room = max(0, _MOST_RECORDS + 1 - len(self._found))
         self._found += islice(_records_of(block), room)
-
-    @classmethod
-    def of(cls, folder: Path) -> Records:
-        records = cls()
-        for block in MetricFiles(folder).blocks():
-            records.add(block)
-        return records
 
     @property
     def left_out(self) -> tuple[str, ...]:

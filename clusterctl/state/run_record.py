@@ -135,8 +135,7 @@ class TaskRecord(_Stored):
         known.
     tres: the resources that Slurm allocated in the last attempt: ``cpu=2,mem=200M,node=1``.
     time_limit_s: None: unlimited or unknown.
-    time_use: seconds by use, such as queue and useful, from the submission to the end. None: an
-        earlier version collected the run.
+    time_use: seconds by use, such as queue and useful, from the submission to the end.
     """
 
     id: str
@@ -157,7 +156,7 @@ class TaskRecord(_Stored):
     tres: str = ""
     time_limit_s: int | None = None
     used: Used = Used()
-    time_use: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
+    time_use: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
 
     @property
     def known_attempts(self) -> tuple[AttemptRecord, ...]:

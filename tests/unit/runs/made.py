@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.series import summarize
-from clusterctl.state.run_record import RunRecord
+from clusterctl.runs.time_use import Records, find_time_use
+from clusterctl.state.run_record import RunRecord, TaskRecord
 
 TIME = 1_760_000_000
 
@@ -67,5 +69,19 @@ def made_run(
     fields_of_record = record(
         job_id, **{"args": list(args), **vars(summarize(folder, args)), **fields}
     )
-    (folder / "run.json").write_text(RunRecord.model_validate(fields_of_record).as_json())
+    made = RunRecord.model_validate({**fields_of_record, "directory": folder})
+    tasks = tuple(
+        task if task.time_use else task.model_copy(update={"time_use": time_use_in(made, task)})
+        for task in made.tasks
+    )
+    (folder / "run.json").write_text(made.model_copy(update={"tasks": tasks}).as_json())
     return RunRecord.load(folder)
+
+
+def time_use_in(run: RunRecord, task: TaskRecord) -> dict[str, float]:
+    """How a task used its time, as `collect` finds it in the files that are there now."""
+    folder = task.folder_in(run.directory)
+    records = Records()
+    for block in MetricFiles(folder).blocks():
+        records.add(block)
+    return find_time_use(run, task, folder, records)

@@ -22,7 +22,7 @@ from clusterctl.runs.telemetry import compare_ranks
 from clusterctl.state.ledger import UNCHANGED
 from clusterctl.state.run_record import RunRecord
 from tests.support.messages import refused
-from tests.unit.runs.made import TIME, made_run
+from tests.unit.runs.made import TIME, made_run, time_use_in
 
 TIMES = "Time of the job"
 NODES = ("demo-train-1", "demo-train-2")
@@ -639,7 +639,7 @@ def test_times_of_another_clock_are_left_out(tmp_path: Path) -> None:
     path.write_text(
         "".join(f'{{"step": {step}, "loss": 1, "time": {step}}}\n' for step in range(9))
     )
-    assert charts(report_of([row]))[TIMES].keys() == {"queue", "unknown"}
+    assert time_use_in(row.run, row.run.tasks[0]).keys() == {"queue", "unknown"}
 
 
 def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from clusterctl.runs import time_use
 from clusterctl.runs.find import Row
-from clusterctl.runs.time_use import find_time_use, time_use_of, total_time_use
+from clusterctl.runs.time_use import total_time_use
 from clusterctl.state.run_record import RunRecord, TaskRecord
-from tests.unit.runs.made import TIME, made_run
+from tests.unit.runs.made import TIME, made_run, time_use_in
 
 NODE = "demo-train-1"
 Span = tuple[int, int]
@@ -66,7 +66,7 @@ def made(
 def uses(run: RunRecord) -> dict[str, float]:
     """The seconds by use, which sum to the time of the run."""
     (task,) = run.tasks
-    found = find_time_use(run, task, run.directory)
+    found = time_use_in(run, task)
     assert run.submit_time is not None
     assert task.end_time is not None
     assert sum(found.values()) == pytest.approx(task.end_time - run.submit_time, abs=1e-3)
@@ -123,10 +123,10 @@ def test_time_use_of_packed_tasks_is_of_their_own_programs(tmp_path: Path) -> No
         TaskRecord(id="1_1", state="CANCELLED"),
     ]
     run = run.model_copy(update={"packed": tuple(packed)})
-    first, last = Row(run).tasks
-    assert total_time_use([first]) == {"queue": 12, "running": 13}
-    assert total_time_use([last]) == {}
-    assert total_time_use([Row(run)])["queue"] == 10
+    first, last = run.packed
+    assert time_use_in(run, first) == {"queue": 12, "running": 13}
+    assert time_use_in(run, last) == {}
+    assert time_use_in(run, run.tasks[0])["queue"] == 10
 
 
 def test_first_epoch_with_the_number_0_is_not_redone(tmp_path: Path) -> None:
@@ -390,9 +390,9 @@ def test_time_use_of_a_job_that_never_ran_is_its_queue(tmp_path: Path) -> None:
         start_time=None,
         end_time=TIME + 40,
     )
-    assert find_time_use(run, run.tasks[0], run.directory) == {"queue": 40}
+    assert time_use_in(run, run.tasks[0]) == {"queue": 40}
     unknown = run.model_copy(update={"submit_time": None})
-    assert find_time_use(unknown, run.tasks[0], run.directory) == {}
+    assert time_use_in(unknown, run.tasks[0]) == {}
 
 
 @pytest.mark.parametrize(
@@ -438,6 +438,5 @@ def test_time_use_in_the_record_counts_and_tasks_are_summed(tmp_path: Path) -> N
         for n in range(3)
     ]
     run = made_run(tmp_path, 7, tasks=tasks)
-    assert time_use_of(run, run.tasks[1]) == {"queue": 1, "useful": 10}
     assert total_time_use([Row(run)]) == {"queue": 3, "useful": 30}
     assert total_time_use(Row(run).tasks[2:]) == {"queue": 2, "useful": 10}
