@@ -328,9 +328,9 @@ def ranked(
             f"{run.run.full_id} --sort {shlex.quote(metric)} --goal min`",
         )
     done = [task for task in tasks if task.record.state == JobState.COMPLETED]
+    behind = [task for task in tasks if task.record.state != JobState.COMPLETED]
     best_first = ordered(done, metric, reverse=goal is Goal.MAX)
     is_descending = (goal is Goal.MAX) != reverse
-    behind = [task for task in tasks if task not in done]
     rows = [
         *ordered(done, metric, reverse=is_descending),
         *ordered(behind, metric, reverse=is_descending),
