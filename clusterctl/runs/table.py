@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import zipfile
 import zlib
@@ -16,14 +17,14 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final
 
 from clusterctl.runs.curve import Column
 from clusterctl.runs.metric_files import Block, MetricFiles
-from clusterctl.state.ledger import TABLE_FILE
+from clusterctl.state.ledger import TABLE_FILE, TASK
 from clusterctl.util.numbers import finite
 
 _METRICS: Final = "metrics"
@@ -64,12 +65,12 @@ class Metrics:
     def blocks(self) -> Iterator[Block]:
         """Yield the metrics, in the order in which the program wrote them."""
         try:
-            for path, member in _places(self.folder):
-                with zipfile.ZipFile(path) as table:
-                    if member in table.namelist():
-                        with table.open(member) as file:
-                            yield from self._stored(file)
-                        return
+            path, member = _place(self.folder)
+            table = _opened(path, path.stat().st_mtime_ns) if path.is_file() else None
+            if table is not None and member in table.NameToInfo:
+                with table.open(member) as file:
+                    yield from self._stored(file)
+                return
         except _DAMAGES:
             self.left_out.append(
                 f"metrics, as {TABLE_FILE} is damaged; without that file, those of the program's "
@@ -89,14 +90,18 @@ class Metrics:
                 yield _read(head, file)
 
 
-def _places(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the tables that may have the metrics of a folder, and the member there."""
-    for path, member in (
-        (folder / TABLE_FILE, _METRICS),
-        (folder.parent / TABLE_FILE, f"{folder.name}/{_METRICS}"),
-    ):
-        if path.is_file():
-            yield path, member
+@lru_cache(maxsize=8)
+def _opened(path: Path, _changed_at: int) -> zipfile.ZipFile:
+    """Open a table. The tasks of an array are many, and the list of members is read once."""
+    return zipfile.ZipFile(path)
+
+
+def _place(folder: Path) -> tuple[Path, str]:
+    """Return the table that may have the metrics of a folder, and the member there."""
+    # In the folder of a task, a file of this name is the job's.
+    if TASK.fullmatch(os.fsencode(folder.name)):
+        return folder.parent / TABLE_FILE, f"{folder.name}/{_METRICS}"
+    return folder / TABLE_FILE, _METRICS
 
 
 class TableWriter:

@@ -105,6 +105,8 @@ def test_tasks_share_a_table(tmp_path: Path) -> None:
     with TableWriter(tmp_path) as table:
         for task in ("task-0", "task-1"):
             summarize(tmp_path / task, table=table)
+    # The job's own file of this name is no table of ours.
+    (tmp_path / "task-1" / TABLE_FILE).write_bytes(b"PK")
     for number in (0, 1):
         (block,) = Metrics(tmp_path / f"task-{number}").blocks()
         assert [*block.columns["loss"].ys] == [number + 0.5]
