@@ -70,6 +70,20 @@ NEEDS = {
     "the jobs' Python": Away(
         f"chmod 750 {ENV}", f"chmod 755 {ENV}", "job-python", "Permission denied", by_up=""
     ),
+    "MPI": Away(
+        "mkdir /root/mpi; mv /usr/lib/x86_64-linux-gnu/libmpi.so.40* /root/mpi",
+        "mv /root/mpi/* /usr/lib/x86_64-linux-gnu; rmdir /root/mpi",
+        "job-python",
+        "libmpi.so.40: cannot open",
+        by_up="job-python",
+    ),
+    "the program of steps": Away(
+        "mv /usr/sbin/slurmstepd /root",
+        "mv /root/slurmstepd /usr/sbin",
+        "slurmd-unfit",
+        "slurmstepd is missing",
+        by_up="slurmd-unfit",
+    ),
     "room": Away(
         "mount -t tmpfs -o size=16m none /var/tmp",
         "umount /var/tmp",
@@ -232,6 +246,22 @@ def test_slurmd_that_ends_at_each_start_is_named_with_its_fatal_error(one: Clust
     answer = one.json("up")
     assert any(drop_in in repair["what"] for repair in answer["repaired"])
     await_return(one)
+
+
+def test_doctor_names_what_changed_since_up_and_up_restores_it(one: Cluster) -> None:
+    controller = f"{one.name}-ctl"
+    conf = "/etc/slurm/slurm.conf"
+    as_root(one, f"sed -i s/RealMemory=1024/RealMemory=999/ {conf}", controller)
+    as_root(one, f"sed -i /{controller}/d /etc/hosts")
+    answer = one("-o", "json", "doctor", rc=1).json
+    drifted = {
+        each["host"]: each["why"] for each in answer["findings"] if each["code"] == "drifted"
+    }
+    assert drifted.keys() == {controller, bad(one)}
+    assert conf in drifted[controller]
+    assert "/etc/hosts" in drifted[bad(one)]
+    one.json("up")
+    assert one("doctor", rc=0)
 
 
 def controller_lacks(cluster: Cluster) -> list[str]:

@@ -797,6 +797,19 @@ def _accounts_of_a_directory(host: Host) -> None:
     host.program("getent", f"sleep 1; printf '{rows}'")
 
 
+def test_missing_homes_of_users_are_named_but_drain_no_node(host: Host) -> None:
+    host.needs("homes")
+    host.set(accounts={"ada": 2345, "bob": 2346})
+    gone = host.folder / "ada"
+    rows = (f"ada:*:2345:100::{gone}:/bin/sh", f"bob:*:2346:100::{host.folder}:/bin/sh")
+    host.program("getent", "\n".join(f"echo '{row}'" for row in rows))
+    (found,) = host.report()
+    assert found["why"].startswith(f"{gone}, the home of ada,")
+    assert (host.look(), host.reason) == ([], "")
+    gone.mkdir()
+    assert host.report() == []
+
+
 def _no_accounts(host: Host) -> None:
     host.needs("python", python="/no/such", libraries="")
     host.set(accounts={})

@@ -45,7 +45,12 @@ def test_needs_of_a_host_are_those_of_its_roles() -> None:
         for role in host.roles
     }
     of_all = {"shared-folder-away", "account-differs", "disk-full", "clock", "unit-failed"}
-    of_controller = {"slurmctld-restarts", "slurmdbd-restarts", "database-failed"}
+    of_controller = {
+        "slurmctld-restarts",
+        "slurmdbd-restarts",
+        "database-failed",
+        "home-missing",
+    }
     of_nodes = {"job-python", "fabric-away", "gpu-devices", "gpu-fault", "gpu-unhealthy"}
     assert by_role == {
         "controller": of_all | of_controller,

@@ -293,20 +293,34 @@ def python(need: Settings, _: State) -> Iterator[Problem]:
 
 def accounts(need: Settings, _: State) -> Iterator[Problem]:
     """Check the uids of the job users. `accounts`: name -> uid."""
-    expected = need["accounts"]
-    answer = ask("getent", "passwd", *expected)
-    if answer.rc is None:
+    rows = passwd(need)
+    if rows is None:
         yield Problem(f"the accounts of users are not known within {SHORT_S} s (getent passwd)")
         return
-    rows = [
-        line.split(":") for line in answer.text.splitlines() if line.count(":") >= PASSWD_COLONS
-    ]
     uids = {row[0]: row[2] for row in rows}
-    for name, uid in expected.items():
+    for name, uid in need["accounts"].items():
         if name not in uids:
             yield Problem(f"the account {name} is missing")
         elif uids[name] != str(uid):
             yield Problem(f"the account {name} has uid {uids[name]} instead of {uid}")
+
+
+def homes(need: Settings, _: State) -> Iterator[Problem]:
+    """Check that the homes of the job users are there. `accounts`: name -> uid."""
+    rows = passwd(need) or ()
+    # Another file system than the shared folder may hang, too.
+    answer = ask("stat", "--format=", *(row[PASSWD_COLONS] for row in rows))
+    for row in rows:
+        if f"'{row[PASSWD_COLONS]}': No such file" in answer.text:
+            yield Problem(f"{row[PASSWD_COLONS]}, the home of {row[0]}, is missing")
+
+
+def passwd(need: Settings) -> list[list[str]] | None:
+    """Return the fields of each job user that has an account. None: no answer in time."""
+    # Without a name, getent lists all accounts.
+    answer = ask("getent", "passwd", *need["accounts"]) if need["accounts"] else Answer(0, "")
+    lines = [line.split(":") for line in answer.text.splitlines()]
+    return None if answer.rc is None else [row for row in lines if len(row) > PASSWD_COLONS]
 
 
 def devices(need: Settings, _: State) -> Iterator[Problem]:
@@ -745,6 +759,7 @@ CHECKS = {
     "devices": Check(devices, open_devices, is_quick=True),
     "python": Check(python, is_quick=True),
     "accounts": Check(accounts, is_quick=True),
+    "homes": Check(homes, drains=False),
     "disks": Check(disks, is_quick=True),
     "spool": Check(spool, make_spool),
     "units": Check(units, start_units),
