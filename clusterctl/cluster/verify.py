@@ -583,8 +583,12 @@ def drift_findings(
     report: what is known of the hosts.
     """
     requests = probe_requests(spec, inventory, workspace)
-    # People may add accounts and users to Slurm's accounting.
-    asked = {host: replace(requests[host], accounting=()) for host in report.facts}
+    # People may add accounts, which Slurm's accounting and /etc/passwd have: no fault of a host.
+    asked = {
+        host: replace(request, accounting=(), units=dict.fromkeys(request.units, ()))
+        for host, request in requests.items()
+        if host in report.facts
+    }
     answers = filter(None, ask_hosts(asked, to, timeout_s=SHORT_PATIENCE_S))
     results = {answer.host: answer.result for answer in answers}
     for host, result in results.items():

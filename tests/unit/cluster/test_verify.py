@@ -449,8 +449,8 @@ def test_doctor_blames_no_node_if_munge_fails_on_the_controller() -> None:
 
 
 def test_doctor_names_hosts_that_are_not_as_up_left_them(tmp_path: Path) -> None:
-    """People may add to the accounting, so that it is not asked for. A host without an answer is no
-    healthy host.
+    """People may add accounts, so that the accounting is not asked for, and no daemon is outdated by
+    /etc/passwd. A host without an answer is no healthy host.
     """
     workspace = Workspace(tmp_path)
     workspace.create()
@@ -473,6 +473,7 @@ def test_doctor_names_hosts_that_are_not_as_up_left_them(tmp_path: Path) -> None
     assert all(text in drifted.why for text in ("/etc/slurm/slurm.conf", "munge"))
     asked = json.loads(hosts["d-ctl"].calls[0].argv[-1])
     assert (asked["accounting"], bool(asked["files"])) == ([], True)
+    assert asked["units"]["slurmctld"] == []
 
 
 def doctor(
