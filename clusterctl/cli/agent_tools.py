@@ -44,7 +44,7 @@ TOOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "top": "ids",
             "wait": "ids timeout",
             "usage": "by since runs",
-            "runs list": "where columns sort reverse since tag sweep goal tasks limit cluster",
+            "runs list": "where columns over sort reverse since tag sweep goal tasks limit cluster",
             "runs show": "run cluster",
             "runs diff": "first second cluster",
             "report": "run cluster",

@@ -320,7 +320,7 @@ def _call(
     common = {n: ctx.obj[n] if v in (None, False) else v for n, v in common.items()}
     output = common.pop("output")
     no_color = common.pop("no_color") or os.environ.get("NO_COLOR")
-    screen = Screen(json=output == "json", markdown=output == "md", color=not no_color, **common)
+    screen = Screen(json=output == "json", form=output or "", color=not no_color, **common)
     PASSWORDS.ask = screen.sudo_password
     given = given_flags(flags, arguments)
     arguments = {name: arguments[name] for name in arguments if name not in flags} | given

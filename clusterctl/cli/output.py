@@ -70,7 +70,7 @@ class Screen:
     """The output of a command, and the options that all commands share.
 
     json: whether to print the result as a single JSON object.
-    markdown: whether `report` prints Markdown.
+    form: the value of --output; "" if it is not given.
     file, cluster: the spec file or the cluster name from the options.
     partial_answer: fields of the JSON answer that are known so far. A failed command prints these
         fields.
@@ -78,7 +78,7 @@ class Screen:
 
     json: bool
     color: bool
-    markdown: bool = False
+    form: str = ""
     verbose: bool = False
     file: Path | None = None
     cluster: str | None = None

@@ -22,6 +22,7 @@ from clusterctl.errors import (
     excluded,
     unaccompanied,
 )
+from clusterctl.runs import figure as figures
 from clusterctl.runs.collect import collect_runs
 from clusterctl.runs.compare import compare, compare_losses
 from clusterctl.runs.facts import (
@@ -48,13 +49,16 @@ from clusterctl.runs.find import (
     named_rows,
     named_run,
     ranked,
+    reject_unknown_keys,
     repeat_command,
     swept_keys,
 )
-from clusterctl.runs.page import REPORT_FILE, Section, write_report
-from clusterctl.runs.query import RunQuery, select_runs
+from clusterctl.runs.groups import grouped
+from clusterctl.runs.page import REPORT_FILE, Section, Table, write_report
+from clusterctl.runs.query import RunQuery, all_columns, select_runs
 from clusterctl.runs.report import report_of, report_path
 from clusterctl.runs.scaling import is_scaling, scaling_of
+from clusterctl.runs.tabular import as_csv, latex
 from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
@@ -62,6 +66,21 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.metrics import goal_given
 from clusterctl.spec.names import Local
 from clusterctl.util import formatting
+
+
+class Form(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    MD = "md"
+
+
+class TableForm(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    MD = "md"
+    CSV = "csv"
+    LATEX = "latex"
+
 
 # The maximum number of listed runs without --limit.
 _LAST: Final = 50
@@ -79,6 +98,8 @@ _SHOWN: Final = (
     log_lines,
     outcome,
 )
+# What is printed for a paper or a program.
+_PAPER: Final = (TableForm.MD, TableForm.CSV, TableForm.LATEX)
 
 Run = Annotated[
     str,
@@ -90,7 +111,7 @@ Run = Annotated[
     ),
 ]
 
-# All are fields of RunQuery, except columns, sweep, ledger, limit, folders and everywhere.
+# All are fields of RunQuery, except columns, over, sweep, ledger, limit, folders and everywhere.
 _LIST_FLAGS: Final[Mapping[str, Any]] = {
     "where": flag(
         list[str],
@@ -120,6 +141,11 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
         metavar="min|max",
         tab=("min", "max"),
     ),
+    "over": flag(
+        str,
+        "Show means of the runs that differ only in these options, such as seed.",
+        metavar="KEY,...",
+    ),
     "tasks": flag(bool, "Show a line for each task of an array.", "--tasks"),
     "ledger": flag(bool, "Show how the runs used their time, and the sum.", "--ledger"),
     "limit": flag(
@@ -144,7 +170,14 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
 
 
 @takes(_LIST_FLAGS)
-def list_(screen: Screen, **given: Any) -> None:
+def list_(
+    screen: Screen,
+    output: Annotated[
+        TableForm | None,
+        option("Show the table as text, JSON, Markdown, CSV or LaTeX.", "--output", "-o"),
+    ] = None,
+    **given: Any,
+) -> None:
     """List collected runs, newest first.
 
     Keys to show, sort by or filter: run, job, name, state, final, exit, user, cluster, partition,
@@ -155,54 +188,155 @@ def list_(screen: Screen, **given: Any) -> None:
     if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")
     is_ledger = given.pop("ledger", False)
-    if is_ledger and given.keys() & {"columns", "goal"}:
-        raise excluded("--ledger", "--columns or --goal")
+    if is_ledger and (given.keys() & {"columns", "goal", "over"} or screen.form in _PAPER):
+        raise excluded("--ledger", "--columns, --goal, --over or another --output")
+    if "over" in given and given.keys() & {"sort", "reverse", "limit", "goal", "tasks"}:
+        raise excluded("--over", "--sort, --reverse, --limit, --goal or --tasks")
+    chosen = _words(given.pop("columns", ""))
+    over = _words(given.pop("over", ""))
     if "sweep" in given:
-        if given.keys() - {"sweep", "sort", "goal", "reverse"}:
-            raise excluded("--sweep", "other options than --sort, --goal, --reverse and --ledger")
-        if is_ledger and given.keys() > {"sweep"}:
-            raise excluded("--sweep with --ledger", "other options")
-        sweep = named_run(given["sweep"], screen.chosen().ledger_for(given["sweep"]))
-        if is_ledger:
-            answer, lines = _ledger_table(screen, latest_tasks(sweep) or [sweep])
-            screen.result(answer, *lines)
-            return
-        reverse = given.get("reverse", False)
-        ranking = ranked(
-            sweep, given.get("sort"), goal=goal_given(given.get("goal")), reverse=reverse
-        )
-        answer, lines = _ranking_table(screen, sweep, ranking)
-        screen.result(answer, *lines)
+        _list_sweep(screen, given, chosen, over, is_ledger=is_ledger)
         return
     if "goal" in given:
         raise unaccompanied("--goal", "--sweep")
-    chosen = [key.strip() for key in given.pop("columns", "").split(",") if key.strip()]
     limit, folders, everywhere = (
         given.pop(name, None) for name in ("limit", "folders", "everywhere")
     )
-    query = RunQuery(**given, columns=chosen, cluster=screen.cluster)
+    # Means are over tasks, and of columns that only some have.
+    shape = {"tasks": True} if over else {"columns": chosen}
+    query = RunQuery(**given, **shape, cluster=screen.cluster)
     selected = select_runs(query, folders or (), everywhere=bool(everywhere))
     for note in selected.notes:
         screen.note(note)
-    most = limit or (len(selected.rows) if screen.json else _LAST)
+    if not selected.rows:
+        line = Notice("no-run-matches", "no run matches the conditions")
+        if not selected.searched:
+            line = Notice("no-runs", "no runs yet; `clusterctl collect` copies them here")
+        screen.result({"runs": [], "total": 0}, line)
+        return
+    if over:
+        _show_groups(screen, selected.rows[::-1], over, chosen)
+        return
+    is_whole = screen.json or screen.form in _PAPER
+    most = limit or (len(selected.rows) if is_whole else _LAST)
     shown = selected.rows[:most]
-    keys = chosen or [*_BASIC, *_metric_columns(shown, query.sort)]
-    keys = list(dict.fromkeys(keys if "run" in keys else ["run", *keys]))
-    answer = {"runs": [_answer(row) for row in shown], "total": len(selected.rows)}
+    total = {"total": len(selected.rows)}
     if is_ledger:
-        answer, ledger = _ledger_table(screen, shown)
-        answer["total"] = len(selected.rows)
-    lines = (
-        (ledger if is_ledger else _table(screen, shown, keys))
-        if shown
-        else [Notice("no-run-matches", "no run matches the conditions")]
-    )
-    if not selected.searched:
-        lines = [Notice("no-runs", "no runs yet; `clusterctl collect` copies them here")]
-    screen.result(answer, *lines)
+        answer, lines = _ledger_table(screen, shown)
+        screen.result({**answer, **total}, *lines)
+    elif screen.form == TableForm.CSV and not chosen:
+        screen.document({}, as_csv(*all_columns(shown)))
+    else:
+        keys = chosen or [*_BASIC, *_metric_columns(shown, query.sort)]
+        keys = list(dict.fromkeys(keys if "run" in keys else ["run", *keys]))
+        answer = {"runs": [_answer(row) for row in shown], **total}
+        _show_rows(screen, answer, shown, keys)
     if not screen.json and (older := len(selected.rows) - most) > 0:
         more = f"--limit {len(selected.rows)}, or filter with --where, --since, --tag"
         screen.note(f"{older} more: {more}")
+
+
+def _words(text: str) -> list[str]:
+    return [key.strip() for key in text.split(",") if key.strip()]
+
+
+def _list_sweep(
+    screen: Screen,
+    given: Mapping[str, Any],
+    chosen: Sequence[str],
+    over: Sequence[str],
+    *,
+    is_ledger: bool,
+) -> None:
+    """List the tasks of a sweep, the best first; or, with ``over``, means of them."""
+    allowed = {"sweep"} if is_ledger or over else {"sweep", "sort", "goal", "reverse"}
+    if given.keys() - allowed:
+        raise excluded(
+            "--sweep", "other options than --sort, --goal, --reverse; or --over; or --ledger"
+        )
+    if chosen and not over:
+        raise excluded("--sweep", "--columns, without --over")
+    sweep = named_run(given["sweep"], screen.chosen().ledger_for(given["sweep"]))
+    tasks = latest_tasks(sweep) or [sweep]
+    if is_ledger:
+        answer, lines = _ledger_table(screen, tasks)
+        screen.result(answer, *lines)
+        return
+    if over:
+        _show_groups(screen, tasks, over, chosen)
+        return
+    ranking = ranked(
+        sweep,
+        given.get("sort"),
+        goal=goal_given(given.get("goal")),
+        reverse=given.get("reverse", False),
+    )
+    answer, keys, notes = _ranking(sweep, ranking)
+    _show_rows(screen, answer, ranking.tasks, keys, *notes)
+
+
+def _show_rows(
+    screen: Screen, answer: dict[str, Any], rows: Sequence[Row], keys: Sequence[str], *notes: str
+) -> None:
+    """Show values of runs in the form that the user chose."""
+    if screen.form == TableForm.CSV:
+        screen.document({}, as_csv(keys, [[row.value(key) for key in keys] for row in rows]))
+    elif screen.form in _PAPER:
+        _print_table(screen, keys, [[row.text(key) for key in keys] for row in rows])
+    else:
+        screen.result(answer, *_table(screen, rows, keys), *notes)
+        return
+    screen.note(*(note for note in notes if note))
+
+
+def _print_table(
+    screen: Screen, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
+) -> None:
+    """Print a table as LaTeX or Markdown."""
+    text = (
+        latex(head, rows, notes)
+        if screen.form == TableForm.LATEX
+        else Table(head, rows).as_markdown()
+    )
+    screen.document({}, text)
+
+
+def _show_groups(
+    screen: Screen, rows: Sequence[Row], over: Sequence[str], chosen: Sequence[str]
+) -> None:
+    """Show means over runs that differ only in the options ``over``. chosen: metrics or all."""
+    reject_unknown_keys(rows, over)
+    reject_unknown_keys(rows, chosen, as_metrics=True)
+    groups = grouped(rows, over, chosen)
+    head, cells = groups.table()
+    notes = [*groups.notes()]
+    if screen.form == TableForm.CSV:
+        screen.document({}, as_csv(*groups.figures()))
+    elif screen.form in _PAPER:
+        _print_table(screen, head, cells, notes)
+    else:
+        titles = [key.upper() if key == key.lower() else key for key in head]
+        answer = {
+            "runs": [_answer(row) for row in rows],
+            "over": over,
+            "groups": [
+                {
+                    "options": each.options,
+                    "n": len(each.counted),
+                    "metrics": {
+                        name: spread and asdict(spread)
+                        for name in groups.metrics
+                        for spread in [each.spread(name)]
+                    },
+                    "runs": [row.shown for row in each.counted],
+                    "diverged": [row.shown for row in each.diverged],
+                    "left_out": each.left_out,
+                }
+                for each in groups.groups
+            ],
+        }
+        screen.result(answer, *screen.table(titles, cells))
+    screen.note(*notes)
 
 
 def _ledger_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
@@ -233,15 +367,18 @@ def _ledger_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], 
     return answer, screen.table(head, lines)
 
 
-def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str]]:
-    """Return the ranking of a collected sweep for the JSON answer, and the lines to show."""
+def _ranking(run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the ranking of a collected sweep for the JSON answer, the keys of its table, and the
+    lines below.
+    """
     rows = ranking.tasks
     metric = ranking.metric
-    keys = swept_keys(run)
+    swept = swept_keys(run)
     more = [name for name in _metric_columns(rows) if name != metric]
-    lines = _table(screen, rows, list(dict.fromkeys(["job", *keys, metric, "state", *more])))
+    keys = list(dict.fromkeys(["job", *swept, metric, "state", *more]))
+    lines: list[str] = []
     if ranking.best is not None:
-        values = "".join(f" {key}={ranking.best.text(key)}" for key in keys)
+        values = "".join(f" {key}={ranking.best.text(key)}" for key in swept)
         best = f"{metric} {ranking.best.text(metric)}"
         lines += ["", f"best: {ranking.best.value('job')}{values}: {best} ({ranking.goal_words})"]
     elif ranking.goal is not None:
@@ -255,7 +392,13 @@ def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str
         "best": None if ranking.best is None else ranking.best.value("job"),
         "runs": [_answer(row) for row in rows],
     }
-    return answer, lines
+    return answer, keys, lines
+
+
+def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str]]:
+    """Return the ranking of a collected sweep for the JSON answer, and the lines to show."""
+    answer, keys, lines = _ranking(run, ranking)
+    return answer, [*_table(screen, ranking.tasks, keys), *lines]
 
 
 def _failed_tasks(run: Row, rows: Sequence[Row]) -> list[Notice]:
@@ -471,12 +614,6 @@ def _size(path: Path) -> int:
     return 0
 
 
-class Form(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    MD = "md"
-
-
 ReportFile = Annotated[
     Path | None,
     option(
@@ -501,6 +638,32 @@ def report(
     port: Annotated[
         int, option("Port of --serve. Default: a free port.", least=0, most=65535, metavar="PORT")
     ] = 0,
+    figure: Annotated[
+        str | None,
+        option(
+            "Write a figure of this metric for a paper, instead of the report: --out FILE.pdf, .svg, or "
+            ".csv for its points.",
+            metavar="METRIC",
+        ),
+    ] = None,
+    over: Annotated[
+        str | None,
+        option(
+            "With --figure: draw means of the runs that differ only in these options. Default: the "
+            "seeds.",
+            metavar="KEY,...",
+        ),
+    ] = None,
+    width: Annotated[
+        float | None,
+        option(
+            "With --figure: its width in inches. Default: 3.3, that of a column.",
+            least=1,
+            most=20,
+            metavar="INCHES",
+        ),
+    ] = None,
+    log: Annotated[bool, option("With --figure: a logarithmic axis of the metric.")] = False,
     output: Annotated[
         Form | None,
         option("Print the report as JSON or Markdown, without writing a file.", "--output", "-o"),
@@ -512,16 +675,24 @@ def report(
     step, ranks, nodes, the job, configuration and environment. For several runs, it begins
     with the differences.
     """
-    if (screen.markdown or screen.json or serve) and (out or open_):
+    if figure is None and (over is not None or width is not None or log):
+        raise unaccompanied("--over, --width or --log", "--figure")
+    if figure is not None and (open_ or serve or screen.form == Form.MD):
+        raise excluded("--figure", "--open, --serve or -o md")
+    is_printed = figure is None and (screen.form == Form.MD or screen.json)
+    if (is_printed or serve) and (out or open_):
         raise excluded("-o json, -o md or --serve", "--out or --open")
-    if serve and (screen.markdown or screen.json):
+    if serve and is_printed:
         raise excluded("-o", "--serve")
     if port and not serve:
         raise unaccompanied("--port", "--serve")
     ledger = screen.chosen().ledger_for(*run)
     rows = list({row.folder: row for name in run for row in named_rows(name, ledger)}.values())
+    if figure is not None:
+        _write_figure(screen, rows, figure, _words(over or ""), out, width_in=width, log=log)
+        return
     content = report_of(rows)
-    if screen.markdown:
+    if screen.form == Form.MD:
         screen.document({}, content.as_markdown())
         return
     if screen.json:
@@ -546,6 +717,47 @@ def report(
             code="no-browser",
             fix="use --serve, and open the address on another machine",
         )
+
+
+def _write_figure(
+    screen: Screen,
+    rows: Sequence[Row],
+    metric: str,
+    over: Sequence[str],
+    out: Path | None,
+    *,
+    width_in: float | None,
+    log: bool,
+) -> None:
+    path = out or Path(f"{metric.replace('/', '-')}{figures.FORMS[0]}")
+    if path.suffix not in figures.FORMS:
+        raise UsageError(
+            f"{path} is not the name of a figure",
+            code="figure-form-unknown",
+            fix=f"end it with {', '.join(figures.FORMS[:-1])} or {figures.FORMS[-1]}",
+        )
+    parts = [part for row in rows for part in (latest_tasks(row) if row.tasks else [row])]
+    figure = figures.MetricFigure.of(parts, metric, over)
+    figure.write(path, width_in=width_in or figures.COLUMN_IN, log=log)
+    lines = [
+        *(
+            f"{group.name or metric}: n={len(group.counted)}, {len(line.points)} {line.axis}s"
+            + (f", of one of {line.stride} values" if line.stride > 1 else "")
+            for group, line in figure.lines
+        ),
+        *figure.groups.notes(),
+        f"figure: {path}",
+    ]
+    answer = {
+        "figure": str(path),
+        "metric": metric,
+        "lines": [
+            {"options": group.options, "n": len(group.counted), "points": len(line.points)}
+            for group, line in figure.lines
+        ],
+        "left_out": [reason for group in figure.groups.groups for reason in group.left_out],
+    }
+    screen.result(answer, *lines)
 
 
 def _serve(screen: Screen, page: bytes, port: int) -> None:

@@ -10,15 +10,16 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
 from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.facts import SPEEDS
 from clusterctl.runs.find import Row
+from clusterctl.runs.groups import Group, MeanLine, grouped, is_seed
 from clusterctl.runs.metric_files import Block
 from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, thinned
-from clusterctl.runs.spread import Spread, mean_of
 from clusterctl.runs.table import Metrics
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
@@ -26,6 +27,8 @@ from clusterctl.util import formatting
 from clusterctl.util.numbers import counted, finite, is_number
 
 MOST_LINES: Final = 16  # per chart
+# The most runs whose curves are read for a chart of means.
+_MOST_AVERAGED: Final = 256
 # The clocks of hosts differ a little, and Slurm reports whole seconds.
 CLOCK_S: Final = 2.0
 MOST_CHARTS: Final = 16
@@ -50,7 +53,6 @@ _OWN_CHARTS: Final = frozenset(
 )
 # The parts of a step's time.
 PARTS: Final = ("compute", "exposed communication", "data")
-_SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
 # Lines closer than this share of the chart's height hide each other.
 _LINE: Final = 0.01
 # Points of a line from which a smoothed line can be shown, and the number of points of the smoothed
@@ -270,7 +272,7 @@ def line_chart(
 
 def _as_far_as_the_finite(lines: Sequence[Series]) -> Sequence[Series]:
     """Return the lines of a chart, those that end with NaN or infinity only as far as the other
-    lines reach, so that a run that diverged does not set the axis.
+    lines reach, so that a run that diverged does not set the axis. The legend names such runs.
     """
     diverged = [bool(line.points) and finite(line.points[-1][1]) is None for line in lines]
     heights = finite_values(
@@ -286,11 +288,18 @@ def _as_far_as_the_finite(lines: Sequence[Series]) -> Sequence[Series]:
     def shown(y: float | None) -> float | None:
         return y if y is not None and low <= y <= high else None
 
+    lost = {line.run or line.name for line, is_lost in zip(lines, diverged, strict=True) if is_lost}
+    named = [
+        replace(line, run=f"{line.run or line.name} (diverged)")
+        if (line.run or line.name) in lost
+        else line
+        for line in lines
+    ]
     return [
         replace(line, points=[(x, shown(y)) for x, y in line.points], smooth=())
         if is_lost
         else line
-        for line, is_lost in zip(lines, diverged, strict=True)
+        for line, is_lost in zip(named, diverged, strict=True)
     ]
 
 
@@ -640,61 +649,63 @@ def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
         and bool(numbers)
         and numbers[0][0] > 0
         and numbers[-1][0] >= _WIDE * numbers[0][0]
-        and not _SEED.fullmatch(key)
+        and not is_seed(key)
     )
     chart = Chart(f"{metric} by {key}", series, key, metric, Kind.POINTS, x_log=is_wide)
     return _on_axis(chart, formatting.unit_of(metric))
 
 
 def seeds_section(
-    rows: Mapping[str, Row], keys: Sequence[str], metric: str, runs: Mapping[str, ProgramMetrics]
+    rows: Mapping[str, Row],
+    metrics: Sequence[str],
+    runs: Mapping[str, ProgramMetrics],
+    missing: list[str],
 ) -> Section:
     """Return means and spreads of runs that differ only in their seed. Empty if there are no such
     runs.
 
-    rows: title of a run -> run; those that did not complete do not count.
-    keys: the options in which the runs differ.
-    runs: title -> its metrics.
+    rows: title of a run -> run. metrics: the chart has the first. runs: title -> its metrics, of
+        some runs. missing: gets messages.
     """
-    others = [key for key in keys if not _SEED.fullmatch(key)]
-    groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for title, row in rows.items():
-        if isinstance(row.value(metric), float) and row.record.state == JobState.COMPLETED:
-            groups[tuple(row.value(key) for key in others)].append(title)
-    if len(others) == len(keys) or all(len(titles) == 1 for titles in groups.values()):
+    groups = grouped([*rows.values()], metrics=metrics)
+    if not groups.over or not groups.has_means:
         return Section("Seeds")
-    unit = formatting.unit_of(metric)
-    cells = []
+    head, cells = groups.table()
+    section = Section("Seeds", [*groups.notes()], tables=[Table(head, cells)])
+    drawn = [group for group in groups.groups if len(group.counted) > 1][:MOST_LINES]
+    if sum(len(group.counted) for group in drawn) > _MOST_AVERAGED:
+        missing.append(f"a chart of the means of more than {_MOST_AVERAGED} runs")
+        return section
+    known = {row.folder: runs[title] for title, row in rows.items() if title in runs}
+    lines = mean_lines(drawn, metrics[0], known)
+    if not lines:
+        return section
+    axis, stride = lines[0][1].axis, max(line.stride for _, line in lines)
+    series = []
+    for number, (group, line) in enumerate(lines):
+        means = thinned((step, spread.mean) for step, spread in line.points)
+        bands = dict(line.points)
+        band = [bands[step].ends for step, _ in means]
+        series.append(Series(group.legend, means, number, spread=band))
+    title = f"{metrics[0]}: mean of the seeds ± standard deviation"
+    title += f", of one of {stride:,} values" if stride > 1 else ""
+    chart = Chart(title, series, axis, metrics[0])
+    return replace(section, charts=[_on_axis(chart, formatting.unit_of(metrics[0]))])
+
+
+def mean_lines(
+    groups: Sequence[Group], metric: str, known: Mapping[Path, ProgramMetrics] = {}
+) -> list[tuple[Group, MeanLine]]:
+    """Return the mean of a metric over the runs of each group, for groups with a line.
+
+    known: folder of a run -> its metrics. Other runs are read.
+    """
     lines = []
-    stride = 1
-    axis = STEP
-    for number, (values, titles) in enumerate(groups.items()):
-        results = [float(str(rows[title].value(metric))) for title in titles]
-        spread = Spread.of(results)
-        deviation = spread.deviation if len(results) > 1 else None
-        figures = (spread.mean, deviation, min(results), max(results))
-        shown = [formatting.metric(figure, metric) for figure in figures]
-        cells.append([*map(formatting.given, values), str(len(titles)), *shown])
-        name = ", ".join(
-            f"{key}={formatting.given(value)}" for key, value in zip(others, values, strict=True)
-        )
-        found = [runs[title].curves.get(metric) for title in titles if title in runs]
-        drawn_curves = [curve for curve in found if curve is not None]
-        axis = drawn_curves[0].drawn_axis if drawn_curves else axis
-        stride = max([stride, *(curve.size for curve in drawn_curves)])
-        curves = [dict(curve.thin()) for curve in drawn_curves if curve.drawn_axis == axis]
-        if steps := sorted(set(curves[0]).intersection(*curves[1:])) if len(curves) > 1 else []:
-            means = [(step, mean_of([curve[step] for curve in curves])) for step in steps]
-            drawn = thinned(means)
-            at = {step: [curve[step] for curve in curves] for step, _ in drawn}
-            band = [(min(at[step]), max(at[step])) for step, _ in drawn]
-            lines.append(Series(name or f"{len(curves)} seeds", drawn, number, spread=band))
-    head = (*others, "seeds", f"{metric}: mean", "standard deviation", "lowest", "highest")
-    title = f"{metric}: mean of the seeds, and their lowest and highest values"
-    if stride > 1:
-        title += f", of one of {stride:,} values"
-    charts = [_on_axis(Chart(title, lines, axis, metric), unit)] if lines else []
-    return Section("Seeds", charts=charts, tables=[Table(head, cells)])
+    for group in groups:
+        read = (known.get(row.folder) or ProgramMetrics.of(row) for row in group.counted)
+        found = [facts.curves[metric] for facts in read if metric in facts.curves]
+        lines.append((group, MeanLine.of(found)))
+    return [(group, line) for group, line in lines if line.points]
 
 
 def finite_values(values: Iterable[Any]) -> list[float]:

@@ -118,6 +118,9 @@ class Table:
     title: str = ""
     folded: bool = False
 
+    def as_markdown(self) -> str:
+        return "\n".join(_markdown_lines(_clean(asdict(self)))).lstrip("\n") + "\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:

@@ -356,6 +356,15 @@ def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
     return {name: columns[name] for name in sorted(columns, key=lambda name: not varies[name])}
 
 
+def all_columns(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
+    """Return the head and the rows of a table with the columns of ``frame``. Times are in UTC."""
+    columns = {
+        name: [_time(value) if name in TIMES else value for value in values]
+        for name, values in _columns(rows).items()
+    }
+    return [*columns], [list(cells) for cells in zip(*columns.values(), strict=True)]
+
+
 def _as_number(value: Value) -> Any:
     """Return the value; an integer above 64 bits as a float, or None if it is too large for a
     float.

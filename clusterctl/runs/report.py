@@ -55,6 +55,7 @@ from clusterctl.runs.find import (
     swept_keys,
 )
 from clusterctl.runs.folder import collected_files
+from clusterctl.runs.groups import how_diverged
 from clusterctl.runs.page import (
     REPORT_FILE,
     Chart,
@@ -272,15 +273,13 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
         if figures or not _has_completed(row):
             verdict.append(f"{row.shown}: {next(outcome_lines(row))}{figures}")
     keys = usual_metrics(compared, _MORE_METRICS)
-    options = dict.fromkeys(key for row in compared for key in row.config)
-    varied = [key for key in options if len({row.config.get(key) for row in compared}) > 1]
     results = [
         table_of("run", titled, [*keys, "state", "nodes", "elapsed"]),
         _use_table(titled, facts),
     ]
     sections = [
         Section("Results", charts=_size_charts(titled), tables=results),
-        seeds_section(titled, varied, keys[0], facts) if keys else Section("Seeds"),
+        seeds_section(titled, keys, facts, missing) if keys else Section("Seeds"),
         *changes,
         metrics_section(facts, missing),
     ]
@@ -381,7 +380,9 @@ def _array_report(run: Row) -> Report:
             "Parameters", charts=[parameter_chart(key, metric, tasks) for key in keys if metric]
         ),
         Section("Results", charts=_size_charts(titled)),
-        seeds_section(titled, keys, metric, facts),
+        seeds_section(titled, [metric, *others[:_MORE_METRICS]], facts, missing)
+        if metric
+        else Section("Seeds"),
         metrics_section(facts, missing, [metric, "loss", "train_loss"]),
         *facts_of(run, time_facts, resource_facts, job_facts, configuration),
         *_environment(run, missing),
@@ -468,11 +469,8 @@ def _best_line(ranking: Ranking) -> str:
 def _diverged_tasks(name: str, tasks: Sequence[Row]) -> Iterator[str]:
     """Yield the tasks whose last value of a metric is no number, and since when."""
     for task in tasks:
-        if (last := task.nonfinite(name)) is not None:
-            metric = task.metrics[name.removeprefix("metric.")]
-            place = metric.nonfinite_step
-            since = "" if place is None else f", not finite since {metric.axis} {place}"
-            yield f"task {task.number} diverged: {name} ended as {last}{since}"
+        if (how := how_diverged(task, name)) is not None:
+            yield f"task {task.number} diverged: {how}"
 
 
 def _incomplete_tasks(run: Row, tasks: Sequence[Row]) -> Iterator[str]:

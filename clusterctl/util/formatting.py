@@ -17,8 +17,11 @@ from clusterctl.util.numbers import finite
 
 NONE: Final = "-"
 _DIGITS: Final = 6
-# Numbers from here on are shown with an exponent in means of runs.
+# Means of runs outside of these are shown with an exponent.
 _LARGE: Final = 1e15
+_SMALL: Final = 1e-6
+# Values that are equal differ by this share of their mean, or less, when they are added up.
+_ROUNDING: Final = 1e-14
 _SIZES: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 # Units of metrics, by the ends of their names. A share has no unit: some programs write an `mfu` in
 # percent, and an efficiency may be above 1.
@@ -166,15 +169,21 @@ def metric(value: object, name: str = "") -> str:
 
 
 def spread(mean: float, deviation: float, digits: int = 4) -> str:
-    """Return a text such as ``290 ± 17``; without a deviation that these digits do not show."""
-    if max(abs(mean), deviation) >= _LARGE:
+    """Return a text such as ``290 ± 17``: the deviation with two digits, the mean to the same
+    place.
+
+    digits: of a mean without a deviation, or whose deviation is only that of rounding.
+    """
+    largest = max(abs(mean), deviation)
+    is_rounding = deviation <= abs(mean) * _ROUNDING
+    if largest and not _SMALL <= largest < _LARGE:
         text = f"{mean:.{digits}g}"
-        return text if not deviation else f"{text} ± {deviation:.2g}"
-    places = _places(mean, digits)
-    if deviation < 10**-places / 2:
+        return text if is_rounding else f"{text} ± {deviation:.2g}"
+    if is_rounding:
+        places = _places(mean, digits)
         text = f"{mean:,.{places}f}"
         return text.rstrip("0").rstrip(".") if places else text
-    places = min(_places(deviation, 2), places)
+    places = _places(deviation, 2)
     return f"{mean:,.{places}f} ± {deviation:,.{places}f}"
 
 

@@ -23,6 +23,7 @@ from tests.support.inventories import host_of, inventory_of
 from tests.support.local_transport import LocalTransport
 from tests.support.played.cluster import SPEC, PlayedCluster
 from tests.support.verbs import Clusterctl
+from tests.unit.runs.made import made_run
 
 Answer = Callable[..., dict[str, Any]]
 
@@ -95,3 +96,17 @@ def project(
     monkeypatch.setenv("PYTHONPATH", str(project.custom))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2hunter2")
     return project
+
+
+@pytest.fixture
+def cli_with_seeds(cli: Clusterctl) -> Clusterctl:
+    """Two rates with three seeds each; the last run diverged."""
+    for number in range(6):
+        last = float("nan") if number == 5 else (number + 1) / 8
+        lines = [{"step": step, "loss": 2.0 if step == 1 else last} for step in (1, 2)]
+        args = ["--lr", f"1e-{number // 3 + 4}", "--seed", str(number % 3)]
+        made_run(cli.cwd / "runs", number + 1, args=args, metrics=lines)
+    (cli.cwd / "cluster.yaml").write_text(
+        "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n"
+    )
+    return cli

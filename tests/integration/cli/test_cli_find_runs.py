@@ -13,6 +13,8 @@ from tests.support.messages import codes, shows
 from tests.support.verbs import Clusterctl
 from tests.unit.runs.made import made_run
 
+SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n"
+
 
 @pytest.fixture
 def cli_with_runs(cli: Clusterctl) -> Clusterctl:
@@ -21,9 +23,7 @@ def cli_with_runs(cli: Clusterctl) -> Clusterctl:
         made_run(
             cli.cwd / "runs", number, args=["--lr", lr], metrics=lines, tags=["base"], cost_usd=0.5
         )
-    (cli.cwd / "cluster.yaml").write_text(
-        "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n"
-    )
+    (cli.cwd / "cluster.yaml").write_text(SPEC)
     return cli
 
 
@@ -305,3 +305,64 @@ def test_report_serve_runs_until_interrupted(cli_with_runs: Clusterctl) -> None:
             assert b"demo-1-train" in answer.read()
         serving.send_signal(signal.SIGINT)
         assert serving.wait(30) == 130
+
+
+def test_runs_over_seeds_have_means_and_name_those_that_diverged(
+    cli_with_seeds: Clusterctl,
+) -> None:
+    result = cli_with_seeds("runs", "--over", "seed")
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["LR", "LOSS", "N", "DIVERGED"],
+        ["0.0001", "0.25", "±", "0.12", "3", "0"],
+        ["1e-05", "0.562", "±", "0.088", "2", "1"],
+    ]
+    assert shows(result.stderr, "means-of-runs")
+    assert shows(result.stderr, "run-not-averaged")
+    assert "demo-6-train diverged" in result.stderr
+    first, second = cli_with_seeds("runs", "--over", "seed", "-o", "json").json["groups"]
+    assert first["metrics"]["loss"] == {"mean": 0.25, "deviation": 0.125, "count": 3}
+    assert (second["n"], second["diverged"]) == (2, ["demo-6-train"])
+    assert cli_with_seeds("runs", "--over", "seed", "-o", "csv").stdout.splitlines() == [
+        "lr,loss,loss_sd,loss_n,diverged",
+        "0.0001,0.25,0.125,3,0",
+        "1e-05,0.5625,0.08838834764831845,2,1",
+    ]
+    latex = cli_with_seeds("runs", "--over", "seed", "-o", "latex").stdout.splitlines()
+    assert r"$1 \times 10^{-5}$ & $0.562 \pm 0.088$ & $2$ & $1$ \\" in latex
+    assert any(line.startswith("% ") and "demo-6-train" in line for line in latex)
+
+
+def test_runs_are_printed_as_csv_and_markdown(cli_with_seeds: Clusterctl) -> None:
+    head, *rows = cli_with_seeds("runs", "-o", "csv").stdout.splitlines()
+    assert {"run", "lr", "seed", "loss", "loss.min", "submitted"} <= {*head.split(",")}
+    assert len(rows) == 6
+    columns = ("runs", "--columns", "lr,loss", "--sort", "loss", "-o")
+    assert cli_with_seeds(*columns, "csv").stdout.splitlines()[:2] == [
+        "run,lr,loss",
+        "demo-1-train,0.0001,0.125",
+    ]
+    assert cli_with_seeds(*columns, "md").stdout.splitlines()[::2] == [
+        "| run | lr | loss |",
+        "| demo-1-train | 0.0001 | 0.125 |",
+        "| demo-3-train | 0.0001 | 0.375 |",
+        "| demo-5-train | 1e-05 | 0.625 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("runs", "--over", "seed", "--sort", "loss"), "options-exclusive"),
+        (("runs", "--over", "sed"), "unknown-run-key"),
+        (("runs", "--ledger", "-o", "csv"), "options-exclusive"),
+        (("report", "1", "--log"), "option-needs-option"),
+        (("report", "1", "--figure", "loss", "--open"), "options-exclusive"),
+        (("report", "1", "--figure", "loss", "--out", "loss.gif"), "figure-form-unknown"),
+        (("report", "1", "--figure", "loss", "--out", "none/loss.csv"), "file-unwritable"),
+        (("report", "1", "--figure", "los"), "unknown-run-key"),
+    ],
+)
+def test_means_and_figures_with_wrong_options_are_refused(
+    cli_with_seeds: Clusterctl, arguments: tuple[str, ...], code: str
+) -> None:
+    assert shows(cli_with_seeds(*arguments, rc=2).stderr, code)

@@ -133,13 +133,13 @@ def test_seeds_have_a_mean_and_a_spread(tmp_path: Path) -> None:
     report = report_of([sweep(tmp_path, values, [0.1, 0.3, 0.5, 0.5])])
     seeds = section_of(report, "Seeds")
     assert seeds.tables[0].rows == [
-        ["0.1", "2", "0.2", "0.141421", "0.1", "0.3"],
-        ["0.2", "2", "0.5", "0", "0.5", "0.5"],
+        ["0.1", "0.20 ± 0.14", "2"],
+        ["0.2", "0.5 ± 0", "2"],
     ]
     first, second = seeds.charts[0].series
     assert (first.name, second.name) == ("lr=0.1", "lr=0.2")
     assert first.points[0] == (1, pytest.approx(2.0))
-    assert first.spread[0] == (pytest.approx(1.0), pytest.approx(3.0))
+    assert first.spread[0] == (pytest.approx(2 - 2**0.5), pytest.approx(2 + 2**0.5))
     assert len(first.points) == len(first.spread) == 10
     without = report_of([sweep(tmp_path / "other", [{"lr": 1}, {"lr": 2}], [0.1, 0.3])])
     assert all(section.title != "Seeds" for section in without.sections)
@@ -152,7 +152,7 @@ def test_runs_that_differ_in_their_seed_are_averaged(tmp_path: Path) -> None:
         for number in (1, 2)
     ]  # fmt: skip
     (table,) = section_of(report_of(rows), "Seeds").tables
-    assert table.rows == [["2", "0.75", "0.353553", "0.5", "1"]]
+    assert table.rows == [["0.75 ± 0.35", "2"]]
 
 
 def test_line_that_hides_another_is_drawn_with_gaps(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_large_numbers_of_seeds_and_ranks_are_readable(tmp_path: Path) -> None:
         for number in (1, 2)
     ]  # fmt: skip
     (table,) = section_of(report_of(rows), "Seeds").tables
-    assert table.rows == [["2", "30,000", "14,142.1", "20,000", "40,000"]]
+    assert table.rows == [["30,000 ± 14,142", "2"]]
     assert "20,000 ms to 20,000 ms" in compare_ranks([2e4, 2e4], [5, 5], 10, NODES)
 
 

@@ -364,22 +364,6 @@ def test_sweep_ranked_by_metric_with_the_name_of_a_field_has_a_report(tmp_path: 
     )
 
 
-def test_means_of_seeds_leave_out_tasks_that_did_not_complete(tmp_path: Path) -> None:
-    metrics = [{"loss": {"last": loss, "count": 1}} for loss in (0.1, 0.3, 9.0)]
-    states = ("COMPLETED", "COMPLETED", "FAILED")
-    tasks = [
-        {"id": f"7_{n}", "state": state, "config": {"seed": n}, "metrics": values}
-        for n, (state, values) in enumerate(zip(states, metrics, strict=True))
-    ]
-    row = Row(
-        made_run(
-            tmp_path, 7, tasks=tasks, sweep={"keys": ["seed"], "metric": "loss", "goal": "min"}
-        )
-    )
-    (table,) = section_of(report_of([row]), "Seeds").tables
-    assert [cells[:2] for cells in table.rows] == [["2", "0.2"]]
-
-
 def section_of(report: Report, title: str) -> Section:
     (section,) = [section for section in report.sections if section.title == title]
     return section

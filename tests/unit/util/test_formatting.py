@@ -61,3 +61,20 @@ def test_share_is_shown_as_it_was_written(name: str) -> None:
         "1.02",
         "42.3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "text"),
+    [
+        (97.34567, 0.01234, "97.346 ± 0.012"),
+        (290.4, 17.1, "290 ± 17"),
+        (12_345.6, 1_234.5, "12,346 ± 1,234"),
+        (0.5, 0.0, "0.5"),
+        (0.1, 1e-17, "0.1"),
+        (0.0, 0.25, "0.00 ± 0.25"),
+        (-1.5, 0.75, "-1.50 ± 0.75"),
+        (1.5e-9, 2.5e-10, "1.5e-09 ± 2.5e-10"),
+    ],
+)
+def test_mean_ends_at_the_place_of_its_deviation(mean: float, deviation: float, text: str) -> None:
+    assert formatting.spread(mean, deviation) == text

@@ -1,0 +1,255 @@
+"""Groups of runs whose options are equal but for their seed, with the mean of each metric.
+
+A run counts if its job has completed and it has not diverged. It has diverged if a metric that is
+averaged, or a usual one such as ``loss``, ended as NaN or infinite. Runs that do not count are
+named with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from clusterctl.errors import Notice
+from clusterctl.runs.curve import STEP, Curve
+from clusterctl.runs.find import Row, is_usual, metric_names, submitted_at, swept_keys
+from clusterctl.runs.series import config_of
+from clusterctl.runs.spread import Spread
+from clusterctl.scheduler.base import JobState
+from clusterctl.spec.names import first_few
+from clusterctl.state.run_record import Value
+from clusterctl.util import formatting
+from clusterctl.util.numbers import counted
+
+_SEED: Final = re.compile(r"(?:.*[._-])?(?:seed|random_state)", re.IGNORECASE)
+# What tells apart runs of the same options.
+_PROGRAM: Final = ("name", "nodes", "tasks_per_node")
+_WORDS: Final = "arguments"
+_MOST_METRICS: Final = 4
+_MOST_NAMED: Final = 16
+
+
+def is_seed(key: str) -> bool:
+    """Return whether an option is a seed by its name, such as ``seed`` or ``data.random_state``."""
+    return _SEED.fullmatch(key.removeprefix("config.")) is not None
+
+
+def how_diverged(row: Row, metric: str) -> str | None:
+    """Return how a metric ended as NaN or infinite; None if it did not."""
+    last = row.nonfinite(metric)
+    if last is None:
+        return None
+    recorded = row.metrics[metric.removeprefix("metric.")]
+    place = recorded.nonfinite_step
+    since = "" if place is None else f", not finite since {recorded.axis} {place}"
+    return f"{metric} ended as {last}{since}"
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLine:
+    """The mean of a metric over the runs of a group, at the steps that all of them have.
+
+    axis: of the steps. stride: of very many values, only one of so many has been read.
+    points: (step, mean and spread).
+    """
+
+    axis: str
+    stride: int
+    points: Sequence[tuple[float, Spread]]
+
+    @classmethod
+    def of(cls, curves: Sequence[Curve]) -> MeanLine:
+        axis = curves[0].drawn_axis if curves else STEP
+        values = [dict(curve.thin()) for curve in curves if curve.drawn_axis == axis]
+        steps = sorted(set(values[0]).intersection(*values[1:])) if values else []
+        points = [(step, _spread([each[step] for each in values])) for step in steps]
+        return cls(axis, max((curve.size for curve in curves), default=1), points)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    if all(map(math.isfinite, values)):
+        return Spread.of(values)
+    # A gap of the line.
+    return Spread(math.nan, math.nan, len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs whose options are equal but for the seed.
+
+    options: those in which the groups differ. counted: the runs that count. diverged: those that
+        do not, because they diverged. left_out: why each other run does not count, and these.
+    """
+
+    options: Mapping[str, Value]
+    counted: Sequence[Row]
+    diverged: Sequence[Row]
+    left_out: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """The options as a text such as ``lr=0.1, width=8``; "" if there is a single group."""
+        pairs = (f"{key}={formatting.given(value)}" for key, value in self.options.items())
+        return ", ".join(pairs).replace("config.", "")
+
+    @property
+    def legend(self) -> str:
+        """The name for a legend, with the number of runs that diverged."""
+        names = [self.name or f"{len(self.counted)} runs"]
+        if self.diverged:
+            names.append(f"({len(self.diverged)} diverged)")
+        return " ".join(names)
+
+    def spread(self, metric: str) -> Spread | None:
+        """Return the mean of the metric's last values; None if no run that counts has one."""
+        values = [row.value(metric) for row in self.counted]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        return Spread.of(numbers) if numbers else None
+
+    def text(self, metric: str) -> str:
+        """Return mean ± standard deviation; with the number of runs, if not all have the metric."""
+        spread = self.spread(metric)
+        if spread is None:
+            return formatting.NONE
+        text = formatting.number(spread.mean)
+        if spread.count > 1:
+            text = str(spread) if spread.deviation else f"{text} ± 0"
+        return text if spread.count == len(self.counted) else f"{text} (n={spread.count})"
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All groups of some runs. over: the options whose values are averaged. metrics: what of."""
+
+    over: Sequence[str]
+    metrics: Sequence[str]
+    groups: Sequence[Group]
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The options in which the groups differ."""
+        return [*self.groups[0].options] if self.groups else []
+
+    @property
+    def has_means(self) -> bool:
+        """Whether any group has several runs."""
+        return any(len(each.counted) + len(each.diverged) > 1 for each in self.groups)
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Return the head and the rows of a table of means."""
+        has_diverged = any(each.diverged for each in self.groups)
+        head = [*(key.removeprefix("config.") for key in self.keys), *self.metrics, "n"]
+        rows = [
+            [
+                *map(formatting.given, each.options.values()),
+                *map(each.text, self.metrics),
+                str(len(each.counted)),
+                *([str(len(each.diverged))] if has_diverged else []),
+            ]
+            for each in self.groups
+        ]
+        return [*head, *(["diverged"] if has_diverged else [])], rows
+
+    def figures(self) -> tuple[list[str], list[list[Any]]]:
+        """Return the head and the rows of the table of means for programs, with all digits."""
+        head = [*(key.removeprefix("config.") for key in self.keys)]
+        head += [title for name in self.metrics for title in (name, f"{name}_sd", f"{name}_n")]
+        rows = []
+        for each in self.groups:
+            spreads = [each.spread(name) for name in self.metrics]
+            cells = [
+                figure
+                for one in spreads
+                for figure in (
+                    (None, None, 0)
+                    if one is None
+                    else (one.mean, one.deviation if one.count > 1 else None, one.count)
+                )
+            ]
+            rows.append([*each.options.values(), *cells, len(each.diverged)])
+        return [*head, "diverged"], rows
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the table means, and each run that is in no mean."""
+        over = ", ".join(self.over).replace("config.", "")
+        if self.has_means:
+            yield Notice(
+                "means-of-runs", f"mean ± sample standard deviation of n runs, over {over}"
+            )
+        elif self.over and self.groups:
+            differ = first_few([key.removeprefix("config.") for key in self.keys], _MOST_NAMED)
+            text = f"no two runs differ only in {over}: they also differ in {differ or 'nothing'}"
+            yield Notice("no-runs-to-average", text)
+        left_out = [reason for each in self.groups for reason in each.left_out]
+        for reason in left_out[:_MOST_NAMED]:
+            yield Notice("run-not-averaged", f"not in a mean: {reason}")
+        if len(left_out) > _MOST_NAMED:
+            more = counted(len(left_out) - _MOST_NAMED, "more run")
+            yield Notice("run-not-averaged", f"not in a mean: {more}")
+
+
+def grouped(rows: Sequence[Row], over: Sequence[str] = (), metrics: Sequence[str] = ()) -> Groups:
+    """Return groups of runs whose options are equal but for ``over``, in the order of the runs.
+
+    over: default: the seeds among the options. metrics: default: the usual ones, or the first.
+    """
+    keys = _differing(rows)
+    over = over or [key for key in keys if is_seed(key)]
+    names = {key.removeprefix("config.") for key in over}
+    keys = [key for key in keys if key.removeprefix("config.") not in names]
+    recorded = [*metric_names(rows)]
+    usual = [name for name in recorded if is_usual(name)]
+    metrics = metrics or (usual or recorded[:1])[:_MOST_METRICS]
+    if not over and len({tuple(repr(_option(row, key)) for key in keys) for row in rows}) < len(
+        rows
+    ):
+        keys = ["run"]
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(repr(_option(row, key)) for key in keys)].append(row)
+    checked = dict.fromkeys((*metrics, *usual))
+    return Groups(over, metrics, [_group(each, keys, over, [*checked]) for each in groups.values()])
+
+
+def _differing(rows: Sequence[Row]) -> list[str]:
+    """Return the options in which the runs differ; of the tasks of a sweep those that it varies."""
+    tokens = {row.run.replay_of if row.run.of_failed else row.run.token for row in rows}
+    if rows and len(tokens) == 1 and all(row.task for row in rows) and swept_keys(rows[0]):
+        keys = swept_keys(rows[0])
+    else:
+        options = dict.fromkeys(key for row in rows for key in row.config)
+        keys = [*_PROGRAM, _WORDS, *(f"config.{key}" for key in options)]
+    return [key for key in keys if len({repr(_option(row, key)) for row in rows}) > 1]
+
+
+def _option(row: Row, key: str) -> Value:
+    return shlex.join(config_of(row.run.args)[1]) if key == _WORDS else row.value(key)
+
+
+def _group(
+    rows: Sequence[Row], keys: Sequence[str], over: Sequence[str], metrics: Sequence[str]
+) -> Group:
+    newest: dict[tuple[str, ...], Row] = {}
+    for row in sorted(rows, key=lambda row: submitted_at(row.run)):
+        if row.record.state == JobState.COMPLETED:
+            newest[tuple(repr(row.value(key)) for key in over)] = row
+    counted_rows, diverged, reasons = [], [], []
+    for row in rows:
+        reason = next(filter(None, (how_diverged(row, name) for name in metrics)), None)
+        latest = newest.get(tuple(repr(row.value(key)) for key in over))
+        if row.record.state == JobState.COMPLETED and row is not latest and latest is not None:
+            reasons.append(f"{row.shown}: {latest.shown} has the same {', '.join(over)}")
+        elif reason is not None:
+            diverged.append(row)
+            reasons.append(f"{row.shown} diverged: {reason}")
+        elif row.record.state != JobState.COMPLETED:
+            reasons.append(f"{row.shown}: {row.record.state}")
+        else:
+            counted_rows.append(row)
+    options = {key: _option(rows[0], key) for key in keys}
+    return Group(options, counted_rows, diverged, reasons)

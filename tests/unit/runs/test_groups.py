@@ -1,0 +1,202 @@
+"""Means over seeds, judged by NumPy: which runs count, and which are named instead."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.errors import Notice
+from clusterctl.runs.figure import MetricFigure
+from clusterctl.runs.find import Row, latest_tasks
+from clusterctl.runs.groups import Groups, grouped, is_seed
+from clusterctl.runs.report import report_of
+from clusterctl.runs.series import summarize
+from clusterctl.state.run_record import RunRecord
+from tests.support.messages import refused
+from tests.unit.runs.made import made_run
+from tests.unit.runs.test_charts import charts_of, section_of
+
+STEPS = range(1, 21)
+
+
+def losses(number: int) -> list[float]:
+    generator = np.random.default_rng(number)
+    return [float(2 / step + generator.normal(0, 0.1)) for step in STEPS]
+
+
+def note_codes(groups: Groups) -> list[str]:
+    return [note.code for note in groups.notes() if isinstance(note, Notice)]
+
+
+def swept(
+    out: Path,
+    configs: Sequence[Mapping[str, Any]],
+    curves: Sequence[Sequence[float]],
+    states: Mapping[int, str] = {},
+) -> Row:
+    """A sweep whose tasks wrote these losses."""
+    tasks = [
+        {"id": f"7_{n}", "state": states.get(n, "COMPLETED"), "nodes": ["n1"], "config": config}
+        for n, config in enumerate(configs)
+    ]
+    sweep = {"keys": [*configs[0]], "metric": "loss", "goal": "min"}
+    run = made_run(out, 7, tasks=tasks, sweep=sweep)
+    found = []
+    for task, curve in zip(run.tasks, curves, strict=True):
+        folder = run.directory / task.folder
+        folder.mkdir()
+        lines = (json.dumps({"step": n, "loss": y}) for n, y in zip(STEPS, curve, strict=False))
+        (folder / "metrics.jsonl").write_text("\n".join(lines))
+        found.append(task.model_copy(update={"metrics": summarize(folder).metrics}))
+    record = run.model_copy(update={"tasks": tuple(found)})
+    (run.directory / "run.json").write_text(record.as_json())
+    return Row(RunRecord.load(run.directory))
+
+
+def three_by_five(out: Path) -> tuple[Row, list[list[float]]]:
+    """Three rates with five seeds each; the run of the last rate with seed 3 diverges."""
+    configs = [{"lr": lr, "seed": seed} for lr in (0.01, 0.1, 0.3) for seed in range(5)]
+    curves = [losses(number) for number in range(15)]
+    curves[13] = [10.0 ** (15 * step) if step < 20 else float("nan") for step in STEPS]
+    return swept(out, configs, curves), curves
+
+
+def test_groups_means_and_deviations_are_those_of_numpy(tmp_path: Path) -> None:
+    row, curves = three_by_five(tmp_path)
+    groups = grouped(latest_tasks(row))
+    head, rows = groups.figures()
+    assert head == ["lr", "loss", "loss_sd", "loss_n", "diverged"]
+    for at, (lr, mean, deviation, count, diverged) in enumerate(rows):
+        good = [curves[n][-1] for n in range(5 * at, 5 * at + 5) if n != 13]
+        assert (lr, count, diverged) == ((0.01, 0.1, 0.3)[at], len(good), int(at == 2))
+        assert mean == pytest.approx(np.mean(good), rel=1e-13)
+        assert deviation == pytest.approx(np.std(good, ddof=1), rel=1e-12)
+    assert [each.legend for each in groups.groups] == ["lr=0.01", "lr=0.1", "lr=0.3 (1 diverged)"]
+    assert [row.number for row in groups.groups[2].diverged] == ["13"]
+    assert note_codes(groups) == ["means-of-runs", "run-not-averaged"]
+
+
+def test_figure_points_are_those_of_numpy(tmp_path: Path) -> None:
+    row, curves = three_by_five(tmp_path)
+    figure = MetricFigure.of(latest_tasks(row), "loss")
+    head, *points = csv.reader(io.StringIO(figure.points()))
+    assert head == ["lr", "step", "loss", "loss_sd", "n"]
+    good = [[curves[n] for n in range(at, at + 5) if n != 13] for at in (0, 5, 10)]
+    expected = [
+        (lr, step, np.mean(ys), np.std(ys, ddof=1), len(ys))
+        for lr, of_group in zip((0.01, 0.1, 0.3), good, strict=True)
+        for step, ys in zip(STEPS, zip(*of_group, strict=True), strict=True)
+    ]
+    assert np.array(points, float) == pytest.approx(np.array(expected), rel=1e-12)
+
+
+def test_report_means_all_tasks_and_names_those_that_diverged(tmp_path: Path) -> None:
+    """Also with more tasks than the other charts have lines."""
+    configs = [{"lr": lr, "seed": seed} for lr in (1, 2, 3) for seed in range(7)]
+    curves = [losses(number) for number in range(21)]
+    curves[20] = [*curves[20][:-1], float("inf")]
+    report = report_of([swept(tmp_path, configs, curves)])
+    seeds = section_of(report, "Seeds")
+    assert sorted(row[0] + row[-2] + row[-1] for row in seeds.tables[0].rows) == [
+        "170",
+        "270",
+        "361",
+    ]
+    (chart,) = seeds.charts
+    drawn = {line.name: line for line in chart.series}
+    assert sorted(drawn) == ["lr=1", "lr=2", "lr=3 (1 diverged)"]
+    last = [curve[-1] for curve in curves[:7]]
+    mean, deviation = np.mean(last), np.std(last, ddof=1)
+    assert drawn["lr=1"].points[-1] == (20, pytest.approx(mean))
+    assert drawn["lr=1"].spread[-1] == pytest.approx((mean - deviation, mean + deviation))
+    assert any("task-20 diverged" in line for line in seeds.lines)
+
+
+def test_chart_names_runs_that_diverged_and_their_values_do_not_set_its_axis(
+    tmp_path: Path,
+) -> None:
+    row, curves = three_by_five(tmp_path)
+    chart = charts_of(report_of([row]))["loss"]
+    assert [one.run for one in chart.series if "diverged" in one.run] == ["task 13 (diverged)"]
+    highest = max(max(curve) for n, curve in enumerate(curves) if n != 13)
+    assert max(y for one in chart.series for _, y in one.points if y is not None) <= highest
+
+
+def test_groups_leave_out_failed_and_repeated_runs_and_say_why(tmp_path: Path) -> None:
+    configs = [{"seed": seed} for seed in (1, 2, 3, 3)]
+    row = swept(tmp_path, configs, [losses(n) for n in range(4)], {1: "FAILED"})
+    (group,) = grouped(latest_tasks(row)).groups
+    assert [each.number for each in group.counted] == ["0", "3"]
+    failed, repeated = group.left_out
+    assert failed.endswith("/task-1: FAILED")
+    assert "/task-2: " in repeated
+    assert "/task-3 has the same seed" in repeated
+
+
+def test_groups_of_runs_have_the_same_options_arguments_and_name(tmp_path: Path) -> None:
+    """A run of other data, of another program or of more nodes is not averaged with the rest."""
+    rows = []
+    for number, (words, lr, fields) in enumerate(
+        [
+            (["cifar"], 1, {}),
+            (["cifar"], 1, {}),
+            (["mnist"], 1, {}),
+            (["cifar"], 2, {}),
+            (["cifar"], 1, {"name": "other"}),
+            (["cifar"], 1, {"nodes": ["a", "b"]}),
+        ]
+    ):
+        args = [*words, f"--lr={lr}", f"--seed={number}", f"--fold={number % 2}"]
+        metrics = [{"step": 1, "loss": float(number)}]
+        rows.append(Row(made_run(tmp_path, number + 1, args=args, metrics=metrics, **fields)))
+    assert not grouped(rows, ["seed"]).has_means
+    assert note_codes(grouped(rows, ["seed"])) == ["no-runs-to-average"]
+    groups = grouped(rows, ["seed", "fold"]).groups
+    assert [len(each.counted) for each in groups] == [2, 1, 1, 1, 1]
+    assert groups[0].options == {
+        "name": "train", "nodes": 1, "arguments": "cifar", "config.lr": 1,
+    }  # fmt: skip
+
+
+def test_run_that_diverged_is_in_no_mean_of_another_metric(tmp_path: Path) -> None:
+    rows = [
+        Row(made_run(tmp_path, n, args=[f"--seed={n}"], metrics=[{"step": 1, "loss": y, "f1": 0.1 * n}]))
+        for n, y in enumerate((1.0, 2.0, float("inf")), 1)
+    ]  # fmt: skip
+    (group,) = grouped(rows, metrics=["f1"]).groups
+    assert group.text("f1") == "0.150 ± 0.071"
+    assert len(group.diverged) == 1
+
+
+def test_metric_that_only_some_runs_have_tells_of_how_many(tmp_path: Path) -> None:
+    rows = [
+        Row(made_run(tmp_path, n, args=[f"--seed={n}"], metrics=[{"step": 1, "loss": 1.0, **more}]))
+        for n, more in enumerate(({}, {"f1": 0.25}, {}), 1)
+    ]
+    (group,) = grouped(rows, metrics=["f1", "loss", "none"]).groups
+    assert [*map(group.text, ("f1", "loss", "none"))] == ["0.25 (n=1)", "1 ± 0", "-"]
+
+
+def test_figure_without_lines_is_refused(tmp_path: Path) -> None:
+    failed = swept(
+        tmp_path, [{"seed": 1}, {"seed": 2}], [losses(1)] * 2, {0: "FAILED", 1: "FAILED"}
+    )
+    many = swept(tmp_path / "many", [{"lr": n} for n in range(20)], [losses(1)] * 20)
+    for row, metric in ((failed, "loss"), (many, "loss"), (many, "lost")):
+        with refused("figure-without-lines" if metric == "loss" else "unknown-run-key"):
+            MetricFigure.of(latest_tasks(row), metric)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("seed", True), ("config.data_seed", True), ("trainer.random_state", True), ("seeds", False)],
+)
+def test_seed_is_known_by_its_name(key: str, expected: bool) -> None:
+    assert is_seed(key) is expected
