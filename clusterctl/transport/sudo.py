@@ -36,6 +36,7 @@ _AFTER_MARK: Final = (
     'while IFS= read -r line && [ "$line" != "$0" ]; do :; done; exec "$@"',
 )
 _TRIES: Final = 2
+NO_ROOT: Final = "you can't become root"
 # With `requiretty`, sudo refuses a session without a terminal. This program gives the session of its
 # arguments a terminal, and leaves their stdin, stdout and stderr as they are.
 _TERMINAL: Final = """\
@@ -138,18 +139,23 @@ class Passwords:
         return password
 
     def _first_proof(self, argv: Sequence[str], host: str, run: Run, needed: SudoError) -> str:
-        if self._is_refused:
-            raise needed
-        self._is_refused = True
         for left in reversed(range(_TRIES)):
-            if (password := self.ask()) is None:
+            password = None if self._is_refused else self._password or self.ask()
+            if password is None:
+                self._is_refused = True
                 raise needed
             error = _refusal(run(argv, f"{password}\n".encode()), host)
             if error is None:
                 self._password = password
                 self._is_proven = True
                 return password
-            if error.code != "sudo-wrong-password" or not left:
+            if error.code != "sudo-wrong-password":
+                # It says nothing of the password, which the next host may accept.
+                self._password = password
+                raise error
+            self._password = None
+            self._is_refused = not left
+            if not left:
                 raise error
         raise needed
 
@@ -163,7 +169,7 @@ def _refusal(result: Result, host: str) -> SudoError | None:
     if result.rc == 0:
         return None
     said = result.stderr.strip()
-    problem = f"{host}: you can't become root"
+    problem = f"{host}: {NO_ROOT}"
     if (match := first_rule(read_table(_RULES, tuple[ErrorRule, ...]), said)) is None:
         return SudoError(problem, code="no-sudo", why=said, host=host)
     rule, groups = match

@@ -47,6 +47,7 @@ from clusterctl.spec.providers.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import remote_program
+from clusterctl.transport.sudo import NO_ROOT, SudoError
 from clusterctl.util.process import call_on_hosts, parallel_map
 from clusterctl.util.progress import NO_LIMIT, Deadline
 
@@ -306,7 +307,14 @@ def examine(
     check = _NetworkCheck(spec, shared, hosts, new, login.workspace)
     unreached = _examine_network(check, report.facts, login.root, login.converse, limit)
     login_findings = [
-        Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
+        Finding(
+            host,
+            "error",
+            failure.code,
+            NO_ROOT if isinstance(exc, SudoError) else NO_LOGIN,
+            failure.cause,
+            failure.fix,
+        )
         for host, exc in lost.items()
         for failure in exc.failures
     ]

@@ -35,6 +35,8 @@ if how.startswith("requiretty "):
     how = how.partition(" ")[2]
 if how == "nobody":
     sys.exit("rocky is not in the sudoers file.")
+denies = how.startswith("denies ")  # after the password
+how = how.removeprefix("denies ")
 if how.startswith("trial "):  # asks for no password for other commands
     how = how.partition(" ")[2] if words == ["sh", "-c", ":"] else "free"
 if how != "free":
@@ -48,6 +50,8 @@ if how != "free":
         said += read
     if said.decode().rstrip("\\n") != how:
         sys.exit("Sorry, try again.\\nsudo: no password was provided\\nsudo: 1 incorrect password attempt")
+if denies:
+    sys.exit("Sorry, user rocky is not allowed to execute '/usr/bin/sh -c :' as root on gpu9.")
 os.execvp(words[0], words)
 """
 
@@ -55,8 +59,8 @@ os.execvp(words[0], words)
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file for each host: `free`, `nobody`, or the password that its sudo asks for,
-    after `requiretty` if sudo also requires a terminal, or after `trial` if it asks for the first
-    command only.
+    after `requiretty` if sudo also requires a terminal, after `trial` if it asks for the first
+    command only, or after `denies` if its rules then refuse the command.
     """
     folder = tmp_path / "hosts"
     programs = tmp_path / "bin"

@@ -124,6 +124,13 @@ def test_refused_password_is_asked_once_again_and_reaches_no_other_host(played: 
     assert len(asked) == 2
 
 
+def test_password_that_a_host_could_not_prove_reaches_the_next(played: Path) -> None:
+    asked: list[str] = []
+    way = access(played, PASSWORD, asked, a=f"denies {PASSWORD}", b=PASSWORD)
+    first, second = way.try_sudo(["a"]), way.try_sudo(["b"])
+    assert (first["a"].code, second, asked) == ("no-sudo", {}, ["?"])
+
+
 def test_host_that_hangs_after_login_is_unreachable(played: Path) -> None:
     (played / "a").write_text("free")
     way = Login({"a": OnpremHost(user="rocky")}, Workspace(played), answer_s=0.2)
