@@ -216,8 +216,10 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host"
             "jump-refused",
         ),
         ("rocky@10.0.0.9: Permission denied (publickey,password).", "login-refused"),
-        # By OpenSSH 9.2: of a server with Kerberos alone, and of an agent that waited for a touch.
+        # By OpenSSH 9.2: of servers with Kerberos alone and with a second factor, and of an agent that
+        # waited for a touch.
         ("rocky@10.0.0.9: Permission denied (gssapi-keyex,gssapi-with-mic).", "kerberos-refused"),
+        ("rocky@10.0.0.9: Permission denied (keyboard-interactive).", "login-asks"),
         (
             "rocky@10.0.0.9: Permission denied (publickey,gssapi-with-mic,password).",
             "login-refused",
