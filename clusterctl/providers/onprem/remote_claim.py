@@ -73,8 +73,9 @@ def reject_other_cluster(claim: Mapping[str, Any], cluster_id: str) -> None:
             "the machine belongs to cluster {!r} ({}){}".format(
                 claim.get("name"), claim["id"], ", " + origin if origin else ""
             ),
-            "whoever created that cluster can remove it with `down` (if its records are lost, with "
-            "`orphans remove`); or remove this machine from the spec",
+            "to administer that cluster too, copy this folder of its creator and run `clusterctl up`; "
+            "to remove it, its creator runs `down` (if its records are lost, `orphans remove`); or "
+            "remove this machine from the spec",
         )
 
 

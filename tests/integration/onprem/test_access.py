@@ -227,7 +227,12 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host"
         (
             'sign_and_send_pubkey: signing failed for ED25519-SK "" from agent: agent refused operation\n'
             "rocky@10.0.0.9: Permission denied (publickey).",
-            "agent-refused",
+            "key-not-signed",
+        ),
+        (
+            'sign_and_send_pubkey: signing failed for ED25519-SK "/h/a/.ssh/id_sk": device not found\n'
+            "rocky@10.0.0.9: Permission denied (publickey).",
+            "key-not-signed",
         ),
         ("Host key verification failed.", "host-key"),
         ('Load key "/home/a/.ssh/x": error in libcrypto', "key-file"),
