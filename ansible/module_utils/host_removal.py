@@ -95,6 +95,9 @@ class Removal:
             changed = before["role"] in self._content["changed"]
             reload = unit in self._content["reloads"]
             self.done += self._units.start(unit, before, changed=changed, reload=reload)
+            # Such as munge, if somebody has taken its key.
+            if before["active"] == "active" and self._units.read(unit)["active"] != "active":
+                self.notes.append(f"{unit} does not start again: see `systemctl status {unit}`")
         self._name_packages()
         self._record.remove()
 

@@ -70,7 +70,8 @@ class Units:
         return done
 
     def start(self, unit: str, before: dict[str, str], *, changed: bool, reload: bool) -> list[str]:
-        """Give a unit the state that it had ``before``. Return texts about the steps.
+        """Give a unit the state that it had ``before``, as far as it starts. Return texts about the
+        steps.
 
         changed: whether its files changed, so that it must restart. reload: a reload is enough for
             that.
@@ -88,7 +89,7 @@ class Units:
             and (changed or now["active"] != "active")
             and now["load"] == "loaded"
         ):
-            self._do("reload-or-restart" if reload else "restart", unit)
+            self._run(["systemctl", "reload-or-restart" if reload else "restart", unit])
             done.append(f"restarted {unit}")
         if now["load"] == "not-found":
             self._run(["systemctl", "reset-failed", unit])

@@ -566,6 +566,17 @@ def test_units_get_their_former_state_and_read_the_owners_files(
     assert [word for word in ran if word != "show"] == commands
 
 
+def test_unit_that_does_not_start_again_is_named(changes: Changes, machine: Machine) -> None:
+    shown = "LoadState=loaded\nUnitFileState=enabled\nActiveState={}\n"
+    machine.answers[UNIT] = (0, shown.format("active"), "")
+    changes("begun", units=["munge.service"])
+    changes("ended")
+    machine.answers[UNIT] = (0, shown.format("failed"), "")
+    machine.answers["systemctl", "restart"] = (1, "", "Job for munge.service failed")
+    (note,) = changes("removed")["clusterctl_notes"]
+    assert "munge.service" in note
+
+
 @pytest.mark.parametrize(("before", "choice"), [("enabled", "disabled"), ("disabled", "masked")])
 def test_unit_that_its_owner_enables_or_disables_later_stays_so_and_is_named(
     changes: Changes, machine: Machine, before: str, choice: str
