@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import UsageError, excluded, unaccompanied
 from clusterctl.scheduler.arrays import count_at_most, tasks_of
@@ -285,6 +285,9 @@ def check_launcher(site: Site, request: Request) -> Iterator[UsageError]:
         )
 
 
+_PACK: Final = "add --pack, which runs the tasks inside a single job"
+
+
 def check_array(site: Site, request: Request) -> Iterator[UsageError]:
     """Yield an error if the job's array has an index above the limit of the site's Slurm, or more
     tasks than its queue takes of the user.
@@ -295,10 +298,12 @@ def check_array(site: Site, request: Request) -> Iterator[UsageError]:
     highest = max(map(int, re.findall(r"(?<![:\d])\d+", indices.partition("%")[0])), default=0)
     if indices and highest >= inventory.max_array:
         error = UsageError(
-            f"the array {indices} has an index above {inventory.max_array - 1}",
+            f"the array {indices} has an index above {inventory.max_array - 1}"
+            if inventory.max_array
+            else "the cluster's Slurm takes no arrays",
             code="array-too-large",
             why=f"MaxArraySize of the cluster's Slurm is {inventory.max_array}",
-            fix="add --pack, which runs the tasks inside a single job, or submit several arrays",
+            fix=f"{_PACK}, or submit several arrays" if inventory.max_array > 1 else _PACK,
         )
         yield _at(request, "--array", error)
         return
@@ -309,8 +314,8 @@ def check_array(site: Site, request: Request) -> Iterator[UsageError]:
             f"the array {indices} has {count} tasks",
             code="too-many-tasks",
             why=f"your account may have {most} jobs in Slurm's queue (MaxSubmitJobs)",
-            fix=f"submit arrays or sweeps of at most {most} tasks, "
-            "or use another --account or --qos",
+            fix=f"{_PACK}; or submit arrays or sweeps of at most {most} tasks, or use another "
+            "--account or --qos",
         )
         yield _at(request, "--array", error)
 

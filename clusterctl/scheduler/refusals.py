@@ -115,7 +115,8 @@ class RequestedOptions:
         if not _OF_ACCOUNT.search(refusal):
             return ""
         if _JOBS_LIMIT.search(refusal):
-            fewer = "submit fewer tasks, or " if self._with({"--array"}) else ""
+            fewer = "submit fewer tasks, or all in a single job with --pack, or "
+            fewer = fewer if self._with({"--array"}) else ""
             return (
                 f"{fewer}use another --account or --qos, or submit again when fewer of your jobs "
                 f"wait or run{more}"

@@ -54,6 +54,8 @@ def test_array_above_slurms_limit_is_refused(tmp_path: Path, is_foreign: bool) -
             check(array_of(tmp_path, array), is_foreign=is_foreign)
     # Slurm takes no array at all.
     check(JobSpec(name="a", bundled="bench"), max_array=0)
+    with refused("array-too-large", UsageError, "--pack"):
+        check(array_of(tmp_path, "0"), max_array=0)
 
 
 @pytest.mark.parametrize(
@@ -75,5 +77,5 @@ def test_array_above_the_default_limit_of_jobs_is_refused(
     if code is None:
         check(job, **facts)
         return
-    with refused(code, UsageError):
+    with refused(code, UsageError, "--pack"):
         check(job, **facts)

@@ -109,5 +109,5 @@ def test_fix_for_an_array_above_a_job_limit_is_fewer_tasks(options, is_array):
     fix = RequestedOptions(flags(*options), advice=FOREIGN).fix(
         f"QOSMaxSubmitJobPerUserLimit; {POLICY}"
     )
-    assert ("fewer tasks" in fix) is is_array
+    assert ("fewer tasks" in fix) is ("--pack" in fix) is is_array
     assert "--qos" in fix
