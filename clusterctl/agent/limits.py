@@ -33,8 +33,7 @@ class Place:
 
     id: its name, and what tells it from another cluster of this name. here: whether it is on this
     machine. commands: those on its login node in the last hour. account: of jobs that name none, if
-    the spec has one. own_hosts: whether the call would connect to hosts, or to a project at a
-    provider, that only a spec of the agent's names, and no spec that the user has applied.
+    the spec has one.
     """
 
     name: str = ""
@@ -42,7 +41,6 @@ class Place:
     here: bool = True
     commands: int = 0
     account: str = ""
-    own_hosts: bool = False
 
 
 NOWHERE: Final = Place()
@@ -244,14 +242,6 @@ def _check_place(limits: AgentLimits, file: Path, asked: Asked) -> None:
             why=f"the limit `agent.commands_per_hour` of the user is {most}",
             fix=f"wait some minutes, and poll less: `wait` is one call; {_who(file, 'commands_per_hour')}",
             limit={"name": "commands_per_hour", "value": most, "used": place.commands},
-        )
-    if place.own_hosts:
-        raise LimitError(
-            f"agents may not choose the hosts, the project or the login of {place.name}",
-            code="agent-hosts",
-            why="those in the spec are not those that the user has used last",
-            fix="ask the user, who may run `clusterctl up` or `attach` with them once",
-            limit={"name": "clusters", "value": limits.clusters, "asked": place.name},
         )
     if not asked.changes:
         return

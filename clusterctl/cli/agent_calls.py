@@ -37,10 +37,10 @@ from clusterctl.spec.sbatch import directive_lines, values_in
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of
-from clusterctl.state.inventory import applied_if_known, inventory_if_known
+from clusterctl.state.inventory import inventory_if_known
 from clusterctl.state.workspace import Workspace, clusters_up, config_file, state_home
 from clusterctl.transport.login import calls_of_last_hour
-from clusterctl.util.confine import Confinement, LimitError
+from clusterctl.util.confine import Confinement, LimitError, cluster_changed
 from clusterctl.util.disk import file_error, read_text
 from clusterctl.util.progress import SILENT
 
@@ -51,8 +51,6 @@ _WAIT: Final = "10m"
 _PACE_S: Final = 20.0
 # Likewise those that the decision is not about.
 _SELDOM_S: Final = 300.0
-# Commands that connect to the hosts, or the provider, that a spec file names.
-_BY_SPEC: Final = frozenset({"plan", "up", "doctor"})
 
 
 def place_of(
@@ -80,18 +78,7 @@ def place_of(
         here=traits.shares_kernel,
         commands=_commands(workspace),
         account=inventory.account if inventory is not None else "",
-        own_hosts=verb in _BY_SPEC and _has_own_hosts(chosen, workspace),
     )
-
-
-def _has_own_hosts(chosen: ChosenCluster, workspace: Workspace) -> bool:
-    provider = spec_of(chosen).provider
-    applied = applied_if_known(workspace)
-    before = None if applied is None else applied.provider
-    is_applied = type(before) is type(provider) and all(
-        getattr(before, name) == getattr(provider, name) for name in provider.reaches
-    )
-    return not provider.shares_kernel and not is_applied
 
 
 def _commands(workspace: Workspace) -> int:
@@ -335,12 +322,7 @@ class _Call:
             project = str(self.calls.project)
             planned = self.calls.tokens.take(str(self.token), self.verb, self.given, project)
             if planned.cluster != self.place.id:
-                raise UsageError(
-                    "the cluster is no longer that of the dry run",
-                    code="agent-cluster-changed",
-                    why=f"it was {planned.cluster}, and is {self.place.id}",
-                    fix="call the command without a token, and read what would happen now",
-                )
+                raise cluster_changed("planned", planned.cluster, self.place.id)
             self._check_planned(history, asked, planned)
             self._check_jobs(history)
             call = self._begin(planned.bound)
@@ -400,10 +382,13 @@ class _Call:
         acts: whether it is carried out to its end, even if the client or the server is gone.
         free: whether it can have used nothing.
         """
+        # An agent may replace the spec meanwhile.
+        cluster = "" if self.place.name == ALL else self.place.name
+        confined = replace(self._confined, cluster=cluster)
         program = Program(
             words,
             self.calls.project,
-            environment(self._limits.secrets) | self._confined.environ,
+            environment(self._limits.secrets) | confined.environ,
             call=call if acts else "",
         )
         self.started(program)

@@ -28,7 +28,7 @@ from clusterctl.providers.base import (
 )
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.chosen_spec import spec_of, spec_of_existing
+from clusterctl.state.chosen_spec import reject_own_hosts, spec_of, spec_of_existing
 from clusterctl.state.workspace import Workspace
 from clusterctl.util import formatting
 
@@ -55,6 +55,7 @@ def plan(
     why `up` would refuse, such as jobs that would end. Changes nothing.
     """
     spec = spec_of(screen.chosen())
+    reject_own_hosts(spec)
     prompts = prompts_for(screen)
     if not preflight:
         return show_plan(screen, spec, prompts, check=check, diff=diff)
@@ -228,6 +229,7 @@ def doctor(
     was learned.
     """
     spec = spec_of_existing(screen.chosen())
+    reject_own_hosts(spec)
     prompts = prompts_for(screen)
     provider = provider_of(spec.provider, prompts)
     with screen.working("checking the hosts"):

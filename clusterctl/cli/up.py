@@ -29,7 +29,7 @@ from clusterctl.errors import ClusterctlError, excluded
 from clusterctl.providers.registry import provider_of
 from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.chosen_spec import spec_of
+from clusterctl.state.chosen_spec import reject_own_hosts, spec_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.util.digest import require_digest
 from clusterctl.util.numbers import counted
@@ -72,6 +72,7 @@ def up(screen: Screen, **given: Any) -> int:
     if given.keys() >= {"dry_run", "if_digest"}:
         raise excluded("--dry-run", "--if-digest")
     spec = spec_of(screen.chosen())
+    reject_own_hosts(spec)
     dry_run = given.pop("dry_run", False)
     # The provider's helper process starts in the background during the following checks.
     if not dry_run:

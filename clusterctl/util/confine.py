@@ -1,5 +1,5 @@
-"""The files that a command may open, and the variables of the user that it may pass on: all, or, in a
-command that an agent calls, those that the user's limits allow.
+"""The files that a command may open, the variables of the user that it may pass on, and the cluster that
+it may be about: all, or, in a command that an agent calls, those that the user's limits allow.
 
 Code that reads, sends or writes a file named by an argument, a job or a spec first calls
 ``reject_read`` or ``reject_written``. This is the only place that decides.
@@ -41,11 +41,13 @@ class Confinement:
 
     folders: resolved paths of the folders with the files; the first is the project's. kept:
         clusterctl's own folders, whose files an agent may not choose. variables: for jobs.
+    cluster: the name of the cluster for which the limits were checked. Empty: any.
     """
 
     folders: tuple[str, ...]
     kept: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    cluster: str = ""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -117,7 +119,9 @@ def confinement() -> Confinement | None:
     text = os.environ.get(VARIABLE)
     if not text:
         return None
-    return Confinement(**{name: tuple(value) for name, value in json.loads(text).items()})
+    values = json.loads(text)
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Confinement(**{**values, **lists})
 
 
 def reject_read(*paths: str | Path) -> None:
@@ -140,6 +144,24 @@ def reject_written(folder: str | Path, names: Iterable[str] = ()) -> None:
     """Raise LimitError if this command may not write files. names: their paths below the folder."""
     if (confined := confinement()) is not None:
         confined.reject_written(folder, names)
+
+
+def reject_cluster(name: str) -> None:
+    """Raise UsageError if this command may not be about a cluster: an agent has replaced the spec after
+    the limits were checked for the cluster in it.
+    """
+    if (confined := confinement()) is not None and confined.cluster not in {"", name}:
+        raise cluster_changed("checked", confined.cluster, name)
+
+
+def cluster_changed(when: str, was: str, now: str) -> UsageError:
+    """Return the error for a call that is no longer about the cluster that was ``when``."""
+    return UsageError(
+        f"the cluster is no longer the one that was {when}",
+        code="agent-cluster-changed",
+        why=f"it was {was}, and is {now}",
+        fix="call the command again, without a token, and read what would happen now",
+    )
 
 
 def reject_variable(name: str) -> None:

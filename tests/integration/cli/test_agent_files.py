@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.cli.agent_calls import Calls
+from clusterctl.cli.agent_program import Answer, Program
 from clusterctl.state.workspace import Workspace
 from tests.integration.cli.conftest import Answer as Verb
-from tests.support.agent_project import Project
+from tests.support.agent_project import Project, run_in_fork
 
 SPEC = "version: 1\nname: other\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
 
@@ -265,6 +268,29 @@ def test_collect_leaves_what_programs_obey_on_the_cluster(project: Project, answ
     assert {"files/.envrc", "files/sub/.vscode/settings.json"} <= reasons
     answer("collect", "1", "--all")
     assert (run / ".envrc").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("verb", ["plan", "up", "doctor"])
+def test_hosts_that_only_the_agent_names_are_not_reached(project: Project, verb: str) -> None:
+    project.limit(clusters=["lab"])
+    (project.folder / "cluster.yaml").write_text(
+        "version: 1\nname: lab\npartitions: [{name: train, hosts: n1}]\n"
+        "provider: {type: onprem, controller: n1, hosts: {n1: 192.0.2.1}}\n"
+    )
+    assert call(project, verb, {}) == "agent-hosts"
+
+
+@pytest.mark.parametrize("verb", ["plan", "submit", "jobs"])
+def test_spec_that_is_replaced_after_the_check_is_not_used(
+    project: Project, outside: Path, verb: str
+) -> None:
+    def replace_spec(program: Program, heard: Callable[[str], None]) -> Answer:
+        (project.folder / "cluster.yaml").write_text(SPEC)
+        return run_in_fork(program, heard)
+
+    given = {"target": "train.py", "time": "5m"} if verb == "submit" else {}
+    answer = Calls(project.folder, run=replace_spec).call(verb, given)
+    assert answer.code == "agent-cluster-changed"
 
 
 def test_list_that_the_user_has_applied_may_lie_outside(project: Project, outside: Path) -> None:

@@ -370,27 +370,6 @@ def test_clusters_and_accounts_are_those_of_the_user(
     assert bool(played.acted) is (expected == "ok")
 
 
-@pytest.mark.parametrize("verb", ["plan", "up", "doctor"])
-@pytest.mark.parametrize("applied", ["", "n1", "n9"])
-def test_hosts_of_a_spec_are_those_that_the_user_has_applied(
-    calls: Calls, place: Place, played: PlayedProgram, verb: str, applied: str
-) -> None:
-    """A name in `clusters` says nothing about the hosts that a spec of this name has."""
-    place.limit(clusters=["lab"])
-    spec = (
-        "version: 1\nname: lab\npartitions: [{{name: train, hosts: n1}}]\n"
-        "provider: {{type: onprem, controller: head, hosts: {{head: 10.0.0.1, n1: {}}}}}\n"
-    )
-    (place.project / "cluster.yaml").write_text(spec.format("10.0.0.2"))
-    workspace = Workspace.of("lab")
-    workspace.root.mkdir()
-    if applied:
-        workspace.spec.write_text(spec.format("10.0.0.2" if applied == "n1" else "10.0.0.9"))
-    found = code(calls.call(verb, {}))
-    assert found == ("ok" if applied == "n1" else "agent-hosts")
-    assert bool(played.ran) is (applied == "n1")
-
-
 @pytest.mark.parametrize(
     ("accounts", "expected"), [([], "ok"), (["proj1"], "ok"), (["proj2"], "agent-account")]
 )
