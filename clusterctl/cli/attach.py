@@ -15,6 +15,7 @@ from clusterctl.cluster.detach import detach as remove_from_site
 from clusterctl.errors import Failure
 from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.registry import provider_of
+from clusterctl.scheduler.advice import ANOTHER_FOLDER
 from clusterctl.spec.models import ClusterSpec, settings_of_login
 from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.workspace import WAIT_S
@@ -195,8 +196,16 @@ def proof_failure(attached: AttachedCluster, proof: MpiProof) -> Failure | None:
     name = attached.spec.name
     fixes = [proof.fix]
     if proof.state == "failed":
-        others = f", such as {', '.join(attached.other_modules)}" if attached.other_modules else ""
-        fixes.append(f"if its MPI is wrong, name the site's with --module{others}")
+        # `module avail` does not list a module that another one must be loaded for.
+        such = (
+            f"such as {', '.join(attached.other_modules)}"
+            if attached.other_modules
+            else "and before it those that `module spider openmpi` on the login node shows"
+        )
+        fixes.append(f"if its MPI is wrong, name the site's with --module, {such}")
+    else:
+        # `sbatch --test-only` has accepted a job with these options in another folder.
+        fixes.append(f"if the site refuses jobs in {attached.folder}: {ANOTHER_FOLDER}")
     fix = with_cluster("; ".join(filter(None, fixes)), f"--cluster {name}")
     code = "proof-refused" if proof.state == "refused" else "proof-failed"
     return Failure(code, proof.why, name, "prove", fix)

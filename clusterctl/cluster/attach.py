@@ -18,6 +18,7 @@ from clusterctl.jobs.watch import diagnosis_of, wait
 from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
 from clusterctl.providers.base import Provider
 from clusterctl.runs.collect import collect
+from clusterctl.scheduler.advice import ANOTHER_FOLDER
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.job import job_spec
@@ -30,6 +31,7 @@ from clusterctl.util.progress import Reporter
 # start: the Python of jobs.
 _NOT_FOUND: Final = {126, 127}
 _LACKS_PYTHON: Final = "/bin/python: "
+_LOGS: Final = ("stdout.log", "stderr.log")
 
 
 def attach(provider: Provider, request: AttachRequest) -> tuple[AttachedCluster, MpiProof]:
@@ -107,7 +109,7 @@ def _trial(
     except WaitTimeoutError as exc:
         yield MpiProof("pending", launcher, job_id, why=exc.why)
         return
-    yield _proof_of(session, jobs[0], launcher)
+    yield _proof_of(session, attached, jobs[0], launcher)
 
 
 def _may_prove(session: Session, job_id: str) -> bool:
@@ -132,7 +134,9 @@ def _submit(
     return Submitter(session, reporter.note).submit(prepared).job_id
 
 
-def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> MpiProof:
+def _proof_of(
+    session: Session, attached: AttachedCluster, job: JobInfo, launcher: Launcher
+) -> MpiProof:
     """Return the result of a job that has ended, or that can never start. Collect its run, which is
     not the user's. The job's folder stays only if the proof has failed.
     """
@@ -148,6 +152,11 @@ def _proof_of(session: Session, job: JobInfo, launcher: Launcher) -> MpiProof:
         if entry is not None and entry.remote_dir:
             remove_folder([session.transport], entry.remote_dir)
         return MpiProof("proven", launcher, job.id, run.nodes, oldest)
+    if not any((folder / name).exists() for name in _LOGS):
+        # Slurm opens both before the job starts.
+        nodes = ", ".join(run.nodes)
+        why = f"{launcher}: the job has no log in {attached.folder}, which {nodes} may not share"
+        return MpiProof("failed", launcher, job.id, run.nodes, why=why, fix=ANOTHER_FOLDER)
     return MpiProof(
         "failed",
         launcher,

@@ -7,6 +7,12 @@ from typing import Final
 
 from clusterctl.spec.names import ASK_OPERATORS, RUN_UP
 
+# On a cluster that other people operate, if the nodes can't use the folder of `attach`.
+ANOTHER_FOLDER: Final = (
+    "`clusterctl detach`, then attach again with a --folder on a disk that the nodes share and jobs "
+    "may write to, such as --folder '$SCRATCH/clusterctl'"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from clusterctl.scheduler.advice import ANOTHER_FOLDER
 from clusterctl.scheduler.base import NO_LOG_SIGNAL, JobState
 from clusterctl.scheduler.excerpt import Excerpt
 from clusterctl.scheduler.facts import Evidence, Facts
@@ -190,16 +191,20 @@ def _never_ran(case: _Case) -> Iterator[Cause]:
         )
     if job.signal == NO_LOG_SIGNAL and case.is_silent:
         nodes = ", ".join(job.nodes)
-        is_operator = case.evidence.advice.is_operator
-        on_node = f" {job.nodes[0]}" if is_operator and job.nodes else ""
-        mounted = "; `clusterctl doctor` shows if a file system is not mounted"
+        on_node = f" {job.nodes[0]}" if job.nodes else ""
+        fix = (
+            f"`clusterctl ssh{on_node} -- namei -l {shlex.quote(job.work_dir or '.')}` shows which "
+            "folder is missing or not the user's: correct it, and submit again; `clusterctl doctor` "
+            "shows if a file system is not mounted"
+        )
+        if not case.evidence.advice.is_operator:
+            # The login node has written the job's files into this folder.
+            fix = ANOTHER_FOLDER
         yield Cause(
             code="log-not-writable",
             what=f"the job could not start: Slurm could not open its log on {nodes or 'its node'}, "
             f"because {job.work_dir or 'its folder'} is missing there or the user may not write to it",
-            fix=f"`clusterctl ssh{on_node} -- namei -l {shlex.quote(job.work_dir or '.')}` shows "
-            "which folder is missing or not the user's: correct it, and submit again"
-            f"{mounted if is_operator else ''}",
+            fix=fix,
         )
     if re.search(r"user.env|GETENV", job.reason):
         yield Cause(

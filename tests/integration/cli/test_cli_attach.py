@@ -84,6 +84,12 @@ def test_failed_proof_has_a_fix(state: Literal["failed", "refused"], names: bool
     assert (failure.code, failure.cause) == (f"proof-{state}", "the words of the site")
     assert failure.fix is not None
     assert ("openmpi/5.0" in failure.fix) == names
+    # Lmod lists no module that needs another one.
+    unlisted = proof_failure(attached(), proof)
+    assert unlisted is not None
+    assert ("module spider" in unlisted.fix) == names
+    # The site's words may be about the folder, in which `sbatch --test-only` does not look.
+    assert ("--folder" in failure.fix) != names
 
 
 @pytest.mark.parametrize(

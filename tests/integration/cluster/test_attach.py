@@ -113,6 +113,16 @@ def test_missing_python_ends_the_trials(session: Session, launchers: Callable[..
     assert (proof.state, proof.job_id, proof.lacks_python) == ("failed", "3", True)
 
 
+def test_job_without_a_log_shows_that_the_folder_is_not_shared(
+    session: Session, cluster: PlayedCluster, launchers: Callable[..., None]
+) -> None:
+    """Each node may have a disk of its own under this name."""
+    launchers(srun=f"find {cluster.root} -name 'std*.log' -delete; exit 127", mpirun="exit 1")
+    proof = next(each for each in prove(session, attached(session), AttachRequest(".")) if each.fix)
+    assert (proof.state, proof.job_id, proof.lacks_python) == ("failed", "1", False)
+    assert "--folder" in proof.fix
+
+
 def test_waiting_job_is_waited_for_again(
     session: Session, cluster: PlayedCluster, launchers: Callable[..., None]
 ) -> None:
