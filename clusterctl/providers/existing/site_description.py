@@ -23,8 +23,8 @@ MPI_MODULE: Final = (
     "(.*/)?(openmpi[0-9]*|ompi|hpcx|mpich|intel-?mpi|intel-oneapi-mpi|impi|mvapich2?|cray-mpich)"
     "([-/].*)?"
 )
-_PYTHON_MODULE: Final = "(.*/)?(python3?|anaconda3?|miniconda3?|miniforge3?)([-/].*)?"
-LISTED_MODULES: Final = f"^({MPI_MODULE}|{_PYTHON_MODULE})$"
+PYTHON_MODULE: Final = "(.*/)?(python3?|anaconda3?|miniconda3?|miniforge3?)([-/].*)?"
+LISTED_MODULES: Final = f"^({MPI_MODULE}|{PYTHON_MODULE})$"
 
 
 def is_mpi_module(name: str) -> bool:
