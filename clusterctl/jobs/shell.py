@@ -234,8 +234,9 @@ def shell_script(job: JobSpec, environment: Environment) -> str:
     settings = [
         f"{name}={value}" for name, value in program_variables(job, is_alone=job.tasks == 1).items()
     ]
-    # A container has the session's folder, but not always the home.
-    start = '"$start"' if job.folder or job.container else '"$HOME"'
+    # A container has the session's folder, but not always the home; nor have all nodes of a site.
+    home = '"$([[ -d $HOME ]] && echo "$HOME" || echo "$start")"'
+    start = '"$start"' if job.folder or job.container else home
     # The shell passes its secrets on to the ranks that it launches.
     secrets = [SECRETS] if job.secret else []
     launched = job.model_copy(update={"secret": {}})

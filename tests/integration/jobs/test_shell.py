@@ -138,6 +138,16 @@ def test_shell_command_is_read_as_ssh_reads_it(
     assert Node(batch, monkeypatch).run(*command)[1].partition("bash: ")[0].endswith(output)
 
 
+def test_shell_starts_in_its_folder_on_a_node_without_homes(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(batch, monkeypatch)
+    home = batch.environment["HOME"]
+    assert node.run("pwd") == (0, f"{home}\n")
+    batch.environment["HOME"] = f"{home}/none"
+    assert node.run("pwd") == (0, f"{node.files}\n")
+
+
 def test_shell_has_the_variables_of_a_job(
     batch: Batch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
