@@ -83,7 +83,10 @@ def _answer(found: Usage) -> dict[str, Any]:
 
 def _table(screen: Screen, found: Usage) -> list[str]:
     if not found.rows:
-        return [Notice("no-usage", f"no job has run since {formatting.moment(found.since)}")]
+        since = formatting.moment(found.since)
+        is_accounted = found.source == "accounting"
+        text = f"no job has run since {since}" if is_accounted else f"no run is here since {since}"
+        return [Notice("no-usage", text)]
     shown = [*found.rows, *([found.total] if len(found.rows) > 1 else [])]
     rows = [
         [
