@@ -808,6 +808,9 @@ def test_missing_homes_of_users_are_named_but_drain_no_node(host: Host) -> None:
     assert (host.look(), host.reason) == ([], "")
     gone.mkdir()
     assert host.report() == []
+    away = host.folder / "away" / "ada"
+    host.program("getent", f"echo 'ada:*:2345:100::{away}:/bin/sh'")
+    assert host.report() == []
 
 
 def _no_accounts(host: Host) -> None:

@@ -307,12 +307,16 @@ def accounts(need: Settings, _: State) -> Iterator[Problem]:
 
 def homes(need: Settings, _: State) -> Iterator[Problem]:
     """Check that the homes of the job users are there. `accounts`: name -> uid."""
-    rows = passwd(need) or ()
+    user_of = {row[PASSWD_COLONS]: row[0] for row in passwd(need) or ()}
     # Another file system than the shared folder may hang, too.
-    answer = ask("stat", "--format=", *(row[PASSWD_COLONS] for row in rows))
-    for row in rows:
-        if f"'{row[PASSWD_COLONS]}': No such file" in answer.text:
-            yield Problem(f"{row[PASSWD_COLONS]}, the home of {row[0]}, is missing")
+    answer = ask("stat", "--format=", *user_of, *(os.path.dirname(home) for home in user_of))
+    for home, user in user_of.items():
+        missing = [
+            f"'{path}': No such file" in answer.text for path in (home, os.path.dirname(home))
+        ]
+        # Without the folder of homes, another check names the cause.
+        if missing == [True, False]:
+            yield Problem(f"{home}, the home of {user}, is missing")
 
 
 def passwd(need: Settings) -> list[list[str]] | None:
