@@ -231,7 +231,12 @@ def markdown_of(report: Mapping[str, Any]) -> str:
         # Indented lines are code in Markdown, so nothing in them is markup.
         if section["log"]:
             lines += ["", *(f"    {line}" for line in section["log"])]
-        charts = [table for chart in section["charts"] for table in [_as_table(chart)] if table]
+        # The table of tasks has the values of a chart of points.
+        charts = [
+            table
+            for chart in section["charts"]
+            if chart["kind"] != Kind.POINTS and (table := _as_table(chart))
+        ]
         facts = [[fact["label"], fact["text"]] for fact in section["facts"]]
         listed = [{"head": ("", ""), "rows": facts}] if facts else []
         for table in (*charts, *listed, *section["tables"]):

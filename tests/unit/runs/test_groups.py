@@ -129,6 +129,13 @@ def test_chart_names_runs_that_diverged_and_their_values_do_not_set_its_axis(
     assert max(y for one in chart.series for _, y in one.points if y is not None) <= highest
 
 
+def test_markdown_has_no_first_and_last_of_points_by_a_parameter(tmp_path: Path) -> None:
+    row, _ = three_by_five(tmp_path)
+    text = report_of([row]).as_markdown()
+    assert "loss by lr" not in text
+    assert "| lr=0.1 |" in text
+
+
 def test_groups_leave_out_failed_and_repeated_runs_and_say_why(tmp_path: Path) -> None:
     configs = [{"seed": seed} for seed in (1, 2, 3, 3)]
     row = swept(tmp_path, configs, [losses(n) for n in range(4)], {1: "FAILED"})
