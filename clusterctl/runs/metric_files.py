@@ -341,7 +341,7 @@ def json_lines(
     """Yield the JSON objects in a file's lines, many at a time. left_out: gets sentences on the
     others.
     """
-    if (folder / name).is_file() and _is_as_submitted(folder, name, _submitted_files(folder)):
+    if _is_as_submitted(folder, name, _submitted_files(folder)):
         return
     torn = 0
     for chunk in _chunks(folder, name, left_out, budget or Budget()):

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.output import Screen
-from clusterctl.util.progress import HostStep, Waiting
+from clusterctl.util.progress import HostStep
 
 phases = Phases(Screen(json=False, color=True))
 with phases.shown():
