@@ -88,6 +88,8 @@ class Journal:
         self.folder = folder or state_home() / FOLDER
         self.path = self.folder / _FILE
         self._offset = 0
+        # The line before the offset.
+        self._last = b""
         self._history = History()
 
     @contextmanager
@@ -109,15 +111,15 @@ class Journal:
         share a journal call ``lock``.
         """
         with suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self._offset - len(self._last))
             # A user has emptied or replaced the file: calls of before still count in this server.
-            if file.seek(0, os.SEEK_END) < self._offset:
-                self._offset = 0
-            file.seek(self._offset)
+            if file.read(len(self._last)) != self._last:
+                self._offset, self._last = file.seek(0), b""
             for line in file:
                 # The end of the last line is still being written.
                 if not line.endswith(b"\n"):
                     break
-                self._offset += len(line)
+                self._offset, self._last = self._offset + len(line), line
                 row = None
                 with suppress(ValueError, RecursionError):
                     row = json.loads(line)

@@ -60,16 +60,20 @@ def test_journal_skips_torn_and_foreign_lines(tmp_path: Path) -> None:
     assert [*Journal(tmp_path).read().calls] == [first, second]
 
 
-def test_journal_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
-    """A server that runs sees its calls of before, and those after."""
-    journal = Journal(tmp_path)
+@pytest.mark.parametrize("size", [0, 1000])
+def test_journal_that_is_emptied_is_read_from_its_beginning(tmp_path: Path, size: int) -> None:
+    """A server that runs sees its calls of before, and those after, however long the file is again."""
+    journal, other = Journal(tmp_path), Journal(tmp_path)
     with journal.lock():
         first = _begin(journal)
     journal.read()
+    for text in ("", "", "\n" * size):
+        journal.path.write_text(text)
+        assert [*journal.read().calls] == [first]
     journal.path.write_text("")
-    with journal.lock():
-        second = _begin(journal, "up")
-    assert [*journal.read().calls] == [first, second]
+    with other.lock():
+        more = [_begin(other, "up" * (1 + size)), _begin(other)]
+    assert [*journal.read().calls] == [first, *more]
 
 
 def test_journal_that_can_not_be_read_is_an_error_of_the_machine(tmp_path: Path) -> None:
