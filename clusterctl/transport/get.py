@@ -96,8 +96,8 @@ def fetch(
         if exc.rc == NOT_THERE:
             problem = f"the file or folder {printable(exc.why)} does not exist on the cluster"
             fix = (
-                "list the files with `clusterctl ssh -- ls`; relative paths start at the job "
-                "user's home"
+                "correct the path: relative paths start at the job user's home; "
+                "`clusterctl jobs ID` shows the folder and the files of a job"
             )
             if is_pattern(exc.why):
                 fix = (
