@@ -59,13 +59,15 @@ def disk_error(exc: OSError, path: Path | None = None) -> DiskError:
 
 def file_error(exc: BaseException) -> MachineError | None:
     """Return the error for a failure that the system reports of a file or a disk: it is unwritable or
-    failing, or the user's account may not use the file. None: it is another failure.
+    failing, is a folder, or the user's account may not use it. None: it is another failure.
     """
     if isinstance(exc, OSError) and exc.errno in REFUSALS:
         return disk_error(exc)
-    if isinstance(exc, PermissionError) and isinstance(exc.filename, str | bytes):
+    if not isinstance(exc, OSError) or not isinstance(exc.filename, str | bytes):
+        return None
+    if isinstance(exc, PermissionError):
         return _permission_error(exc)
-    return None
+    return _folder_error(exc) if isinstance(exc, IsADirectoryError) else None
 
 
 def _permission_error(exc: PermissionError) -> MachineError:
@@ -76,6 +78,17 @@ def _permission_error(exc: PermissionError) -> MachineError:
         where=path,
         why=exc.strerror or str(exc),
         fix=f"choose another path, or change the permissions (`namei -l {path}` shows them)",
+    )
+
+
+def _folder_error(exc: IsADirectoryError) -> MachineError:
+    path = printable(os.fsdecode(exc.filename))
+    return MachineError(
+        f"{path} is not a file",
+        code="file-unreadable",
+        where=path,
+        why=exc.strerror or str(exc),
+        fix=f"choose another path, or move the folder {path} away",
     )
 
 

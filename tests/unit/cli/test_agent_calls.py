@@ -685,6 +685,15 @@ def test_ledger_that_can_not_be_read_is_an_error_of_the_machine(
     assert (code(answer), answer.rc) == ("path-not-permitted", 1)
 
 
+def test_ledger_that_is_a_folder_is_an_error_of_the_machine(calls: Calls) -> None:
+    assert code(submit(calls)) == "ok"
+    path = Workspace.of("local").jobs
+    path.unlink()
+    path.mkdir()
+    answer = calls.call("submit", JOB)
+    assert (code(answer), answer.rc) == ("file-unreadable", 1)
+
+
 def test_journal_that_is_emptied_meanwhile_does_not_hide_a_job(place: Place) -> None:
     """The process that submits reads the journal afterwards."""
     journal = Journal()
