@@ -781,6 +781,17 @@ def test_rows_of_answers_lack_empty_values() -> None:
     assert found["logs"] == [{"stream": "stdout", "lost": False}]
 
 
+def test_options_of_a_program_are_told_with_their_empty_values() -> None:
+    """An option that is None is another than one that a program does not have."""
+    options = {"dropout": None, "flag": "", "model": {"layers": []}}
+    body = {"ok": True, "groups": [{"options": options, "n": 2, "metrics": {}}], "config": options}
+    found = for_agents("runs list", body)
+    assert (found["groups"], found["config"]) == ([{"options": options, "n": 2}], options)
+    assert for_agents("runs show", {"ok": True, "runs": [{"config": options}]})["runs"] == [
+        {"config": options}
+    ]
+
+
 @pytest.mark.parametrize(
     ("verb", "fix", "told"),
     [
