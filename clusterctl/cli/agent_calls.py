@@ -356,7 +356,7 @@ class _Call:
             return
         own = history.jobs_of(self.place.id)
         for text in self.given["ids"]:
-            if text.partition("_")[0] not in own:
+            if text.removeprefix(f"{self.place.name}/").partition("_")[0] not in own:
                 raise LimitError(
                     f"agents may not cancel {text[:40]!r}: no agent has submitted such a job to "
                     f"{self.place.name}",

@@ -434,11 +434,17 @@ def test_cancel_of_a_job_of_others_is_refused(
     assert len(played.ran) == ran
 
 
-def test_cancel_of_an_own_job_takes_two_steps(calls: Calls, played: PlayedProgram) -> None:
+@pytest.mark.parametrize("job", ["1", "1_2", "local/1", "local/1_2"])
+def test_cancel_of_an_own_job_takes_two_steps(
+    calls: Calls, played: PlayedProgram, job: str
+) -> None:
+    workspace = Workspace.of("local")
+    workspace.root.mkdir()
+    workspace.inventory.write_text(inventory_of("n1", cluster="local", provider="local").text)
     assert code(submit(calls)) == "ok"
-    token = token_of(calls, "cancel", ids=["1"])
-    assert code(calls.call("cancel", {"ids": ["1"], "token": token})) == "ok"
-    assert played.acted[-1] == ["cancel", "--", "1"]
+    token = token_of(calls, "cancel", ids=[job])
+    assert code(calls.call("cancel", {"ids": [job], "token": token})) == "ok"
+    assert played.acted[-1] == ["cancel", "--", job]
 
 
 @pytest.mark.parametrize(
