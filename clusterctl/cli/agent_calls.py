@@ -57,9 +57,10 @@ def place_of(
     verb: str, arguments: Mapping[str, Any], project: Path, confined: Confinement
 ) -> Place:
     """Return the cluster that a call is about. LimitError: its spec is a file outside."""
-    if not VERBS[verb].of_cluster:
+    # Collected runs are of no cluster.
+    if not VERBS[verb].of_cluster or arguments.get("runs"):
         return NOWHERE
-    name = arguments.get("cluster")
+    name = arguments.get("cluster", ALL if verb == "where" else None)
     if name == ALL:
         most = max((_commands(Workspace.of(each)) for each in clusters_up()), default=0)
         return Place(ALL, ALL, here=False, commands=most)
