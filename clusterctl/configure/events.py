@@ -26,8 +26,8 @@ _FIX: Final = "\nfix: "
 
 # See ansible/callback_plugins/clusterctl_events.py.
 Event = Mapping[str, Any]
-# Mitogen also asks the user to file a bug.
-_DISCONNECTED: Final = "Mitogen was disconnected"
+# Mitogen also asks the user to file a bug. The second text alone is of a failed task.
+_DISCONNECTED: Final = ("Mitogen was disconnected", "respondent Context has disconnected")
 
 
 class Status(StrEnum):
@@ -97,8 +97,9 @@ def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
 def _failure(event: Event) -> Failure:
     cause = _cause(event["result"])
     where = (event["host"], _task_name(event, " / "))
-    if event["event"] == Status.UNREACHABLE:
-        if _DISCONNECTED in cause:
+    is_lost = any(words in cause for words in _DISCONNECTED)
+    if is_lost or event["event"] == Status.UNREACHABLE:
+        if is_lost:
             cause = "the connection was lost during this task"
         return Failure("unreachable", cause, *where, "check that the host is up", retryable=True)
     if match := _REPOSITORY.search(cause):

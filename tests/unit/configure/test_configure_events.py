@@ -62,15 +62,23 @@ def test_unreachable_hosts_can_be_tried_again() -> None:
     assert (failure.code, failure.retryable) == ("unreachable", True)
 
 
-def test_lost_connection_is_not_a_bug_to_report() -> None:
-    message = (
-        "Mitogen was disconnected from the remote environment while a call was in-progress. If you "
-        "feel this is in error, please file a bug. Original error was: the respondent Context has "
-        "disconnected"
-    )
-    (failure,) = failures_of([event("a", kind="unreachable", msg=message)])
-    assert failure.code == "unreachable"
-    assert "bug" not in failure.cause
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "unreachable",
+            "Mitogen was disconnected from the remote environment while a call was in-progress. If "
+            "you feel this is in error, please file a bug. Original error was: the respondent "
+            "Context has disconnected",
+        ),
+        # Of a machine that was switched off.
+        ("failed", "Task failed: the respondent Context has disconnected"),
+    ],
+)
+def test_lost_connection_is_not_a_bug_to_report(kind: str, message: str) -> None:
+    (failure,) = failures_of([event("a", kind=kind, msg=message)])
+    assert (failure.code, failure.retryable) == ("unreachable", True)
+    assert "disconnected" not in failure.cause
 
 
 def test_repository_that_dnf_can_not_read_is_named_in_the_fix() -> None:
