@@ -2,7 +2,8 @@
 
 It is a zip archive with a member for the metrics of each job or array task. A member is a sequence
 of blocks: a line of JSON that describes the block, then its columns as little-endian doubles. The
-programs' own files stay beside it, unchanged, and are parsed again if the table lacks them.
+programs' own files stay beside it, unchanged, and are parsed again if the table lacks them or is
+damaged.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import zipfile
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -63,31 +65,50 @@ class Metrics:
     left_out: list[str] = field(default_factory=list)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the metrics, in the order in which the program wrote them."""
-        try:
-            path, member = _place(self.folder)
-            table = _opened(path, path.stat().st_mtime_ns) if path.is_file() else None
-            if table is not None and member in table.NameToInfo:
-                with table.open(member) as file:
-                    yield from self._stored(file)
-                return
-        except _DAMAGES:
-            self.left_out.append(
-                f"metrics, as {TABLE_FILE} is damaged; without that file, those of the program's "
-                "files are read"
-            )
+        """Yield the metrics, in the order in which the program wrote them; from the program's files
+        if the table lacks them or is damaged.
+        """
+        path, member = _place(self.folder)
+        changed_at = path.stat().st_mtime_ns if path.is_file() else None
+        is_whole = None if changed_at is None else _is_whole(path, changed_at, member)
+        if changed_at is not None and is_whole:
+            with _opened(path, changed_at).open(member) as file:
+                yield from _stored(file, self.left_out)
             return
         files = MetricFiles(self.folder)
-        yield from files.blocks()
+        is_found = False
+        for block in files.blocks():
+            is_found = True
+            yield block
         self.left_out += files.left_out
+        if is_whole is False and not is_found:
+            self.left_out.append(f"metrics, as {TABLE_FILE} is damaged")
 
-    def _stored(self, file: IO[bytes]) -> Iterator[Block]:
-        while line := file.readline(_LONGEST):
-            head = json.loads(line)
-            if _LEFT_OUT in head:
-                self.left_out += map(str, head[_LEFT_OUT])
-            else:
-                yield _read(head, file)
+
+def _stored(file: IO[bytes], left_out: list[str]) -> Iterator[Block]:
+    while line := file.readline(_LONGEST):
+        head = json.loads(line)
+        if _LEFT_OUT in head:
+            left_out += map(str, head[_LEFT_OUT])
+        else:
+            yield _read(head, file)
+
+
+@lru_cache(maxsize=4096)
+def _is_whole(path: Path, changed_at: int, member: str) -> bool | None:
+    """Return whether all blocks of a member can be read; None if the table has no such member.
+
+    Its checksum is known only at its end, so readers of its blocks can't see damage in time.
+    """
+    try:
+        table = _opened(path, changed_at)
+        if member not in table.NameToInfo:
+            return None
+        with table.open(member) as file:
+            deque(_stored(file, []), maxlen=0)
+    except _DAMAGES:
+        return False
+    return True
 
 
 @lru_cache(maxsize=8)
