@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -18,6 +19,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from clusterctl.state.run_record import Metric
+from clusterctl.util.numbers import LARGEST
 
 STEP: Final = "step"
 EPOCH: Final = "epoch"
@@ -151,6 +153,45 @@ class Column(NamedTuple):
 
 
 @dataclass(slots=True)
+class Places:
+    """Values at the first place in each range of places. A later value at the same place replaces
+    an earlier one.
+
+    width: of a range: a power of 2, so that curves with the same places have the same places here,
+        also if one began anew somewhere.
+    """
+
+    width: float = 2.0**-64
+    _firsts: dict[float, tuple[float, float]] = field(default_factory=dict)
+
+    def extend(self, xs: Sequence[float], ys: Sequence[float], *, rises: bool = False) -> None:
+        """Add values. rises: whether each place is after the one before."""
+        at = 0
+        while at < len(xs):
+            self._add(xs[at], ys[at])
+            end = (xs[at] // self.width + 1) * self.width
+            at = max(at + 1, bisect_left(xs, end, at)) if rises else at + 1
+        while len(self._firsts) > _MOST_BUCKETS:
+            places = self.points()
+            length = min(max(places) - min(places), LARGEST)
+            _, exponent = math.frexp(length / _MOST_BUCKETS)
+            self.width = max(2 * self.width, 2.0 ** (exponent - 1))
+            self._firsts = {}
+            for x, y in places.items():
+                self._add(x, y)
+
+    def _add(self, x: float, y: float) -> None:
+        number = x // self.width
+        first = self._firsts.get(number)
+        if first is None or x <= first[0]:
+            self._firsts[number] = x, y
+
+    def points(self) -> dict[float, float]:
+        """Return the values by their places."""
+        return dict(self._firsts.values())
+
+
+@dataclass(slots=True)
 class Curve:
     """All values of a metric.
 
@@ -171,12 +212,14 @@ class Curve:
     size: int = 1
     count: int = 0
     _top: float = -math.inf
+    _sample: Places | None = None
 
     def extend(self, axis: str, column: Column) -> None:
         """Add values. Places by another axis than that of the curve are unknown."""
         if axis != self.axis:
             column = self._on_axis(axis, column)
         self._count_repeated(column)
+        self._add_to_sample(column)
         column = column._replace(before=self.count)
         self.count += len(column.ys)
         at = 0
@@ -208,6 +251,7 @@ class Curve:
             self.repeated = 0
             self.same = 0
             self._top = -math.inf
+            self._sample = None
         else:
             return column._replace(xs=None)
         return column
@@ -226,6 +270,17 @@ class Curve:
                     self._top = x
                 else:
                     self.repeated += 1
+
+    def _add_to_sample(self, column: Column) -> None:
+        """Add values to the sample, which is begun when the buckets no longer have all values."""
+        if self.count + len(column.ys) <= _MOST_BUCKETS:
+            return
+        if self._sample is None:
+            self._sample = Places()
+            points = [bucket.first for bucket in self.buckets if bucket.first.x is not None]
+            self._sample.extend([point.x or 0 for point in points], [point.y for point in points])
+        if column.xs is not None:
+            self._sample.extend(column.xs, column.ys, rises=column.rises)
 
     @property
     def whole(self) -> Bucket | None:
@@ -293,6 +348,14 @@ class Curve:
         if self.drawn_axis != self.axis:
             return [(point.row, point.y) for point in firsts]
         return [(point.x, point.y) for point in firsts if point.x is not None]
+
+    def sample(self) -> dict[float, float]:
+        """Return the last value at each place; of very many places, at the same ones as in other
+        curves.
+        """
+        if self._sample is None or self.drawn_axis != self.axis:
+            return dict(self.thin())
+        return self._sample.points()
 
     def means(self, most: int) -> list[tuple[float, float]]:
         """Return the means of at most ``most`` equal parts, as (place of the last value, mean)."""

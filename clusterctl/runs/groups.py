@@ -54,7 +54,7 @@ def how_diverged(row: Row, metric: str) -> str | None:
 class MeanLine:
     """The mean of a metric over the runs of a group, at the steps that all of them have.
 
-    axis: of the steps. stride: of very many values, only one of so many has been read.
+    axis: of the steps. stride: of very many values, about one of so many is a point.
     points: (step, mean and spread).
     """
 
@@ -65,10 +65,11 @@ class MeanLine:
     @classmethod
     def of(cls, curves: Sequence[Curve]) -> MeanLine:
         axis = curves[0].drawn_axis if curves else STEP
-        values = [dict(curve.thin()) for curve in curves if curve.drawn_axis == axis]
+        placed = [curve for curve in curves if curve.drawn_axis == axis]
+        values = [curve.sample() for curve in placed]
         steps = sorted(set(values[0]).intersection(*values[1:])) if values else []
         points = [(step, _spread([each[step] for each in values])) for step in steps]
-        return cls(axis, max((curve.size for curve in curves), default=1), points)
+        return cls(axis, max((curve.size for curve in placed), default=1), points)
 
 
 def _spread(values: Sequence[float]) -> Spread:

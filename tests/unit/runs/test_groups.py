@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import numpy as np
 import pytest
 
 from clusterctl.errors import Notice
+from clusterctl.runs.curve import Column, Curve
 from clusterctl.runs.figure import MetricFigure
 from clusterctl.runs.find import Row, latest_tasks
-from clusterctl.runs.groups import Groups, grouped, is_seed
+from clusterctl.runs.groups import Groups, MeanLine, grouped, is_seed
 from clusterctl.runs.report import report_of
 from clusterctl.runs.series import summarize
 from clusterctl.state.run_record import RunRecord
@@ -95,6 +98,34 @@ def test_figure_points_are_those_of_numpy(tmp_path: Path) -> None:
         for step, ys in zip(STEPS, zip(*of_group, strict=True), strict=True)
     ]
     assert np.array(points, float) == pytest.approx(np.array(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("every", [1, 10, 0.25])
+def test_mean_line_of_many_steps_goes_on_after_a_restart(every: float) -> None:
+    """Also if a run repeated an odd number of steps, or began one step later."""
+    steps = [*range(2000)], [*range(1001), *range(1000, 2000)], [*range(1, 2000)]
+    curves = []
+    for number, of_run in enumerate(steps, 1):
+        curve = Curve()
+        for at in range(0, len(of_run), 300):
+            xs = [every * step for step in of_run[at : at + 300]]
+            column = Column(xs, [number * x + at for x in xs], rises=xs == sorted({*xs}))
+            curve.extend("step", column)
+        curves.append(curve)
+    points = MeanLine.of(curves).points
+    places = [place / every for place, _ in points]
+    assert len(places) > 500
+    assert places[0] < 5
+    assert places[-1] > 1995
+    assert max(b - a for a, b in pairwise(places)) <= 4
+    expected = [
+        statistics.fmean(
+            number * every * step + 300 * ((len(of_run) - 1 - of_run[::-1].index(step)) // 300)
+            for number, of_run in enumerate(steps, 1)
+        )
+        for step in map(round, places)
+    ]
+    assert [one.mean for _, one in points] == pytest.approx(expected)
 
 
 def test_report_means_all_tasks_and_names_those_that_diverged(tmp_path: Path) -> None:
