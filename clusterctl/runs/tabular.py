@@ -67,7 +67,9 @@ def _power(match: re.Match[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return "".join(_SPECIAL.get(letter, letter) for letter in printable(text))
+    # An argument of the rule or the row before, if it were the first letter.
+    guard = "{}" if text.startswith(("[", "*")) else ""
+    return guard + "".join(_SPECIAL.get(letter, letter) for letter in printable(text))
 
 
 def as_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -41,6 +41,8 @@ def test_latex_table_has_rules_aligned_numbers_and_comments() -> None:
         ("2026-01-31", "2026-01-31"),
         ("12 ms", "12 ms"),
         ("nan", "nan"),
+        ("[0.9, 0.95]", "{}[0.9, 0.95]"),
+        ("*.csv", "{}*.csv"),
     ],
 )
 def test_latex_cell_is_what_was_given(text: str, written: str) -> None:
