@@ -131,7 +131,7 @@ class MetricFiles:
         ):
             names.keep_others_only()
             yield from source
-        if self.budget.left <= 0 and not self.left_out:
+        if self.budget.is_exceeded:
             self.left_out.append("metrics of files beyond the first GiB")
         self.left_out += names.left_out()
 
@@ -188,7 +188,7 @@ class MetricFiles:
         """Return the sorted files with metrics that the job created or changed below a folder."""
         paths: list[str] = []
         folders = deque([""])
-        while folders and self.budget.left > 0:
+        while folders and self.budget.allows_more():
             parent = folders.popleft()
             with suppress(OSError), os.scandir(self.folder / parent) as scan:
                 for entry in scan:

@@ -50,10 +50,16 @@ class Event:
 @dataclass(slots=True)
 class Budget:
     """How much more is read of what a job wrote. left: bytes. What takes more memory or time than
-    its bytes costs more of them.
+    its bytes costs more of them. is_exceeded: whether something was not read for want of it.
     """
 
     left: int = 1 << 30
+    is_exceeded: bool = False
+
+    def allows_more(self) -> bool:
+        """Return whether something is left, when there is more to read."""
+        self.is_exceeded |= self.left <= 0
+        return self.left > 0
 
     def take(self, cost: int) -> bool:
         """Take a cost. Return whether that much was left."""
@@ -70,7 +76,7 @@ class EventFiles:
     def events(self, file: BinaryIO) -> Iterator[Event]:
         """Yield in order those events in a file that contain scalars."""
         rest = os.fstat(file.fileno()).st_size
-        while self._budget.left > 0 and len(head := file.read(_HEAD)) == _HEAD:
+        while len(head := file.read(_HEAD)) == _HEAD and self._budget.allows_more():
             (length,) = struct.unpack_from("<Q", head)
             rest -= _HEAD + length + _TAIL
             if rest < 0 or not length:

@@ -245,6 +245,30 @@ def test_blocks_beyond_the_limit_of_bytes_are_left_out_and_named(tmp_path: Path)
     assert len(files.left_out) == 1
 
 
+@pytest.mark.parametrize("more", [0, 1 << 20])
+def test_spent_limit_is_named_beside_other_damage_if_it_left_something_out(
+    tmp_path: Path, more: int
+) -> None:
+    text = '{"step": 1, "loss": 1.0}\n'
+    long = f'{{"x": "{"y" * (3 << 20)}"}}\n'
+    (tmp_path / "metrics.jsonl").write_text(text + long + text)
+    (tmp_path / "metrics.csv").write_text("step,val\n1,2.0\n")
+    files = MetricFiles(tmp_path, Budget(2 * len(text) + len(long) + more))
+    names = {name for block in files.blocks() for name in block.columns}
+    assert names == ({"loss", "val"} if more else {"loss"})
+    assert len(files.left_out) == (1 if more else 2)
+
+
+def test_limit_that_is_just_enough_leaves_nothing_out(tmp_path: Path) -> None:
+    (tmp_path / "a.tfevents.1").write_bytes(framed(GOOD))
+    files = MetricFiles(tmp_path)
+    assert len([*files.blocks()]) == 1
+    spent = Budget().left - files.budget.left
+    exact = MetricFiles(tmp_path, Budget(spent))
+    assert len([*exact.blocks()]) == 1
+    assert exact.left_out == []
+
+
 def test_blocks_after_very_many_files_are_left_out_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
