@@ -1,9 +1,9 @@
 """The table of a run: what its programs wrote over time, parsed once, by `collect`.
 
 It is a zip archive with a member for the metrics of each job or array task. A member is a sequence
-of blocks: a line of JSON that describes the block, then its columns as little-endian doubles. The
-programs' own files stay beside it, unchanged, and are parsed again if the table lacks them or is
-damaged.
+of blocks: a line of JSON that describes the block, then its columns as little-endian doubles;
+places that are whole numbers are 64-bit integers. The programs' own files stay beside it,
+unchanged, and are parsed again if the table lacks them or is damaged.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _LEFT_OUT: Final = "left_out"
 # Losses are hardly compressible, and steps and times very well.
 _LEVEL: Final = 1
 _WORD: Final = 8  # bytes
+_BOUND: Final = 1 << 63
 # Whoever sends a run to somebody may have written anything into its table.
 _LONGEST: Final = 64 << 20  # bytes of a block's head
 _MOST_ROWS: Final = 1 << 24  # of a block
@@ -160,19 +161,20 @@ def _write(block: Block, file: IO[bytes], *, is_first: bool) -> None:
     """Write a block. is_first: whether it may have the line with the data of the run."""
     lines = block.lines if block.kind in _KEPT else block.lines[: int(is_first)]
     place = block.place
-    columns: list[Sequence[float]] = [*_placed(place)]
+    code = _code(place.xs or ())
+    columns = [*_placed(place, code)]
     named = []
     for name, column in block.columns.items():
         is_same = column.xs is place.xs
         named.append([name, len(column.ys), is_same, column.times is not None])
-        columns += [column.ys] if is_same else [*_placed(column), column.ys]
+        columns += [*([] if is_same else _placed(column, code)), array("d", column.ys)]
     head = {
         "axis": block.axis,
         "kind": block.kind,
         "rows": len(place.xs or ()),
         "has_times": place.times is not None,
         "rises": place.rises,
-        "whole": _are_whole(place.xs or ()),
+        "places": code,
         "columns": named,
         "lines": lines,
     }
@@ -181,27 +183,30 @@ def _write(block: Block, file: IO[bytes], *, is_first: bool) -> None:
         file.write(_bytes(values))
 
 
-def _are_whole(xs: Sequence[float]) -> bool:
-    """Return whether places are whole numbers, which are shown as such."""
+def _code(xs: Sequence[float]) -> str:
+    """Return the code of the ``array`` that keeps places as they are. Whole numbers are shown as
+    such, and a double has only those up to 2**53.
+    """
     kinds = {*map(type, xs)}
-    return int in kinds and (kinds == {int} or all(map(float.is_integer, map(float, xs))))
+    are_whole = int in kinds and (kinds == {int} or all(map(float.is_integer, map(float, xs))))
+    return "q" if are_whole and -_BOUND <= min(xs) <= max(xs) < _BOUND else "d"
 
 
 def _line(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), default=str).encode() + b"\n"
 
 
-def _placed(column: Column) -> Iterator[Sequence[float]]:
-    yield column.xs or ()
+def _placed(column: Column, code: str) -> Iterator[array[Any]]:
+    xs = column.xs or ()
+    yield array("q", map(int, xs)) if code == "q" else array("d", xs)
     if column.times is not None:
-        yield [math.nan if time is None else time for time in column.times]
+        yield array("d", [math.nan if time is None else time for time in column.times])
 
 
-def _bytes(values: Sequence[float]) -> bytes:
-    doubles = array("d", values)
+def _bytes(values: array[Any]) -> bytes:
     if sys.byteorder == "big":
-        doubles.byteswap()
-    return doubles.tobytes()
+        values.byteswap()
+    return values.tobytes()
 
 
 def _read(head: Any, file: IO[bytes]) -> Block:
@@ -209,27 +214,25 @@ def _read(head: Any, file: IO[bytes]) -> Block:
     columns = {}
     for name, count, is_same, has_times in head["columns"]:
         own = place if is_same else _place_of(head, count, file, has_times=has_times)
-        columns[name] = own._replace(ys=_doubles(count, file))
+        columns[name] = own._replace(ys=_numbers(count, file))
     return Block(columns, head["axis"], place, head["kind"], head["lines"])
 
 
 def _place_of(head: Any, count: int, file: IO[bytes], *, has_times: bool) -> Column:
-    xs = _doubles(count, file)
-    if head["whole"]:
-        xs = [*map(int, xs)]
-    times: Sequence[float | None] | None = _doubles(count, file) if has_times else None
+    xs = _numbers(count, file, "q" if head["places"] == "q" else "d")
+    times: Sequence[float | None] | None = _numbers(count, file) if has_times else None
     if times is not None and not math.isfinite(sum(time or 0.0 for time in times)):
         times = [*map(finite, times)]
     return Column(xs, xs, times, head["rises"])
 
 
-def _doubles(count: int, file: IO[bytes]) -> Sequence[float]:
+def _numbers(count: int, file: IO[bytes], code: str = "d") -> list[Any]:
     if not 0 <= count <= _MOST_ROWS:
         raise ValueError
-    doubles = array("d")
-    doubles.frombytes(file.read(count * _WORD))
-    if len(doubles) != count:
+    numbers: array[Any] = array(code)
+    numbers.frombytes(file.read(count * _WORD))
+    if len(numbers) != count:
         raise EOFError
     if sys.byteorder == "big":
-        doubles.byteswap()
-    return doubles.tolist()
+        numbers.byteswap()
+    return numbers.tolist()

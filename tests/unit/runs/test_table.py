@@ -28,11 +28,11 @@ def kept(blocks: Sequence[Block]) -> list[Any]:
         (
             block.axis,
             block.kind,
-            repr([*map(float, block.place.xs or ())]),
+            [*(block.place.xs or ())],
             [
                 (
                     name,
-                    repr([*map(float, column.xs or ())]),
+                    [*(column.xs or ())],
                     repr([*column.ys]),
                     column.times,
                     column.rises,
@@ -55,6 +55,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "ranks": [{"step": n // 2, "loss": float(n), "rank": n % 2} for n in range(60)],
     "not finite": [{"step": n, "loss": y} for n, y in enumerate((1.0, NAN, INF, -INF, 10**400))],
     "holes": [{"step": n, "loss": None if n % 3 else float(n)} for n in range(30)],
+    "nanoseconds": [{"step": 1_764_500_000_123_456_789 + n, "loss": 1.0} for n in range(3)],
+    "no integers": [{"step": n * 10**18, "loss": 1.0} for n in range(20)],
+    "fractions": [{"epoch": n / 4, "loss": 1.0} for n in range(9)],
     "rows": [{"a": 1.5}, {"b": 2}, {"a": 3, "b": "x"}],
     "times": [{"step": 1, "loss": 1.0, "time": TIME}, {"step": 2, "loss": 0.5, "time": None}],
     "first line": [{"data": {"sha256": "a" * 64, "name": "x"}, "step": 0, "loss": 1.0}],
