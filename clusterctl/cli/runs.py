@@ -55,7 +55,7 @@ from clusterctl.runs.find import (
 )
 from clusterctl.runs.groups import grouped
 from clusterctl.runs.page import REPORT_FILE, Section, Table, write_report
-from clusterctl.runs.query import RunQuery, all_columns, select_runs
+from clusterctl.runs.query import RunQuery, all_columns, cells, select_runs
 from clusterctl.runs.report import report_of, report_path
 from clusterctl.runs.scaling import is_scaling, scaling_of
 from clusterctl.runs.tabular import as_csv, latex
@@ -280,7 +280,7 @@ def _show_rows(
 ) -> None:
     """Show values of runs in the form that the user chose."""
     if screen.form == TableForm.CSV:
-        screen.document({}, as_csv(keys, [[row.value(key) for key in keys] for row in rows]))
+        screen.document({}, as_csv(keys, cells(rows, keys)))
     elif screen.form in _PAPER:
         _print_table(screen, keys, [[row.text(key) for key in keys] for row in rows])
     else:

@@ -159,14 +159,12 @@ def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
         _reject_keys_of_tasks(rows, [key])
         reject_unknown_keys(rows, [key])
         meets_condition = _condition(key, operator, expected, [row.value(key) for row in rows])
-        selected = [row for row in selected if meets_condition(_compared(row, key))]
+        selected = [row for row in selected if meets_condition(measured(row, key))]
     return selected
 
 
-def _compared(row: Row, key: str) -> Value:
-    """Return the value of a key for a condition; NaN or infinity if it is the last value of a
-    metric.
-    """
+def measured(row: Row, key: str) -> Value:
+    """Return the value of a key; NaN or infinity if that is the last value of a metric."""
     value = row.value(key)
     text = row.nonfinite(key) if value is None else None
     return value if text is None else float(text)
@@ -327,7 +325,9 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
             fix="pip install 'clusterctl[frame]'",
         ) from exc
     columns = []
-    for name, values in _columns(list(rows)).items():
+    rows = [*rows]
+    for name, key in _columns(rows).items():
+        values = [row.value(key) for row in rows]
         shown = [_as_number(value) for value in values]
         dtype = None
         if name in TIMES:
@@ -339,10 +339,10 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
     return polars.DataFrame(columns)
 
 
-def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
+def _columns(rows: Sequence[Row]) -> Mapping[str, str]:
+    """Return the key of each column; first those in which the runs differ."""
     options = dict.fromkeys(key for row in rows for key in row.config)
     metrics = dict.fromkeys(key for row in rows for key in row.metrics)
-    # Keys of `Row.value` by column.
     keys = {"run": "run"}
     for key in options:
         keys.setdefault(f"config.{key}" if key in FIELDS else key, f"config.{key}")
@@ -351,18 +351,26 @@ def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
         for suffix in ("", ".min", ".max"):
             keys.setdefault(name + suffix, f"metric.{key}{suffix}")
     keys |= {name: name for name in FIELDS}
-    columns = {name: [row.value(key) for row in rows] for name, key in keys.items()}
-    varies = {name: len({*map(repr, values)}) > 1 for name, values in columns.items()}
-    return {name: columns[name] for name in sorted(columns, key=lambda name: not varies[name])}
+    varies = {
+        name: len({repr(measured(row, key)) for row in rows}) > 1 for name, key in keys.items()
+    }
+    return {name: keys[name] for name in sorted(keys, key=lambda name: not varies[name])}
 
 
 def all_columns(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
-    """Return the head and the rows of a table with the columns of ``frame``. Times are in UTC."""
-    columns = {
-        name: [_time(value) if name in TIMES else value for value in values]
-        for name, values in _columns(rows).items()
-    }
-    return [*columns], [list(cells) for cells in zip(*columns.values(), strict=True)]
+    """Return the head and the rows of a table with the columns of ``frame``, as ``cells`` are."""
+    keys = _columns(rows)
+    return [*keys], cells(rows, [*keys.values()])
+
+
+def cells(rows: Sequence[Row], keys: Sequence[str]) -> list[list[Any]]:
+    """Return the values of these keys for each row, with all digits. Times are in UTC; a metric's
+    last value may be NaN or infinite.
+    """
+    return [
+        [_time(row.value(key)) if key in TIMES else measured(row, key) for key in keys]
+        for row in rows
+    ]
 
 
 def _as_number(value: Value) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.runs.find import Ranking, Row, find_runs, named_run, ordered, ranked
-from clusterctl.runs.query import RunQuery, list_runs, select_runs
+from clusterctl.runs.query import RunQuery, all_columns, cells, list_runs, select_runs
+from clusterctl.runs.tabular import as_csv
 from clusterctl.spec.metrics import Goal
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import (
@@ -359,3 +361,18 @@ def test_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:
     path.write_text(text.replace('"metrics"', '"unknown"').replace('"tags"', '"labels"'))
     row = named_run("1")
     assert (row.value("loss"), row.value("tags"), row.value("lr")) == (None, "", 0.001)
+
+
+def test_csv_tells_a_value_in_one_way_whichever_columns_are_chosen(out: Path) -> None:
+    """A loss that ended as NaN is no missing one, and times are in UTC."""
+    found = rows(out)
+    keys = ["submitted", "loss", "lr"]
+    chosen = [*csv.reader(as_csv(keys, cells(found, keys)).splitlines())]
+    every = [*csv.DictReader(as_csv(*all_columns(found)).splitlines())]
+    assert chosen == [keys, *([row[key] for key in keys] for row in every)]
+    assert chosen[1:] == [
+        ["2025-10-09 08:53:24+00:00", "", ""],
+        ["2025-10-09 08:53:23+00:00", "nan", "0.1"],
+        ["2025-10-09 08:53:22+00:00", "0.3", "0.01"],
+        ["2025-10-09 08:53:21+00:00", "0.5", "0.001"],
+    ]
