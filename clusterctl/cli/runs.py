@@ -282,7 +282,10 @@ def _show_rows(
     if screen.form == TableForm.CSV:
         screen.document({}, as_csv(keys, cells(rows, keys)))
     elif screen.form in _PAPER:
-        _print_table(screen, keys, [[row.text(key) for key in keys] for row in rows])
+        measured = [
+            key not in FIELDS and not any(row.is_option(key) for row in rows) for key in keys
+        ]
+        _print_table(screen, keys, [[row.text(key) for key in keys] for row in rows], measured)
     else:
         screen.result(answer, *_table(screen, rows, keys), *notes)
         return
@@ -290,11 +293,15 @@ def _show_rows(
 
 
 def _print_table(
-    screen: Screen, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
+    screen: Screen,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    measured: Sequence[bool],
+    notes: Sequence[str] = (),
 ) -> None:
-    """Print a table as LaTeX or Markdown."""
+    """Print a table as LaTeX or Markdown. measured: whether a column has figures."""
     text = (
-        latex(head, rows, notes)
+        latex(head, rows, measured, notes)
         if screen.form == TableForm.LATEX
         else Table(head, rows).as_markdown()
     )
@@ -308,12 +315,13 @@ def _show_groups(
     reject_unknown_keys(rows, over)
     reject_unknown_keys(rows, chosen, as_metrics=True)
     groups = grouped(rows, over, chosen)
-    head, cells = groups.table()
+    head, rows_of = groups.table()
     notes = [*groups.notes()]
     if screen.form == TableForm.CSV:
         screen.document({}, as_csv(*groups.figures()))
     elif screen.form in _PAPER:
-        _print_table(screen, head, cells, notes)
+        measured = [at >= len(groups.keys) for at in range(len(head))]
+        _print_table(screen, head, rows_of, measured, notes)
     else:
         titles = [key.upper() if key == key.lower() else key for key in head]
         answer = {
@@ -335,7 +343,7 @@ def _show_groups(
                 for each in groups.groups
             ],
         }
-        screen.result(answer, *screen.table(titles, cells))
+        screen.result(answer, *screen.table(titles, rows_of))
     screen.note(*notes)
 
 

@@ -26,8 +26,17 @@ _SPECIAL: Final = {
 }
 
 
-def latex(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()) -> str:
-    r"""Return a ``tabular`` of LaTeX, for \input. notes: become comments above it."""
+def latex(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    measured: Sequence[bool],
+    notes: Iterable[str] = (),
+) -> str:
+    r"""Return a ``tabular`` of LaTeX, for \input.
+
+    measured: for each column, whether its cells are figures to set as formulas; other cells stay
+        as they are given. notes: become comments above the table.
+    """
     columns = [*zip(*rows, strict=True)] or [()] * len(head)
     right = [any(map(_is_figure, column)) and all(map(_fits, column)) for column in columns]
     lines = [
@@ -37,7 +46,7 @@ def latex(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[st
         r"\toprule",
         f"{' & '.join(map(_escaped, head))} \\\\",
         r"\midrule",
-        *(f"{' & '.join(map(_cell, row))} \\\\" for row in rows),
+        *(f"{' & '.join(map(_cell, row, measured))} \\\\" for row in rows),
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -53,9 +62,9 @@ def _fits(cell: str) -> bool:
     return _is_figure(cell.partition(" (n=")[0]) or cell in {formatting.NONE, "nan", "inf", "-inf"}
 
 
-def _cell(text: str) -> str:
+def _cell(text: str, is_measured: bool) -> str:
     figure, of, rest = text.partition(" (n=")
-    if not _is_figure(figure):
+    if not is_measured or not _is_figure(figure):
         return "--" if text == formatting.NONE else _escaped(text)
     shown = _EXPONENT.sub(_power, figure).replace(",", "{,}").replace("±", r"\pm")
     return f"${shown}${of}{rest}"

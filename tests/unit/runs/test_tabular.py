@@ -14,7 +14,7 @@ ROWS = [["0.000123456", "0.150 ± 0.068", "5"], ["1e-05", "-", "0"], ["7", "1,23
 
 
 def test_latex_table_has_rules_aligned_numbers_and_comments() -> None:
-    lines = latex(HEAD, ROWS, ["not in a mean: a\nb"]).splitlines()
+    lines = latex(HEAD, ROWS, [False, True, True], ["not in a mean: a\nb"]).splitlines()
     assert lines[0].startswith("% ")
     assert lines[1:] == [
         r"% not in a mean: a\nb",
@@ -22,9 +22,9 @@ def test_latex_table_has_rules_aligned_numbers_and_comments() -> None:
         r"\toprule",
         r"lr & val\_acc\% & n \\",
         r"\midrule",
-        r"$0.000123456$ & $0.150 \pm 0.068$ & $5$ \\",
-        r"$1 \times 10^{-5}$ & -- & $0$ \\",
-        r"$7$ & $1{,}234 \pm 12$ (n=4) & $5$ \\",
+        r"0.000123456 & $0.150 \pm 0.068$ & $5$ \\",
+        r"1e-05 & -- & $0$ \\",
+        r"7 & $1{,}234 \pm 12$ (n=4) & $5$ \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -46,8 +46,14 @@ def test_latex_table_has_rules_aligned_numbers_and_comments() -> None:
     ],
 )
 def test_latex_cell_is_what_was_given(text: str, written: str) -> None:
-    table = latex(["x"], [[text]])
+    table = latex(["x"], [[text]], [True])
     assert f"\n{written} \\\\\n\\bottomrule" in table
+
+
+@pytest.mark.parametrize("text", ["12e34567", "1e5", "1,234", "-0.5"])
+def test_latex_option_that_looks_like_a_number_stays_as_it_was_given(text: str) -> None:
+    table = latex(["x"], [[text]], [False])
+    assert f"\n{text} \\\\\n\\bottomrule" in table
 
 
 def test_csv_has_all_digits_and_empty_cells() -> None:
