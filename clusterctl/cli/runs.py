@@ -206,34 +206,42 @@ def list_(
     shape = {"tasks": True} if over else {"columns": chosen}
     query = RunQuery(**given, **shape, cluster=screen.cluster)
     selected = select_runs(query, folders or (), everywhere=bool(everywhere))
-    for note in selected.notes:
-        screen.note(note)
+    screen.note(*selected.notes)
     if not selected.rows:
         line = Notice("no-run-matches", "no run matches the conditions")
         if not selected.searched:
             line = Notice("no-runs", "no runs yet; `clusterctl collect` copies them here")
-        screen.result({"runs": [], "total": 0}, line)
-        return
+        if screen.form not in _PAPER:
+            screen.result({"runs": [], "total": 0}, line)
+            return
+        # The table for a paper or a program has its head alone.
+        screen.note(line)
     if over:
         _show_groups(screen, selected.rows[::-1], over, chosen)
-        return
-    is_whole = screen.json or screen.form in _PAPER
-    most = limit or (len(selected.rows) if is_whole else _LAST)
-    shown = selected.rows[:most]
-    total = {"total": len(selected.rows)}
+    else:
+        _list_rows(screen, selected.rows, query, limit, is_ledger=is_ledger)
+
+
+def _list_rows(
+    screen: Screen, rows: Sequence[Row], query: RunQuery, limit: int | None, *, is_ledger: bool
+) -> None:
+    """List runs that meet a query, with its columns or the usual ones."""
+    total = len(rows)
+    most = limit or (total if screen.json or screen.form in _PAPER else _LAST)
+    shown = rows[:most]
     if is_ledger:
         answer, lines = _ledger_table(screen, shown)
-        screen.result({**answer, **total}, *lines)
-    elif screen.form == TableForm.CSV and not chosen:
+        screen.result({**answer, "total": total}, *lines)
+    elif screen.form == TableForm.CSV and not query.columns:
         screen.document({}, as_csv(*all_columns(shown)))
     else:
-        keys = chosen or [*_BASIC, *_metric_columns(shown, query.sort)]
-        keys = list(dict.fromkeys(keys if "run" in keys else ["run", *keys]))
-        answer = {"runs": [_answer(row) for row in shown], **total}
-        _show_rows(screen, answer, shown, keys)
-    if not screen.json and (older := len(selected.rows) - most) > 0:
-        more = f"--limit {len(selected.rows)}, or filter with --where, --since, --tag"
-        screen.note(f"{older} more: {more}")
+        keys = query.columns or [*_BASIC, *_metric_columns(shown, query.sort)]
+        keys = keys if "run" in keys else ["run", *keys]
+        answer = {"runs": [_answer(row) for row in shown], "total": total}
+        _show_rows(screen, answer, shown, [*dict.fromkeys(keys)])
+    if not screen.json and total > most:
+        more = f"--limit {total}, or filter with --where, --since, --tag"
+        screen.note(f"{total - most} more: {more}")
 
 
 def _words(text: str) -> list[str]:

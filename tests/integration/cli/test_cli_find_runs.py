@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -347,6 +348,22 @@ def test_runs_are_printed_as_csv_and_markdown(cli_with_seeds: Clusterctl) -> Non
         "| demo-3-train | 0.0001 | 0.375 |",
         "| demo-5-train | 1e-05 | 0.625 |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (("--columns", "lr,loss", "-o", "csv"), ["run,lr,loss"]),
+        (("--over", "seed", "--columns", "loss", "-o", "csv"), ["loss,loss_sd,loss_n,diverged"]),
+        (("--columns", "lr", "-o", "md"), ["| run | lr |", "| --- | --- |"]),
+    ],
+)
+def test_table_for_a_program_has_its_head_alone_if_no_run_matches(
+    cli_with_seeds: Clusterctl, arguments: Sequence[str], printed: Sequence[str]
+) -> None:
+    result = cli_with_seeds("runs", "--tag", "none", *arguments)
+    assert result.stdout.splitlines() == printed
+    assert shows(result.stderr, "no-run-matches")
 
 
 @pytest.mark.parametrize(
