@@ -331,7 +331,6 @@ def _show_groups(
         measured = [at >= len(groups.keys) for at in range(len(head))]
         _print_table(screen, head, rows_of, measured, notes)
     else:
-        titles = [key.upper() if key == key.lower() else key for key in head]
         answer = {
             "runs": [_answer(row) for row in rows],
             "over": over,
@@ -351,7 +350,7 @@ def _show_groups(
                 for each in groups.groups
             ],
         }
-        screen.result(answer, *screen.table(titles, rows_of))
+        screen.result(answer, *screen.table(_titles(head), rows_of))
     screen.note(*notes)
 
 
@@ -493,8 +492,11 @@ def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
 
 
 def _table(screen: Screen, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
-    head = [key.upper() if key == key.lower() else key for key in keys]
-    return screen.table(head, [[row.text(key) for key in keys] for row in rows])
+    return screen.table(_titles(keys), [[row.text(key) for key in keys] for row in rows])
+
+
+def _titles(keys: Sequence[str]) -> list[str]:
+    return [key.upper() if key == key.lower() else key for key in keys]
 
 
 def _answer(row: Row) -> dict[str, Any]:
