@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from clusterctl.runs.compare import mapping
 from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.facts import SPEEDS
-from clusterctl.runs.find import Row
+from clusterctl.runs.find import Row, metric_of
 from clusterctl.runs.groups import Group, MeanLine, grouped, is_seed
 from clusterctl.runs.metric_files import Block
 from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, thinned
@@ -664,8 +664,8 @@ def seeds_section(
     """Return means and spreads of runs that differ only in their seed. Empty if there are no such
     runs.
 
-    rows: title of a run -> run. metrics: the chart has the first. runs: title -> its metrics, of
-        some runs. missing: gets messages.
+    rows: title of a run -> run. metrics: keys; the chart has the first. runs: title -> its
+        metrics, of some runs. missing: gets messages.
     """
     groups = grouped([*rows.values()], metrics=metrics)
     if not groups.over or not groups.has_means:
@@ -677,7 +677,8 @@ def seeds_section(
         missing.append(f"a chart of the means of more than {_MOST_AVERAGED} runs")
         return section
     known = {row.folder: runs[title] for title, row in rows.items() if title in runs}
-    lines = mean_lines(drawn, metrics[0], known)
+    metric = metric_of(metrics[0])
+    lines = mean_lines(drawn, metric, known)
     if not lines:
         return section
     axis, stride = lines[0][1].axis, max(line.stride for _, line in lines)
@@ -687,10 +688,10 @@ def seeds_section(
         bands = dict(line.points)
         band = [bands[step].ends for step, _ in means]
         series.append(Series(group.legend, means, number, spread=band))
-    title = f"{metrics[0]}: mean of the seeds ± standard deviation"
+    title = f"{metric}: mean of the seeds ± standard deviation"
     title += f", of one of {stride:,} values" if stride > 1 else ""
-    chart = Chart(title, series, axis, metrics[0])
-    return replace(section, charts=[_on_axis(chart, formatting.unit_of(metrics[0]))])
+    chart = Chart(title, series, axis, metric)
+    return replace(section, charts=[_on_axis(chart, formatting.unit_of(metric))])
 
 
 def mean_lines(

@@ -14,7 +14,7 @@ from typing import Any, Final
 from clusterctl.errors import CollectError
 from clusterctl.runs.compare import compare, environment_of, hardware_of, mapping, software_of
 from clusterctl.runs.curve import STEP
-from clusterctl.runs.find import KINDS, Row, is_usual, metric_names
+from clusterctl.runs.find import KINDS, Row, is_usual, key_of, metric_names
 from clusterctl.runs.page import Chart, Fact, Kind, Section, Series, Table
 from clusterctl.runs.resources import resources_of
 from clusterctl.runs.series import config_of
@@ -223,7 +223,8 @@ def task_table(row: Row) -> Section:
 
 
 def usual_metrics(rows: Sequence[Row], most: int = MOST_METRICS) -> list[str]:
-    return [name for name in metric_names(rows) if is_usual(name)][:most]
+    """Return the keys of the first usual metrics."""
+    return [key_of(name, rows) for name in metric_names(rows) if is_usual(name)][:most]
 
 
 def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:

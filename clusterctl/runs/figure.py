@@ -71,6 +71,8 @@ class MetricFigure:
         reject_unknown_keys(rows, [metric], as_metrics=True)
         reject_unknown_keys(rows, over)
         groups = grouped(rows, over, [metric])
+        (key,) = groups.metrics
+        metric = key.removeprefix("metric.")
         lines = mean_lines(groups.groups, metric)
         if not lines or len(lines) > _MOST_LINES:
             many = f"{len(lines)} groups of runs have values of it, and {_MOST_LINES} can be told apart"
@@ -121,7 +123,8 @@ class MetricFigure:
             for step, one in line.points
         ]
         axis = self.lines[0][1].axis
-        return as_csv([*keys, axis, self.metric, f"{self.metric}_sd", "n"], rows)
+        (metric,) = self.groups.metrics
+        return as_csv([*keys, axis, metric, f"{metric}_sd", "n"], rows)
 
     def _draw(self, path: Path, *, width_in: float, log: bool) -> None:
         try:

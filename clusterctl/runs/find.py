@@ -308,7 +308,7 @@ def ranked(
     known_names = (name for name in names if is_usual(name) or goal_of(name) is not None)
     if metric is None:
         metric = sweep.get("metric") or next(known_names, names[0] if names else None)
-        metric = metric and _key_of(metric, tasks)
+        metric = metric and key_of(metric, tasks)
     if metric is None:
         raise UsageError(
             f"no task of {run.shown} has a metric",
@@ -316,10 +316,10 @@ def ranked(
             why="metrics are read from the metrics.jsonl of each task",
             fix=f"`clusterctl runs show {run.run.full_id}` shows how each task ended",
         )
-    if not any(_metric_of(metric) in task.metrics for task in tasks):
+    if not any(metric_of(metric) in task.metrics for task in tasks):
         reject_unknown_keys(tasks, [metric], as_metrics=True)
     goal = goal or _goal_of(metric, run)
-    is_metric = any(_metric_of(metric) in task.metrics for task in tasks)
+    is_metric = any(metric_of(metric) in task.metrics for task in tasks)
     if goal is None and is_metric:
         raise UsageError(
             f"it is not known whether lower or higher values of {metric!r} are better",
@@ -344,18 +344,19 @@ def _goal_of(metric: str, run: Row) -> Goal | None:
     metric's name.
     """
     sweep = run.run.sweep or {}
-    if _metric_of(metric) == sweep.get("metric") and (goal := sweep.get("goal")) in {*Goal}:
+    if metric_of(metric) == sweep.get("metric") and (goal := sweep.get("goal")) in {*Goal}:
         return Goal(str(goal))
-    return goal_of(_metric_of(metric))
+    return goal_of(metric_of(metric))
 
 
-def _key_of(metric: str, tasks: Sequence[Row]) -> str:
+def key_of(metric: str, rows: Sequence[Row]) -> str:
     """Return the key of a metric, which is not that of a field or an option with the same name."""
-    is_taken = metric in FIELDS or any(metric in task.config for task in tasks)
+    is_taken = metric in FIELDS or metric.startswith(("metric.", "config."))
+    is_taken = is_taken or any(metric in row.config for row in rows)
     return f"metric.{metric}" if is_taken else metric
 
 
-def _metric_of(key: str) -> str:
+def metric_of(key: str) -> str:
     """Return the name of the metric in a key such as ``metric.loss.min``."""
     return re.sub(r"\.(?:min|max)$", "", key.removeprefix("metric."))
 

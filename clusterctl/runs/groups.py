@@ -17,7 +17,16 @@ from typing import Any, Final
 
 from clusterctl.errors import Notice
 from clusterctl.runs.curve import STEP, Curve
-from clusterctl.runs.find import Row, is_usual, metric_names, submitted_at, swept_keys
+from clusterctl.runs.find import (
+    FIELDS,
+    Row,
+    is_usual,
+    key_of,
+    metric_names,
+    metric_of,
+    submitted_at,
+    swept_keys,
+)
 from clusterctl.runs.series import config_of
 from clusterctl.runs.spread import Spread
 from clusterctl.scheduler.base import JobState
@@ -40,14 +49,15 @@ def is_seed(key: str) -> bool:
 
 
 def how_diverged(row: Row, metric: str) -> str | None:
-    """Return how a metric ended as NaN or infinite; None if it did not."""
-    last = row.nonfinite(metric)
+    """Return how a metric, by its key, ended as NaN or infinite; None if it did not."""
+    name = metric_of(metric)
+    last = row.nonfinite(name)
     if last is None:
         return None
-    recorded = row.metrics[metric.removeprefix("metric.")]
+    recorded = row.metrics[name]
     place = recorded.nonfinite_step
     since = "" if place is None else f", not finite since {recorded.axis} {place}"
-    return f"{metric} ended as {last}{since}"
+    return f"{name} ended as {last}{since}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +135,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """All groups of some runs. over: the options whose values are averaged. metrics: what of."""
+    """All groups of some runs. over: the options whose values are averaged. metrics: the keys of
+    what is averaged.
+    """
 
     over: Sequence[str]
     metrics: Sequence[str]
@@ -197,15 +209,19 @@ class Groups:
 def grouped(rows: Sequence[Row], over: Sequence[str] = (), metrics: Sequence[str] = ()) -> Groups:
     """Return groups of runs whose options are equal but for ``over``, in the order of the runs.
 
-    over: default: the seeds among the options. metrics: default: the usual ones, or the first.
+    over: default: the seeds among the options. metrics: default: the usual ones, or the first. A
+        name that an option has, too, is that of the metric.
     """
     keys = _differing(rows)
     over = over or [key for key in keys if is_seed(key)]
     names = {key.removeprefix("config.") for key in over}
     keys = [key for key in keys if key.removeprefix("config.") not in names]
     recorded = [*metric_names(rows)]
-    usual = [name for name in recorded if is_usual(name)]
-    metrics = metrics or (usual or recorded[:1])[:_MOST_METRICS]
+    usual = [key_of(name, rows) for name in recorded if is_usual(name)]
+    first = usual or [key_of(name, rows) for name in recorded[:1]]
+    metrics = [
+        key_of(key, rows) if key in recorded and key not in FIELDS else key for key in metrics
+    ] or first[:_MOST_METRICS]
     if not over and len({tuple(repr(_option(row, key)) for key in keys) for row in rows}) < len(
         rows
     ):

@@ -48,8 +48,10 @@ from clusterctl.runs.find import (
     Ranking,
     Row,
     failed_tasks,
+    key_of,
     latest_tasks,
     metric_names,
+    metric_of,
     ranked,
     repeat_command,
     swept_keys,
@@ -383,7 +385,7 @@ def _array_report(run: Row) -> Report:
         seeds_section(titled, [metric, *others[:_MORE_METRICS]], facts, missing)
         if metric
         else Section("Seeds"),
-        metrics_section(facts, missing, [metric, "loss", "train_loss"]),
+        metrics_section(facts, missing, [metric_of(metric), "loss", "train_loss"]),
         *facts_of(run, time_facts, resource_facts, job_facts, configuration),
         *_environment(run, missing),
     ]
@@ -404,7 +406,7 @@ def _rank(run: Row, tasks: Sequence[Row]) -> tuple[Ranking | None, list[str]]:
         how = f": {exc.fix}" if exc.code == "goal-unknown" else ""
         missing = [f"the sweep's own ranking: {exc.what}{how}"]
     try:
-        return ranked(run, metric), missing
+        return ranked(run, key_of(metric, tasks)), missing
     except UsageError:
         return None, missing
 

@@ -238,3 +238,54 @@ def test_figure_without_lines_is_refused(tmp_path: Path) -> None:
 )
 def test_seed_is_known_by_its_name(key: str, expected: bool) -> None:
     assert is_seed(key) is expected
+
+
+def test_metric_with_the_name_of_an_option_is_averaged_and_drawn(tmp_path: Path) -> None:
+    rows = [
+        Row(
+            made_run(
+                tmp_path,
+                n,
+                args=["--loss=mse", "--accuracy=16", f"--seed={n}"],
+                metrics=[{"step": step, "loss": float(n), "accuracy": 0.5} for step in (1, 2)],
+            )
+        )
+        for n in (1, 3)
+    ]
+    for groups in (grouped(rows), grouped(rows, metrics=["loss", "accuracy"])):
+        (group,) = groups.groups
+        assert groups.metrics == ["metric.loss", "metric.accuracy"]
+        assert [*map(group.text, groups.metrics)] == ["2.0 ± 1.4", "0.5 ± 0"]
+    head, *points = MetricFigure.of(rows, "loss").points().splitlines()
+    assert head == "step,metric.loss,metric.loss_sd,n"
+    assert points[0].startswith("1,2.0,")
+
+
+def test_sweep_of_an_option_with_the_name_of_its_metric_has_means_and_a_chart(
+    tmp_path: Path,
+) -> None:
+    configs = [{"loss": loss, "seed": seed} for loss in ("mse", "mae") for seed in range(2)]
+    report = report_of([swept(tmp_path, configs, [losses(n) for n in range(4)])])
+    (ranking,) = section_of(report, "Ranking by metric.loss, lower is better").tables
+    assert [*ranking.head].count("loss") == 1
+    seeds = section_of(report, "Seeds")
+    assert seeds.tables[0].head == ["loss", "metric.loss", "n"]
+    assert {line.name for line in seeds.charts[0].series} == {"loss=mse", "loss=mae"}
+    assert "loss" in charts_of(report)
+
+
+@pytest.mark.parametrize("key", ["mine.min", "metric.mine.max"])
+def test_lowest_and_highest_values_of_a_run_that_diverged_are_in_no_mean(
+    tmp_path: Path, key: str
+) -> None:
+    metrics = [{"step": 1, "mine": 1.0}, {"step": 2, "mine": float("nan")}]
+    rows = [Row(made_run(tmp_path, n, args=[f"--seed={n}"], metrics=metrics)) for n in (1, 2)]
+    (group,) = grouped(rows, metrics=[key]).groups
+    assert (group.text(key), len(group.diverged)) == ("-", 2)
+
+
+def test_metric_whose_name_begins_as_a_key_is_averaged(tmp_path: Path) -> None:
+    metrics = [{"step": 1, "metric.x": 2.0}]
+    rows = [Row(made_run(tmp_path, n, args=[f"--seed={n}"], metrics=metrics)) for n in (1, 2)]
+    groups = grouped(rows)
+    assert groups.groups[0].text(groups.metrics[0]) == "2 ± 0"
