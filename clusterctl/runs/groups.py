@@ -245,7 +245,12 @@ def _differing(rows: Sequence[Row]) -> list[str]:
 
 
 def _option(row: Row, key: str) -> Value:
-    return shlex.join(config_of(row.run.args)[1]) if key == _WORDS else row.value(key)
+    if key == _WORDS:
+        return shlex.join(config_of(row.run.args)[1])
+    # The record of a run has the nodes of all attempts; that of its task those of the last.
+    if key == "nodes" and len(row.task_records) == 1:
+        return len(row.task_records[0].nodes)
+    return row.value(key)
 
 
 def _group(

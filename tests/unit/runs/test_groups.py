@@ -178,6 +178,21 @@ def test_groups_leave_out_failed_and_repeated_runs_and_say_why(tmp_path: Path) -
     assert "/task-3 has the same seed" in repeated
 
 
+def on_nodes(*names: str) -> list[dict[str, Any]]:
+    return [{"id": "1", "state": "COMPLETED", "nodes": names}]
+
+
+def test_run_that_was_requeued_onto_another_node_stays_in_its_group(tmp_path: Path) -> None:
+    nodes = ({}, {"tasks": on_nodes("b"), "nodes": ["a", "b"]})
+    metrics = [{"step": 1, "loss": 1.0}]
+    rows = [
+        Row(made_run(tmp_path, n, args=[f"--seed={n}"], metrics=metrics, **fields))
+        for n, fields in enumerate(nodes, 1)
+    ]
+    (group,) = grouped(rows).groups
+    assert len(group.counted) == 2
+
+
 def test_groups_of_runs_have_the_same_options_arguments_and_name(tmp_path: Path) -> None:
     """A run of other data, of another program or of more nodes is not averaged with the rest."""
     rows = []
@@ -188,7 +203,7 @@ def test_groups_of_runs_have_the_same_options_arguments_and_name(tmp_path: Path)
             (["mnist"], 1, {}),
             (["cifar"], 2, {}),
             (["cifar"], 1, {"name": "other"}),
-            (["cifar"], 1, {"nodes": ["a", "b"]}),
+            (["cifar"], 1, {"tasks": on_nodes("a", "b"), "nodes": ["a", "b"]}),
         ]
     ):
         args = [*words, f"--lr={lr}", f"--seed={number}", f"--fold={number % 2}"]
