@@ -759,21 +759,22 @@ def _write_figure(
     figure.write(path, width_in=width_in or figures.COLUMN_IN, log=log)
     lines = [
         *(
-            f"{group.name or metric}: n={len(group.counted)}, {len(line.points)} {line.axis}s"
+            f"{line.group.name or metric}: n={line.count}, {len(line.points)} {figure.means.axis}s"
             + (f", of one of {line.stride} values" if line.stride > 1 else "")
-            for group, line in figure.lines
+            for line in figure.means.lines
         ),
         *figure.groups.notes(),
+        *figure.means.notes(),
         f"figure: {path}",
     ]
     answer = {
         "figure": str(path),
         "metric": metric,
         "lines": [
-            {"options": group.options, "n": len(group.counted), "points": len(line.points)}
-            for group, line in figure.lines
+            {"options": line.group.options, "n": line.count, "points": len(line.points)}
+            for line in figure.means.lines
         ],
-        "left_out": [reason for group in figure.groups.groups for reason in group.left_out],
+        "left_out": figure.left_out,
     }
     screen.result(answer, *lines)
 

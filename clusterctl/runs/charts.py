@@ -17,7 +17,7 @@ from clusterctl.runs.compare import mapping
 from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.facts import SPEEDS
 from clusterctl.runs.find import Row, metric_of
-from clusterctl.runs.groups import Group, MeanLine, grouped, is_seed
+from clusterctl.runs.groups import Group, MeanLines, grouped, is_seed
 from clusterctl.runs.metric_files import Block
 from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, thinned
 from clusterctl.runs.table import Metrics
@@ -678,35 +678,35 @@ def seeds_section(
         return section
     known = {row.folder: runs[title] for title, row in rows.items() if title in runs}
     metric = metric_of(metrics[0])
-    lines = mean_lines(drawn, metric, known)
-    if not lines:
+    drawn_means = mean_lines(drawn, metric, known)
+    section = replace(section, lines=[*section.lines, *drawn_means.notes()])
+    if not drawn_means.lines:
         return section
-    axis, stride = lines[0][1].axis, max(line.stride for _, line in lines)
+    stride = max(line.stride for line in drawn_means.lines)
     series = []
-    for number, (group, line) in enumerate(lines):
+    for number, line in enumerate(drawn_means.lines):
         means = thinned((step, spread.mean) for step, spread in line.points)
         bands = dict(line.points)
         band = [bands[step].ends for step, _ in means]
-        series.append(Series(group.legend, means, number, spread=band))
+        series.append(Series(line.legend, means, number, spread=band))
     title = f"{metric}: mean of the seeds ± standard deviation"
     title += f", of one of {stride:,} values" if stride > 1 else ""
-    chart = Chart(title, series, axis, metric)
+    chart = Chart(title, series, drawn_means.axis, metric)
     return replace(section, charts=[_on_axis(chart, formatting.unit_of(metric))])
 
 
 def mean_lines(
     groups: Sequence[Group], metric: str, known: Mapping[Path, ProgramMetrics] = {}
-) -> list[tuple[Group, MeanLine]]:
-    """Return the mean of a metric over the runs of each group, for groups with a line.
+) -> MeanLines:
+    """Return the mean of a metric over the runs of each group.
 
     known: folder of a run -> its metrics. Other runs are read.
     """
-    lines = []
-    for group in groups:
-        read = (known.get(row.folder) or ProgramMetrics.of(row) for row in group.counted)
-        found = [facts.curves[metric] for facts in read if metric in facts.curves]
-        lines.append((group, MeanLine.of(found)))
-    return [(group, line) for group, line in lines if line.points]
+    curves = {}
+    for row in (row for group in groups for row in group.counted):
+        facts = known.get(row.folder) or ProgramMetrics.of(row)
+        curves[row.folder] = facts.curves.get(metric)
+    return MeanLines.of(groups, metric, curves)
 
 
 def finite_values(values: Iterable[Any]) -> list[float]:

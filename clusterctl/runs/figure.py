@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.runs.charts import mean_lines
 from clusterctl.runs.find import Row, reject_unknown_keys
-from clusterctl.runs.groups import Group, Groups, MeanLine, grouped
+from clusterctl.runs.groups import Groups, MeanLines, at_most_named, grouped
 from clusterctl.runs.tabular import as_csv
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util import formatting
@@ -55,11 +55,11 @@ _STYLE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MetricFigure:
-    """A metric over its steps. lines: the groups that are drawn, with their means."""
+    """A metric over its steps. means: of the groups that are drawn."""
 
     metric: str
     groups: Groups
-    lines: Sequence[tuple[Group, MeanLine]]
+    means: MeanLines
 
     @classmethod
     def of(cls, rows: Sequence[Row], metric: str, over: Sequence[str] = ()) -> MetricFigure:
@@ -73,19 +73,25 @@ class MetricFigure:
         groups = grouped(rows, over, [metric])
         (key,) = groups.metrics
         metric = key.removeprefix("metric.")
-        lines = mean_lines(groups.groups, metric)
-        if not lines or len(lines) > _MOST_LINES:
-            many = f"{len(lines)} groups of runs have values of it, and {_MOST_LINES} can be told apart"
-            none = "; ".join(groups.notes()) or "no run has values at steps"
-            raise UsageError(
-                f"a figure of {metric} can't be drawn",
-                code="figure-without-lines",
-                why=many if lines else none,
-                fix="name fewer runs, or average over more options with --over"
-                if lines
-                else "name runs that completed and have the metric at common steps",
-            )
-        return cls(metric, groups, lines)
+        figure = cls(metric, groups, mean_lines(groups.groups, metric))
+        if not any(metric in row.metrics for row in rows):
+            why = f"{metric} is a single value of each run, without steps"
+            fix = "`clusterctl runs list --over KEY --columns METRIC` shows means of such values"
+        elif not figure.means.lines:
+            why = "; ".join(at_most_named(figure.left_out))
+            fix = "name runs that completed and have the metric at common steps"
+        elif (count := len(figure.means.lines)) > _MOST_LINES:
+            why = f"{count} groups of runs have values of it, and {_MOST_LINES} can be told apart"
+            fix = "name fewer runs, or average over more options with --over"
+        else:
+            return figure
+        what = f"a figure of {metric} can't be drawn"
+        raise UsageError(what, code="figure-without-lines", why=why, fix=fix)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why each other run is in no line."""
+        return [*self.groups.left_out, *self.means.left_out]
 
     def write(self, path: Path, *, width_in: float = COLUMN_IN, log: bool = False) -> None:
         """Write the figure. The suffix of ``path`` is one of ``FORMS``; .csv has its points.
@@ -113,18 +119,17 @@ class MetricFigure:
         keys = [key.removeprefix("config.") for key in self.groups.keys]
         rows: list[list[Any]] = [
             [
-                *group.options.values(),
+                *line.group.options.values(),
                 step,
                 one.mean,
                 one.deviation if one.count > 1 else None,
                 one.count,
             ]
-            for group, line in self.lines
+            for line in self.means.lines
             for step, one in line.points
         ]
-        axis = self.lines[0][1].axis
         (metric,) = self.groups.metrics
-        return as_csv([*keys, axis, metric, f"{metric}_sd", "n"], rows)
+        return as_csv([*keys, self.means.axis, metric, f"{metric}_sd", "n"], rows)
 
     def _draw(self, path: Path, *, width_in: float, log: bool) -> None:
         try:
@@ -142,7 +147,7 @@ class MetricFigure:
         with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE}):
             figure = Figure(figsize=(width_in, _height_in(width_in)), layout="constrained")
             self._plot(figure.subplots(), log=log)
-            if len(self.lines) > 1 or self.lines[0][0].diverged:
+            if len(self.means.lines) > 1 or self.means.lines[0].group.diverged:
                 # Only a canvas of pixels measures texts.
                 _add_legend(figure, FigureCanvasAgg(figure).get_renderer())
             # A file of the same data is the same, whenever it is written.
@@ -151,9 +156,9 @@ class MetricFigure:
 
     def _plot(self, axes: Axes, *, log: bool) -> None:
         unit = formatting.unit_of(self.metric)
-        means = (one.mean for _, line in self.lines for _, one in line.points)
+        means = (one.mean for line in self.means.lines for _, one in line.points)
         unit, size = formatting.fitting_unit(unit, means)
-        for number, (group, line) in enumerate(self.lines):
+        for number, line in enumerate(self.means.lines):
             steps = [step for step, _ in line.points]
             color = _COLORS[number % len(_COLORS)]
             means_of = [one.mean / size for _, one in line.points]
@@ -163,11 +168,11 @@ class MetricFigure:
                 means_of,
                 color=color,
                 linestyle=_DASHES[number % len(_DASHES)],
-                label=_plain(group.legend),
+                label=_plain(line.legend),
                 marker=marker,
                 markersize=3,
             )
-            if line.points[0][1].count > 1:
+            if line.count > 1:
                 low, high = zip(*(one.ends for _, one in line.points), strict=True)
                 axes.fill_between(
                     steps,
@@ -177,7 +182,7 @@ class MetricFigure:
                     alpha=0.2,
                     linewidth=0,
                 )
-        axes.set_xlabel(self.lines[0][1].axis)
+        axes.set_xlabel(self.means.axis)
         axes.set_ylabel(_plain(self.metric) + (f" ({unit})" if unit else ""))
         axes.margins(x=0.02)
         if log:

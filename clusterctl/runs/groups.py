@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import Notice
@@ -61,35 +62,6 @@ def how_diverged(row: Row, metric: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class MeanLine:
-    """The mean of a metric over the runs of a group, at the steps that all of them have.
-
-    axis: of the steps. stride: of very many values, about one of so many is a point.
-    points: (step, mean and spread).
-    """
-
-    axis: str
-    stride: int
-    points: Sequence[tuple[float, Spread]]
-
-    @classmethod
-    def of(cls, curves: Sequence[Curve]) -> MeanLine:
-        axis = curves[0].drawn_axis if curves else STEP
-        placed = [curve for curve in curves if curve.drawn_axis == axis]
-        values = [curve.sample() for curve in placed]
-        steps = sorted(set(values[0]).intersection(*values[1:])) if values else []
-        points = [(step, _spread([each[step] for each in values])) for step in steps]
-        return cls(axis, max((curve.size for curve in placed), default=1), points)
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    if all(map(math.isfinite, values)):
-        return Spread.of(values)
-    # A gap of the line.
-    return Spread(math.nan, math.nan, len(values))
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
     """Runs whose options are equal but for the seed.
 
@@ -108,14 +80,6 @@ class Group:
         pairs = (f"{key}={formatting.given(value)}" for key, value in self.options.items())
         return ", ".join(pairs).replace("config.", "")
 
-    @property
-    def legend(self) -> str:
-        """The name for a legend, with the number of runs that diverged."""
-        names = [self.name or f"{len(self.counted)} runs"]
-        if self.diverged:
-            names.append(f"({len(self.diverged)} diverged)")
-        return " ".join(names)
-
     def spread(self, metric: str) -> Spread | None:
         """Return the mean of the metric's last values; None if no run that counts has one."""
         values = [row.value(metric) for row in self.counted]
@@ -131,6 +95,95 @@ class Group:
         if spread.count > 1:
             text = str(spread) if spread.deviation else f"{text} ± 0"
         return text if spread.count == len(self.counted) else f"{text} (n={spread.count})"
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLine:
+    """The mean of a metric over the runs of a group that have it, at the steps that all of these
+    have.
+
+    count: their number. stride: of very many values, about one of so many is a point.
+    points: (step, mean and spread).
+    """
+
+    group: Group
+    count: int
+    stride: int
+    points: Sequence[tuple[float, Spread]]
+
+    @classmethod
+    def of(cls, group: Group, curves: Sequence[Curve]) -> MeanLine:
+        """Return the mean of curves by the same axis."""
+        values = [curve.sample() for curve in curves]
+        steps = sorted(set(values[0]).intersection(*values[1:])) if values else []
+        points = [(step, _spread([each[step] for each in values])) for step in steps]
+        return cls(group, len(curves), max((curve.size for curve in curves), default=1), points)
+
+    @property
+    def legend(self) -> str:
+        """The name for a legend, with the number of runs that diverged."""
+        diverged = len(self.group.diverged)
+        name = self.group.name or counted(self.count, "run")
+        return f"{name} ({diverged} diverged)" if diverged else name
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    if all(map(math.isfinite, values)):
+        return Spread.of(values)
+    # A gap of the line.
+    return Spread(math.nan, math.nan, len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLines:
+    """The lines of groups in a chart. axis: of their steps. left_out: why other runs that count are
+    in no line.
+    """
+
+    axis: str
+    lines: Sequence[MeanLine]
+    left_out: Sequence[str]
+
+    @classmethod
+    def of(
+        cls, groups: Sequence[Group], metric: str, curves: Mapping[Path, Curve | None]
+    ) -> MeanLines:
+        """Return the means of a metric by the axis that most runs have.
+
+        curves: folder of a run -> its values; None if it has none.
+        """
+        axes = Counter(curve.drawn_axis for curve in curves.values() if curve is not None)
+        axis = next((name for name, _ in axes.most_common(1)), STEP)
+        lines, left_out = [], []
+        for group in groups:
+            found = []
+            for row in group.counted:
+                curve = curves[row.folder]
+                if curve is None:
+                    left_out.append(f"{row.shown}: it has no {metric} over its steps")
+                elif curve.drawn_axis != axis:
+                    left_out.append(
+                        f"{row.shown}: its {metric} is by {curve.drawn_axis}, not {axis}"
+                    )
+                else:
+                    found.append(curve)
+            line = MeanLine.of(group, found)
+            if line.points:
+                lines.append(line)
+            elif found:
+                left_out.append(f"{line.legend}: its runs have no {axis} in common")
+        return cls(axis, lines, left_out)
+
+    def notes(self) -> Iterator[Notice]:
+        """Yield each run that counts and is in no line."""
+        for reason in at_most_named(self.left_out):
+            yield Notice("run-not-averaged", f"not in a mean: {reason}")
+
+
+def at_most_named(reasons: Sequence[str]) -> Sequence[str]:
+    """Return the first reasons, and how many more there are."""
+    more = len(reasons) - _MOST_NAMED
+    return [*reasons[:_MOST_NAMED], f"{more} more"] if more > 0 else reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +205,11 @@ class Groups:
     def has_means(self) -> bool:
         """Whether any group has several runs."""
         return any(len(each.counted) + len(each.diverged) > 1 for each in self.groups)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why each run that does not count does not."""
+        return [reason for each in self.groups for reason in each.left_out]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of means."""
@@ -187,7 +245,7 @@ class Groups:
             rows.append([*each.options.values(), *cells, len(each.diverged)])
         return [*head, "diverged"], rows
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Notice]:
         """Yield what the table means, and each run that is in no mean."""
         over = ", ".join(self.over).replace("config.", "")
         if self.has_means:
@@ -198,12 +256,8 @@ class Groups:
             differ = first_few([key.removeprefix("config.") for key in self.keys], _MOST_NAMED)
             text = f"no two runs differ only in {over}: they also differ in {differ or 'nothing'}"
             yield Notice("no-runs-to-average", text)
-        left_out = [reason for each in self.groups for reason in each.left_out]
-        for reason in left_out[:_MOST_NAMED]:
+        for reason in at_most_named(self.left_out):
             yield Notice("run-not-averaged", f"not in a mean: {reason}")
-        if len(left_out) > _MOST_NAMED:
-            more = counted(len(left_out) - _MOST_NAMED, "more run")
-            yield Notice("run-not-averaged", f"not in a mean: {more}")
 
 
 def grouped(rows: Sequence[Row], over: Sequence[str] = (), metrics: Sequence[str] = ()) -> Groups:

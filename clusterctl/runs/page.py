@@ -63,7 +63,7 @@ class Series:
     covers: the number of earlier lines that this line hides. It is dashed, so that these can be
         seen.
     smooth: means of equal intervals, drawn instead of the points on request.
-    spread: the lowest and the highest value at each point, drawn as a band.
+    spread: the mean minus and plus the deviation at each point, drawn as a band.
     run: the name in the legend, which the lines of a run share. Default: the line's name.
     errors: the lower and the upper end of the error bar at each point.
     dash: the lengths of the dashes and gaps of a line to compare with, which nobody measured.

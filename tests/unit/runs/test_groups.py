@@ -18,7 +18,7 @@ from clusterctl.errors import Notice
 from clusterctl.runs.curve import Column, Curve
 from clusterctl.runs.figure import MetricFigure
 from clusterctl.runs.find import Row, latest_tasks
-from clusterctl.runs.groups import Groups, MeanLine, grouped, is_seed
+from clusterctl.runs.groups import Group, Groups, MeanLine, grouped, is_seed
 from clusterctl.runs.report import report_of
 from clusterctl.runs.series import summarize
 from clusterctl.state.run_record import RunRecord
@@ -81,7 +81,6 @@ def test_groups_means_and_deviations_are_those_of_numpy(tmp_path: Path) -> None:
         assert (lr, count, diverged) == ((0.01, 0.1, 0.3)[at], len(good), int(at == 2))
         assert mean == pytest.approx(np.mean(good), rel=1e-13)
         assert deviation == pytest.approx(np.std(good, ddof=1), rel=1e-12)
-    assert [each.legend for each in groups.groups] == ["lr=0.01", "lr=0.1", "lr=0.3 (1 diverged)"]
     assert [row.number for row in groups.groups[2].diverged] == ["13"]
     assert note_codes(groups) == ["means-of-runs", "run-not-averaged"]
 
@@ -89,6 +88,8 @@ def test_groups_means_and_deviations_are_those_of_numpy(tmp_path: Path) -> None:
 def test_figure_points_are_those_of_numpy(tmp_path: Path) -> None:
     row, curves = three_by_five(tmp_path)
     figure = MetricFigure.of(latest_tasks(row), "loss")
+    legends = [line.legend for line in figure.means.lines]
+    assert legends == ["lr=0.01", "lr=0.1", "lr=0.3 (1 diverged)"]
     head, *points = csv.reader(io.StringIO(figure.points()))
     assert head == ["lr", "step", "loss", "loss_sd", "n"]
     good = [[curves[n] for n in range(at, at + 5) if n != 13] for at in (0, 5, 10)]
@@ -112,7 +113,7 @@ def test_mean_line_of_many_steps_goes_on_after_a_restart(every: float) -> None:
             column = Column(xs, [number * x + at for x in xs], rises=xs == sorted({*xs}))
             curve.extend("step", column)
         curves.append(curve)
-    points = MeanLine.of(curves).points
+    points = MeanLine.of(Group({}, (), (), ()), curves).points
     places = [place / every for place, _ in points]
     assert len(places) > 500
     assert places[0] < 5
@@ -304,3 +305,54 @@ def test_metric_whose_name_begins_as_a_key_is_averaged(tmp_path: Path) -> None:
     rows = [Row(made_run(tmp_path, n, args=[f"--seed={n}"], metrics=metrics)) for n in (1, 2)]
     groups = grouped(rows)
     assert groups.groups[0].text(groups.metrics[0]) == "2 ± 0"
+
+
+def seeded(
+    out: Path, *curves: Sequence[Mapping[str, float]], **options: Sequence[int]
+) -> list[Row]:
+    """Runs with a seed each that wrote these lines."""
+    rows = []
+    for n, metrics in enumerate(curves):
+        own = [f"--{key}={values[n]}" for key, values in options.items()]
+        rows.append(Row(made_run(out, n + 1, args=[f"--seed={n}", *own], metrics=metrics)))
+    return rows
+
+
+def by(axis: str, *places: float, name: str = "loss") -> list[dict[str, float]]:
+    return [{axis: place, name: 1.0} for place in places]
+
+
+def test_figure_has_one_axis_and_names_the_runs_by_another(tmp_path: Path) -> None:
+    curves = [by("epoch", 1, 2), *[by("step", 10, 20)] * 4]
+    figure = MetricFigure.of(seeded(tmp_path, *curves, lr=[1, 1, 1, 2, 2]), "loss")
+    assert figure.means.axis == "step"
+    assert [line.count for line in figure.means.lines] == [2, 2]
+    assert [row.split(",")[-1] for row in figure.points().splitlines()[1:]] == ["2"] * 4
+    (reason,) = figure.left_out
+    assert reason.startswith("demo-1-train: ")
+    assert [note.code for note in figure.means.notes()] == ["run-not-averaged"]
+
+
+def test_figure_names_runs_without_the_metric_and_groups_without_common_steps(
+    tmp_path: Path,
+) -> None:
+    curves = [
+        by("step", 1, 2),
+        by("step", 1),
+        by("step", 1, name="f1"),
+        by("step", 1),
+        by("step", 2),
+    ]
+    figure = MetricFigure.of(seeded(tmp_path, *curves, lr=[1, 1, 1, 2, 2]), "loss")
+    assert [(line.legend, line.count) for line in figure.means.lines] == [("lr=1", 2)]
+    assert [reason.partition(":")[0] for reason in figure.left_out] == ["demo-3-train", "lr=2"]
+
+
+@pytest.mark.parametrize(("metric", "why"), [("loss.min", "single value"), ("loss", "lr=1")])
+def test_figure_that_is_refused_says_why_its_own_runs_have_no_line(
+    tmp_path: Path, metric: str, why: str
+) -> None:
+    rows = seeded(tmp_path, *[by("step", n) for n in range(4)], lr=[1, 1, 2, 2])
+    with refused("figure-without-lines") as caught:
+        MetricFigure.of(rows, metric)
+    assert why in str(caught.value.why)
