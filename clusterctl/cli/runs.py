@@ -763,8 +763,7 @@ def _write_figure(
             + (f", of one of {line.stride} values" if line.stride > 1 else "")
             for line in figure.means.lines
         ),
-        *figure.groups.notes(),
-        *figure.means.notes(),
+        *figure.notes(),
         f"figure: {path}",
     ]
     answer = {

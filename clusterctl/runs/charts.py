@@ -679,7 +679,7 @@ def seeds_section(
     known = {row.folder: runs[title] for title, row in rows.items() if title in runs}
     metric = metric_of(metrics[0])
     drawn_means = mean_lines(drawn, metric, known)
-    section = replace(section, lines=[*section.lines, *drawn_means.notes()])
+    section = replace(section, lines=[*dict.fromkeys((*section.lines, *drawn_means.notes()))])
     if not drawn_means.lines:
         return section
     stride = max(line.stride for line in drawn_means.lines)
@@ -703,10 +703,14 @@ def mean_lines(
     known: folder of a run -> its metrics. Other runs are read.
     """
     curves = {}
+    unread = []
     for row in (row for group in groups for row in group.counted):
-        facts = known.get(row.folder) or ProgramMetrics.of(row)
+        facts = known.get(row.folder)
+        if facts is None:
+            facts = ProgramMetrics.of(row)
+            unread += [f"{row.shown}: {text}" for text in facts.left_out]
         curves[row.folder] = facts.curves.get(metric)
-    return MeanLines.of(groups, metric, curves)
+    return replace(MeanLines.of(groups, metric, curves), unread=unread)
 
 
 def finite_values(values: Iterable[Any]) -> list[float]:

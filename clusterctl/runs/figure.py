@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import MachineError, UsageError, printable
+from clusterctl.errors import MachineError, Notice, UsageError, printable
 from clusterctl.runs.charts import mean_lines
 from clusterctl.runs.find import Row, reject_unknown_keys
 from clusterctl.runs.groups import Groups, MeanLines, at_most_named, grouped
@@ -87,6 +87,11 @@ class MetricFigure:
             return figure
         what = f"a figure of {metric} can't be drawn"
         raise UsageError(what, code="figure-without-lines", why=why, fix=fix)
+
+    def notes(self) -> list[Notice]:
+        """Return what the lines mean, which runs are in none, and what was not read."""
+        # A run's record tells what the reader of its files tells again.
+        return [*dict.fromkeys((*self.groups.notes(), *self.means.notes()))]
 
     @property
     def left_out(self) -> list[str]:

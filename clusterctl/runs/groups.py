@@ -137,12 +137,13 @@ def _spread(values: Sequence[float]) -> Spread:
 @dataclass(frozen=True, slots=True)
 class MeanLines:
     """The lines of groups in a chart. axis: of their steps. left_out: why other runs that count are
-    in no line.
+    in no line. unread: what was left out when their metrics were read.
     """
 
     axis: str
     lines: Sequence[MeanLine]
     left_out: Sequence[str]
+    unread: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -175,9 +176,15 @@ class MeanLines:
         return cls(axis, lines, left_out)
 
     def notes(self) -> Iterator[Notice]:
-        """Yield each run that counts and is in no line."""
-        for reason in at_most_named(self.left_out):
-            yield Notice("run-not-averaged", f"not in a mean: {reason}")
+        """Yield each run that counts and is in no line, and what was not read."""
+        yield from _notes_of(self.left_out, self.unread)
+
+
+def _notes_of(left_out: Sequence[str], unread: Sequence[str]) -> Iterator[Notice]:
+    for reason in at_most_named(left_out):
+        yield Notice("run-not-averaged", f"not in a mean: {reason}")
+    for text in at_most_named(unread):
+        yield Notice("metrics-not-read", f"not read: {text}")
 
 
 def at_most_named(reasons: Sequence[str]) -> Sequence[str]:
@@ -246,7 +253,9 @@ class Groups:
         return [*head, "diverged"], rows
 
     def notes(self) -> Iterator[Notice]:
-        """Yield what the table means, and each run that is in no mean."""
+        """Yield what the table means, each run that is in no mean, and what was not read of the
+        others.
+        """
         over = ", ".join(self.over).replace("config.", "")
         if self.has_means:
             yield Notice(
@@ -256,8 +265,9 @@ class Groups:
             differ = first_few([key.removeprefix("config.") for key in self.keys], _MOST_NAMED)
             text = f"no two runs differ only in {over}: they also differ in {differ or 'nothing'}"
             yield Notice("no-runs-to-average", text)
-        for reason in at_most_named(self.left_out):
-            yield Notice("run-not-averaged", f"not in a mean: {reason}")
+        rows = [row for each in self.groups for row in each.counted]
+        unread = [f"{row.shown}: {text}" for row in rows for text in row.record.left_out]
+        yield from _notes_of(self.left_out, unread)
 
 
 def grouped(rows: Sequence[Row], over: Sequence[str] = (), metrics: Sequence[str] = ()) -> Groups:

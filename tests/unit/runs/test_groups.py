@@ -34,7 +34,7 @@ def losses(number: int) -> list[float]:
     return [float(2 / step + generator.normal(0, 0.1)) for step in STEPS]
 
 
-def note_codes(groups: Groups) -> list[str]:
+def note_codes(groups: Groups | MetricFigure) -> list[str]:
     return [note.code for note in groups.notes() if isinstance(note, Notice)]
 
 
@@ -330,7 +330,7 @@ def test_figure_has_one_axis_and_names_the_runs_by_another(tmp_path: Path) -> No
     assert [row.split(",")[-1] for row in figure.points().splitlines()[1:]] == ["2"] * 4
     (reason,) = figure.left_out
     assert reason.startswith("demo-1-train: ")
-    assert [note.code for note in figure.means.notes()] == ["run-not-averaged"]
+    assert note_codes(figure) == ["means-of-runs", "run-not-averaged"]
 
 
 def test_figure_names_runs_without_the_metric_and_groups_without_common_steps(
@@ -356,3 +356,16 @@ def test_figure_that_is_refused_says_why_its_own_runs_have_no_line(
     with refused("figure-without-lines") as caught:
         MetricFigure.of(rows, metric)
     assert why in str(caught.value.why)
+
+
+def test_means_and_figures_tell_once_what_was_not_read_of_their_runs(tmp_path: Path) -> None:
+    rows = seeded(tmp_path, *[by("step", 1)] * 3)
+    for row in rows[1:]:
+        with (row.folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 2, "lo')
+    left_out = summarize(rows[1].folder).left_out
+    rows[1] = Row(rows[1].run.model_copy(update={"left_out": tuple(left_out)}))
+    assert note_codes(grouped(rows)) == ["means-of-runs", "metrics-not-read"]
+    notes = MetricFigure.of(rows, "loss").notes()
+    unread = [note for note in notes if note.code == "metrics-not-read"]
+    assert [note.split(": ")[1] for note in unread] == ["demo-2-train", "demo-3-train"]
