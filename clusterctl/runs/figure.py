@@ -121,7 +121,6 @@ class MetricFigure:
 
     def points(self) -> str:
         """Return all points as CSV: the group's options, the step, mean, deviation and n."""
-        keys = [key.removeprefix("config.") for key in self.groups.keys]
         rows: list[list[Any]] = [
             [
                 *line.group.options.values(),
@@ -134,7 +133,7 @@ class MetricFigure:
             for step, one in line.points
         ]
         (metric,) = self.groups.metrics
-        return as_csv([*keys, self.means.axis, metric, f"{metric}_sd", "n"], rows)
+        return as_csv([*self.groups.labels, self.means.axis, metric, f"{metric}_sd", "n"], rows)
 
     def _draw(self, path: Path, *, width_in: float, log: bool) -> None:
         try:

@@ -44,6 +44,12 @@ _MOST_METRICS: Final = 4
 _MOST_NAMED: Final = 16
 
 
+def label(key: str) -> str:
+    """Return the name of an option, without ``config.`` unless a field has the name, too."""
+    name = key.removeprefix("config.")
+    return key if name in FIELDS else name
+
+
 def is_seed(key: str) -> bool:
     """Return whether an option is a seed by its name, such as ``seed`` or ``data.random_state``."""
     return _SEED.fullmatch(key.removeprefix("config.")) is not None
@@ -77,8 +83,9 @@ class Group:
     @property
     def name(self) -> str:
         """The options as a text such as ``lr=0.1, width=8``; "" if there is a single group."""
-        pairs = (f"{key}={formatting.given(value)}" for key, value in self.options.items())
-        return ", ".join(pairs).replace("config.", "")
+        return ", ".join(
+            f"{label(key)}={formatting.given(value)}" for key, value in self.options.items()
+        )
 
     def spread(self, metric: str) -> Spread | None:
         """Return the mean of the metric's last values; None if no run that counts has one."""
@@ -209,6 +216,11 @@ class Groups:
         return [*self.groups[0].options] if self.groups else []
 
     @property
+    def labels(self) -> Sequence[str]:
+        """The names of these options, as the heads of columns."""
+        return [*map(label, self.keys)]
+
+    @property
     def has_means(self) -> bool:
         """Whether any group has several runs."""
         return any(len(each.counted) + len(each.diverged) > 1 for each in self.groups)
@@ -221,7 +233,7 @@ class Groups:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of means."""
         has_diverged = any(each.diverged for each in self.groups)
-        head = [*(key.removeprefix("config.") for key in self.keys), *self.metrics, "n"]
+        head = [*self.labels, *self.metrics, "n"]
         rows = [
             [
                 *map(formatting.given, each.options.values()),
@@ -235,7 +247,7 @@ class Groups:
 
     def figures(self) -> tuple[list[str], list[list[Any]]]:
         """Return the head and the rows of the table of means for programs, with all digits."""
-        head = [*(key.removeprefix("config.") for key in self.keys)]
+        head = [*self.labels]
         head += [title for name in self.metrics for title in (name, f"{name}_sd", f"{name}_n")]
         rows = []
         for each in self.groups:
@@ -256,15 +268,17 @@ class Groups:
         """Yield what the table means, each run that is in no mean, and what was not read of the
         others.
         """
-        over = ", ".join(self.over).replace("config.", "")
+        over = ", ".join(map(label, self.over))
         if self.has_means:
             yield Notice(
                 "means-of-runs", f"mean ± sample standard deviation of n runs, over {over}"
             )
         elif self.over and self.groups:
-            differ = first_few([key.removeprefix("config.") for key in self.keys], _MOST_NAMED)
-            text = f"no two runs differ only in {over}: they also differ in {differ or 'nothing'}"
-            yield Notice("no-runs-to-average", text)
+            differ = first_few(self.labels, _MOST_NAMED)
+            also = f": they also differ in {differ}" if differ else ""
+            yield Notice(
+                "no-runs-to-average", f"no two runs that count differ only in {over}{also}"
+            )
         rows = [row for each in self.groups for row in each.counted]
         unread = [f"{row.shown}: {text}" for row in rows for text in row.record.left_out]
         yield from _notes_of(self.left_out, unread)
@@ -278,8 +292,8 @@ def grouped(rows: Sequence[Row], over: Sequence[str] = (), metrics: Sequence[str
     """
     keys = _differing(rows)
     over = over or [key for key in keys if is_seed(key)]
-    names = {key.removeprefix("config.") for key in over}
-    keys = [key for key in keys if key.removeprefix("config.") not in names]
+    names = {*map(label, over)}
+    keys = [key for key in keys if label(key) not in names]
     recorded = [*metric_names(rows)]
     usual = [key_of(name, rows) for name in recorded if is_usual(name)]
     first = usual or [key_of(name, rows) for name in recorded[:1]]
@@ -329,7 +343,9 @@ def _group(
         reason = next(filter(None, (how_diverged(row, name) for name in metrics)), None)
         latest = newest.get(tuple(repr(row.value(key)) for key in over))
         if row.record.state == JobState.COMPLETED and row is not latest and latest is not None:
-            reasons.append(f"{row.shown}: {latest.shown} has the same {', '.join(over)}")
+            reasons.append(
+                f"{row.shown}: {latest.shown} has the same {', '.join(map(label, over))}"
+            )
         elif reason is not None:
             diverged.append(row)
             reasons.append(f"{row.shown} diverged: {reason}")

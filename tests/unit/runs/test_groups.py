@@ -369,3 +369,18 @@ def test_means_and_figures_tell_once_what_was_not_read_of_their_runs(tmp_path: P
     notes = MetricFigure.of(rows, "loss").notes()
     unread = [note for note in notes if note.code == "metrics-not-read"]
     assert [note.split(": ")[1] for note in unread] == ["demo-2-train", "demo-3-train"]
+
+
+def test_names_of_options_have_no_prefix_and_their_values_stay(tmp_path: Path) -> None:
+    files = ["config.a", "config.a", "config.b"]
+    rows = seeded(tmp_path, *[by("step", 1)] * 3, file=files, name=["u", "u", "v"])
+    groups = grouped([*rows, *seeded(tmp_path / "again", by("step", 1), file=files, name=["u"])])
+    assert groups.groups[0].name == "file=config.a, config.name=u"
+    (reason,) = groups.left_out
+    assert reason.endswith(" has the same seed")
+
+
+def test_seed_of_a_field_s_name_is_averaged_by_its_key(tmp_path: Path) -> None:
+    rows = seeded(tmp_path, *[by("step", 1)] * 2, user=[1, 2])
+    assert grouped(rows, ["seed", "config.user"]).has_means
+    assert note_codes(grouped(rows[:1], ["seed"])) == ["no-runs-to-average"]
