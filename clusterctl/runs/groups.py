@@ -211,6 +211,11 @@ class Groups:
     groups: Sequence[Group]
 
     @property
+    def rows(self) -> Sequence[Group]:
+        """The groups in which a run counts or diverged. Tables have no others."""
+        return [each for each in self.groups if each.counted or each.diverged]
+
+    @property
     def keys(self) -> Sequence[str]:
         """The options in which the groups differ."""
         return [*self.groups[0].options] if self.groups else []
@@ -241,7 +246,7 @@ class Groups:
                 str(len(each.counted)),
                 *([str(len(each.diverged))] if has_diverged else []),
             ]
-            for each in self.groups
+            for each in self.rows
         ]
         return [*head, *(["diverged"] if has_diverged else [])], rows
 
@@ -250,7 +255,7 @@ class Groups:
         head = [*self.labels]
         head += [title for name in self.metrics for title in (name, f"{name}_sd", f"{name}_n")]
         rows = []
-        for each in self.groups:
+        for each in self.rows:
             spreads = [each.spread(name) for name in self.metrics]
             cells = [
                 figure
@@ -290,36 +295,43 @@ def grouped(rows: Sequence[Row], over: Sequence[str] = (), metrics: Sequence[str
     over: default: the seeds among the options. metrics: default: the usual ones, or the first. A
         name that an option has, too, is that of the metric.
     """
-    keys = _differing(rows)
-    over = over or [key for key in keys if is_seed(key)]
-    names = {*map(label, over)}
-    keys = [key for key in keys if label(key) not in names]
     recorded = [*metric_names(rows)]
     usual = [key_of(name, rows) for name in recorded if is_usual(name)]
     first = usual or [key_of(name, rows) for name in recorded[:1]]
     metrics = [
         key_of(key, rows) if key in recorded and key not in FIELDS else key for key in metrics
     ] or first[:_MOST_METRICS]
-    if not over and len({tuple(repr(_option(row, key)) for key in keys) for row in rows}) < len(
-        rows
-    ):
+    checked = dict.fromkeys((*metrics, *usual))
+    ended = [
+        row
+        for row in rows
+        if row.record.state == JobState.COMPLETED or any(how_diverged(row, key) for key in checked)
+    ]
+    over = over or [key for key in _differing(rows, rows) if is_seed(key)]
+    names = {*map(label, over)}
+    keys = [key for key in _differing(rows, ended) if label(key) not in names]
+    told = {tuple(repr(_option(row, key)) for key in keys) for row in ended}
+    if not over and len(told) < len(ended):
         keys = ["run"]
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         groups[tuple(repr(_option(row, key)) for key in keys)].append(row)
-    checked = dict.fromkeys((*metrics, *usual))
     return Groups(over, metrics, [_group(each, keys, over, [*checked]) for each in groups.values()])
 
 
-def _differing(rows: Sequence[Row]) -> list[str]:
-    """Return the options in which the runs differ; of the tasks of a sweep those that it varies."""
+def _differing(rows: Sequence[Row], ended: Sequence[Row]) -> list[str]:
+    """Return the options in which the runs differ; of the tasks of a sweep those that it varies.
+
+    ended: those whose options are compared. A run that failed early may not have told all of its.
+    """
     tokens = {row.run.replay_of if row.run.of_failed else row.run.token for row in rows}
     if rows and len(tokens) == 1 and all(row.task for row in rows) and swept_keys(rows[0]):
         keys = swept_keys(rows[0])
+        ended = rows
     else:
-        options = dict.fromkeys(key for row in rows for key in row.config)
+        options = dict.fromkeys(key for row in ended for key in row.config)
         keys = [*_PROGRAM, _WORDS, *(f"config.{key}" for key in options)]
-    return [key for key in keys if len({repr(_option(row, key)) for row in rows}) > 1]
+    return [key for key in keys if len({repr(_option(row, key)) for row in ended}) > 1]
 
 
 def _option(row: Row, key: str) -> Value:

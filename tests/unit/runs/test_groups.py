@@ -384,3 +384,17 @@ def test_seed_of_a_field_s_name_is_averaged_by_its_key(tmp_path: Path) -> None:
     rows = seeded(tmp_path, *[by("step", 1)] * 2, user=[1, 2])
     assert grouped(rows, ["seed", "config.user"]).has_means
     assert note_codes(grouped(rows[:1], ["seed"])) == ["no-runs-to-average"]
+
+
+def test_run_that_failed_before_it_told_its_options_adds_no_column_and_no_row(
+    tmp_path: Path,
+) -> None:
+    config = {"config": {"width": 8, "depth": 2, "lr": 1}}
+    rows = seeded(tmp_path, *[[config, *by("step", 1)]] * 2)
+    failed = Row(made_run(tmp_path, 3, args=["--seed=3"], state="FAILED"))
+    assert grouped([*rows, failed]).table() == (["loss", "n"], [["1 ± 0", "2"]])
+    other = {"config": {"width": 8, "depth": 2, "lr": 2}}
+    more = Row(made_run(tmp_path, 4, args=["--seed=1"], metrics=[other, *by("step", 1)]))
+    groups = grouped([*rows, failed, more])
+    assert groups.table() == (["lr", "loss", "n"], [["1", "1 ± 0", "2"], ["2", "1", "1"]])
+    assert groups.left_out == ["demo-3-train: FAILED"]
