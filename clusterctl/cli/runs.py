@@ -339,7 +339,7 @@ def _show_groups(
                     "options": each.options,
                     "n": len(each.counted),
                     "metrics": {
-                        name: spread and asdict(spread)
+                        name: spread and spread.as_dict()
                         for name in groups.metrics
                         for spread in [each.spread(name)]
                     },

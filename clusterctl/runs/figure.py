@@ -122,13 +122,7 @@ class MetricFigure:
     def points(self) -> str:
         """Return all points as CSV: the group's options, the step, mean, deviation and n."""
         rows: list[list[Any]] = [
-            [
-                *line.group.options.values(),
-                step,
-                one.mean,
-                one.deviation if one.count > 1 else None,
-                one.count,
-            ]
+            [*line.group.options.values(), step, *one.as_dict().values()]
             for line in self.means.lines
             for step, one in line.points
         ]

@@ -260,11 +260,7 @@ class Groups:
             cells = [
                 figure
                 for one in spreads
-                for figure in (
-                    (None, None, 0)
-                    if one is None
-                    else (one.mean, one.deviation if one.count > 1 else None, one.count)
-                )
+                for figure in ((None, None, 0) if one is None else one.as_dict().values())
             ]
             rows.append([*each.options.values(), *cells, len(each.diverged)])
         return [*head, "diverged"], rows

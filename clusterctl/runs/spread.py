@@ -50,6 +50,11 @@ class Spread:
         """Return a text such as ``290 ± 17``."""
         return formatting.spread(self.mean, self.deviation)
 
+    def as_dict(self) -> dict[str, float | None]:
+        """Return mean, deviation and count for programs. One run has no deviation: None."""
+        deviation = self.deviation if self.count > 1 else None
+        return {"mean": self.mean, "deviation": deviation, "count": self.count}
+
     @property
     def ends(self) -> tuple[float, float]:
         """The mean minus and plus the deviation."""

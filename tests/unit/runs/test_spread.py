@@ -62,3 +62,8 @@ def test_report_of_seeds_that_diverged_is_written(tmp_path: Path, factor: float)
             Row(made_run(tmp_path, seed, metrics=metrics, args=["--seed", str(seed), "--lr", "1"]))
         )
     assert [section for section in report_of(rows).sections if section.title == "Seeds"]
+
+
+def test_single_run_has_no_deviation_for_programs() -> None:
+    assert Spread.of([2.0]).as_dict() == {"mean": 2.0, "deviation": None, "count": 1}
+    assert Spread.of([2.0, 2.0]).as_dict() == {"mean": 2.0, "deviation": 0.0, "count": 2}
