@@ -272,7 +272,8 @@ def line_chart(
 
 def _as_far_as_the_finite(lines: Sequence[Series]) -> Sequence[Series]:
     """Return the lines of a chart, those that end with NaN or infinity only as far as the other
-    lines reach, so that a run that diverged does not set the axis. The legend names such runs.
+    lines reach, so that a run that diverged does not set the axis unless all did. The legend names
+    such runs.
     """
     diverged = [bool(line.points) and finite(line.points[-1][1]) is None for line in lines]
     heights = finite_values(
@@ -281,13 +282,6 @@ def _as_far_as_the_finite(lines: Sequence[Series]) -> Sequence[Series]:
         if not is_lost
         for _, y in line.points
     )
-    if not heights:
-        return lines
-    low, high = min(heights), max(heights)
-
-    def shown(y: float | None) -> float | None:
-        return y if y is not None and low <= y <= high else None
-
     lost = {line.run or line.name for line, is_lost in zip(lines, diverged, strict=True) if is_lost}
     named = [
         replace(line, run=f"{line.run or line.name} (diverged)")
@@ -295,6 +289,13 @@ def _as_far_as_the_finite(lines: Sequence[Series]) -> Sequence[Series]:
         else line
         for line in lines
     ]
+    if not heights:
+        return named
+    low, high = min(heights), max(heights)
+
+    def shown(y: float | None) -> float | None:
+        return y if y is not None and low <= y <= high else None
+
     return [
         replace(line, points=[(x, shown(y)) for x, y in line.points], smooth=())
         if is_lost
@@ -322,7 +323,8 @@ def _needs_log(lines: Sequence[Series]) -> bool:
     heights = [finite_values(y for _, y in line.points) for line in lines]
     unmarked = [ys for line, ys in zip(lines, heights, strict=True) if not line.marks]
     peaks = [max(ys) for ys in unmarked if max(ys, default=0.0) > 0]
-    is_positive = all(y >= 0 for ys in heights for y in ys)
+    bands = [finite_values(y for ends in line.spread for y in ends) for line in lines]
+    is_positive = all(y >= 0 for ys in (*heights, *bands) for y in ys)
     return bool(peaks) and is_positive and max(peaks) >= _FAR * min(peaks)
 
 

@@ -398,3 +398,20 @@ def test_run_that_failed_before_it_told_its_options_adds_no_column_and_no_row(
     groups = grouped([*rows, failed, more])
     assert groups.table() == (["lr", "loss", "n"], [["1", "1 ± 0", "2"], ["2", "1", "1"]])
     assert groups.left_out == ["demo-3-train: FAILED"]
+
+
+@pytest.mark.parametrize(("values", "is_log"), [((100.0, 100.1), True), ((1.0, 199.0), False)])
+def test_means_whose_band_reaches_below_zero_have_no_logarithmic_axis(
+    tmp_path: Path, values: Sequence[float], is_log: bool
+) -> None:
+    ends = [*values, 1.0, 1.0]
+    curves = [[{"step": n, "loss": end} for n in (1, 2)] for end in ends]
+    report = report_of(seeded(tmp_path, *curves, lr=[1, 1, 2, 2]))
+    (chart,) = section_of(report, "Seeds").charts
+    assert chart.y_log is is_log
+
+
+def test_chart_in_which_all_runs_diverged_names_them(tmp_path: Path) -> None:
+    curves = [[{"step": 1, "loss": 1.0}, {"step": 2, "loss": float("nan")}]] * 2
+    chart = charts_of(report_of(seeded(tmp_path, *curves)))["loss"]
+    assert all(line.run.endswith("(diverged)") for line in chart.series)
