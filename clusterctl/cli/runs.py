@@ -642,6 +642,11 @@ ReportFile = Annotated[
 ]
 
 
+def _rows_of(screen: Screen, names: Sequence[str]) -> list[Row]:
+    ledger = screen.chosen().ledger_for(*names)
+    return list({row.folder: row for name in names for row in named_rows(name, ledger)}.values())
+
+
 def report(
     screen: Screen,
     run: Annotated[
@@ -656,32 +661,6 @@ def report(
     port: Annotated[
         int, option("Port of --serve. Default: a free port.", least=0, most=65535, metavar="PORT")
     ] = 0,
-    figure: Annotated[
-        str | None,
-        option(
-            "Write a figure of this metric for a paper, instead of the report: --out FILE.pdf, .svg, or "
-            ".csv for its points.",
-            metavar="METRIC",
-        ),
-    ] = None,
-    over: Annotated[
-        str | None,
-        option(
-            "With --figure: draw means of the runs that differ only in these options. Default: the "
-            "seeds.",
-            metavar="KEY,...",
-        ),
-    ] = None,
-    width: Annotated[
-        float | None,
-        option(
-            "With --figure: its width in inches. Default: 3.3, that of a column.",
-            least=1,
-            most=20,
-            metavar="INCHES",
-        ),
-    ] = None,
-    log: Annotated[bool, option("With --figure: a logarithmic axis of the metric.")] = False,
     output: Annotated[
         Form | None,
         option("Print the report as JSON or Markdown, without writing a file.", "--output", "-o"),
@@ -693,22 +672,14 @@ def report(
     step, ranks, nodes, the job, configuration and environment. For several runs, it begins
     with the differences.
     """
-    if figure is None and (over is not None or width is not None or log):
-        raise unaccompanied("--over, --width or --log", "--figure")
-    if figure is not None and (open_ or serve or screen.form == Form.MD):
-        raise excluded("--figure", "--open, --serve or -o md")
-    is_printed = figure is None and (screen.form == Form.MD or screen.json)
+    is_printed = screen.form == Form.MD or screen.json
     if (is_printed or serve) and (out or open_):
         raise excluded("-o json, -o md or --serve", "--out or --open")
     if serve and is_printed:
         raise excluded("-o", "--serve")
     if port and not serve:
         raise unaccompanied("--port", "--serve")
-    ledger = screen.chosen().ledger_for(*run)
-    rows = list({row.folder: row for name in run for row in named_rows(name, ledger)}.values())
-    if figure is not None:
-        _write_figure(screen, rows, figure, _words(over or ""), out, width_in=width, log=log)
-        return
+    rows = _rows_of(screen, run)
     content = report_of(rows)
     if screen.form == Form.MD:
         screen.document({}, content.as_markdown())
@@ -737,16 +708,41 @@ def report(
         )
 
 
-def _write_figure(
+def figure(
     screen: Screen,
-    rows: Sequence[Row],
-    metric: str,
-    over: Sequence[str],
-    out: Path | None,
-    *,
-    width_in: float | None,
-    log: bool,
+    metric: Annotated[str, argument("A metric, such as loss.", metavar="METRIC")],
+    run: Annotated[
+        list[str],
+        argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=Local.NAME),
+    ],
+    out: Annotated[
+        Path | None,
+        option(
+            "The file to write: FILE.pdf, .svg, or .csv for the points. Default: METRIC.pdf, here.",
+            parser=folder_path,
+            metavar="FILE",
+        ),
+    ] = None,
+    over: Annotated[
+        str,
+        option(
+            "Draw means of the runs that differ only in these options. Default: the seeds.",
+            metavar="KEY,...",
+        ),
+    ] = "",
+    width: Annotated[
+        float,
+        option(
+            "The width in inches: by default that of a column.", least=1, most=20, metavar="INCHES"
+        ),
+    ] = figures.COLUMN_IN,
+    log: Annotated[bool, option("Draw a logarithmic axis of the metric.")] = False,
 ) -> None:
+    """Write a figure of a metric for a paper.
+
+    It has a line for each group of runs whose options are equal but for their seed: the mean, with
+    a band of the standard deviation. Runs that are in no line are named.
+    """
     path = out or Path(f"{metric.replace('/', '-')}{figures.FORMS[0]}")
     if path.suffix not in figures.FORMS:
         raise UsageError(
@@ -754,16 +750,17 @@ def _write_figure(
             code="figure-form-unknown",
             fix=f"end it with {', '.join(figures.FORMS[:-1])} or {figures.FORMS[-1]}",
         )
+    rows = _rows_of(screen, run)
     parts = [part for row in rows for part in (latest_tasks(row) if row.tasks else [row])]
-    figure = figures.MetricFigure.of(parts, metric, over)
-    figure.write(path, width_in=width_in or figures.COLUMN_IN, log=log)
+    drawn = figures.MetricFigure.of(parts, metric, _words(over))
+    drawn.write(path, width_in=width, log=log)
     lines = [
         *(
-            f"{line.group.name or metric}: n={line.count}, {len(line.points)} {figure.means.axis}s"
+            f"{line.group.name or metric}: n={line.count}, {len(line.points)} {drawn.means.axis}s"
             + (f", of one of {line.stride} values" if line.stride > 1 else "")
-            for line in figure.means.lines
+            for line in drawn.means.lines
         ),
-        *figure.notes(),
+        *drawn.notes(),
         f"figure: {path}",
     ]
     answer = {
@@ -771,9 +768,9 @@ def _write_figure(
         "metric": metric,
         "lines": [
             {"options": line.group.options, "n": line.count, "points": len(line.points)}
-            for line in figure.means.lines
+            for line in drawn.means.lines
         ],
-        "left_out": figure.left_out,
+        "left_out": drawn.left_out,
     }
     screen.result(answer, *lines)
 

@@ -105,7 +105,7 @@ GROUPS: Final[Mapping[str, VerbGroup]] = {
     "image": VerbGroup("Build the image that new nodes start from.", Panel.MORE),
     "cache": VerbGroup("List or prune the cached images of nodes.", Panel.MORE),
     "runs": VerbGroup(
-        "List, show, compare and remove collected runs. `clusterctl runs` alone lists them.",
+        "List, show, compare, draw and remove collected runs. `clusterctl runs` alone lists them.",
         Panel.RESULTS,
     ),
     "storage": VerbGroup(
@@ -250,6 +250,12 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "runs show": Verb("runs:show", "Show a collected run in full.", Effect.READS, of_cluster=False),
     "runs diff": Verb("runs:diff", "Compare two runs.", Effect.READS, of_cluster=False),
+    "runs figure": Verb(
+        "runs:figure",
+        "Write a figure of a metric for a paper.",
+        Effect.READS,
+        of_cluster=False,
+    ),
     "runs rm": Verb(
         "runs:rm",
         "Remove collected runs from this machine, after asking.",

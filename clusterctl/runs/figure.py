@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,14 +104,15 @@ class MetricFigure:
 
         width_in: in inches. log: whether the metric's axis is logarithmic.
         """
+        is_table = path.suffix == ".csv"
+        if not is_table:
+            _need_matplotlib()
         try:
-            if path.suffix == ".csv":
+            if is_table:
                 write_atomic(path, self.points(), mode=0o644)
             else:
                 self._draw(path, width_in=width_in, log=log)
         except (OSError, MachineError) as exc:
-            if isinstance(exc, MachineError) and exc.code == "matplotlib-missing":
-                raise
             raise UsageError(
                 "the figure can't be written",
                 code="file-unwritable",
@@ -130,18 +132,10 @@ class MetricFigure:
         return as_csv([*self.groups.labels, self.means.axis, metric, f"{metric}_sd", "n"], rows)
 
     def _draw(self, path: Path, *, width_in: float, log: bool) -> None:
-        try:
-            import matplotlib
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        except ImportError as exc:
-            raise MachineError(
-                "figures need Matplotlib, which is not installed here",
-                code="matplotlib-missing",
-                why=str(exc),
-                fix="pip install 'clusterctl[figure]'; a figure's points need no package: "
-                "--out FILE.csv",
-            ) from exc
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
         with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE}):
             figure = Figure(figsize=(width_in, _height_in(width_in)), layout="constrained")
             self._plot(figure.subplots(), log=log)
@@ -185,6 +179,19 @@ class MetricFigure:
         axes.margins(x=0.02)
         if log:
             axes.set_yscale("log")
+
+
+def _need_matplotlib() -> None:
+    try:
+        import_module("matplotlib")
+    except ImportError as exc:
+        raise MachineError(
+            "figures need Matplotlib, which is not installed here",
+            code="matplotlib-missing",
+            why=str(exc),
+            fix="pip install 'clusterctl[figure]'; a figure's points need no package: "
+            "--out FILE.csv",
+        ) from exc
 
 
 def _height_in(width_in: float) -> float:

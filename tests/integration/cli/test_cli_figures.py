@@ -14,7 +14,7 @@ def test_figure_for_a_paper_has_fonts_width_and_the_axis_of_finite_runs(
     cli_with_seeds: Clusterctl,
 ) -> None:
     runs = [str(number) for number in range(1, 7)]
-    result = cli_with_seeds("report", *runs, "--figure", "loss")
+    result = cli_with_seeds("runs", "figure", "loss", *runs)
     assert shows(result.stdout, "run-not-averaged")
     pdf = (cli_with_seeds.cwd / "loss.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
@@ -22,14 +22,14 @@ def test_figure_for_a_paper_has_fonts_width_and_the_axis_of_finite_runs(
     assert b"/Type3" not in pdf
     width = float(pdf.split(b"/MediaBox [ 0 0 ")[1].split()[0])
     assert width == pytest.approx(3.3 * 72)
-    cli_with_seeds("report", *runs, "--figure", "loss", "--out", "loss.svg", "--width", "6")
+    cli_with_seeds("runs", "figure", "loss", *runs, "--out", "loss.svg", "--width", "6")
     svg = (cli_with_seeds.cwd / "loss.svg").read_text()
     # Matplotlib names each text that it draws as a path.
     texts = re.findall("<!-- (.*) -->", svg)
     assert {"lr=0.0001", "lr=1e-05 (1 diverged)", "loss", "step"} <= {*texts}
     assert "<text" not in svg
     assert 'width="432pt"' in svg
-    cli_with_seeds("report", *runs, "--figure", "loss", "--out", "loss.csv", "-o", "json")
+    cli_with_seeds("runs", "figure", "loss", *runs, "--out", "loss.csv", "-o", "json")
     assert (cli_with_seeds.cwd / "loss.csv").read_text().splitlines() == [
         "lr,step,loss,loss_sd,n",
         "0.0001,1,2.0,0.0,3",

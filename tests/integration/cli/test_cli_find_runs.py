@@ -372,11 +372,10 @@ def test_table_for_a_program_has_its_head_alone_if_no_run_matches(
         (("runs", "--over", "seed", "--sort", "loss"), "options-exclusive"),
         (("runs", "--over", "sed"), "unknown-run-key"),
         (("runs", "--ledger", "-o", "csv"), "options-exclusive"),
-        (("report", "1", "--log"), "option-needs-option"),
-        (("report", "1", "--figure", "loss", "--open"), "options-exclusive"),
-        (("report", "1", "--figure", "loss", "--out", "loss.gif"), "figure-form-unknown"),
-        (("report", "1", "--figure", "loss", "--out", "none/loss.csv"), "file-unwritable"),
-        (("report", "1", "--figure", "los"), "unknown-run-key"),
+        (("runs", "figure", "loss", "1", "--out", "loss.gif"), "figure-form-unknown"),
+        (("runs", "figure", "loss", "1", "--out", "none/loss.csv"), "file-unwritable"),
+        (("runs", "figure", "loss", "1", "--out", "none/loss.pdf"), "file-unwritable"),
+        (("runs", "figure", "los", "1"), "unknown-run-key"),
     ],
 )
 def test_means_and_figures_with_wrong_options_are_refused(

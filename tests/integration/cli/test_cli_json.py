@@ -75,7 +75,14 @@ OF_THE_MACHINE = {
 OF_A_BUNDLE = {"bundle"}  # see test_onprem.py
 OF_AGENTS = {"mcp"}  # see test_mcp_server.py
 OF_A_SITE = {"attach", "detach"}  # see test_cli_attach.py and test_attach.py
-OF_RUNS = {"runs list", "runs show", "runs diff", "runs rm", "report"}  # see test_cli_find_runs.py
+OF_RUNS = {
+    "runs list",
+    "runs show",
+    "runs diff",
+    "runs figure",
+    "runs rm",
+    "report",
+}  # see test_cli_find_runs.py
 FAILURE = {"code", "cause", "host", "phase", "fix", "retryable"}
 SPEC = "version: 1\nname: json\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 1}\n"
 WRONG = SPEC.replace("nodes", "noodles")

@@ -29,7 +29,7 @@ FOR_PEOPLE = {
     ),
     *("attach", "detach", "invite", "list", "doctor", "where", "shell", "code", "runs rm"),
     *("image bake", "cache list", "cache prune", "orphans list", "orphans remove"),
-    *("bundle", "storage list", "storage remove"),
+    *("bundle", "storage list", "storage remove", "runs figure"),
     *(name for name in VERBS if name.startswith("node ")),
 }
 
