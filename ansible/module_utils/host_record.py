@@ -24,6 +24,8 @@ Run = Callable[..., Any]
 BEFORE = ".before-clusterctl"
 # A file that may be the roles' or someone else's.
 AFTER = ".after-clusterctl"
+# The fingerprint of a file that can't be read, which proves nothing.
+UNREADABLE = "unreadable"
 # In the paths of all files that belong to clusterctl alone.
 OWN = "clusterctl"
 _EMPTY: dict[str, Any] = {
@@ -36,8 +38,9 @@ _EMPTY: dict[str, Any] = {
     "patterns": {},
     # Path of a link in an account's home -> its target
     "links": {},
-    # Path of a file that the roles replace -> role, whether a copy was kept, the fingerprints of what the
-    # roles left there (`written`), and of the last version that someone else made of that (`theirs`)
+    # Path of a file that the roles replace -> role, and the fingerprints of its owner's file, of which a copy
+    # is kept (`owners`), of what was there when the roles had run (`written`), and of the last version that
+    # someone else made of that (`theirs`)
     "files": {},
     # Path of an owner's file with lines of clusterctl between markers -> role
     "blocks": {},
@@ -162,9 +165,8 @@ class Record:
             return
         for pattern, role in content["patterns"].items():
             for path in glob.glob(pattern):
-                new = {"role": role, "written": None, "theirs": None, "kept": False}
                 if not path.endswith((BEFORE, AFTER)):
-                    content["files"].setdefault(path, new)
+                    content["files"].setdefault(path, _new_entry(role))
         for path, entry in content["files"].items():
             entry["written"] = fingerprint(path)
         units = Units(run)
@@ -210,24 +212,26 @@ class Record:
         if glob.has_magic(pattern) and not pattern.endswith(".repo"):
             self.content["patterns"][pattern] = role
         for path in sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]:
-            entry = self.content["files"].get(path)
-            if entry is None:
-                kept = os.path.lexists(path)
-                if kept:
-                    set_aside(path + BEFORE)
-                    copy_whole(path, path + BEFORE)
-                entry = {"role": role, "written": None, "theirs": None, "kept": kept}
-                self.content["files"][path] = entry
-            elif self.content["ended"] and (now := fingerprint(path)) != entry["written"]:
-                if entry["written"] != fingerprint(path + BEFORE):
-                    entry["theirs"] = now
-                elif now is None:
-                    Path(path + BEFORE).unlink()
-                    entry["kept"] = False
-                else:
-                    # The roles had left it as it was, so this is the owner's file of before.
-                    copy_whole(path, path + BEFORE)
-                    entry["kept"] = True
+            self._keep_file(role, path)
+
+    def _keep_file(self, role: str, path: str) -> None:
+        """Keep a copy of a file that may be its owner's, before the roles write there."""
+        now = fingerprint(path)
+        if (entry := self.content["files"].get(path)) is None:
+            entry = self.content["files"][path] = _new_entry(role)
+            if now is not None:
+                _copy_owners(path, entry, now)
+            return
+        is_lost = entry["owners"] is not None and not os.path.lexists(path + BEFORE)
+        if is_lost and not is_of_roles(entry, now):
+            # The owner has moved the copy back, or has removed it.
+            _copy_owners(path, entry, now)
+        elif self.content["ended"] and now != entry["written"]:
+            if entry["written"] == entry["owners"]:
+                # The roles had left it as it was, so this is the owner's file of before.
+                _copy_owners(path, entry, now)
+            else:
+                entry["theirs"] = now
 
     def _note_keys(self, names: Mapping[str, Any]) -> None:
         for account, lines in names.get("keys", {}).items():
@@ -238,6 +242,27 @@ class Record:
                     self.content["key_files"].setdefault(path, os.path.lexists(path))
         self.content["key_mark"] = names.get("key_mark", self.content["key_mark"])
         self.content["spared"] = sorted({*self.content["spared"], *names.get("spared", ())})
+
+
+def is_of_roles(entry: Mapping[str, Any], now: str | None) -> bool:
+    """Return whether the roles have made a file what it is ``now``, by its fingerprint."""
+    others = (entry["owners"], entry["theirs"], UNREADABLE)
+    return now == entry["written"] and now not in others
+
+
+def _new_entry(role: str) -> dict[str, Any]:
+    return {"role": role, "owners": None, "written": None, "theirs": None}
+
+
+def _copy_owners(path: str, entry: dict[str, Any], now: str | None) -> None:
+    """Keep the present file, with the fingerprint ``now``, instead of the copy."""
+    if fingerprint(path + BEFORE) != entry["owners"]:
+        set_aside(path + BEFORE)
+    if now is None:
+        Path(path + BEFORE).unlink(missing_ok=True)
+    else:
+        copy_whole(path, path + BEFORE)
+    entry["owners"] = now
 
 
 def tree_state(path: str) -> str:
@@ -284,7 +309,7 @@ def fingerprint(path: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
-        return "unreadable"
+        return UNREADABLE
 
 
 def copy_whole(path: str, target: str) -> None:

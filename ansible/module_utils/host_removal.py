@@ -20,12 +20,14 @@ from ansible.module_utils.host_record import (
     EMPTY,
     FULL,
     OWN,
+    UNREADABLE,
     Record,
     RecordError,
     Run,
     copy_whole,
     fingerprint,
     installed,
+    is_of_roles,
     key_file,
     set_aside,
 )
@@ -257,12 +259,14 @@ class Removal:
 
     def _cut_block(self, path: str, role: str) -> bool:
         """Remove clusterctl's lines from a file, also through a link. Return whether it had any."""
-        text = _read(os.path.realpath(path))
+        target = os.path.realpath(path)
+        # Its owner may have made it a link to /dev/null.
+        text = _read(target) if os.path.isfile(target) else ""
         rest, stray = without_blocks(text)
         if rest == text:
             return False
         self._note_change(role)
-        _write(os.path.realpath(path), rest)
+        _write(target, rest)
         self.done.append(f"removed the cluster's lines from {path}")
         if stray:
             self.notes.append(
@@ -294,34 +298,36 @@ class Removal:
 
     def _give_back(self, path: str, entry: Mapping[str, Any]) -> str:
         """Give a path its owner's file. Return the package that lacks the path then; "" if none does."""
+        has_cut = self._cut_block(path, entry["role"])
         now = fingerprint(path)
-        kept = path + BEFORE if entry["kept"] and os.path.lexists(path + BEFORE) else ""
-        is_lost = entry["kept"] and not kept and now == entry["written"]
-        # An earlier attempt has moved it back, or the owner has.
-        is_done = entry["kept"] and not kept and not is_lost
-        is_not_ours = not kept and self._content["ended"] and entry["written"] is None
-        if is_done or is_not_ours or (now is None and not kept):
-            return ""
-        if kept and now == fingerprint(kept):
-            # The roles never changed it, so that the file itself has later times than the copy.
+        owners = entry["owners"]
+        kept = path + BEFORE if owners is not None and os.path.lexists(path + BEFORE) else ""
+        if kept and now == fingerprint(kept) != UNREADABLE:
+            # The file itself has later times than the copy.
             self._forget(path)
             Path(kept).unlink()
             return ""
-        if self._cut_block(path, entry["role"]):
-            # The owner's file with a block of clusterctl, and perhaps later lines of the owner.
-            if kept:
-                Path(kept).unlink()
+        if now is None and not kept:
             return ""
-        is_ours = now in (None, entry["written"])
-        if (now is not None and now == entry["theirs"]) or (self._content["ended"] and not is_ours):
+        is_ours = is_of_roles(entry, now)
+        if owners is not None and not kept:
+            # What is there may be the owner's file, or have parts of it.
+            if is_ours:
+                self.notes.append(
+                    f"{path} stays, and is the cluster's: {path}{BEFORE}, your file, is gone"
+                )
+            return ""
+        is_unsure = not self._content["ended"] and now not in (entry["theirs"], UNREADABLE)
+        if has_cut or not (now is None or is_ours or is_unsure):
             also = f"; your file of before is {kept}" if kept else ""
-            self.notes.append(f"{path} stays: someone else has changed it since{also}")
+            if also or (entry["written"] is not None and not has_cut):
+                self.notes.append(f"{path} stays: someone else has changed it since{also}")
             return ""
         package = "" if kept else self._package(path)
         if package and not self._differs(path, package):
             return ""
         self._note_change(entry["role"])
-        if not is_ours:
+        if now is not None and not is_ours:
             set_aside(path + AFTER)
             copy_whole(path, path + AFTER)
         if kept:
@@ -329,10 +335,6 @@ class Removal:
             self._forget(path)
             self.done.append(f"moved {path} back")
         else:
-            if is_lost:
-                self.notes.append(
-                    f"{path} was the cluster's: somebody took {path}{BEFORE}, your file of before"
-                )
             Path(path).unlink()
             self.done.append(f"removed {path}")
         return package

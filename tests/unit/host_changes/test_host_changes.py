@@ -117,16 +117,70 @@ def test_file_that_someone_has_changed_since_stays_and_is_named(
     assert tree(etc) == {"slurm.conf": "ours, bettered\n", **before}
 
 
-def test_file_whose_kept_copy_is_gone_is_removed_and_named(changes: Changes, etc: Path) -> None:
+@pytest.mark.parametrize("written", ["ours\n", "theirs\n"])
+def test_file_whose_kept_copy_is_gone_stays_and_is_named_if_the_roles_changed_it(
+    changes: Changes, etc: Path, written: str
+) -> None:
+    """It may have settings of its owner, such as a repository in which a role changes one line."""
     conf = etc / "slurm.conf"
     conf.write_text("theirs\n")
     changes("begun", files=[str(conf)])
-    conf.write_text("ours\n")
+    conf.write_text(written)
     changes("ended")
     (etc / "slurm.conf.before-clusterctl").unlink()
-    (note,) = changes("removed")["clusterctl_notes"]
-    assert "slurm.conf.before-clusterctl" in note
-    assert tree(etc) == {}
+    notes = changes("removed")["clusterctl_notes"]
+    assert tree(etc) == {"slurm.conf": written}
+    named = ["slurm.conf.before-clusterctl" in note for note in notes]
+    assert named == [True] * (written == "ours\n")
+
+
+@pytest.mark.parametrize("first", ["ours\n", "theirs\n"], ids=["changed", "left alone"])
+@pytest.mark.parametrize("killed", [True, False])
+def test_file_whose_owner_took_the_copy_is_kept_again_before_the_next_up(
+    changes: Changes, etc: Path, first: str, *, killed: bool
+) -> None:
+    conf = etc / "munge.key"
+    conf.write_text("theirs\n")
+    changes("begun", files=[str(conf)])
+    conf.write_text(first)
+    if not killed:
+        changes("ended")
+    (etc / "munge.key.before-clusterctl").rename(conf)
+    changes("begun", files=[str(conf)])
+    conf.write_text("ours\n")
+    changes("ended")
+    assert changes("removed")["clusterctl_notes"] == []
+    assert tree(etc) == {"munge.key": "theirs\n"}
+
+
+def test_copy_that_its_owner_has_edited_is_not_replaced(changes: Changes, etc: Path) -> None:
+    conf = etc / "theirs.repo"
+    conf.write_text("old\n")
+    changes("begun", files=[str(conf)])
+    changes("ended")
+    (etc / "theirs.repo.before-clusterctl").write_text("an idea\n")
+    conf.write_text("new\n")
+    changes("begun", files=[str(conf)])
+    changes("ended")
+    changes("removed")
+    ideas = {"theirs.repo.before-clusterctl.1": "an idea\n"}
+    assert tree(etc) == {"theirs.repo": "new\n", **ideas}
+
+
+@pytest.mark.parametrize("behind", ["/dev/null", "."])
+def test_file_that_its_owner_made_a_link_to_no_regular_file_stays(
+    changes: Changes, etc: Path, behind: str
+) -> None:
+    conf = etc / "chrony"
+    conf.write_text("theirs\n")
+    changes("begun", files=[str(conf)], blocks=[str(conf)])
+    conf.write_text("ours\n")
+    changes("ended")
+    conf.unlink()
+    conf.symlink_to(behind)
+    notes = changes("removed")["clusterctl_notes"]
+    assert str(conf.readlink()) == behind
+    assert any("chrony.before-clusterctl" in note for note in notes)
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
@@ -263,16 +317,33 @@ def test_block_leaves_a_file_behind_a_link(changes: Changes, etc: Path) -> None:
     assert (hosts.is_symlink(), hosts.read_text()) == (True, OWNERS)
 
 
-def test_block_leaves_a_kept_file_that_its_owner_has_edited(changes: Changes, etc: Path) -> None:
+@pytest.mark.parametrize("later", ["pool a\n", "pool b\n"])
+def test_block_leaves_a_kept_file_and_the_copy_stays_if_it_differs(
+    changes: Changes, etc: Path, later: str
+) -> None:
     """Chrony's settings: a whole file where clusterctl installs it, a block where it ran before."""
     conf = etc / "chrony.conf"
     conf.write_text("pool a\n")
-    for text in ("pool a\n", "pool b\n"):
+    for text in ("pool a\n", later):
         changes("begun", files=[str(conf)])
         conf.write_text(text + "# BEGIN of clusterctl\nserver ctl\n# END of clusterctl\n")
         changes("ended")
-    assert changes("removed")["clusterctl_notes"] == []
-    assert tree(etc) == {"chrony.conf": "pool b\n"}
+    notes = changes("removed")["clusterctl_notes"]
+    copy = {"chrony.conf.before-clusterctl": "pool a\n"} if later == "pool b\n" else {}
+    assert tree(etc) == {"chrony.conf": later, **copy}
+    assert ["chrony.conf.before-clusterctl" in note for note in notes] == [True] * len(copy)
+
+
+def test_block_leaves_a_kept_file_behind_a_link(changes: Changes, etc: Path) -> None:
+    conf = etc / "chrony.conf"
+    (etc / "site.conf").write_text("pool a\n")
+    conf.symlink_to("site.conf")
+    changes("begun", files=[str(conf)])
+    (etc / "site.conf").write_text("pool a\n" + BLOCK)
+    changes("ended")
+    changes("removed")
+    assert conf.is_symlink()
+    assert tree(etc) == dict.fromkeys(("chrony.conf", "site.conf"), "pool a\n")
 
 
 def test_own_files_and_folders_are_removed_and_other_content_is_named(
