@@ -29,6 +29,8 @@ UNREADABLE = "unreadable"
 # In the paths of all files that belong to clusterctl alone.
 OWN = "clusterctl"
 _EMPTY: dict[str, Any] = {
+    # The number of this layout. Raise it with each change, because a record of another would be misread.
+    "format": 2,
     "cluster": "",
     # Whether the roles have run to their end since `begin`.
     "ended": False,
@@ -100,11 +102,16 @@ class Record:
         content["cluster"] = cluster
         try:
             found = json.loads(Path(path).read_bytes())
+            if found.get("format", 1) != _EMPTY["format"]:
+                raise RecordError(
+                    f"{path} is of another revision of clusterctl, nothing was changed\n"
+                    "fix: run `clusterctl down` with the revision that ran the last `up`"
+                )
             if any(not isinstance(found[key], type(value)) for key, value in _EMPTY.items()):
                 raise ValueError("fields have other types")
         except FileNotFoundError:
             return cls(path, content)
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise RecordError(
                 f"{path} is damaged ({exc}), nothing was changed\n"
                 f"fix: move the files NAME{BEFORE} back by hand, and delete {path}"

@@ -795,6 +795,27 @@ def test_damaged_record_changes_nothing(
     assert (tmp_path / "record.json").read_text() == text
 
 
+@pytest.mark.parametrize("number", [None, 1, 99])
+def test_record_of_another_revision_is_refused_and_changes_nothing(
+    changes: Changes, etc: Path, util: Util, tmp_path: Path, number: int | None
+) -> None:
+    changes("begun", trees=[str(etc / "spool")])
+    record = tmp_path / "record.json"
+    content = json.loads(record.read_text())
+    content["format"] = number
+    if number is None:
+        del content["format"]
+    text = json.dumps(content)
+    record.write_text(text)
+    (etc / "spool").mkdir()
+    for state in ("begun", "ended", "removed"):
+        with pytest.raises(util("host_record").RecordError) as caught:
+            changes(state)
+        assert "`clusterctl down`" in str(caught.value)
+    assert record.read_text() == text
+    assert (etc / "spool").is_dir()
+
+
 def test_host_of_another_cluster_is_refused(changes: Changes, util: Util) -> None:
     changes("begun")
     for state in ("begun", "ended", "removed"):
