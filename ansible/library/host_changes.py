@@ -19,9 +19,9 @@ description:
   - C(ended), after the roles have run, notes what they wrote and which packages they installed. Without
     C(begun) before it, it notes nothing.
   - C(removed) removes clusterctl's files, lines and accounts, moves the kept files back unless someone has
-    changed the roles' files since, leaves a file whose kept one is gone, and gives units their former state. Packages stay. It can be repeated. After
-    roles that did not run to their end, it keeps a changed file as C(NAME.after-clusterctl), and leaves and
-    names units that someone else may have started.
+    changed the roles' files since, leaves a file whose kept one is gone, and gives units their former
+    state. Packages stay. It can be repeated. After roles that did not run to their end, it keeps a changed
+    file as C(NAME.after-clusterctl), and leaves and names units that someone else may have started.
   - A host without a record is not changed.
 options:
   state:
@@ -38,11 +38,11 @@ options:
       - Role -> items that it changes. C(files) with C(clusterctl) in their path are removed, others
         are kept and moved back. C(links), path -> target, are removed if they have this target. In
         C(blocks), files of the owner, the role's lines stand between markers. C(folders) are
-        removed if they are new and empty, C(trees) with their content. Files in C(spared) folders
-        are removed by another host. C(units) read their files again after a file of the role is
-        moved back; for units in C(reloads) a reload is enough. C(databases) are MariaDB's, with the
-        user of each; those that the role has created, as their comment says, are dropped. C(keys)
-        are lines of accounts in C(.ssh/authorized_keys), between comments that end in
+        removed if they are new and empty, C(trees) with their content, or only the content if they were
+        empty. Files in C(spared) folders are removed by another host. C(units) read their files again after
+        a file of the role is moved back; for units in C(reloads) a reload is enough. C(databases) are
+        MariaDB's, with the user of each; those that the role has created, as their comment says, are
+        dropped. C(keys) are lines of accounts in C(.ssh/authorized_keys), between comments that end in
         C(key_mark), in their homes and in the folders in C(homes).
     type: dict
     default: {}

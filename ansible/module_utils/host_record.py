@@ -74,7 +74,7 @@ _EMPTY: dict[str, Any] = {
 }
 
 
-# What a tree was before. That of an earlier cluster is empty, if its folder belongs to a package.
+# What a tree of Slurm or clusterctl was before. That of an earlier cluster is empty, if it is a package's.
 ABSENT = "absent"
 EMPTY = "empty"
 FULL = "full"
@@ -273,12 +273,12 @@ def _copy_owners(path: str, entry: dict[str, Any], now: str | None) -> None:
 
 
 def tree_state(path: str) -> str:
-    """Return whether a path is absent, a folder without files, or something else."""
+    """Return whether a path is absent, an empty folder, or something else."""
     if not os.path.lexists(path):
         return ABSENT
     if os.path.islink(path) or not os.path.isdir(path) or os.path.ismount(path):
         return FULL
-    return FULL if any(files for _, _, files in os.walk(path)) else EMPTY
+    return FULL if os.listdir(path) else EMPTY
 
 
 def set_aside(copy: str) -> None:

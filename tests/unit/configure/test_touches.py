@@ -167,6 +167,15 @@ def test_files_that_the_health_check_creates_go_with_the_cluster() -> None:
     assert {*document_of_role["health_touches"]["trees"]} == {*created}
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_trees_are_slurms_or_clusterctls(role: str) -> None:
+    """`down` removes their content, also that of folders which were empty before: a daemon that its owner
+    uses later, such as chrony, may write there.
+    """
+    trees = touches(role).get("trees", [])
+    assert [path for path in trees if "slurm" not in path and "clusterctl" not in path] == []
+
+
 def test_pid_files_of_slurms_daemons_go_with_the_cluster() -> None:
     """Not all units have a PIDFile, so that systemd removes it."""
     templates = ("slurm.conf.j2", "slurmdbd.conf.j2")

@@ -384,18 +384,22 @@ def test_content_of_a_new_tree_is_removed_and_the_folder_of_a_package_stays(
     assert state.exists() == packaged
 
 
-def test_state_of_a_second_cluster_leaves_the_folder_that_was_there(
-    changes: Changes, etc: Path
+@pytest.mark.parametrize("had", ["", "folder", "link"])
+def test_state_of_a_second_cluster_is_removed_from_the_folder_that_was_empty(
+    changes: Changes, etc: Path, had: str
 ) -> None:
     """Packages stay after the first, with their folders."""
     state = etc / "slurmctld"
-    (state / "old").mkdir(parents=True)
+    state.mkdir()
+    if had == "folder":
+        (state / "theirs").mkdir()
+    elif had == "link":
+        (state / "theirs").symlink_to(".")
     changes("begun", trees=[str(state)])
     (state / "clustername").write_text("ours\n")
     changes("ended")
     changes("removed")
-    assert state.is_dir()
-    assert [*state.iterdir()] == []
+    assert sorted(path.name for path in state.iterdir()) == ["clustername", "theirs"] * bool(had)
 
 
 def test_keys_of_the_cluster_leave_peoples_authorized_keys(changes: Changes, etc: Path) -> None:
