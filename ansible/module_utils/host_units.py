@@ -89,8 +89,9 @@ class Units:
             and (changed or now["active"] != "active")
             and now["load"] == "loaded"
         ):
-            self._run(["systemctl", "reload-or-restart" if reload else "restart", unit])
-            done.append(f"restarted {unit}")
+            rc, _, _ = self._run(["systemctl", "reload-or-restart" if reload else "restart", unit])
+            if rc == 0:
+                done.append(f"restarted {unit}")
         if now["load"] == "not-found":
             self._run(["systemctl", "reset-failed", unit])
         return done

@@ -648,8 +648,10 @@ def test_unit_that_does_not_start_again_is_named(changes: Changes, machine: Mach
     changes("ended")
     machine.answers[UNIT] = (0, shown.format("failed"), "")
     machine.answers["systemctl", "restart"] = (1, "", "Job for munge.service failed")
-    (note,) = changes("removed")["clusterctl_notes"]
+    result = changes("removed")
+    (note,) = result["clusterctl_notes"]
     assert "munge.service" in note
+    assert result["done"] == []
 
 
 @pytest.mark.parametrize(("before", "choice"), [("enabled", "disabled"), ("disabled", "masked")])
