@@ -128,6 +128,9 @@ class Removal:
                 continue
             now = self._units.read(unit)
             if now["file"] != left:
+                # Someone who disables a unit that `up` has started does not want it to go on.
+                if before["active"] != "active" and now["file"] != "enabled":
+                    now["active"] = "inactive"
                 before.update(now)
                 self.notes.append(
                     f"{unit} stays {now['file'] or 'away'}: someone else has changed that since"

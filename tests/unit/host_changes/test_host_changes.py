@@ -671,6 +671,24 @@ def test_unit_that_its_owner_enables_or_disables_later_stays_so_and_is_named(
     assert ran == []
 
 
+@pytest.mark.parametrize("before", ["active", "inactive"])
+def test_unit_that_its_owner_disables_without_stopping_it_gets_its_former_state(
+    changes: Changes, machine: Machine, before: str
+) -> None:
+    shown = "LoadState=loaded\nUnitFileState={}\nActiveState={}\n"
+    machine.answers[UNIT] = (0, shown.format("disabled", before), "")
+    if before == "active":
+        machine.has_units(UNIT[-1])
+    changes("begun", units=["munge.service"])
+    machine.has_units(UNIT[-1])
+    machine.answers[UNIT] = (0, shown.format("enabled", "active"), "")
+    changes("ended")
+    machine.answers[UNIT] = (0, shown.format("disabled", "active"), "")
+    changes("removed")
+    ran = [argv[1] for argv in machine.ran if argv[0] == "systemctl" and argv[-1] == UNIT[-1]]
+    assert [word for word in ran if word != "show"] == ["stop"] * (before == "inactive")
+
+
 def test_daemons_that_came_with_packages_are_stopped(changes: Changes, machine: Machine) -> None:
     listed = ("systemctl", "list-unit-files")
     machine.answers["systemctl", "show"] = (0, "UnitFileState=enabled\nActiveState=active\n", "")
