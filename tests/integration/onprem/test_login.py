@@ -82,6 +82,30 @@ def test_only_paths_that_a_cluster_makes_are_leftovers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "is_ours"),
+    [
+        ("head:/shared /shared nfs hard,x-clusterctl 0 0", True),
+        ("head:/shared /shared nfs hard,x-clusterctl", True),
+        ("head:/shared /shared nfs hard,x-clusterctl-of-mine 0 0", False),
+        ("nas:/x /x nfs hard 0 0 # x-clusterctl", False),
+    ],
+)
+def test_mount_line_of_the_cluster_is_a_leftover(
+    tmp_path: Path, line: str, *, is_ours: bool
+) -> None:
+    fstab = tmp_path / "fstab"
+    fstab.write_text(f"{line}\n")
+    script = (Path(login.__file__).with_name("data") / "look.sh").read_text()
+    done = subprocess.run(
+        ["sh", "-c", script.replace("/etc/fstab", str(fstab))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [str(fstab) in found for found in done.stdout.splitlines()] == [True] * is_ours
+
+
+@pytest.mark.parametrize(
     ("programs", "expected"),
     [
         (

@@ -8,6 +8,6 @@ for pattern; do
 done
 {
     grep -ls '^# BEGIN .*(clusterctl)$' /etc/hosts
-    grep -ls '^[^#]*[, 	]x-clusterctl[, 	]' /etc/fstab
+    grep -Els '^[^#]*[, 	]x-clusterctl([, 	]|$)' /etc/fstab
 } | sed 's/$/: lines from clusterctl/'
 exit 0
