@@ -1,6 +1,6 @@
 # ruff: noqa: UP032 - hosts may have Python 3.6
 """Writes or removes the file that names the cluster of a host. Runs on the host as root, as a single
-file, Python 3.6.
+program, Python 3.6.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
@@ -16,6 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, Mapping
+
+from clusterctl.util.remote_rights import acting_as
 
 CLAIM = Path("/etc/clusterctl/cluster.json")
 # Fields of CLAIM: the creator of the cluster, with machine, folder and time.
@@ -114,7 +116,11 @@ def leave(request: Dict[str, Any]) -> None:
     with suppress(OSError):
         CLAIM.parent.rmdir()
     for user in ("root", os.environ.get("SUDO_USER", "root")):
-        remove_ansibles_files(Path(pwd.getpwnam(user).pw_dir) / ".ansible")
+        # sudo knows the number of an account whose directory is away, but not its home.
+        with suppress(KeyError):
+            account = pwd.getpwnam(user)
+            with acting_as(account.pw_uid, account.pw_gid):
+                remove_ansibles_files(Path(account.pw_dir) / ".ansible")
 
 
 def remove_ansibles_files(folder: Path) -> None:

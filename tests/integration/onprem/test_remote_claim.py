@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,22 +72,35 @@ def test_host_with_an_empty_claim_is_not_changed(
     assert claim.read_text() == ""
 
 
+@pytest.mark.parametrize("known", [True, False])
 def test_leave_removes_the_empty_folders_of_ansible_of_root_and_of_the_owner(
     claim: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
+    *,
+    known: bool,
 ) -> None:
+    """With the rights of each, because there may be links. The owner's account may be of a directory
+    that is away.
+    """
+    acted: list[int] = []
+
     def account(name: str) -> SimpleNamespace:
-        return SimpleNamespace(pw_dir=str(tmp_path / name))
+        if name == "rocky" and not known:
+            raise KeyError(name)
+        uid = {"root": 0, "rocky": 1000}[name]
+        return SimpleNamespace(pw_dir=str(tmp_path / name), pw_uid=uid, pw_gid=uid)
 
     monkeypatch.setattr(remote_claim.pwd, "getpwnam", account)
+    monkeypatch.setattr(remote_claim, "acting_as", lambda uid, _: nullcontext(acted.append(uid)))
     monkeypatch.setenv("SUDO_USER", "rocky")
     for name in ("root", "rocky"):
         (tmp_path / name / ".ansible/tmp").mkdir(parents=True)
     run(monkeypatch, capsys, "join", "abc")
     assert run(monkeypatch, capsys, "leave", "abc") == {"ok": True}
-    assert not [*tmp_path.glob("*/.ansible")]
+    left = [path.parent.name for path in tmp_path.glob("*/.ansible")]
+    assert (left, acted) == (([], [0, 1000]) if known else (["rocky"], [0]))
 
 
 def test_leave_removes_what_a_killed_ansible_left(tmp_path: Path) -> None:
