@@ -20,8 +20,8 @@ class BegunRemoval:
     looked_at: the time when all hosts were searched for files that exist only there. None: some
         hosts did not answer.
     discarded: tokens of the submissions whose runs the user chose not to collect.
-    changed: the machines of an owner from which the removal has begun. released: those of them that
-        were given back.
+    changed: the machines of an owner from which the removal has begun. released: the machines that are
+        free, as they were given back or had never joined.
     """
 
     looked_at: float | None = None
@@ -56,7 +56,7 @@ def record_machines(
 ) -> None:
     """Record from which machines the `down` of this cluster removes it, or that it has released them."""
     if (removal := begun_removal(workspace)) is not None:
-        now_changed = tuple(sorted({*removal.changed, *changed, *released}))
+        now_changed = tuple(sorted({*removal.changed, *changed}))
         now_released = tuple(sorted({*removal.released, *released}))
         record_removal(workspace, replace(removal, changed=now_changed, released=now_released))
 
@@ -81,5 +81,6 @@ def leaving_error(workspace: Workspace) -> NotUpError | None:
         f"cluster {workspace.root.name!r} is being removed: its `clusterctl down` did not finish",
         code="leaving",
         why="; ".join(filter(None, parts)),
-        fix=f"run `clusterctl down` again{forget}: it continues from there",
+        fix=f"run `clusterctl down` again{forget}: it continues from there; or run `clusterctl up` to "
+        "bring the cluster back",
     )

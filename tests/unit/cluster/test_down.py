@@ -211,6 +211,7 @@ def test_next_down_continues_without_asking_about_discarded_runs(
     assert examined.value.code == caught.value.code == "leaving"
     assert "d-ctl" in caught.value.why.partition(";")[0]
     assert "d-train-1" in caught.value.why.partition(";")[2]
+    assert "`clusterctl up`" in caught.value.fix
     cloud.stubborn = False
     done = down.down(PhaseRunner(workspace=workspace), DownOptions())
     assert [entry.job_id for entry in done.discarded] == ["2", "3"]

@@ -368,6 +368,9 @@ def test_cluster_is_whole_while_each_host_answers_and_no_machine_was_changed(
     stage.workspace.inventory.unlink()
     assert is_whole(stage.workspace)
     note_removal(stage.workspace, OnlyCopies())
+    # Machines that had never joined.
+    record_machines(stage.workspace, released=["d-train-2"])
+    assert is_whole(stage.workspace)
     record_machines(stage.workspace, changed=["d-ctl"])
     assert not is_whole(stage.workspace)
 
