@@ -14,6 +14,7 @@ from typing import Any
 
 from ansible.module_utils.host_mounts import Mounts
 from ansible.module_utils.host_units import Units
+from ansible.module_utils.own_name import OWN
 from ansible.module_utils.remote_rights import read_regular
 from ansible.module_utils.user_rights import rights_for
 
@@ -26,8 +27,6 @@ BEFORE = ".before-clusterctl"
 AFTER = ".after-clusterctl"
 # The fingerprint of a file that can't be read, which proves nothing.
 UNREADABLE = "unreadable"
-# In the paths of all files that belong to clusterctl alone.
-OWN = "clusterctl"
 _EMPTY: dict[str, Any] = {
     # The number of this layout. Raise it with each change, because a record of another would be misread.
     "format": 2,

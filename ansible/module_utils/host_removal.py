@@ -19,7 +19,6 @@ from ansible.module_utils.host_record import (
     BEFORE,
     EMPTY,
     FULL,
-    OWN,
     UNREADABLE,
     Record,
     RecordError,
@@ -31,6 +30,7 @@ from ansible.module_utils.host_record import (
     key_file,
     set_aside,
 )
+from ansible.module_utils.own_name import OWN
 from ansible.module_utils.remote_rights import read_regular
 from ansible.module_utils.user_rights import is_person_uid, owner_above, rights_for
 

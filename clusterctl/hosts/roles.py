@@ -42,6 +42,7 @@ from clusterctl.spec.names import SYSTEM_ACCOUNTS
 from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import data_folder, read_table
+from clusterctl.util.own_name import OWN
 
 # The file that names the cluster to which a host belongs.
 CLAIM: Final = "/etc/clusterctl/cluster.json"
@@ -50,8 +51,6 @@ TEXTS: Final = (CLAIM,)
 # Only jobs need shared memory.
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
-# In the paths of all files that belong to clusterctl alone.
-_OWN: Final = "clusterctl"
 _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
 Touches = Mapping[str, Any]
@@ -91,7 +90,7 @@ def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
         path
         for touches in _applied(spec, roles).values()
         for path in (*_plain_items(touches, "files"), *_plain_items(touches, "blocks"))
-        if path.startswith("/etc/") and _OWN not in path
+        if path.startswith("/etc/") and OWN not in path
     )
 
 
@@ -107,9 +106,9 @@ def own_paths() -> frozenset[str]:
         if path.startswith(("/etc/", "/opt/", "/usr/local/", "/var/lib/"))
     )
     ours = (
-        min((p for p in (path, *path.parents) if _OWN in p.name), key=lambda p: len(p.parts))
+        min((p for p in (path, *path.parents) if OWN in p.name), key=lambda p: len(p.parts))
         for path in paths
-        if _OWN in str(path)
+        if OWN in str(path)
     )
     record = read_table(data_folder("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
     return frozenset(map(str, ours)) | {f"{record['users_record']}*"}

@@ -1,0 +1,1 @@
+../../clusterctl/util/own_name.py
