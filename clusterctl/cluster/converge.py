@@ -441,6 +441,12 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
         yield from drift_of_host(host, recorded[host], report.checksums)
 
 
+def marks_of_last_up(workspace: Workspace) -> Mapping[str, Checksums]:
+    """Return host -> the checksums that the last `up` has recorded. Empty if it did not finish."""
+    recorded = _read(workspace)
+    return recorded.marks if recorded.inputs else {}
+
+
 @dataclass(frozen=True, slots=True)
 class RenderedFiles:
     """The files generated for the hosts: name -> content. inputs: hash of all inputs of the

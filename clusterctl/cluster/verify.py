@@ -17,7 +17,8 @@ from functools import partial
 from typing import Final
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import drift_of
+from clusterctl.cluster.converge import UNFINISHED, marks_of_last_up
+from clusterctl.cluster.drift import MISSING, drift_of_host
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
 from clusterctl.cluster.phases import Drift, PhaseResult
@@ -40,7 +41,7 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.needs import UnmetNeed, lacks_of, text_of
 from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
-from clusterctl.hosts.probe import HostReport, ask_hosts
+from clusterctl.hosts.probe import Checksums, HostReport, ask_hosts
 from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts
 from clusterctl.providers.base import HostSize, Provider, pending_releases
 from clusterctl.scheduler.admin import scheduler_of
@@ -582,6 +583,17 @@ def drift_findings(
 
     report: what is known of the hosts.
     """
+    controller = inventory.controller.name
+    left = marks_of_last_up(workspace)
+    if worker := workspace.lock_holder():
+        what = "the hosts were not compared with the state in which `clusterctl up` leaves them"
+        yield Finding(controller, "warning", "not-looked-at", what, str(worker), "run it again")
+        return
+    if not left:
+        fix = "run `clusterctl up`, which continues"
+        why = "so it is not known how it left the hosts"
+        yield Finding(controller, "error", UNFINISHED.code, str(UNFINISHED), why, fix)
+        return
     requests = probe_requests(spec, inventory, workspace)
     # People may add accounts, which Slurm's accounting and /etc/passwd have: no fault of a host.
     asked = {
@@ -594,10 +606,28 @@ def drift_findings(
     for host, result in results.items():
         if isinstance(result, ClusterctlError):
             yield Finding(host, "error", result.code, result.what, result.why, result.fix)
-        elif changes := [drift.what for drift in drift_of(workspace, {host: result})]:
+        elif host not in left:
+            fix = "run `clusterctl up`, which configures it"
+            yield Finding(
+                host, "error", "not-configured", "the host is not configured yet", "it is new", fix
+            )
+        elif changes := [
+            drift.what for drift in drift_of_host(host, left[host], _without_users_choices(result))
+        ]:
             what = "the host is not as the last `clusterctl up` left it"
             fix = "`clusterctl up` restores it, or tells what stands in the way"
             yield Finding(host, "error", "drifted", what, "; ".join(changes), fix)
+
+
+def _without_users_choices(report: HostReport) -> Checksums:
+    """Return a host's checksums without those of existing accounts: a user or a directory may change
+    the shell. Other checks compare the uids.
+    """
+    return {
+        key: mark
+        for key, mark in report.checksums.items()
+        if not key.startswith("user ") or mark == MISSING
+    }
 
 
 def credential_findings(

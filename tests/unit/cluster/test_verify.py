@@ -448,32 +448,66 @@ def test_doctor_blames_no_node_if_munge_fails_on_the_controller() -> None:
     assert (one.host, one.code) == ("d-ctl", "not-looked-at")
 
 
+LEFT = {"file /etc/slurm/slurm.conf": "a1", "unit munge": "running", "user ada": "7:7 a / sh"}
+
+
+def compared(
+    root: Path, steps: Mapping[str, Step], inputs: str = "i1"
+) -> tuple[list[Finding], Mapping[str, ScriptedTransport]]:
+    """Return what doctor finds by comparing these hosts with what `up` left on those that it has
+    configured, and the hosts. root: folder for a workspace. inputs: the record's.
+    """
+    workspace = Workspace(root)
+    workspace.create()
+    workspace.create_secrets()
+    record = ConfigurationRecord(inputs=inputs, marks=dict.fromkeys(("d-ctl", NAMES[0]), LEFT))
+    workspace.configured.write_text(record.model_dump_json())
+    hosts = {name: ScriptedTransport([step]) for name, step in steps.items()}
+    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
+    found = drift_findings(spec_of(), INVENTORY, workspace, hosts.__getitem__, report)
+    return [*found], hosts
+
+
+def codes_of(found: Sequence[Finding]) -> set[tuple[str, str, str]]:
+    return {(one.host, one.level, one.code) for one in found}
+
+
 def test_doctor_names_hosts_that_are_not_as_up_left_them(tmp_path: Path) -> None:
     """People may add accounts, so that the accounting is not asked for, and no daemon is outdated by
     /etc/passwd. A host without an answer is no healthy host.
     """
-    workspace = Workspace(tmp_path)
-    workspace.create()
-    workspace.create_secrets()
-    left = {"file /etc/slurm/slurm.conf": "a1", "unit munge": "running"}
-    marks = dict.fromkeys(("d-ctl", *NAMES), left)
-    workspace.configured.write_text(ConfigurationRecord(marks=marks).model_dump_json())
-    now = {"file /etc/slurm/slurm.conf": "b2", "unit munge": "stopped"}
+    now = {"file /etc/slurm/slurm.conf": "b2", "unit munge": "stopped", "user ada": "missing"}
     steps = {
         "d-ctl": Step(("...",), answer(checksums=now)),
-        NAMES[0]: Step(("...",), answer(checksums=left)),
-        NAMES[1]: Step(("...",), "no JSON"),
+        NAMES[0]: Step(("...",), "no JSON"),
     }
-    hosts = {name: ScriptedTransport([step]) for name, step in steps.items()}
-    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
-    found = [*drift_findings(spec_of(), INVENTORY, workspace, hosts.__getitem__, report)]
-    codes = {(one.host, one.level, one.code) for one in found}
-    assert codes == {("d-ctl", "error", "drifted"), (NAMES[1], "error", "answer-garbled")}
+    found, hosts = compared(tmp_path, steps)
+    assert codes_of(found) == {
+        ("d-ctl", "error", "drifted"),
+        (NAMES[0], "error", "answer-garbled"),
+    }
     (drifted,) = (one for one in found if one.code == "drifted")
-    assert all(text in drifted.why for text in ("/etc/slurm/slurm.conf", "munge"))
+    assert all(text in drifted.why for text in ("/etc/slurm/slurm.conf", "munge", "ada"))
     asked = json.loads(hosts["d-ctl"].calls[0].argv[-1])
     assert (asked["accounting"], bool(asked["files"])) == ([], True)
     assert asked["units"]["slurmctld"] == []
+
+
+def test_doctor_blames_no_host_for_the_shell_that_its_user_chose(tmp_path: Path) -> None:
+    steps = {"d-ctl": Step(("...",), answer(checksums=LEFT | {"user ada": "7:7 a / zsh"}))}
+    assert compared(tmp_path, steps)[0] == []
+
+
+def test_doctor_compares_no_host_that_up_has_yet_to_finish(tmp_path: Path) -> None:
+    new = {NAMES[1]: Step(("...",), answer(checksums=LEFT))}
+    found, _ = compared(tmp_path / "new", new)
+    assert codes_of(found) == {(NAMES[1], "error", "not-configured")}
+    found, _ = compared(tmp_path / "killed", new, inputs="")
+    assert codes_of(found) == {("d-ctl", "error", "up-unfinished")}
+    root = tmp_path / "running"
+    with Workspace(root).lock("up", wait_s=0, waiting=print):
+        found, _ = compared(root, new)
+    assert codes_of(found) == {("d-ctl", "warning", "not-looked-at")}
 
 
 def doctor(
