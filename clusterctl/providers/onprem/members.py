@@ -62,6 +62,16 @@ UNFIT: Final = frozenset(
         *("account-refused", "no-shell", "home-differs"),
     }
 )
+# Codes of errors that `up` repairs on hosts of the cluster, where an unfinished `up` may have left
+# them. What it can't repair, it reports.
+_REPAIRED: Final = frozenset(
+    {
+        *("health-silent", "name-unknown", "firewall", "shared-folder-away", "nfs-server-failed"),
+        *("unit-failed", "database-failed", "slurmd-unfit", "slurmd-restarts", "gpu-devices"),
+        *("slurmctld-restarts", "slurmdbd-restarts", "job-python", "account-differs"),
+        "home-missing",
+    }
+)
 # Address of this machine, if it is a host. It stays the same if other addresses of the machine
 # change.
 _HERE: Final = "127.0.0.1"
@@ -546,8 +556,7 @@ def notes(
     """Return findings as lines for a plan, except problems that `up` solves or other checks
     report.
 
-    joined: names of the cluster's hosts. `up` repairs errors on them, which an unfinished `up` may
-        have caused, and reports those that remain. It writes a new address into their /etc/hosts.
+    joined: names of the cluster's hosts. `up` writes a new address into their /etc/hosts.
     """
     later = set()
     if spec.software.nvidia.has_driver:
@@ -558,7 +567,7 @@ def notes(
         str(finding)
         for finding in findings
         if finding.code not in later
-        and not (finding.host in joined and (finding.level == "error" or finding.code == "name"))
+        and not (finding.host in joined and finding.code in {*_REPAIRED, "name"})
     )
 
 
