@@ -13,6 +13,7 @@ from clusterctl.cluster.storage import (
     Storages,
     choose_storage,
     find_storages,
+    origin_of,
     reject_unexamined,
     remove_storages,
 )
@@ -29,9 +30,15 @@ def storage_list(screen: Screen, project: Project = None) -> None:
     """
     found = _search(screen, project).found
     rows = [
-        [one.name, str(one), ", ".join(one.used_by) or "-", one.stranger or "you"] for one in found
+        [
+            one.name,
+            str(one),
+            ", ".join(one.used_by) or "-",
+            "here" if one.is_from_here else "elsewhere",
+        ]
+        for one in found
     ]
-    head = ["NAME", "WHAT", "USED BY", "CREATED BY"]
+    head = ["NAME", "WHAT", "USED BY", "CREATED"]
     table = screen.table(head, rows) if rows else ["no storage"]
     screen.result({"storage": [one.as_dict() for one in found]}, *table)
 
@@ -45,14 +52,12 @@ def storage_remove(
 ) -> None:
     """Remove a storage with all data on it. Shows the storage first, and asks.
 
-    Refuses a storage at Google that was created elsewhere, such as by a colleague.
-
     Without --discard, exits with code 1, even with --yes: the storage may hold the only copy of
-    files.
+    files. Says if a storage at Google was created elsewhere, such as by a colleague.
     """
     storages = _search(screen, project)
     chosen = choose_storage(storages, name)
-    screen.note(*(f"storage {name!r}: {one}" for one in chosen))
+    screen.note(*(f"storage {name!r}: {origin_of(one)}{one}" for one in chosen))
     reject_unexamined(chosen, discard=discard)
     screen.confirm("remove the storage with all data on it?", yes=yes)
     with screen.working("removing"):

@@ -43,7 +43,7 @@ def find_storages(
 
 def choose_storage(storages: Storages, name: str) -> tuple[KeptStorage, ...]:
     """Return the storages with a name. NotUpError: there is no such storage. UsageError: a storage
-    is in use, or was not created from here.
+    is in use.
     """
     chosen = tuple(storage for storage in storages.found if storage.name == name)
     if not chosen:
@@ -56,7 +56,6 @@ def choose_storage(storages: Storages, name: str) -> tuple[KeptStorage, ...]:
             "PROJECT to search at Google",
         )
     for storage in chosen:
-        storage.reject_stranger()
         storage.reject_use()
     return chosen
 
@@ -83,4 +82,12 @@ def remove_storages(provider: Provider, storages: tuple[KeptStorage, ...]) -> No
 
 def _unexamined(storages: tuple[KeptStorage, ...]) -> tuple[str, ...]:
     reason = "its files can be listed only while a cluster uses it"
-    return tuple(f"{storage}: {reason}" for storage in storages)
+    return tuple(f"{storage}: {origin_of(storage)}{reason}" for storage in storages)
+
+
+def origin_of(storage: KeptStorage) -> str:
+    """Return words that begin a text about a storage that may be another person's; "" otherwise."""
+    if storage.is_from_here:
+        return ""
+    accounts = f" for the account {', '.join(storage.homes)}" if storage.homes else ""
+    return f"it was not created from here, but elsewhere{accounts}, and may be another person's; "

@@ -24,7 +24,7 @@ class KeptStorage:
     kind: the type of disk or file server. Empty if the provider has a single type.
     users: the hosts or clusters that use it now, each with its cluster's id. Id "": unknown.
     homes: account -> uid, for each account with a home folder on the storage, as far as known.
-    stranger: the user for whom it was created elsewhere. Empty: it was created from here.
+    is_from_here: whether clusterctl created it from here. False: elsewhere, perhaps by another person.
     """
 
     name: str
@@ -35,7 +35,7 @@ class KeptStorage:
     usd_per_month: float | None = None
     users: Collection[tuple[str, str]] = ()
     homes: Mapping[str, int] = field(default_factory=dict)
-    stranger: str = ""
+    is_from_here: bool = True
 
     def __str__(self) -> str:
         """Return text such as ``disk mydata in us-central1-a (100GiB, 10.00 USD a month)``."""
@@ -50,20 +50,8 @@ class KeptStorage:
         return tuple(sorted({name for name, _ in self.users}))
 
     def as_dict(self) -> dict[str, Any]:
-        keys = ("name", "what", "size_mib", "usd_per_month", "used_by", "stranger")
+        keys = ("name", "what", "size_mib", "usd_per_month", "used_by", "is_from_here")
         return {key: getattr(self, key) for key in keys}
-
-    def reject_stranger(self) -> None:
-        """Raise a UsageError if the storage was not created from here."""
-        if self.stranger:
-            raise UsageError(
-                f"storage {self.name!r} was not created from here",
-                code="storage-of-another",
-                where="storage.name",
-                why=f"{self.what} was created elsewhere for the user {self.stranger}",
-                fix=f"have {self.stranger} remove it where it was created, or delete it at the "
-                "provider",
-            )
 
     def reject_use(self, by: str | None = None) -> None:
         """Raise a UsageError if anything but the cluster with the id ``by`` uses the storage."""

@@ -7,6 +7,7 @@ id, so that deleting a cluster never finds it.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
@@ -21,11 +22,12 @@ from clusterctl.spec.providers import gcp
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.workspace import state_home
 
-# The labels of a storage: its name, and the name and uid of the first user of the spec that created
-# it.
+# The labels of a storage: its name, the name and uid of the first user of the spec that created it,
+# and a random number, which the folder of the storage's Terraform state has, too.
 LABEL: Final = "clusterctl-storage"
 USER_LABEL: Final = "clusterctl-user"
 UID_LABEL: Final = "clusterctl-uid"
+ORIGIN_LABEL: Final = "clusterctl-origin"
 # The label of the hosts that use a storage: its name.
 USES_LABEL: Final = "clusterctl-uses-storage"
 VARIABLES: Final = "clusterctl.auto.tfvars.json"
@@ -52,6 +54,7 @@ def own_variables(spec: ClusterSpec) -> dict[str, Any]:
             LABEL: spec.storage.name,
             USER_LABEL: spec.job_user.name,
             UID_LABEL: str(spec.job_user.uid),
+            ORIGIN_LABEL: secrets.token_hex(8),
         },
         "services": ["file.googleapis.com" if share else "compute.googleapis.com"],
         "disk": disk and {"size_gib": disk[0], "type": disk[1]},
@@ -141,7 +144,7 @@ def _storage(
     users = [host for host, its in hosts.items() if its[USES_LABEL] == labels[LABEL]]
     # Other machines may have attached the disk.
     users += map(_in_zone, row.get("users", ()))
-    is_own = folder(path.split("/")[1], labels[LABEL]).exists()
+    here = read_variables(folder(path.split("/")[1], labels[LABEL])).get("labels", {})
     return KeptStorage(
         name=labels[LABEL],
         id=path,
@@ -154,7 +157,7 @@ def _storage(
             for host in users
         },
         homes={labels[USER_LABEL]: int(uid)} if uid.isdigit() else {},
-        stranger="" if is_own else labels.get(USER_LABEL, "?"),
+        is_from_here=here.get(ORIGIN_LABEL) == labels.get(ORIGIN_LABEL, ""),
     )
 
 

@@ -80,11 +80,12 @@ def made_by_a_cluster(
     up(spec, workspace)
     made = only(cloud, kind)
     assert made["name"] == "data"
-    assert made["labels"] == {
+    labels = {
         "clusterctl-storage": "data",
         "clusterctl-user": "ada",
         "clusterctl-uid": "3001",
     }
+    assert labels.items() < made["labels"].items()
     state = json.loads((storage.folder(PROJECT, "data") / "terraform.tfstate").read_text())
     assert [one["type"] for one in state["resources"] if one["mode"] == "managed"] == [kind]
     (one,) = storages()
@@ -95,7 +96,7 @@ def made_by_a_cluster(
     assert only(cloud, kind) == made
     assert {each for each in cloud.resources().values() if "instance" in each} <= {FILESTORE}
     (one,) = storages()
-    assert (one.used_by, one.homes) == ((), {"ada": 3001})
+    assert (one.used_by, one.homes, one.is_from_here) == ((), {"ada": 3001}, True)
     assert one.what.split()[-3:] == ["data", "in", "us-central1-a"]
     assert one.size_mib == (100 if kind == DISK else 1024) * 1024
     assert one.usd_per_month == pytest.approx({DISK: 10.0, FILESTORE: 163.84}[kind], rel=0.05)

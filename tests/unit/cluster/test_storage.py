@@ -147,12 +147,16 @@ def test_storage_remove_needs_discard_and_confirmation(
         remove(yes=True, discard=True)
 
 
-def test_storage_that_was_not_created_from_here_is_not_removed(home: Path, stub: Stub) -> None:
+def test_storage_that_was_not_created_from_here_is_removed_by_discard(
+    home: Path, stub: Stub
+) -> None:
+    """As from another laptop. What is known of its owner is said before."""
     del home
-    stub.found = [replace(DISK, stranger="bob")]
-    with refused("storage-of-another", UsageError, "bob"):
-        remove(yes=True, discard=True)
-    assert stub.did == []
+    stub.found = [replace(DISK, is_from_here=False, homes={"bob": 3001})]
+    with refused("only-copy", OnlyCopyError, "bob"):
+        remove(yes=True)
+    remove(yes=True, discard=True)
+    assert stub.did == [f"remove {DISK.id}"]
 
 
 def test_storage_remove_refuses_storage_in_use(home: Path, stub: Stub) -> None:

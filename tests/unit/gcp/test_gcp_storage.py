@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,9 @@ def storages() -> tuple[KeptStorage, ...]:
     return provider_of(spec_of()).storages()
 
 
-def put_disk(google: Google) -> None:
+def put_disk(google: Google, labels: dict[str, str] = LABELS) -> None:
     disk = {"zone": "us-central1-a", "project": PROJECT, "size": 100, "type": "pd-balanced"}
-    google.world.put(DISK, DISK_PATH, labels=LABELS, **disk)
+    google.world.put(DISK, DISK_PATH, labels=labels, **disk)
 
 
 def put_filestore(google: Google, **more: Any) -> None:
@@ -138,13 +139,18 @@ def test_disk_that_a_host_of_the_cluster_has_is_not_a_strangers(google: Google) 
 
 
 def test_storage_of_a_colleague_is_told_from_ones_own(google: Google) -> None:
-    """The Terraform state of a storage is where the storage was created."""
-    put_disk(google)
+    """A folder alone is no proof: a creation that failed leaves it, too."""
+    variables = storage.own_variables(spec_of())
+    put_disk(google, variables["labels"])
+    folder = storage.folder(PROJECT, "data")
+    folder.mkdir(parents=True)
+    other = storage.own_variables(spec_of())
+    (folder / storage.VARIABLES).write_text(json.dumps(other))
     (one,) = storages()
-    assert one.stranger == "ada"
-    storage.folder(PROJECT, "data").mkdir(parents=True)
+    assert not one.is_from_here
+    (folder / storage.VARIABLES).write_text(json.dumps(variables))
     (one,) = storages()
-    assert one.stranger == ""
+    assert one.is_from_here
 
 
 def test_storage_that_a_cluster_used_since_it_was_shown_is_not_removed(google: Google) -> None:
