@@ -142,7 +142,12 @@ def open_master(
     if is_login:
         options += ["-S", str(path), "-o", "ControlMaster=auto"]
         options += ["-o", f"ControlPersist={LOGIN_IDLE_S}"]
-    if (error := _start(ssh, host, options, path)) is not None:
+    worker = None if is_login or not path.exists() else Workspace(config.parent).lock_holder()
+    is_others = worker is not None and worker.pid != os.getpid()
+    if (error := _start(ssh, host, options, path, may_end=not is_others)) is not None:
+        if is_others:
+            # Ansible may use it, on a host that is only slow to answer.
+            return None
         if not (asks and may_need_answers(error)):
             raise connection_error(host, config, error, user)
         _log_in(config, ssh.argv(host, "true", *_ASKING, *options))
@@ -168,9 +173,11 @@ def socket_of(config: Path, host: str, user: str | None) -> Path | None:
     return Path(path) if path and is_private(Path(path).parent) else None
 
 
-def _start(ssh: OpenSSH, host: str, options: list[str], path: Path) -> str | None:
+def _start(ssh: OpenSSH, host: str, options: list[str], path: Path, *, may_end: bool) -> str | None:
     """Open a connection with its socket at ``path``, unless it is open. Return ssh's messages if it
     fails.
+
+    may_end: replace an open connection that does not answer.
     """
     # ssh opens a connection if no ssh holds it, or if a killed ssh has left its socket. A
     # connection that was idle for long may be dead without its ssh knowing, as after a laptop's
@@ -179,7 +186,7 @@ def _start(ssh: OpenSSH, host: str, options: list[str], path: Path) -> str | Non
     words = ssh.background(host, "true", *_TALKATIVE, *options)
     for limit_s in (answer_s, start_s) if path.exists() else (start_s,):
         rc, stderr = _run_ssh(words, limit_s)
-        if rc is not None:
+        if rc is not None or not may_end:
             break
         end_connection(path)
     if rc not in {None, NO_CONNECTION} or _NO_SOCKET.search(stderr):

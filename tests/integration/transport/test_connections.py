@@ -20,7 +20,7 @@ import pytest
 
 from clusterctl.errors import HostKeyError, TransportError
 from clusterctl.state.inventory import CONTROLLER, Host
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import LockHolder, Workspace
 from clusterctl.transport import master
 from clusterctl.transport.base import remote_argv, wrap_command
 from clusterctl.transport.master import end_all_connections, socket_of
@@ -146,6 +146,26 @@ def test_connection_that_died_while_idle_is_opened_again(sshd, me, config, monke
         assert ends_within_a_minute(pid)
     assert note.read_text() == "once\n"
     assert_has_one_connection(sshd, config)
+
+
+def test_silent_connection_that_another_command_may_use_is_left_alone(
+    sshd, me, config, monkeypatch
+) -> None:
+    """Such as that of Ansible, to a node that is loaded by the build of a driver."""
+    monkeypatch.setattr(master, "FRESH_S", 0.0)
+    monkeypatch.setattr(master, "_ANSWER_S", 0.5)
+    assert is_shared(config, me)
+    used, served = masters(config), sshd.connections()
+    monkeypatch.setattr(Workspace, "lock_holder", lambda _: LockHolder("up", os.getppid(), 0.0))
+    for pid in served:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with closing(SSHTransport("node", config, user=me, stays=True)) as node:
+            assert node.run(["echo", "there"]).stdout == "there\n"
+    finally:
+        for pid in served:
+            os.kill(pid, signal.SIGCONT)
+    assert masters(config) == used
 
 
 def test_connection_that_dies_under_a_verb_is_replaced(sshd, me) -> None:
