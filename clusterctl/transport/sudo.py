@@ -36,6 +36,7 @@ _AFTER_MARK: Final = (
     'while IFS= read -r line && [ "$line" != "$0" ]; do :; done; exec "$@"',
 )
 _TRIES: Final = 2
+_REFUSES_COMMAND: Final = "is not allowed to execute"
 NO_ROOT: Final = "you can't become root"
 # With `requiretty`, sudo refuses a session without a terminal. This program gives the session of its
 # arguments a terminal, and leaves their stdin, stdout and stderr as they are.
@@ -150,8 +151,10 @@ class Passwords:
                 self._is_proven = True
                 return password
             if error.code != "sudo-wrong-password":
-                # It says nothing of the password, which the next host may accept.
-                self._password = password
+                # sudo judges a command after it has accepted the password.
+                if _REFUSES_COMMAND in error.why:
+                    self._password = password
+                    self._is_proven = True
                 raise error
             self._password = None
             self._is_refused = not left

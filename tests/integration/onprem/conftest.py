@@ -35,6 +35,8 @@ if how.startswith("requiretty "):
     how = how.partition(" ")[2]
 if how == "nobody":
     sys.exit("rocky is not in the sudoers file.")
+if how == "expired" and "-n" not in flags:
+    sys.exit("sudo: Account expired or PAM config lacks an account section for sudo")
 denies = how.startswith("denies ")  # after the password
 how = how.removeprefix("denies ")
 if how.startswith("trial "):  # asks for no password for other commands
@@ -58,7 +60,8 @@ os.execvp(words[0], words)
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a file for each host: `free`, `nobody`, or the password that its sudo asks for,
+    """A folder with a file for each host: `free`, `nobody`, `expired`, or the password that its sudo
+    asks for,
     after `requiretty` if sudo also requires a terminal, after `trial` if it asks for the first
     command only, or after `denies` if its rules then refuse the command.
     """
