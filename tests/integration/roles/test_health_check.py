@@ -607,10 +607,13 @@ def test_python_that_users_may_not_run_is_named(host: Host) -> None:
         Path(folder).chmod(0o755)
         python = Path(folder) / "env" / "python"
         python.parent.mkdir()
-        # The epilog would kill a process of the user.
-        python.write_text('#!/bin/sh\ntest "$(id -u)" != 2345\n')
+        # The epilog would kill a process of the user. On EL, MPI is found only by the path.
+        python.write_text(
+            '#!/bin/sh\ntest "$(id -u)" != 2345 && test "$LD_LIBRARY_PATH" = /opt/mpi/lib'
+            ' && case "$*" in *" -c "*mpi4py.MPI*) ;; *) exit 1 ;; esac\n'
+        )
         python.chmod(0o755)
-        host.needs("python", python=str(python), libraries="")
+        host.needs("python", python=str(python), libraries="/opt/mpi/lib")
         host.set(accounts={"ada": 2345})
         assert host.look() == []
         python.parent.chmod(0o750)
@@ -618,6 +621,10 @@ def test_python_that_users_may_not_run_is_named(host: Host) -> None:
         assert found.startswith(f"{python} does not run for users: ")
         assert "Permission denied" in found
         assert host.look(mode="job") == [found]
+        python.parent.chmod(0o755)
+        python.write_text("#!/bin/sh\nexec sleep 60\n")
+        # As the first time after a boot: the next check of the node tells.
+        assert host.look(mode="job") == []
 
 
 @pytest.mark.parametrize(
