@@ -6,6 +6,7 @@ refuses to change a node with jobs, and drains the nodes that it changes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from contextlib import suppress
 
@@ -68,8 +69,10 @@ def reject_jobs(
     before = cluster.inventory
     if before is None:
         return ()
-    sizes = {name: len(nodes) for name, nodes in spec.nodes_by_partition.items()}
-    sizes |= {line.value: len(nodes) for line, nodes in spec.more_partitions.items()}
+    had = Counter(host.partition for host in before.compute)
+    kept = {name: len(nodes) for name, nodes in spec.nodes_by_partition.items()}
+    kept |= {line.value: len(nodes) for line, nodes in spec.more_partitions.items()}
+    sizes = {name: (had.get(name, len(before.compute)), size) for name, size in kept.items()}
     leaving = {host.name for host in before.compute} - {
         node for partition in spec.partitions for node in spec.node_names(partition)
     }
@@ -121,14 +124,14 @@ def _affected(
     job: JobInfo,
     reasons: Mapping[str, str],
     leaving: Set[str],
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, tuple[int, int]],
     required: Mapping[int, Collection[str]],
 ) -> str:
     """Return why Slurm would end a job, or never start it. Empty: it would do neither.
 
     reasons: host -> why its jobs end. leaving: nodes that leave the cluster. sizes: partition -> the
-        number of its nodes after the change. required: number of a waiting job -> the nodes that it
-        asks for by name.
+        numbers of its nodes before and after the change. required: number of a waiting job -> the
+        nodes that it asks for by name.
     """
     if reason := next((reasons[host] for host in job.nodes if host in reasons), ""):
         return reason
@@ -136,12 +139,13 @@ def _affected(
         return ""
     if job.state not in BEFORE_START:
         return "its nodes are unknown"
-    kept = [sizes[name] for name in job.partition.split(",") if name in sizes]
-    if not kept:
+    its_sizes = [sizes[name] for name in job.partition.split(",") if name in sizes]
+    if not its_sizes:
         return f"partition {job.partition} is removed"
+    had, kept = map(max, zip(*its_sizes, strict=True))
     asked = int(amounts_of(job.tres).get("node", 0))
-    if leaving and asked > max(kept):
-        return f"it asks for {asked} nodes, and {job.partition} keeps {max(kept)}"
+    if leaving and kept < asked <= had:
+        return f"it asks for {asked} nodes, and {job.partition} keeps {kept}"
     gone = ", ".join(sorted(leaving & {*required.get(job.number, ())}))
     return gone and f"it asks for {gone}, which leaves the cluster"
 

@@ -293,6 +293,11 @@ def test_waiting_job_with_more_nodes_than_its_partition_keeps_refuses_the_change
     assert "2 nodes" in cause
 
 
+def test_waiting_job_that_had_too_few_nodes_before_keeps_none_in_the_cluster() -> None:
+    commands = sinfo(ONE, TWO), squeue((7, "train", ""), asks_for=5), required("7|")
+    assert look(spec(train(1)), before(ONE, TWO), *commands) == ()
+
+
 @pytest.mark.parametrize("error", [SlurmError("slurmctld is away"), UnreachableError("no answer")])
 def test_silent_controller_means_unknown_jobs_if_nodes_live(error: ClusterctlError) -> None:
     away = Step(("sinfo", "..."), error=error)
