@@ -73,7 +73,8 @@ SQUEUE_VALUES: Final[_Values] = {
     "work_dir": ("WorkDir", str),
     "comment": ("Comment", as_text),
     "restarts": ("RestartCnt", as_number),
-    "suspended_s": ("TimeUsed", as_seconds),
+    # The time that the job has run, without that for which it was suspended: see ``_queued``.
+    "ran_s": ("TimeUsed", as_seconds),
 }
 # sacct names and numbers tasks in another way: ``_accounted`` reads these values, and the requested
 # resources.
@@ -194,12 +195,13 @@ def _read(record: _Record, name: str, parse: Callable[[str], _V]) -> _V:
 
 
 def _queued(record: _Record) -> Iterator[JobInfo]:
-    job = JobInfo(**_values(record, SQUEUE_VALUES))
-    # squeue tells how long the job has run, without the time for which it was suspended.
-    ran_s = job.suspended_s
+    values = _values(record, SQUEUE_VALUES)
+    ran_s = values.pop("ran_s", None)
+    job = JobInfo(**values)
     is_started = job.state in {JobState.RUNNING, JobState.SUSPENDED} and job.start_time is not None
     lasted_s = int(time.time()) - (job.start_time or 0)
-    yield replace(job, suspended_s=max(0, lasted_s - ran_s) if is_started and ran_s else 0)
+    is_known = is_started and ran_s is not None
+    yield replace(job, suspended_s=max(0, lasted_s - ran_s)) if is_known else job
 
 
 def _accounted(record: _Record) -> Iterator[JobInfo]:

@@ -200,19 +200,20 @@ def test_component_of_a_heterogeneous_job_has_its_number():
     assert (jobs["35"].name, jobs["36"].name, jobs["35"].reason) == ("het.sh", "het.sh", "")
 
 
-def test_suspended_time_of_a_running_job_does_not_count():
-    """It has run for 30 s since it started an hour ago."""
+@pytest.mark.parametrize("ran_s", [0, 30])
+def test_suspended_time_of_a_running_job_does_not_count(ran_s):
+    """It started an hour ago, and may have been suspended in its first second."""
     names = slurm_parse.SQUEUE.fields
     fields = capture("squeue").split(CAPTURED)[: len(names)]
     more = {
         "State": "RUNNING",
         "StartTime": str(int(time.time()) - 3600),
         "EndTime": "N/A",
-        "TimeUsed": "0:30",
+        "TimeUsed": f"0:{ran_s:02}",
     }
     fields = [more.get(name, field) for name, field in zip(names, fields, strict=True)]
     (job,) = squeue(CAPTURED.join([*fields, "\n"]))
-    assert 30 <= job.elapsed_s < 3600
+    assert ran_s <= job.elapsed_s < 3600
     assert job.suspended_s > 3000
 
 
