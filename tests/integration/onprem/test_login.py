@@ -81,6 +81,20 @@ def test_only_paths_that_a_cluster_makes_are_leftovers(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("more", ["", " 0 0"])
+def test_mount_of_an_earlier_cluster_is_named(tmp_path: Path, more: str) -> None:
+    fstab = tmp_path / "fstab"
+    fstab.write_text(f"n1:/shared /shared nfs4 hard,x-clusterctl{more}\n")
+    script = (Path(login.__file__).with_name("data") / "look.sh").read_text()
+    done = subprocess.run(
+        ["sh", "-c", script.replace("/etc/fstab", str(fstab))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(fstab) in done.stdout
+
+
 @pytest.mark.parametrize(
     ("line", "is_ours"),
     [
