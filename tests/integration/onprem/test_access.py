@@ -249,6 +249,15 @@ def test_explain_finds_causes_in_messages_of_ssh(said: str, code: str) -> None:
     assert "{" not in f"{error.why}{error.fix}"
 
 
+@pytest.mark.parametrize(("kind", "wants_a_touch"), [("ED25519-SK", True), ("RSA", False)])
+def test_only_a_security_key_wants_a_touch(kind: str, wants_a_touch: bool) -> None:
+    """A locked agent refuses other keys, too."""
+    said = f'signing failed for {kind} "/h/k" from agent: agent refused operation\n'
+    error = explain(said, host="gpu9", user="rocky", address="10.0.0.9")
+    assert error is not None
+    assert (error.code, "touch" in error.fix) == ("key-not-signed", wants_a_touch)
+
+
 @pytest.mark.parametrize(
     ("said", "code"),
     [
