@@ -277,10 +277,6 @@ class Ranking:
     def goal_words(self) -> str:
         return "lowest first" if self.goal is None else self.goal.words
 
-    @property
-    def best_value(self) -> Value:
-        return None if self.best is None else self.best.value(self.metric)
-
 
 def ranked(
     run: Row, metric: str | None = None, *, goal: Goal | None = None, reverse: bool = False

@@ -306,12 +306,11 @@ def grouped(rows: Sequence[Row], over: Sequence[str] = (), metrics: Sequence[str
     over = over or [key for key in _differing(rows, rows) if is_seed(key)]
     names = {*map(label, over)}
     keys = [key for key in _differing(rows, ended) if label(key) not in names]
-    told = {tuple(repr(_option(row, key)) for key in keys) for row in ended}
-    if not over and len(told) < len(ended):
+    if not over and len({_options(row, keys) for row in ended}) < len(ended):
         keys = ["run"]
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[tuple(repr(_option(row, key)) for key in keys)].append(row)
+        groups[_options(row, keys)].append(row)
     return Groups(over, metrics, [_group(each, keys, over, [*checked]) for each in groups.values()])
 
 
@@ -327,7 +326,12 @@ def _differing(rows: Sequence[Row], ended: Sequence[Row]) -> list[str]:
     else:
         options = dict.fromkeys(key for row in ended for key in row.config)
         keys = [*_PROGRAM, _WORDS, *(f"config.{key}" for key in options)]
-    return [key for key in keys if len({repr(_option(row, key)) for row in ended}) > 1]
+    return [key for key in keys if len({_options(row, [key]) for row in ended}) > 1]
+
+
+def _options(row: Row, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the values of these options of a run, to compare them: 1 and 1.0 differ."""
+    return tuple(repr(_option(row, key)) for key in keys)
 
 
 def _option(row: Row, key: str) -> Value:
@@ -345,11 +349,11 @@ def _group(
     newest: dict[tuple[str, ...], Row] = {}
     for row in sorted(rows, key=lambda row: submitted_at(row.run)):
         if row.record.state == JobState.COMPLETED:
-            newest[tuple(repr(row.value(key)) for key in over)] = row
+            newest[_options(row, over)] = row
     counted_rows, diverged, reasons = [], [], []
     for row in rows:
         reason = next(filter(None, (how_diverged(row, name) for name in metrics)), None)
-        latest = newest.get(tuple(repr(row.value(key)) for key in over))
+        latest = newest.get(_options(row, over))
         if row.record.state == JobState.COMPLETED and row is not latest and latest is not None:
             reasons.append(
                 f"{row.shown}: {latest.shown} has the same {', '.join(map(label, over))}"
