@@ -142,10 +142,11 @@ def _affected(
     its_sizes = [sizes[name] for name in job.partition.split(",") if name in sizes]
     if not its_sizes:
         return f"partition {job.partition} is removed"
-    had, kept = map(max, zip(*its_sizes, strict=True))
+    before = max(size for size, _ in its_sizes)
+    after = max(size for _, size in its_sizes)
     asked = int(amounts_of(job.tres).get("node", 0))
-    if leaving and kept < asked <= had:
-        return f"it asks for {asked} nodes, and {job.partition} keeps {kept}"
+    if leaving and after < asked <= before:
+        return f"it asks for {asked} nodes, and {job.partition} keeps {after}"
     gone = ", ".join(sorted(leaving & {*required.get(job.number, ())}))
     return gone and f"it asks for {gone}, which leaves the cluster"
 

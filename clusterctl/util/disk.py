@@ -65,31 +65,25 @@ def file_error(exc: BaseException) -> MachineError | None:
         return disk_error(exc)
     if not isinstance(exc, OSError) or not isinstance(exc.filename, str | bytes):
         return None
+    path = printable(os.fsdecode(exc.filename))
+    why = exc.strerror or str(exc)
     if isinstance(exc, PermissionError):
-        return _permission_error(exc)
-    return _folder_error(exc) if isinstance(exc, IsADirectoryError) else None
-
-
-def _permission_error(exc: PermissionError) -> MachineError:
-    path = printable(os.fsdecode(exc.filename))
-    return MachineError(
-        f"your account may not use {path}",
-        code="path-not-permitted",
-        where=path,
-        why=exc.strerror or str(exc),
-        fix=f"choose another path, or change the permissions (`namei -l {path}` shows them)",
-    )
-
-
-def _folder_error(exc: IsADirectoryError) -> MachineError:
-    path = printable(os.fsdecode(exc.filename))
-    return MachineError(
-        f"{path} is not a file",
-        code="file-unreadable",
-        where=path,
-        why=exc.strerror or str(exc),
-        fix=f"choose another path, or move the folder {path} away",
-    )
+        return MachineError(
+            f"your account may not use {path}",
+            code="path-not-permitted",
+            where=path,
+            why=why,
+            fix=f"choose another path, or change the permissions (`namei -l {path}` shows them)",
+        )
+    if isinstance(exc, IsADirectoryError):
+        return MachineError(
+            f"{path} is not a file",
+            code="file-unreadable",
+            where=path,
+            why=why,
+            fix=f"choose another path, or move the folder {path} away",
+        )
+    return None
 
 
 def write_error_reason(exc: OSError, path: Path) -> str:
