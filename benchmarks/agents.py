@@ -156,7 +156,7 @@ def by_shell(cluster: Cluster, *options: str) -> dict[str, list[int]]:
 
 @contextmanager
 def project() -> Iterator[Cluster]:
-    """Yield a cluster that is not up, and whose folder has the folder `project`."""
+    """Yield a cluster that is not up. Its folder has a folder `project`."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
         cluster = Cluster.new(folder, 2)
         # No agent works in a folder with clusterctl's state in it.

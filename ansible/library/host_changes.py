@@ -19,7 +19,7 @@ description:
   - C(ended), after the roles have run, notes what they wrote and which packages they installed. Without
     C(begun) before it, it notes nothing.
   - C(removed) removes clusterctl's files, lines and accounts, moves the kept files back unless someone has
-    changed the roles' files since, leaves a file whose kept one is gone, and gives units their former
+    changed the roles' files since, leaves a file whose kept copy is gone, and gives units their former
     state. Packages stay. It can be repeated. After roles that did not run to their end, it keeps a changed
     file as C(NAME.after-clusterctl), and leaves and names units that someone else may have started.
   - A host without a record is not changed.

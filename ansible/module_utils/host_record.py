@@ -39,9 +39,9 @@ _EMPTY: dict[str, Any] = {
     "patterns": {},
     # Path of a link in an account's home -> its target
     "links": {},
-    # Path of a file that the roles replace -> role, and the fingerprints of its owner's file, of which a copy
-    # is kept (`owners`), of what was there when the roles had run (`written`), and of the last version that
-    # someone else made of that (`theirs`)
+    # Path of a file that the roles replace -> role, and three fingerprints. `owners`: of the owner's file,
+    # which is kept as a copy; `written`: of the file when the roles had run; `theirs`: of the file that
+    # someone else last made of it
     "files": {},
     # Path of an owner's file with lines of clusterctl between markers -> role
     "blocks": {},
@@ -251,7 +251,7 @@ class Record:
 
 
 def is_of_roles(entry: Mapping[str, Any], now: str | None) -> bool:
-    """Return whether the roles have made a file what it is ``now``, by its fingerprint."""
+    """Return whether the roles wrote the present file. now: its fingerprint."""
     others = (entry["owners"], entry["theirs"], UNREADABLE)
     return now == entry["written"] and now not in others
 

@@ -97,7 +97,7 @@ class Removal:
             changed = before["role"] in self._content["changed"]
             reload = unit in self._content["reloads"]
             self.done += self._units.start(unit, before, changed=changed, reload=reload)
-            # Such as munge, if somebody has taken its key.
+            # For example, munge does not start without its key, which somebody may have removed.
             if before["active"] == "active" and self._units.read(unit)["active"] != "active":
                 self.notes.append(f"{unit} does not start again: see `systemctl status {unit}`")
         self._name_packages()

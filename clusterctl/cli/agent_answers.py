@@ -25,7 +25,7 @@ _KEPT: Final = 64 << 20  # letters
 
 # In names of files: bytes that are not UTF-8. In texts of jobs: controls of terminals, which JSON allows.
 _ESCAPED: Final = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# Values that say no more than a key that is missing, except in what a program was given.
+# Values that are left out, because the missing key says the same. Options of a program keep them.
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 _GIVEN: Final = frozenset({"config", "options"})
 # In each answer with texts of jobs, for a client that has forgotten the instructions.

@@ -531,7 +531,7 @@ def examine_cluster(
 ) -> DoctorReport:
     """Report problems of hosts, without changes. ``hosts``: examine only these. Empty: all.
 
-    Raise NotUpError if an unfinished `down` removes the cluster, since its hosts lack what they need.
+    Raise NotUpError if a `down` did not finish: the cluster's hosts are half removed then.
     """
     if (leaving := leaving_error(workspace)) is not None:
         raise leaving

@@ -365,8 +365,8 @@ def fabric(need: Settings, _: State) -> Iterator[Problem]:
 
 
 def spool(need: Settings, _: State) -> Iterator[Problem]:
-    """Check what slurmd needs to start a step: `programs`; `cache`, Slurm's configuration in its
-    folder, which the commands in jobs read.
+    """Check the files that slurmd needs to start a step. `programs`: Slurm's and clusterctl's own.
+    `cache`: Slurm's configuration in slurmd's folder, which the commands in jobs read.
     """
     for path in (*need["programs"], need["cache"]):
         if not os.access(path, os.X_OK):
