@@ -5,6 +5,7 @@ connection.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -240,6 +241,21 @@ def test_write_ssh_files_without_a_change_keeps_the_files(tmp_path: Path) -> Non
     other_key = replace(host, host_key="ssh-ed25519 BBBB")
     renamed = replace(host, user="else")
     assert len({first, written(other_key), written(renamed)}) == 3
+
+
+def test_copied_workspace_gets_the_login_and_paths_of_its_user(tmp_path: Path) -> None:
+    """A second administrator of own machines has a copy, which their `up` writes anew."""
+    mine, theirs = Workspace(tmp_path / "mine"), Workspace(tmp_path / "theirs")
+    mine.create()
+    host = host_of("ctl", CONTROLLER, user="ada", key_file=str(mine.root / "id"))
+    write_ssh_files(inventory_of(provider="onprem", hosts=(host,)), mine)
+    shutil.copytree(mine.root, theirs.root)
+    own = replace(host, user="bob", key_file="")
+    write_ssh_files(inventory_of(provider="onprem", hosts=(own,)), theirs)
+    found = settings_of(theirs.ssh_config, "ctl")
+    assert found["user"] == "bob"
+    assert str(mine.root) not in theirs.ssh_config.read_text()
+    assert "sntrup" not in found["kexalgorithms"]  # slow
 
 
 @pytest.mark.parametrize(("setting", "idle_s"), [("auto_down: 1h", 10), ("zone: z", 300)])

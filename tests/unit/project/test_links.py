@@ -45,6 +45,14 @@ def test_link_on_a_page_has_a_target(page: Path) -> None:
     assert list(dead(page)) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_path_of_the_project_on_a_page_exists(page: Path) -> None:
+    named = re.findall(
+        r"`((?:ansible|benchmarks|clusterctl|examples|scripts)/[\w./*-]+)`", page.read_text()
+    )
+    assert [path for path in named if not any(ROOT.glob(path))] == []
+
+
 def test_broken_link_is_reported(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A `title` here\n")
     page = tmp_path / "page.md"
