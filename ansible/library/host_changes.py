@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.host_record import Record, RecordError
+from ansible.module_utils.host_record import Record, RecordError, alone
 from ansible.module_utils.host_removal import Removal
 
 DOCUMENTATION = r"""
@@ -20,9 +20,10 @@ description:
     C(begun) before it, it notes nothing.
   - C(removed) removes clusterctl's files, lines and accounts, moves the kept files back unless someone has
     changed the roles' files since, leaves a file whose kept copy is gone, and gives units their former
-    state. Packages stay. It can be repeated. After roles that did not run to their end, it keeps a changed
-    file as C(NAME.after-clusterctl), and leaves and names units that someone else may have started.
-  - A host without a record is not changed.
+    state. Packages stay. It can be repeated, and the record stays for that. After roles that did not run to
+    their end, it keeps a changed file as C(NAME.after-clusterctl), and leaves and names units that someone
+    else may have started.
+  - A host without a record is not changed. Only one of these works on a host at a time.
 options:
   state:
     description: What happens.
@@ -71,7 +72,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        module.exit_json(**act(module))
+        with alone(module.params["path"]):
+            result = act(module)
+        module.exit_json(**result)
     except (RecordError, OSError) as exc:
         module.fail_json(msg=str(exc))
 
@@ -84,7 +87,8 @@ def act(module: AnsibleModule) -> dict[str, object]:
             return {"changed": record.exists, "done": [], "clusterctl_notes": []}
         removal = Removal(module.run_command, record)
         removal.run()
-        return {"changed": True, "done": removal.done, "clusterctl_notes": removal.notes}
+        notes = [*record.content["notes"], *removal.notes]
+        return {"changed": True, "done": removal.done, "clusterctl_notes": notes}
     if module.params["state"] == "ended":
         if not module.check_mode:
             record.end(module.run_command)

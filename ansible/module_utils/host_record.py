@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
+import grp
 import hashlib
 import itertools
 import json
 import os
+import pwd
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,7 @@ AFTER = ".after-clusterctl"
 UNREADABLE = "unreadable"
 _EMPTY: dict[str, Any] = {
     # The number of this layout. Raise it with each change, because a record of another would be misread.
-    "format": 2,
+    "format": 3,
     "cluster": "",
     # Whether the roles have run to their end since `begin`.
     "ended": False,
@@ -50,6 +55,8 @@ _EMPTY: dict[str, Any] = {
     "key_files": {},
     # The end of the comments around these lines
     "key_mark": "",
+    # Group of an account that the roles create -> its gid before; None: there was none
+    "groups": {},
     # Folders whose files another host removes
     "spared": [],
     # Path -> whether it existed; tree -> ABSENT, EMPTY or FULL; path -> whether it was a mount point
@@ -70,7 +77,12 @@ _EMPTY: dict[str, Any] = {
     "active": {"before": [], "ours": []},
     # Roles whose files were moved back or removed, so that the owner's units must read them again.
     "changed": [],
+    # What the removal has said that can't be seen again. Path of a removed file -> the package that lacks it
+    "notes": [],
+    "lacking": {},
 }
+# Another run on the host, such as one whose control host was killed, has this time to end.
+PATIENCE_S = 300.0
 
 
 # What a tree of Slurm or clusterctl was before. That of an earlier cluster is empty, if it is a package's.
@@ -81,6 +93,33 @@ FULL = "full"
 
 class RecordError(Exception):
     """The record is damaged, of another cluster, or something on the host prevents the removal."""
+
+
+@contextmanager
+def alone(path: str) -> Iterator[None]:
+    """Let no other process change the host's record, and what it tells of. path: the record.
+
+    Raises:
+        RecordError: another process goes on for PATIENCE_S.
+    """
+    # The lock of a folder leaves no file, and ends with its process.
+    folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RecordError(
+                        "another `up` or `down` of this cluster is at work on this host\n"
+                        "fix: wait until it has ended, then run the command again"
+                    ) from None
+            time.sleep(0.1)
+        yield
+    finally:
+        os.close(folder)
 
 
 class Record:
@@ -159,7 +198,7 @@ class Record:
                     content["units"][unit] = {**units.read(unit), "role": role}
             content["reloads"] = sorted({*content["reloads"], *names.get("reloads", ())})
             self._note_keys(names)
-        content["ended"] = False
+        content.update(ended=False, notes=[], lacking={})
         self.write()
 
     def end(self, run: Run) -> None:
@@ -209,9 +248,11 @@ class Record:
             os.fsync(descriptor)
         fresh.replace(self._path)
 
-    def remove(self) -> None:
-        """Delete the record, when nothing is left to remove."""
-        self._path.unlink()
+    def note(self, text: str) -> None:
+        """Record what a removal must say, also if it continues after a crash."""
+        if text not in self.content["notes"]:
+            self.content["notes"].append(text)
+            self.write()
 
     def _keep(self, role: str, pattern: str) -> None:
         # Repositories stay, as the packages that come from them do.
@@ -243,11 +284,29 @@ class Record:
         for account, lines in names.get("keys", {}).items():
             noted = self.content["keys"].get(account, [])
             self.content["keys"][account] = sorted({*noted, *lines})
+            if not has_account(account):
+                self.content["groups"].setdefault(account, gid_of(account))
             for home in (f"~{account}", *(f"{folder}/{account}" for folder in names["homes"])):
                 if path := key_file(home, names.get("spared", ())):
                     self.content["key_files"].setdefault(path, os.path.lexists(path))
         self.content["key_mark"] = names.get("key_mark", self.content["key_mark"])
         self.content["spared"] = sorted({*self.content["spared"], *names.get("spared", ())})
+
+
+def has_account(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+def gid_of(group: str) -> int | None:
+    """Return the number of a group; None if there is none."""
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
 
 
 def is_of_roles(entry: Mapping[str, Any], now: str | None) -> bool:

@@ -25,6 +25,7 @@ from ansible.module_utils.host_record import (
     Run,
     copy_whole,
     fingerprint,
+    gid_of,
     installed,
     is_of_roles,
     key_file,
@@ -52,7 +53,8 @@ _SHOWN = 10
 class Removal:
     """The removal of clusterctl from this host. Every step can be repeated, such as after a crash.
 
-    done: what was removed and moved back. notes: what was not, and how to purge the packages.
+    done: what was removed and moved back. notes: what was not, and how to purge the packages, except what
+        only the record tells.
     """
 
     def __init__(self, run: Run, record: Record) -> None:
@@ -72,7 +74,7 @@ class Removal:
                 self._key_files.setdefault(path, False)
 
     def run(self) -> None:
-        """Remove everything that the record lists, then the record.
+        """Remove everything that the record lists. The record stays until `down` has said all notes.
 
         Raises:
             RecordError: a file server of the owner does not answer; nothing was changed.
@@ -101,7 +103,6 @@ class Removal:
             if before["active"] == "active" and self._units.read(unit)["active"] != "active":
                 self.notes.append(f"{unit} does not start again: see `systemctl status {unit}`")
         self._name_packages()
-        self._record.remove()
 
     def _leave_silent_servers(self) -> None:
         """Unmount the folders that `up` mounted and whose file servers do not answer: systemd would
@@ -132,7 +133,7 @@ class Removal:
                 if before["active"] != "active" and now["file"] != "enabled":
                     now["active"] = "inactive"
                 before.update(now)
-                self.notes.append(
+                self._record.note(
                     f"{unit} stays {now['file'] or 'away'}: someone else has changed that since"
                 )
         self._record.write()
@@ -269,24 +270,21 @@ class Removal:
         if rest == text:
             return False
         self._note_change(role)
-        _write(target, rest)
-        self.done.append(f"removed the cluster's lines from {path}")
         if stray:
-            self.notes.append(
+            self._record.note(
                 f"{path} may have lines of the cluster: of the markers around them, only {stray!r} was there"
             )
+        _write(target, rest)
+        self.done.append(f"removed the cluster's lines from {path}")
         return True
 
     def _move_back(self) -> None:
         """Move the kept files back. Leave and name a file that someone else has changed since."""
-        lacking: dict[str, str] = {}
+        lacking = self._content["lacking"]
         for path, entry in [*self._content["files"].items()]:
             older = sorted(glob.glob(f"{glob.escape(path + BEFORE)}.[0-9]*"))
             self.notes += [f"{copy} stays: of before an earlier cluster" for copy in older]
-            if package := self._give_back(path, entry):
-                lacking[path] = package
-            later = sorted(glob.glob(f"{glob.escape(path + AFTER)}*"))
-            self.notes += [f"{copy} stays: the last `up` did not end" for copy in later]
+            self._give_back(path, entry)
         if lacking:
             again = (
                 "apt-get install --reinstall -o Dpkg::Options::=--force-confmiss"
@@ -299,8 +297,8 @@ class Removal:
                 f"them: {again} {names}"
             )
 
-    def _give_back(self, path: str, entry: Mapping[str, Any]) -> str:
-        """Give a path its owner's file. Return the package that lacks the path then; "" if none does."""
+    def _give_back(self, path: str, entry: Mapping[str, Any]) -> None:
+        """Give a path its owner's file."""
         has_cut = self._cut_block(path, entry["role"])
         now = fingerprint(path)
         owners = entry["owners"]
@@ -309,9 +307,9 @@ class Removal:
             # The file itself has later times than the copy.
             self._forget(path)
             Path(kept).unlink()
-            return ""
+            return
         if now is None and not kept:
-            return ""
+            return
         is_ours = is_of_roles(entry, now)
         if owners is not None and not kept:
             # What is there may be the owner's file, or have parts of it.
@@ -319,20 +317,25 @@ class Removal:
                 self.notes.append(
                     f"{path} stays, and is the cluster's: {path}{BEFORE}, your file, is gone"
                 )
-            return ""
+            return
         is_unsure = not self._content["ended"] and now not in (entry["theirs"], UNREADABLE)
         if has_cut or not (now is None or is_ours or is_unsure):
             also = f"; your file of before is {kept}" if kept else ""
             if also or (entry["written"] is not None and not has_cut):
                 self.notes.append(f"{path} stays: someone else has changed it since{also}")
-            return ""
+            return
         package = "" if kept else self._package(path)
         if package and not self._differs(path, package):
-            return ""
+            return
         self._note_change(entry["role"])
         if now is not None and not is_ours:
             set_aside(path + AFTER)
             copy_whole(path, path + AFTER)
+            for copy in sorted(glob.glob(f"{glob.escape(path + AFTER)}*")):
+                self._record.note(f"{copy} stays: the last `up` did not end")
+        if package:
+            self._content["lacking"][path] = package
+            self._record.write()
         if kept:
             _move(kept, path)
             self._forget(path)
@@ -340,7 +343,6 @@ class Removal:
         else:
             Path(path).unlink()
             self.done.append(f"removed {path}")
-        return package
 
     def _forget(self, path: str) -> None:
         """Record that a path is the owner's again, so that a repeated removal does not change it."""
@@ -418,12 +420,18 @@ class Removal:
         for account in pwd.getpwall():
             if account.pw_gecos != ACCOUNT:
                 continue
-            home = host_units.remove_user(self._run, account.pw_name)
-            host_units.remove_group(self._run, account.pw_name)
+            home = account.pw_dir
+            if home != "/" and os.path.isdir(home):
+                self._record.note(f"{home} stays: the home of {account.pw_name}")
+            host_units.remove_user(self._run, account)
             self.done.append(f"removed the account {account.pw_name}")
             self._homes.add(home)
-            if home != "/" and os.path.isdir(home):
-                self.notes.append(f"{home} stays: the home of {account.pw_name}")
+        for name, gid in self._content["groups"].items():
+            if gid is None:
+                host_units.remove_group(self._run, name)
+            elif gid_of(name) is None:
+                # The account's end takes the group of its name with it.
+                self._run(["groupadd", "--gid", str(gid), name], check_rc=True)
 
     def _name_packages(self) -> None:
         now = installed(self._run)

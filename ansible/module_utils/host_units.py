@@ -125,28 +125,20 @@ def _lacks_account(unit: str) -> bool:
     return False
 
 
-def remove_user(run: Run, name: str) -> str:
-    """Kill an account's processes and remove the account, but not its home. Return the path of the
-    home.
-    """
-    entry = pwd.getpwnam(name)
-    _end_processes(entry.pw_uid)
-    run(["userdel", name], check_rc=True)
-    return entry.pw_dir
+def remove_user(run: Run, account: pwd.struct_passwd) -> None:
+    """Kill an account's processes and remove the account, but not its home."""
+    _end_processes(account.pw_uid)
+    run(["userdel", account.pw_name], check_rc=True)
 
 
-def remove_group(run: Run, name: str) -> bool:
-    """Remove a group. Return False if it is gone already, or is still an account's primary
-    group.
-    """
+def remove_group(run: Run, name: str) -> None:
+    """Remove a group, unless it is gone already, or is still an account's primary group."""
     try:
         entry = grp.getgrnam(name)
     except KeyError:
-        return False
-    if any(account.pw_gid == entry.gr_gid for account in pwd.getpwall()):
-        return False
-    run(["groupdel", name], check_rc=True)
-    return True
+        return
+    if all(account.pw_gid != entry.gr_gid for account in pwd.getpwall()):
+        run(["groupdel", name], check_rc=True)
 
 
 def _end_processes(uid: int) -> None:

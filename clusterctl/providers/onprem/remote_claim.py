@@ -20,6 +20,8 @@ from typing import Any, Dict, Mapping
 from clusterctl.util.remote_rights import acting_as
 
 CLAIM = Path("/etc/clusterctl/cluster.json")
+# What host_changes has noted, for as long as `down` may have to say it.
+RECORD = Path("/var/lib/clusterctl-host.json")
 # Fields of CLAIM: the creator of the cluster, with machine, folder and time.
 ORIGIN = ("created_by", "created_on", "created_in", "created_at")
 
@@ -107,11 +109,14 @@ def join(request: Dict[str, Any]) -> None:
 
 
 def leave(request: Dict[str, Any]) -> None:
-    """Remove CLAIM, and the remains of a killed Ansible. A host of another cluster stays as it is."""
+    """Remove RECORD, CLAIM, and the remains of a killed Ansible. A host of another cluster stays as it
+    is.
+    """
     if claimed().get("id", request["claim"]["id"]) != request["claim"]["id"]:
         return
-    with suppress(FileNotFoundError):
-        CLAIM.unlink()
+    for path in (RECORD, CLAIM):
+        with suppress(FileNotFoundError):
+            path.unlink()
     # The folder may contain other files.
     with suppress(OSError):
         CLAIM.parent.rmdir()

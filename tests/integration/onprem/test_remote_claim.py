@@ -20,6 +20,7 @@ from clusterctl.providers.onprem import remote_claim
 def claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "clusterctl" / "cluster.json"
     monkeypatch.setattr(remote_claim, "CLAIM", file)
+    monkeypatch.setattr(remote_claim, "RECORD", tmp_path / "record.json")
     return file
 
 
@@ -53,12 +54,15 @@ def test_host_of_a_cluster_is_refused_to_others_and_stays_as_it_is(
 ) -> None:
     run(monkeypatch, capsys, "join", "abc")
     before = claim.read_bytes()
+    remote_claim.RECORD.touch()
     assert run(monkeypatch, capsys, "join", "def")["code"] == "claimed"
     assert run(monkeypatch, capsys, "join", "abc") == {"ok": True}
     assert run(monkeypatch, capsys, "leave", "def") == {"ok": True}
     assert claim.read_bytes() == before
+    assert remote_claim.RECORD.exists()
     assert run(monkeypatch, capsys, "leave", "abc") == {"ok": True}
     assert not claim.parent.exists()
+    assert not remote_claim.RECORD.exists()
     assert run(monkeypatch, capsys, "leave", "abc") == {"ok": True}
 
 

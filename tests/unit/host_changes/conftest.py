@@ -4,11 +4,13 @@ are answered by ``Machine``.
 
 from __future__ import annotations
 
+import grp
 import importlib
+import pwd
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,20 +26,36 @@ class Machine:
 
     answers: first words of a command -> (exit code, stdout, stderr). Other commands succeed without
         output.
+    accounts: its accounts, beside root. groups: name -> number.
     """
 
     answers: dict[tuple[str, ...], tuple[int, str, str]] = field(
         default_factory=lambda: {("dpkg-query", "-S"): (1, "", ""), ("rpm", "-qf"): (1, "", "")}
     )
     ran: list[list[str]] = field(default_factory=list)
+    accounts: list[SimpleNamespace] = field(default_factory=list)
+    groups: dict[str, int] = field(default_factory=dict)
 
     def run(self, argv: list[str], check_rc: bool = False, **_: Any) -> tuple[int, str, str]:
         self.ran.append(argv)
+        if argv[0] == "userdel":
+            self.accounts = [one for one in self.accounts if one.pw_name != argv[-1]]
+        if argv[0] in ("userdel", "groupdel"):
+            del self.groups[argv[-1]]
+        if argv[0] == "groupadd":
+            self.groups[argv[-1]] = int(argv[-2])
         for length in range(len(argv), 0, -1):
             if (answer := self.answers.get(tuple(argv[:length]))) is not None:
                 assert not (check_rc and answer[0]), argv
                 return answer
         return 0, "", ""
+
+    def has_account(self, name: str, gecos: str, home: str) -> None:
+        """Add an account, with a uid that no process has, and a group of its name unless it is there."""
+        gid = self.groups.setdefault(name, 2**31)
+        more = {"pw_gecos": gecos, "pw_dir": home}
+        account = SimpleNamespace(pw_name=name, pw_uid=2**31, pw_gid=gid, **more)
+        self.accounts.append(account)
 
     def has_units(self, *names: str) -> None:
         """Let these units run, and start at boot."""
@@ -86,8 +104,19 @@ def util() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A host with accounts and groups of its own, whatever this machine has."""
+    machine = Machine()
+    root = SimpleNamespace(pw_name="root", pw_uid=0, pw_gid=0, pw_gecos="", pw_dir="/root")
+
+    def by(key: str) -> Callable[[object], SimpleNamespace]:
+        return lambda value: {vars(one)[key]: one for one in [root, *machine.accounts]}[value]
+
+    monkeypatch.setattr(pwd, "getpwall", lambda: [root, *machine.accounts])
+    monkeypatch.setattr(pwd, "getpwnam", by("pw_name"))
+    monkeypatch.setattr(pwd, "getpwuid", by("pw_uid"))
+    monkeypatch.setattr(grp, "getgrnam", lambda name: SimpleNamespace(gr_gid=machine.groups[name]))
+    return machine
 
 
 @pytest.fixture

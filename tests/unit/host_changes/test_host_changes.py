@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -199,7 +198,9 @@ def test_file_that_an_owner_calls_like_a_kept_one_stays(
     assert tree(etc) == theirs
 
 
-def test_next_cluster_keeps_a_file_that_someone_had_changed(changes: Changes, etc: Path) -> None:
+def test_next_cluster_keeps_a_file_that_someone_had_changed(
+    changes: Changes, etc: Path, tmp_path: Path
+) -> None:
     conf = etc / "slurm.conf"
     conf.write_text("theirs\n")
     for _ in range(2):
@@ -208,6 +209,8 @@ def test_next_cluster_keeps_a_file_that_someone_had_changed(changes: Changes, et
         changes("ended")
         conf.write_text("ours, bettered\n")
         notes = changes("removed")["clusterctl_notes"]
+        # As `down` does after that.
+        (tmp_path / "record.json").unlink()
     older = {"slurm.conf.before-clusterctl.1": "theirs\n"}
     assert tree(etc) == {"slurm.conf": "ours, bettered\n", **older}
     assert sum("slurm.conf.before-clusterctl.1" in note for note in notes) == 1
@@ -523,26 +526,22 @@ def test_only_links_of_the_cluster_leave_a_home(changes: Changes, etc: Path) -> 
 
 
 def test_only_accounts_that_clusterctl_made_are_removed(
-    changes: Changes, util: Util, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    changes: Changes, util: Util, machine: Machine, tmp_path: Path
 ) -> None:
-    removal = util("host_removal")
-    accounts = [
-        SimpleNamespace(pw_name="carl", pw_gecos=removal.ACCOUNT),
-        SimpleNamespace(pw_name="bob", pw_gecos="Bob, job user"),
-    ]
-    monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
-    gone: list[str] = []
+    """A group that was there before stays, with its number; userdel removes it if it has no members."""
+    machine.has_account("bob", "Bob, job user", "/home/bob")
+    machine.groups |= {"carl": 700, "users": 100}
+    before = dict(machine.groups)
     home = tmp_path / "carl"
-    monkeypatch.setattr(
-        removal.host_units, "remove_user", lambda _, name: gone.append(name) or str(home)
-    )
-    monkeypatch.setattr(removal.host_units, "remove_group", lambda _, name: gone.append(name))
-    changes("begun", folders=[str(home)])
+    changes("begun", folders=[str(home)], keys={"bob": [], "carl": [], "dan": []}, homes=[])
+    for name in ("carl", "dan"):
+        machine.has_account(name, util("host_removal").ACCOUNT, str(tmp_path / name))
     home.mkdir()
     (home / "thesis").write_text("theirs\n")
     changes("ended")
     (note,) = changes("removed")["clusterctl_notes"]
-    assert gone == ["carl", "carl"]
+    assert [account.pw_name for account in machine.accounts] == ["bob"]
+    assert machine.groups == before
     assert str(home) in note
 
 
@@ -857,6 +856,27 @@ def test_host_without_a_record_and_check_mode_change_nothing(
     assert tree(tmp_path) == {"etc/slurm.conf": "theirs\n"}
 
 
+def test_second_run_waits_and_is_refused_if_the_first_goes_on(
+    changes: Changes,
+    etc: Path,
+    util: Util,
+    *,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as the `down` after one whose control host was killed: its module goes on."""
+    record = util("host_record")
+    monkeypatch.setattr(record, "PATIENCE_S", 0.2)
+    with (
+        record.alone(str(tmp_path / "record.json")),
+        pytest.raises(record.RecordError),
+        record.alone(str(tmp_path / "record.json")),
+    ):
+        pass
+    with record.alone(str(tmp_path / "record.json")):
+        pass
+
+
 class Killed(BaseException):
     """The end of a process at any moment."""
 
@@ -870,25 +890,32 @@ def test_killed_removal_continues_wherever_it_was(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Killed before each change and each command, the next removal leaves the same machine."""
+    """Killed before each change and each command, the next removal leaves the same machine, and says the
+    same.
+    """
     monkeypatch.setattr(util("host_removal"), "FSTAB", str(etc / "fstab"))
     theirs = {"hosts": OWNERS, "munge.key": "theirs\n", "fstab": "UUID=1 / ext4 defaults 0 1\n"}
     for name, text in theirs.items():
         (etc / name).write_text(text)
     changes(
         "begun",
-        files=[str(etc / name) for name in ("munge.key", "slurm.conf", "clusterctl/*")],
+        files=[
+            str(etc / name) for name in ("munge.key", "chrony.conf", "slurm.conf", "clusterctl/*")
+        ],
         blocks=[str(etc / "hosts")],
         folders=[str(etc / "clusterctl")],
         trees=[str(etc / "spool")],
         mounts=["/shared"],
-        units=["munge.service"],
-        keys={"ada": ["ssh-ed25519 AAAA clusterctl"]},
+        units=["munge.service", "chrony.service"],
+        keys={"ada": ["ssh-ed25519 AAAA clusterctl"], "carl": []},
         homes=[str(etc)],
     )
-    (etc / "hosts").write_text(OWNERS + BLOCK)
+    machine.has_account("carl", util("host_removal").ACCOUNT, str(etc / "carl"))
+    (etc / "carl").mkdir()
+    (etc / "hosts").write_text(f"{OWNERS}{BLOCK}# BEGIN more (clusterctl)\n")
     for name in (
         "munge.key",
+        "chrony.conf",
         "slurm.conf",
         "clusterctl/fence",
         "spool/a/b",
@@ -898,10 +925,20 @@ def test_killed_removal_continues_wherever_it_was(
         (etc / name).write_text("ours\n")
     (etc / "ada/.ssh/authorized_keys").write_text("ssh-rsa A ada\nssh-ed25519 AAAA clusterctl\n")
     (etc / "fstab").write_text(theirs["fstab"] + "head:/shared /shared nfs x-clusterctl 0 0\n")
+    machine.answers["systemctl", "show", "chrony.service"] = (0, "LoadState=loaded\n", "")
     changes("ended")
+    disabled = "LoadState=loaded\nUnitFileState=disabled\n"
+    machine.answers["systemctl", "show", "chrony.service"] = (0, disabled, "")
+    packaged = str(etc / "chrony.conf")
+    machine.answers["dpkg-query", "-S", packaged] = (0, "chrony: PATH\n", "")
+    machine.answers["rpm", "-qf", "--qf", "%{NAME}\n", packaged] = (0, "chrony\n", "")
+    told = f"??5?????? c {packaged}\n"
+    machine.answers["dpkg", "--verify"] = machine.answers["rpm", "-V"] = (1, told, "")
     whole = tmp_path / "whole"
     shutil.copytree(etc, whole)
     record = (tmp_path / "record.json").read_text()
+    accounts = machine.accounts
+    groups = machine.groups
 
     left = [0]
 
@@ -919,7 +956,9 @@ def test_killed_removal_continues_wherever_it_was(
     for name in ("unlink", "rmdir", "write_text", "replace"):
         monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
     moments = 0
+    said = []
     while True:
+        machine.accounts, machine.groups = [*accounts], {**groups}
         shutil.rmtree(etc)
         shutil.copytree(whole, etc)
         with (tmp_path / "record.json").open("w") as file:
@@ -927,14 +966,19 @@ def test_killed_removal_continues_wherever_it_was(
         left[0] = moments = moments + 1
         try:
             changes("removed")
-            break
+            is_whole = True
         except Killed:
-            left[0] = 0
-        if (tmp_path / "record.json").exists():
-            changes("removed")
+            is_whole = False
+        left[0] = 0
+        said.append(sorted(changes("removed")["clusterctl_notes"]))
         assert tree(etc) == {**theirs, "ada/.ssh/authorized_keys": "ssh-rsa A ada\n"}, moments
-        assert json.loads(record)["ended"]
+        assert (machine.accounts, machine.groups) == ([], {}), moments
+        if is_whole:
+            break
     assert moments > 20
+    for path in ("chrony.service", "chrony.conf", "carl", "hosts"):
+        assert any(path in note for note in said[-1]), path
+    assert all(notes == said[-1] for notes in said)
 
 
 @pytest.mark.parametrize(
