@@ -274,7 +274,7 @@ class LocalProvider(Provider):
         removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
         return Provisioned(
             _inventory(spec, request, shares, made),
-            notes + made.notes + _unused_gpus() + removed,
+            notes + made.notes + unused_gpus() + removed,
             made=tuple(node.name for node in made.nodes if node.made),
             started=tuple(node.name for node in made.nodes if node.started and not node.made),
             from_template=classed,
@@ -467,12 +467,12 @@ def _host(node: layout.MadeNode, share: NodeShare | None, release: str) -> Host:
     )
 
 
-def _unused_gpus() -> tuple[str, ...]:
-    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
+def unused_gpus(devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return a note on the GPUs of this machine, if it has any."""
+    gpus = sorted(devices.glob("nvidia[0-9]*"))
     if not gpus:
         return ()
     return (
-        f"this machine has {counted(len(gpus), 'NVIDIA GPU')} that local nodes "
-        "can't use; run the training program directly on this machine to use them (see "
-        "docs/local.md)",
+        f"this machine has {counted(len(gpus), 'NVIDIA GPU')} that local nodes can't use; a cluster "
+        "of this machine itself, with `provider: onprem`, uses them (see docs/onprem.md)",
     )

@@ -21,7 +21,7 @@ from clusterctl.providers.local.capacity import (
     same_uids,
 )
 from clusterctl.providers.local.layout import ExistingMachines
-from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.local.provider import LocalProvider, unused_gpus
 from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.local import LocalSettings
@@ -157,6 +157,14 @@ def test_same_uids_notes_a_uid_of_another_local_account(monkeypatch: pytest.Monk
     monkeypatch.setattr(capacity.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=names[uid]))
     (note,) = same_uids(users)
     assert all(word in note for word in ("uid 10000", "eve", "hpc"))
+
+
+def test_gpus_of_this_machine_give_a_note(tmp_path: Path) -> None:
+    assert unused_gpus(tmp_path) == ()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    (note,) = unused_gpus(tmp_path)
+    assert "2 NVIDIA GPUs" in note
 
 
 def test_plan_sums_costs_before_and_after() -> None:

@@ -5,7 +5,7 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from clusterctl.errors import MachineError
+from clusterctl.errors import MachineError, ProvisionError
 from clusterctl.providers.local import system
 from clusterctl.providers.local.layout import bridge_name, machine_name, netns_name
 from clusterctl.providers.local.system import choose_subnet, sorting
@@ -90,3 +90,21 @@ def test_traffic_filter_lets_only_answers_leave_the_cluster_network() -> None:
     assert [line.split(" match u8 ")[-1] for line in tcp] == [
         f"{bit} {bit} at 33 flowid 1:0" for bit in ("0x10", "0x04")
     ]
+
+
+def test_up_without_a_traffic_filter_says_that_nodes_reach_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(system.shutil, "which", lambda *_, **__: None)
+    (note,) = system.close_network("a1b2c3", IPv4Network("10.7.1.0/24"))
+    assert "`tc` is missing" in note
+    monkeypatch.undo()
+
+    def run(argv: list[str], **_: object) -> str:
+        if "-batch" in argv:
+            raise ProvisionError("failed", code="tool-failed", why="Specified qdisc not found")
+        return ""
+
+    monkeypatch.setattr(system, "run", run)
+    (note,) = system.close_network("a1b2c3", IPv4Network("10.7.1.0/24"))
+    assert "qdisc not found" in note

@@ -51,6 +51,10 @@ def test_page_of_distributions_has_their_slurm_and_python() -> None:
 def test_page_of_agents_has_each_tool() -> None:
     listed = CODE.findall(" ".join(column("agents.md", "tools")))
     assert sorted(listed) == sorted(verb.replace(" ", "_") for verb in TOOLS)
+    refused = page("agents.md").partition("neither are ")[2].partition(".\n")[0]
+    options = {flag.strip("-").replace("-", "_") for flag in CODE.findall(refused)}
+    assert len(options) > 4
+    assert not options & {*TOOLS["submit"], *TOOLS["down"], *TOOLS["wait"]}
 
 
 def test_page_without_a_scheduler_has_each_option_that_needs_slurm() -> None:
