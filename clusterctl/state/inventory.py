@@ -317,7 +317,8 @@ class Inventory:
         timeouts = {
             host.name: JUMP_TIMEOUT_S if host.jump else PROXIED_TIMEOUT_S for host in self.hosts
         }
-        names = {host.name: connection_name(host.name, host.host_key) for host in self.hosts}
+        # ssh fills in the user.
+        names = {host.name: connection_name(host.name, host.host_key, "%r") for host in self.hosts}
         return render(
             "ssh_config.j2",
             hosts=self.hosts,
@@ -338,11 +339,11 @@ class Inventory:
         return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
 
 
-def connection_name(host: str, host_key: str) -> str:
-    """Return the begin of the file name of sockets for shared connections to a host. A host that is
+def connection_name(host: str, host_key: str, user: str) -> str:
+    """Return the file name of the socket for the shared connection of a user to a host. A host that is
     created again has another key, and so other connections.
     """
-    return digest(host, host_key)[:12]
+    return f"{digest(host, host_key)[:12]}-{user}"
 
 
 def inventory_of(workspace: Workspace) -> Inventory:

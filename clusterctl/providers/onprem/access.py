@@ -137,7 +137,7 @@ def access_config(
         "access_config.j2",
         hosts=hosts,
         names={
-            host.alias: f"{connection_name(host.alias, keys[host.alias])}-{host.user}"
+            host.alias: connection_name(host.alias, keys[host.alias], host.user)
             for host in hosts
             if host.user and host.alias in keys
         },

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.spec.hosts import OnpremHost
+from clusterctl.state.inventory import Host, Inventory
+
 # Plays ssh: runs the command here, with a played sudo on the PATH. What sudo reads as a password is
 # checked.
 _SSH = """\
@@ -75,3 +78,25 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=":")
     return folder
+
+
+def one_machine(machine: OnpremHost, host_key: str) -> Inventory:
+    """Return a cluster of a single machine."""
+    host = Host(
+        name="node",
+        address=str(machine.address),
+        port=machine.port or 22,
+        user=str(machine.user),
+        key_file=machine.key,
+        roles=("controller",),
+        host_key=host_key,
+    )
+    return Inventory(
+        cluster="demo",
+        cluster_id="a12345",
+        provider="onprem",
+        hosts=(host,),
+        network="",
+        shared="",
+        baked=False,
+    )

@@ -12,18 +12,19 @@ from pathlib import Path
 import pytest
 
 from clusterctl.configure.ansible import PlaybookRun, run_playbook
+from clusterctl.configure.inventory_file import write_inventory
 from clusterctl.errors import ClusterctlError
 from clusterctl.hosts.roles import own_paths
 from clusterctl.providers.onprem import login
 from clusterctl.providers.onprem.login import Login, check_this_machine
 from clusterctl.spec.hosts import OnpremHost
-from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.master import end_all_connections
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import SILENT, report_steps
+from tests.integration.onprem.conftest import one_machine
 from tests.integration.transport.conftest import running_sshd
 
 
@@ -222,42 +223,22 @@ def test_a_command_logs_in_once_to_each_machine(
     workspace.create()
     playbook = tmp_path / "site.yml"
     playbook.write_text("- hosts: all\n  tasks: [{command: id}]\n")
-    inventory = tmp_path / "hosts"
-    inventory.write_text(f"node ansible_ssh_common_args='-F \"{workspace.ssh_config}\"'\n")
     with running_sshd(tmp_path / "sshd") as node:
         key = str(node.folder / "id")
         machine = OnpremHost(address="127.0.0.1", port=node.port, user=getpass.getuser(), key=key)
         workspace.trusted_hosts.write_text(f"node {node.host_key}\n")
         login = Login({"node": machine}, workspace)
-        write_ssh_files(one_machine(machine, node.host_key), workspace)
+        cluster = one_machine(machine, node.host_key)
+        write_ssh_files(cluster, workspace)
+        write_inventory(cluster, workspace, {})
         try:
             login.run("node", ("true",))
             (node.folder / "authorized_keys").write_text("")
             with Connections(workspace.ssh_config) as connections:
                 connections.to("node").run(["true"])
-                run = PlaybookRun(str(playbook), inventory, ["all"], tmp_path / "ansible.log")
+                log = tmp_path / "ansible.log"
+                run = PlaybookRun(str(playbook), workspace.ansible_inventory, ["all"], log)
                 recap = report_steps(run_playbook(run), SILENT)
         finally:
             end_all_connections(workspace.ssh_config)
     assert recap.changed == 1
-
-
-def one_machine(machine: OnpremHost, host_key: str) -> Inventory:
-    host = Host(
-        name="node",
-        address=str(machine.address),
-        port=machine.port or 22,
-        user=str(machine.user),
-        key_file=machine.key,
-        roles=("controller",),
-        host_key=host_key,
-    )
-    return Inventory(
-        cluster="demo",
-        cluster_id="a12345",
-        provider="onprem",
-        hosts=(host,),
-        network="",
-        shared="",
-        baked=False,
-    )

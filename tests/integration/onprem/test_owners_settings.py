@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import getpass
+import shlex
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from clusterctl.configure.inventory_file import inventory_text
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.master import end_all_connections
-from clusterctl.transport.openssh import NO_FORWARDING
+from clusterctl.transport.openssh import write_ssh_files
+from tests.integration.onprem.conftest import one_machine
 from tests.integration.transport.conftest import running_sshd
 
 # The port is in use.
@@ -59,7 +63,14 @@ def test_owners_settings_do_not_break_commands(
             )
         finally:
             end_all_connections(config)
-        words = ["ssh", "-F", config, *NO_FORWARDING, "-o", "ControlPath=none", "node", "echo data"]
+        # As Ansible logs in.
+        cluster = one_machine(machine, node.host_key)
+        write_ssh_files(cluster, workspace)
+        config = workspace.ssh_config
+        config.write_text(config.read_text().replace("~/.ssh/config", str(own)))
+        inventory = yaml.safe_load(inventory_text(cluster, workspace, {}).replace("!unsafe", ""))
+        options = shlex.split(inventory["all"]["vars"]["ansible_ssh_common_args"])
+        words = ["ssh", *options, "-o", "ControlPath=none", "node", "echo data"]
         alone = subprocess.run(words, capture_output=True, check=True)
     assert (result.stdout, result.stderr) == ("data", "error\n")
     assert (alone.stdout, alone.stderr) == (b"data\n", b"")
