@@ -109,7 +109,7 @@ def fetch(
             code="files-unreadable",
             where=transport.host,
             why=printable((exc.why.strip().splitlines() or [exc.what])[-1]),
-            fix="make the files readable, or leave them out; `clusterctl ssh -- ls -l` lists them",
+            fix="make the files readable, or leave them out",
             host=transport.host,
         ) from exc
     files = [entry for entry in download.entries if entry.kind == Kind.FILE]
@@ -119,8 +119,8 @@ def fetch(
         raise TransferError(
             f"{shown} changed during the download, or can't be read on the cluster",
             code="files-changed",
-            fix="check with `clusterctl ssh -- ls -l` that they are readable, and run the command "
-            "again when no program writes to them",
+            fix="make sure that they are readable, and run the command again when no program writes "
+            "to them",
         )
     skipped = tuple(os.fsdecode(entry.path) for entry in download.left)
     size = sum(entry.size for entry in files)
