@@ -14,13 +14,14 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.job_file import job_schema
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.load import json_schema, parse_spec, starter_spec
 from clusterctl.spec.models import PROVIDERS
 from scripts.spec_reference import page
+from tests.support.manual import assert_shown
 from tests.support.messages import refused
 
 Golden = Callable[[str, str], None]
@@ -201,3 +202,20 @@ def test_manual_holds_the_reference() -> None:
 def test_example_of_the_manual_is_valid() -> None:
     for block in re.findall(r"```yaml\n(.*?)```", DOC.read_text(), flags=re.DOTALL):
         parse_spec(block, "docs/spec.md")
+
+
+WRONG = """\
+version: 1
+name: demo
+provider: {type: local}
+partitions:
+  - {name: train, nodes: 2, node: 2}
+  - {name: train, nodes: 1}
+users: [{name: bob, uid: 999}]
+"""
+
+
+def test_all_errors_of_a_spec_are_shown_as_in_the_manual() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(WRONG, "/home/ada/cluster.yaml")
+    assert_shown(DOC, "clusterctl validate", f"error: {caught.value}", {})
