@@ -167,13 +167,6 @@ VERBS: Final[Mapping[str, Verb]] = {
         Panel.SET_UP,
         of_cluster=False,
     ),
-    "invite": Verb(
-        "invite:invite",
-        "Print the command with which a colleague attaches the cluster.",
-        Effect.READS,
-        Panel.SET_UP,
-        of_cluster=True,
-    ),
     "detach": Verb(
         "attach:detach",
         "Remove clusterctl's files from an attached cluster.",

@@ -186,15 +186,13 @@ def intrude(run: Callable[..., Any], login: str, victim: Mapping[str, str]) -> N
 
 
 def let_colleagues_in(cluster: Cluster, keys: Mapping[str, Path], folder: Path) -> None:
-    """Have three people attach the cluster by `invite`, and each try to reach what is another's."""
+    """Have three people attach the cluster, and each try to reach what is another's."""
     people = {name: colleague(folder / f"as-{name}", keys[name]) for name in PEOPLE}
-    invitations = {name: cluster.json("invite", name) for name in people}
     victims = {}
     for number, (name, run) in enumerate(people.items()):
-        attached = run(invitations[name]["command"])
-        assert attached.returncode == 0, attached
         # The operator's jobs run as ada.
         place = "clusterctl-attached" if name == "ada" else "clusterctl"
+        attach(cluster, name, run, folder / f"as-{name}" / "ssh", place)
         victims[name] = {
             "who": name,
             "job": submitted_as(name, run, folder / f"as-{name}" / "work"),
@@ -203,7 +201,7 @@ def let_colleagues_in(cluster: Cluster, keys: Mapping[str, Path], folder: Path) 
             "folder": f"/shared/home/{name}/{place}",
         }
     for name, victim in zip(PEOPLE, (*PEOPLE[1:], PEOPLE[0]), strict=True):
-        intrude(people[name], invitations[name]["login"], victims[victim])
+        intrude(people[name], f"{cluster.name}-ctl", victims[victim])
     _operator_keeps_jobs_of_others(cluster, victims)
     for name, run in people.items():
         assert run(f"clusterctl cancel {victims[name]['job']}").returncode == 0
@@ -212,7 +210,7 @@ def let_colleagues_in(cluster: Cluster, keys: Mapping[str, Path], folder: Path) 
             continue
         left = run(f"clusterctl detach --cluster {cluster.name} --discard")
         assert left.returncode == 0, (name, left)
-        assert run(f"ssh {invitations[name]['login']} rm -r data").returncode == 0
+        assert run(f"ssh {cluster.name}-ctl rm -r data").returncode == 0
 
 
 def _operator_keeps_jobs_of_others(cluster: Cluster, jobs: Mapping[str, Mapping[str, str]]) -> None:
@@ -231,11 +229,9 @@ def _operator_keeps_jobs_of_others(cluster: Cluster, jobs: Mapping[str, Mapping[
     assert f"sudo scancel {jobs['bob']['job']}" in theirs["fix"]
 
 
-def as_person(cluster: Cluster, user: str, key: Path, command: str = "true") -> str:
-    """Run a command on the controller with plain ssh and only this key. "refused": sshd accepts no
-    key.
-
-    The person has the files that docs/howto/colleagues.md tells the administrator to write.
+def way_to(cluster: Cluster, user: str, folder: Path) -> tuple[Path, Path]:
+    """Write the two files for a person to a folder, as docs/howto/colleagues.md tells the
+    administrator. Return their paths: entries of ssh_config, and of known_hosts.
     """
     page = (ROOT / "docs/howto/colleagues.md").read_text()
     recipe = next(block for block in page.split("```") if "known_hosts >~/bob.known_hosts" in block)
@@ -245,14 +241,30 @@ def as_person(cluster: Cluster, user: str, key: Path, command: str = "true") -> 
     commands = commands.replace("demo-ctl", f"{cluster.name}-ctl").replace(
         "User bob", f"User {user}"
     )
-    folder = cluster.runner.cwd / "person"
     folder.mkdir(exist_ok=True)
     subprocess.run(["bash", "-ec", commands.replace("~/bob.", f"{folder}/bob.")], check=True)
+    return folder / "bob.config", folder / "bob.known_hosts"
+
+
+def attach(cluster: Cluster, user: str, run: Callable[..., Any], ssh: Path, place: str) -> None:
+    """Have a person attach the cluster. ssh: the person's ~/.ssh. place: the folder for jobs."""
+    for path, name in zip(way_to(cluster, user, ssh), ("config", "known_hosts"), strict=True):
+        shutil.copy(path, ssh / name)
+    words = f"--name {cluster.name} --folder '~/{place}'"
+    attached = run(f"clusterctl attach {cluster.name}-ctl {words}")
+    assert attached.returncode == 0, attached
+
+
+def as_person(cluster: Cluster, user: str, key: Path, command: str = "true") -> str:
+    """Run a command on the controller with plain ssh and only this key. "refused": sshd accepts no
+    key.
+    """
+    config, known_hosts = way_to(cluster, user, cluster.runner.cwd / "person")
     own = ("ControlPath=none", "BatchMode=yes", "IdentitiesOnly=yes", f"IdentityFile={key}")
-    known = (f"UserKnownHostsFile={folder}/bob.known_hosts", "GlobalKnownHostsFile=/dev/null")
+    known = (f"UserKnownHostsFile={known_hosts}", "GlobalKnownHostsFile=/dev/null")
     options = [word for option in (*own, *known) for word in ("-o", option)]
     done = subprocess.run(
-        ["ssh", "-F", folder / "bob.config", *options, f"{cluster.name}-ctl", command],
+        ["ssh", "-F", config, *options, f"{cluster.name}-ctl", command],
         capture_output=True,
         text=True,
         timeout=120,
@@ -459,9 +471,7 @@ def test_colleague_attaches_again_after_down_and_up(storage_cluster: Cluster) ->
     folder = storage_cluster.runner.cwd
     cyd = colleague(folder / f"as-{STAYS}", folder / STAYS, again=True)
     assert cyd(f"clusterctl status --cluster {storage_cluster.name}").returncode == 1
-    invitation = storage_cluster.json("invite", STAYS)
-    attached = cyd(invitation["command"])
-    assert attached.returncode == 0, attached
+    attach(storage_cluster, STAYS, cyd, folder / f"as-{STAYS}" / "ssh", "clusterctl")
     job = (folder / STAYS_JOB).read_text()
     collected = cyd(f"clusterctl -o json collect {job}")
     (run,) = json.loads(collected.stdout)["runs"]
@@ -470,7 +480,7 @@ def test_colleague_attaches_again_after_down_and_up(storage_cluster: Cluster) ->
     assert json.loads(new.stdout)["state"] == "COMPLETED"
     left = cyd(f"clusterctl detach --cluster {storage_cluster.name} --discard")
     assert left.returncode == 0, left
-    assert cyd(f"ssh {invitation['login']} rm -r data").returncode == 0
+    assert cyd(f"ssh {storage_cluster.name}-ctl rm -r data").returncode == 0
 
 
 def test_storage_remove_deletes_the_storage(storage_cluster: Cluster) -> None:

@@ -59,7 +59,6 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "ssh": ["--", "true"],
     "shell": ["--", "true"],
     "image bake": [],
-    "invite": ["ada"],
     "storage remove": ["json"],
     "node drain": ["json-train-1", "--reason", "x"],
     **{

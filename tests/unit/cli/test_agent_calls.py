@@ -450,7 +450,7 @@ def test_cancel_of_an_own_job_takes_two_steps(
 @pytest.mark.parametrize(
     "verb",
     [
-        *"shell ssh code mcp invite completion schema config attach detach --help".split(),
+        *"shell ssh code mcp completion schema config attach detach --help".split(),
         *("", "agent resume", "orphans remove", "storage remove", "runs rm", "cache prune"),
         *("node drain", "node reboot", "image bake", "bundle", "x" * 100_000),
     ],

@@ -27,7 +27,7 @@ FOR_PEOPLE = {
         "agent log",
         "agent resume",
     ),
-    *("attach", "detach", "invite", "list", "doctor", "where", "shell", "code", "runs rm"),
+    *("attach", "detach", "list", "doctor", "where", "shell", "code", "runs rm"),
     *("image bake", "cache list", "cache prune", "orphans list", "orphans remove"),
     *("bundle", "storage list", "storage remove", "runs figure"),
     *(name for name in VERBS if name.startswith("node ")),
