@@ -23,7 +23,6 @@ from clusterctl.providers.base import (
     HostChange,
     HostPlan,
     Prompts,
-    Provider,
     reject_unknown_keys,
 )
 from clusterctl.scheduler.slurm_values import fold_nodes
@@ -230,28 +229,15 @@ def doctor(
     """
     spec = spec_of_existing(screen.chosen())
     reject_own_hosts(spec)
-    prompts = prompts_for(screen)
-    provider = provider_of(spec.provider, prompts)
+    workspace = Workspace.of(spec.name)
+    provider = provider_of(spec.provider, prompts_for(screen))
     with screen.working("checking the hosts"):
-        facts = provider.examine_site(Workspace.of(spec.name))
+        facts = provider.examine_site(workspace)
     if facts is not None:
         return _show_site(screen, spec, facts)
-    report = _examine_hosts(screen, spec, provider, hosts or ())
+    with screen.working("checking the hosts"):
+        report = examine_cluster(spec, workspace, provider, hosts=tuple(hosts or ()))
     screen.result(_report_dict(spec, report), *report_lines(screen, report))
-    return 1 if report.errors else 0
-
-
-def examine(
-    screen: Screen, spec: ClusterSpec, first_lines: Sequence[str], answer: Mapping[str, Any]
-) -> int:
-    """Check the hosts of a spec, and show the report below ``first_lines``. Return the exit code.
-
-    answer: more fields of the JSON answer.
-    """
-    report = _examine_hosts(screen, spec, provider_of(spec.provider), ())
-    screen.result(
-        {**answer, **_report_dict(spec, report)}, *first_lines, "", *report_lines(screen, report)
-    )
     return 1 if report.errors else 0
 
 
@@ -278,13 +264,6 @@ def _state(fact: SiteFact) -> str:
     if fact.is_problem:
         return "error"
     return "ok" if fact.is_known else "unknown"
-
-
-def _examine_hosts(
-    screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]
-) -> DoctorReport:
-    with screen.working("checking the hosts"):
-        return examine_cluster(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))
 
 
 def _report_dict(spec: ClusterSpec, report: DoctorReport) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _new(path: Path) -> Iterator[None]:
         ) from exc
 
 
-def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.")] = False) -> int:
+def validate(screen: Screen) -> None:
     """Validate a spec, and report all errors with their lines."""
     spec = spec_of(screen.chosen())
     nodes = sum(partition.nodes for partition in spec.partitions)
@@ -184,12 +184,7 @@ def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.
             content_hash((requirements,))
         except UsageError as exc:
             screen.note(f"note: `up` would reject this spec: {exc.cause}")
-    if not live:
-        screen.result(answer, *lines)
-        return 0
-    from clusterctl.cli.plan import examine
-
-    return examine(screen, spec, lines, answer)
+    screen.result(answer, *lines)
 
 
 def schema(

@@ -47,7 +47,7 @@ _LOCAL: Final = "local"
 _LONGEST_LABEL: Final = 20
 _HEAD: Final = """\
 # A clusterctl spec, created from the Ansible inventory {source}.
-# Check it with `clusterctl validate --live`; docs/onprem.md describes all settings.
+# Check it with `clusterctl doctor`; docs/onprem.md describes all settings.
 """
 
 Variables = Mapping[str, Any]
