@@ -123,6 +123,7 @@ class ParameterDeclaration:
 
     help: one or more sentences. names: the flags of an option. Empty: derived from its name.
     metavar: the placeholder for its value. Default: the type.
+    values: those of an enumeration that the option takes. Empty: all.
     tab: returns completions when the user presses TAB, or has them.
     parser: converts the value. It raises ValueError with the reason if the value is wrong.
     least, most: the limits of a number. hidden: whether the help leaves it out.
@@ -136,6 +137,7 @@ class ParameterDeclaration:
     _: KW_ONLY
     is_argument: bool = False
     metavar: str | None = None
+    values: tuple[str, ...] = ()
     tab: Tab | tuple[str, ...] = ()
     parser: Callable[[str], Any] | None = None
     least: float | None = None
@@ -193,8 +195,13 @@ def job_flags(options: Iterable[JobOption]) -> dict[str, Any]:
 
 
 class OutputFormat(StrEnum):
+    """The form of a command's results. Few commands have all of them."""
+
     TEXT = "text"
     JSON = "json"
+    MD = "md"
+    CSV = "csv"
+    LATEX = "latex"
 
 
 def folder_path(text: str) -> Path:
@@ -219,7 +226,8 @@ Cluster = Annotated[
     ),
 ]
 Format = Annotated[
-    OutputFormat | None, option("Show results as text or as JSON.", "--output", "-o")
+    OutputFormat | None,
+    option("Show results as text or as JSON.", "--output", "-o", values=("text", "json")),
 ]
 Verbose = Annotated[
     bool, option("Show more detail, and tracebacks of unexpected errors.", "--verbose", "-v")
@@ -396,8 +404,8 @@ def _completer(declared: ParameterDeclaration) -> Completer | None:
 class _Choice(click.Choice[str]):
     """One of the values of an enumeration of texts."""
 
-    def __init__(self, kind: type[StrEnum]) -> None:
-        super().__init__([each.value for each in kind])
+    def __init__(self, kind: type[StrEnum], values: Sequence[str]) -> None:
+        super().__init__(values or [each.value for each in kind])
         self.kind = kind
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -414,7 +422,7 @@ def _type_of(kind: Any, declared: ParameterDeclaration) -> click.ParamType[Any]:
         return click.FloatRange(**limits)
     if kind is Path:
         return click.Path(path_type=Path)
-    return click.STRING if kind is str else _Choice(kind)
+    return click.STRING if kind is str else _Choice(kind, declared.values)
 
 
 class _Parsed(click.ParamType[Any]):

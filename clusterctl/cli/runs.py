@@ -7,12 +7,18 @@ import webbrowser
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from enum import StrEnum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.cli.options import argument, flag, folder_path, option, run_names, takes
+from clusterctl.cli.options import (
+    OutputFormat,
+    argument,
+    flag,
+    folder_path,
+    option,
+    run_names,
+    takes,
+)
 from clusterctl.cli.output import Screen
 from clusterctl.errors import (
     ClusterctlError,
@@ -67,21 +73,6 @@ from clusterctl.spec.metrics import goal_given
 from clusterctl.spec.names import Local
 from clusterctl.util import formatting
 
-
-class Form(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    MD = "md"
-
-
-class TableForm(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    MD = "md"
-    CSV = "csv"
-    LATEX = "latex"
-
-
 # The maximum number of listed runs without --limit.
 _LAST: Final = 50
 _BASIC: Final = ("run", "state", "submitted", "elapsed", "nodes")
@@ -99,7 +90,7 @@ _SHOWN: Final = (
     outcome,
 )
 # What is printed for a paper or a program.
-_PAPER: Final = (TableForm.MD, TableForm.CSV, TableForm.LATEX)
+_PAPER: Final = (OutputFormat.MD, OutputFormat.CSV, OutputFormat.LATEX)
 
 Run = Annotated[
     str,
@@ -173,7 +164,7 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
 def list_(
     screen: Screen,
     output: Annotated[
-        TableForm | None,
+        OutputFormat | None,
         option("Show the table as text, JSON, Markdown, CSV or LaTeX.", "--output", "-o"),
     ] = None,
     **given: Any,
@@ -185,20 +176,49 @@ def list_(
     (J), cost (USD), tags, note; any option of the program, such as lr; any metric, such as loss,
     loss.min, loss.max.
     """
+    _reject_excluded(screen, given)
+    is_ledger = given.pop("ledger", False)
+    chosen = _words(given.pop("columns", ""))
+    over = _words(given.pop("over", ""))
+    listed = _list_sweep if "sweep" in given else _list_runs
+    listed(screen, given, chosen, over, is_ledger=is_ledger)
+
+
+def _reject_excluded(screen: Screen, given: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that can't be combined, or need another one."""
     if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")
-    is_ledger = given.pop("ledger", False)
-    if is_ledger and (given.keys() & {"columns", "goal", "over"} or screen.form in _PAPER):
+    if "ledger" in given and (given.keys() & {"columns", "goal", "over"} or screen.form in _PAPER):
         raise excluded("--ledger", "--columns, --goal, --over or another --output")
     if "over" in given and given.keys() & {"sort", "reverse", "limit", "goal", "tasks"}:
         raise excluded("--over", "--sort, --reverse, --limit, --goal or --tasks")
-    chosen = _words(given.pop("columns", ""))
-    over = _words(given.pop("over", ""))
-    if "sweep" in given:
-        _list_sweep(screen, given, chosen, over, is_ledger=is_ledger)
+    if "sweep" not in given:
+        if "goal" in given:
+            raise unaccompanied("--goal", "--sweep")
         return
-    if "goal" in given:
-        raise unaccompanied("--goal", "--sweep")
+    is_ranking = not given.keys() & {"ledger", "over"}
+    shape = {
+        "sweep",
+        "ledger",
+        "over",
+        *(["sort", "goal", "reverse"] if is_ranking else ["columns"]),
+    }
+    if given.keys() - shape:
+        raise excluded(
+            "--sweep",
+            "other options than --sort, --goal, --reverse; or --over, --columns; or --ledger",
+        )
+
+
+def _list_runs(
+    screen: Screen,
+    given: dict[str, Any],
+    chosen: Sequence[str],
+    over: Sequence[str],
+    *,
+    is_ledger: bool,
+) -> None:
+    """List runs that meet conditions; or, with ``over``, means of them."""
     limit, folders, everywhere = (
         given.pop(name, None) for name in ("limit", "folders", "everywhere")
     )
@@ -232,7 +252,7 @@ def _list_rows(
     if is_ledger:
         answer, lines = _ledger_table(screen, shown)
         screen.result({**answer, "total": total}, *lines)
-    elif screen.form == TableForm.CSV and not query.columns:
+    elif screen.form == OutputFormat.CSV and not query.columns:
         screen.document({}, as_csv(*all_columns(shown)))
     else:
         keys = query.columns or [*_BASIC, *_metric_columns(shown, query.sort)]
@@ -257,13 +277,6 @@ def _list_sweep(
     is_ledger: bool,
 ) -> None:
     """List the tasks of a sweep, the best first; or, with ``over``, means of them."""
-    allowed = {"sweep"} if is_ledger or over else {"sweep", "sort", "goal", "reverse"}
-    if given.keys() - allowed:
-        raise excluded(
-            "--sweep", "other options than --sort, --goal, --reverse; or --over; or --ledger"
-        )
-    if chosen and not over:
-        raise excluded("--sweep", "--columns, without --over")
     sweep = named_run(given["sweep"], screen.chosen().ledger_for(given["sweep"]))
     tasks = latest_tasks(sweep) or [sweep]
     if is_ledger:
@@ -287,7 +300,7 @@ def _show_rows(
     screen: Screen, answer: dict[str, Any], rows: Sequence[Row], keys: Sequence[str], *notes: str
 ) -> None:
     """Show values of runs in the form that the user chose."""
-    if screen.form == TableForm.CSV:
+    if screen.form == OutputFormat.CSV:
         screen.document({}, as_csv(keys, cells(rows, keys)))
     elif screen.form in _PAPER:
         measured = [
@@ -310,7 +323,7 @@ def _print_table(
     """Print a table as LaTeX or Markdown. measured: whether a column has figures."""
     text = (
         latex(head, rows, measured, notes)
-        if screen.form == TableForm.LATEX
+        if screen.form == OutputFormat.LATEX
         else Table(head, rows).as_markdown()
     )
     screen.document({}, text)
@@ -325,7 +338,7 @@ def _show_groups(
     groups = grouped(rows, over, chosen)
     head, rows_of = groups.table()
     notes = [*groups.notes()]
-    if screen.form == TableForm.CSV:
+    if screen.form == OutputFormat.CSV:
         screen.document({}, as_csv(*groups.figures()))
     elif screen.form in _PAPER:
         measured = [at >= len(groups.keys) for at in range(len(head))]
@@ -410,12 +423,6 @@ def _ranking(run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str], lis
     return answer, keys, lines
 
 
-def _ranking_table(screen: Screen, run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str]]:
-    """Return the ranking of a collected sweep for the JSON answer, and the lines to show."""
-    answer, keys, lines = _ranking(run, ranking)
-    return answer, [*_table(screen, ranking.tasks, keys), *lines]
-
-
 def _failed_tasks(run: Row, rows: Sequence[Row]) -> list[Notice]:
     """Return lines about tasks to repeat, and repeated tasks that ran other code than the rest."""
     failed = failed_tasks(rows)
@@ -471,12 +478,12 @@ def _show_table(screen: Screen, session: Session, job_ids: Sequence[str]) -> dic
         if not runs:
             return None
     try:
-        is_scaling_of_runs = bool(runs[0].run.scaling)
-        answer, lines = (
-            scaling_table(screen, runs)
-            if is_scaling_of_runs
-            else _ranking_table(screen, runs[0], ranked(runs[0]))
-        )
+        if runs[0].run.scaling:
+            answer, lines = scaling_table(screen, runs)
+        else:
+            ranking = ranked(runs[0])
+            answer, keys, notes = _ranking(runs[0], ranking)
+            lines = [*_table(screen, ranking.tasks, keys), *notes]
     except UsageError as exc:
         screen.note(f"note: {exc.cause}; {exc.fix}")
         return None
@@ -655,15 +662,14 @@ def report(
     ],
     out: ReportFile = None,
     open_: Annotated[bool, option("Open the report in the browser.", "--open")] = False,
-    serve: Annotated[
-        bool, option("Serve the report on the loopback address until Ctrl-C.")
-    ] = False,
-    port: Annotated[
-        int, option("Port of --serve. Default: a free port.", least=0, most=65535, metavar="PORT")
-    ] = 0,
     output: Annotated[
-        Form | None,
-        option("Print the report as JSON or Markdown, without writing a file.", "--output", "-o"),
+        OutputFormat | None,
+        option(
+            "Print the report as JSON or Markdown, without writing a file.",
+            "--output",
+            "-o",
+            values=("text", "json", "md"),
+        ),
     ] = None,
 ) -> None:
     """Write the report of a run, a sweep, or several runs.
@@ -672,39 +678,27 @@ def report(
     step, ranks, nodes, the job, configuration and environment. For several runs, it begins
     with the differences.
     """
-    is_printed = screen.form == Form.MD or screen.json
-    if (is_printed or serve) and (out or open_):
-        raise excluded("-o json, -o md or --serve", "--out or --open")
-    if serve and is_printed:
-        raise excluded("-o", "--serve")
-    if port and not serve:
-        raise unaccompanied("--port", "--serve")
+    is_markdown = screen.form == OutputFormat.MD
+    if (is_markdown or screen.json) and (out or open_):
+        raise excluded("-o json or -o md", "--out or --open")
     rows = _rows_of(screen, run)
     content = report_of(rows)
-    if screen.form == Form.MD:
+    if is_markdown:
         screen.document({}, content.as_markdown())
         return
+    facts = content.as_dict()
     if screen.json:
-        screen.result({"report": content.as_dict()})
-        return
-    if serve:
-        _serve(screen, content.as_html().encode(), port)
+        screen.result({"report": facts})
         return
     path = out or (report_path(rows[0]) if len(rows) == 1 else Path(REPORT_FILE))
     write_report(content, path)
-    facts = content.as_dict()
-    screen.result(
-        {},
-        *facts["verdict"],
-        *(f"missing: {fact}" for fact in facts["missing"]),
-        "",
-        f"report: {path}",
-    )
+    missing = [f"missing: {fact}" for fact in facts["missing"]]
+    screen.result({}, *facts["verdict"], *missing, "", f"report: {path}")
     if open_ and not webbrowser.open(path.absolute().as_uri()):
         raise UsageError(
             f"no browser on this machine can open {path}",
             code="no-browser",
-            fix="use --serve, and open the address on another machine",
+            fix="copy the file to a machine with a browser; it needs no other file",
         )
 
 
@@ -773,33 +767,3 @@ def figure(
         "left_out": drawn.left_out,
     }
     screen.result(answer, *lines)
-
-
-def _serve(screen: Screen, page: bytes, port: int) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    except OSError as exc:
-        raise ClusterctlError(
-            f"the report can't be served on port {port}",
-            code="port-unusable",
-            why=exc.strerror or str(exc),
-            fix="use another --port",
-        ) from exc
-    with server:
-        at = server.server_port
-        screen.note(
-            f"http://127.0.0.1:{at}/ serves the report until Ctrl-C; on another machine, run "
-            f"first: ssh -N -L {at}:127.0.0.1:{at} THIS_MACHINE"
-        )
-        server.serve_forever()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -296,16 +294,6 @@ def test_report_of_runs(cli_with_runs: Clusterctl) -> None:
         "# demo-1-train\n\n- COMPLETED after 1m"
     )
     assert cli_with_runs("report", "1", "-o", "json").json["report"]["title"] == "demo-1-train"
-
-
-def test_report_serve_runs_until_interrupted(cli_with_runs: Clusterctl) -> None:
-    with cli_with_runs.start("report", "1", "--serve") as serving:
-        assert serving.stderr is not None
-        address = serving.stderr.readline().split()[0]
-        with urllib.request.urlopen(address) as answer:  # noqa: S310 - http
-            assert b"demo-1-train" in answer.read()
-        serving.send_signal(signal.SIGINT)
-        assert serving.wait(30) == 130
 
 
 def test_runs_over_seeds_have_means_and_name_those_that_diverged(
