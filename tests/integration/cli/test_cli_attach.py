@@ -4,6 +4,7 @@ failures.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,17 +12,23 @@ import pytest
 
 from clusterctl.cli.attach import attach, proof_failure, summary
 from clusterctl.cli.output import Screen
+from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.providers.attached import AttachedCluster, AttachRequest, MpiProof
-from clusterctl.providers.existing.facts import proof_facts, site_facts
+from clusterctl.providers.existing.facts import placed_facts, proof_facts, site_facts
+from clusterctl.providers.existing.place import PreparedFolder
 from clusterctl.providers.existing.probe import Choices, parse
 from clusterctl.providers.existing.provider import ExistingProvider
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.names import Launcher
 from clusterctl.state.workspace import Workspace
+from tests.support.manual import ROOT, assert_shown
 from tests.support.messages import codes
 from tests.support.verbs import Clusterctl
 
-CAPTURE = Path(__file__).parents[2] / "unit/existing/captures/slurm-22.05-no-accounting.txt"
+CAPTURES = Path(__file__).parents[2] / "unit/existing/captures"
+CAPTURE = CAPTURES / "slurm-22.05-no-accounting.txt"
+NATIONAL = CAPTURES / "slurm-24.11-associations.txt"
+PAGE = ROOT / "docs/howto/attach.md"
 SPEC = (
     "{version: 1, name: campus, provider: {type: existing, login: f1}, partitions: [{name: "
     "short, nodes: 2}]}"
@@ -60,6 +67,22 @@ def test_proof_is_shown_with_its_nodes() -> None:
     assert "job 33 on c1, c2" in facts["MPI"].learned
     refused = {fact.fact: fact for fact in attached().facts}["partition gpuq"]
     assert "say your project with --account" in refused.value
+
+
+def test_attach_is_shown_as_in_the_manual() -> None:
+    probed = parse(NATIONAL.read_text(), Choices(), "login")
+    probed = replace(probed, site=replace(probed.site, host="login1"))
+    folder = PreparedFolder(
+        *("/home/stud/clusterctl", "a1b2c3", "/usr/bin/python3.13", "3.13.5"),
+        NodePlatform("3.13", 41),
+        modules=(),
+        built=True,
+    )
+    proof = MpiProof("proven", Launcher.SRUN, "12", ("c1", "c2"), "2.41")
+    facts = (*site_facts(probed), *placed_facts(folder), *proof_facts(proof, ("openmpi/5.0",)))
+    spec = parse_spec(SPEC.replace("campus", "national"), "spec")
+    lines = summary(attached(spec=spec, facts=facts), proof, None)
+    assert_shown(PAGE, "clusterctl attach national", "\n".join(lines), {})
 
 
 def test_long_queue_is_no_failure() -> None:

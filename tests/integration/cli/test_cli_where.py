@@ -19,6 +19,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.sites import ForeignSlurm
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
+from tests.support.manual import ROOT, assert_shown
 from tests.support.messages import refused, shows
 from tests.support.played.cluster import SPEC, PlayedCluster, node_record
 
@@ -304,6 +305,27 @@ def test_where_in_text_has_a_row_for_each_place_and_the_reasons(asked, cluster, 
     assert train.split()[:4] == ["demo/train@default", "yes", "now", "2"]
     assert short.split()[:2] == ["demo/short@default", "no"]
     assert reason.startswith("demo/short@default: Requested time limit is invalid")
+
+
+def test_where_is_shown_as_in_the_manual(asked, cluster, tmp_path, monkeypatch, capsys) -> None:
+    trials(
+        cluster,
+        train=time.time() + 140,
+        short="allocation failure: More processors requested than permitted",
+        vip="allocation failure: Invalid qos specification",
+    )
+    with cluster.state() as state:
+        state["partitions"] = [
+            *(partition("train"), partition("closed", "down"), partition("short"), partition("vip"))
+        ]
+        for node in state["nodes"][:2]:
+            node |= {"StateComplete": "allocated", "CPUsState": "1/0/0/1"}
+        state["nodes"] += [node_record("n4", "closed"), node_record("n5", "vip")]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    where(TEXT, "train.py", nodes=2, mem="100MiB", time="10m")
+    command = "clusterctl where train.py --nodes 2 --mem 100MiB --time 10m"
+    assert_shown(ROOT / "docs/howto/where.md", command, capsys.readouterr().out, {})
 
 
 def test_trial_without_an_answer_of_slurm_is_no_refusal(session, cluster) -> None:

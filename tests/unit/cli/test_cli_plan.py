@@ -19,9 +19,10 @@ from clusterctl.cluster.up import UpResult
 from clusterctl.cluster.verify import Verification
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan
-from clusterctl.spec.load import SpecDifference, dump_spec
+from clusterctl.spec.load import SpecDifference, differences, dump_spec
 from clusterctl.state.inventory import PartitionFacts
 from tests.support.inventories import inventory_with
+from tests.support.manual import ROOT, assert_shown
 from tests.support.messages import refused, shows
 from tests.support.providers import BareProvider, use_provider
 from tests.unit.cluster.specs import spec_of
@@ -31,6 +32,9 @@ L4 = "g2-standard-8, 1 x L4"
 MAKE = tuple(HostChange(f"d-train-{i}", "make", L4, usd_per_hour=0.75) for i in (1, 2, 3))
 REMOVE = HostChange("d-old-1", "remove", L4, "the spec has no place for it", 0.5)
 STAY = HostChange("d-ctl", "keep", "e2-standard-4", usd_per_hour=0.25)
+
+
+GONE = "no longer in the spec"
 
 
 def show(plan: Plan) -> list[str]:
@@ -90,6 +94,30 @@ def test_plan_shows_settings_drift_and_notes() -> None:
     ]
     assert answer["kept"] == ["d-ctl"]
     assert answer["cost"] is None
+
+
+def test_plan_is_shown_as_in_the_manual() -> None:
+    users = [{"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}]
+    before, after = (
+        spec_of(*({"name": name, "nodes": 1} for name in names), users=people, name="demo")
+        for names, people in ((["train"], users[:1]), (["train", "big"], users))
+    )
+    job = "job 7 (train) of ada on demo-train-2: demo-train-2 leaves the cluster"
+    plan = Plan(
+        HostPlan(
+            (
+                HostChange("demo-ctl", "keep", "the controller"),
+                HostChange("demo-train-1", "keep", "1 CPU, 2 GiB of memory"),
+                HostChange("demo-big-1", "make", "2 CPUs, 8 GiB of memory"),
+                HostChange("demo-train-2", "remove", "1 CPU, 2 GiB of memory", GONE),
+            )
+        ),
+        differences(before, after),
+        (Drift("demo-train-1", "slurmd was stopped"),),
+        (f"`up` would fail: this change would cancel jobs: 1; {job}; cancel it",),
+    )
+    lines = text(Screen(json=False, color=False), after, plan)
+    assert_shown(ROOT / "docs/plan.md", "clusterctl plan", "\n".join(lines), {})
 
 
 def test_plan_in_json_has_the_cost_before_and_after() -> None:
