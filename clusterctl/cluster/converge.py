@@ -475,7 +475,7 @@ def inputs_of(
         **render_host_files(spec, inventory, slurm, drivers),
         inventory_file.GPUS_FILE: gpus_file(spec, inventory, reports),
     }
-    secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
+    secrets = (workspace.munge_key.read_bytes(), workspace.admin_key)
     variables = inventory_file.cluster_variables(spec, inventory, workspace)
     hosts = inventory_file.inventory_text(inventory, workspace, variables)
     cards = json.dumps(

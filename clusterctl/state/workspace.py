@@ -305,6 +305,13 @@ class Workspace:
         write_atomic(self.munge_key, secrets.token_bytes(MUNGE_KEY_BYTES))
 
     @property
+    def admin_key(self) -> str:
+        """The public key of the admin user, as a line of authorized_keys. Raise MachineError if the
+        private key is missing or damaged.
+        """
+        return f"{_public_half(self.key)} clusterctl"
+
+    @property
     def has_munge_key(self) -> bool:
         """Whether the munge key exists, with its full length."""
         return self.munge_key.is_file() and self.munge_key.stat().st_size == MUNGE_KEY_BYTES

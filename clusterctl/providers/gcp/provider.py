@@ -335,7 +335,7 @@ class GcpProvider(Provider):
         module_variables = variables(
             spec,
             workspace.cluster_id(),
-            workspace.public_key.read_text(),
+            workspace.admin_key,
             storage.variable(self._api, spec, used),
         )
         boot = {
