@@ -7,7 +7,6 @@ were drained by an administrator, do not take part and are listed.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from clusterctl.cluster.nodes import REASON
 from clusterctl.cluster.phases import Drift, PhaseResult
 from clusterctl.cluster.user_proof import prove_job_user
 from clusterctl.errors import (
-    ClusterctlError,
     CommandError,
     Failure,
     MachineError,
@@ -38,10 +36,11 @@ from clusterctl.errors import (
     VerifyError,
 )
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.checks import NOTABLE_SKEW_S, DoctorReport, Finding
 from clusterctl.hosts.needs import UnmetNeed, lacks_of, text_of
 from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
-from clusterctl.hosts.probe import Checksums, HostReport, ask_hosts
+from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
+from clusterctl.hosts.remote_probe import BOOTED
 from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts
 from clusterctl.providers.base import HostSize, Provider, pending_releases
 from clusterctl.scheduler.admin import scheduler_of
@@ -236,7 +235,8 @@ def _ready_nodes(
         idle = tuple(node for node in nodes if node not in at_work)
         return Verification(idle, tuple(node for node in nodes if node in at_work))
     verification = wait_until_ready(inventory, nodes, scheduler, to, timeout_s=timeout_s)
-    if verification.busy and (lost := _nodes_with_lost_jobs(verification.busy, scheduler, to)):
+    booted = _boot_times(verification.busy, to)
+    if booted and (lost := _nodes_with_lost_jobs(booted, scheduler)):
         # The wait resumes the nodes, unless they have registered again by then.
         scheduler.set_down([*lost], "clusterctl: rebooted while jobs ran")
         verification = wait_until_ready(inventory, nodes, scheduler, to, timeout_s=timeout_s)
@@ -291,22 +291,19 @@ def reject_unfit_nodes(drained: Mapping[str, str], to: Connect) -> None:
     )
 
 
-def _nodes_with_lost_jobs(busy: Sequence[str], slurm: Nodes, to: Connect) -> dict[str, str]:
+def _nodes_with_lost_jobs(booted: Mapping[str, int], slurm: Nodes) -> dict[str, str]:
     """Return node -> words that name jobs of the node that started before the node's last boot.
 
     Slurm shows these jobs as running if the node was back before slurmctld had noticed its absence.
+    booted: node -> when it booted (Unix time).
     """
-    # The time is read first, so that a slow host makes no job look older than its node's boot.
-    now = int(slurm.transport.run(["date", "+%s"]).stdout)
-    ages = parallel_map(busy, lambda host: _seconds_since_boot(to(host)))
-    booted = dict(zip(busy, ages, strict=True))
     lost: dict[str, list[str]] = defaultdict(list)
     # A node that runs newer jobs as well must not be set down.
     alive: set[str] = set()
     for job in slurm.all_jobs():
         if job.state is JobState.RUNNING and job.start_time is not None:
             for node in job.nodes:
-                if now - job.start_time > booted.get(node, math.inf) + 1:
+                if job.start_time < booted.get(node, 0) - NOTABLE_SKEW_S:
                     lost[node].append(job.id)
                 else:
                     alive.add(node)
@@ -317,13 +314,10 @@ def _nodes_with_lost_jobs(busy: Sequence[str], slurm: Nodes, to: Connect) -> dic
     }
 
 
-def _seconds_since_boot(host: Transport) -> float:
-    """Return the age of a host's first process. A local node has the kernel of its host, but not its
-    init.
-    """
-    with suppress(CommandError, TransportError, ValueError):
-        return int(host.run(["ps", "-o", "etimes=", "-p", "1"]).stdout)
-    return math.inf
+def _boot_times(hosts: Sequence[str], to: Connect) -> Mapping[str, int]:
+    """Return host -> when it booted (Unix time), for the hosts that answer."""
+    times, _ = call_on_hosts(hosts, lambda host: int(to(host).run(BOOTED).stdout))
+    return times
 
 
 def _restart_slurmd(hosts: Collection[str], to: Connect) -> None:
@@ -543,16 +537,13 @@ def examine_cluster(
         if report is None:
             raise
     else:
+        marks = probe_requests(spec, inventory, workspace)
         with Connections(workspace.ssh_config) as connections:
-            report = _examine(spec, inventory, connections, hosts)
-            changed = drift_findings(spec, inventory, workspace, connections.to, report)
-            report = replace(report, findings=(*report.findings, *changed))
-            unreached = _find_blocked_ports(spec, inventory, connections, report)
-            report = replace(report, findings=(*report.findings, *unreached))
-            strangers = credential_findings(inventory, connections.to, report)
-            report = replace(report, findings=(*report.findings, *strangers))
-            by_slurm = slurm_findings(inventory, connections.to, report)
-            report = replace(report, findings=(*report.findings, *by_slurm))
+            report = _examine(spec, inventory, connections, hosts, marks)
+            report = report.and_also(drift_findings(inventory, workspace, report))
+            report = report.and_also(_find_blocked_ports(spec, inventory, connections, report))
+            report = report.and_also(credential_findings(inventory, connections.to, report))
+            report = report.and_also(slurm_findings(inventory, connections.to, report))
         hosts_known = inventory.hosts
     facts = dict(report.facts)
     for host in hosts_known:
@@ -573,16 +564,13 @@ def examine_cluster(
         for release in pending_releases(workspace)
         if not hosts or release.host.name in hosts
     )
-    return replace(report, facts=facts, findings=(*report.findings, *pending))
+    return replace(report, facts=facts).and_also(pending)
 
 
 def drift_findings(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, to: Connect, report: DoctorReport
+    inventory: Inventory, workspace: Workspace, report: DoctorReport
 ) -> Iterator[Finding]:
-    """Yield how each examined host differs from the state in which the last `up` left the host.
-
-    report: what is known of the hosts.
-    """
+    """Yield how each examined host differs from the state in which the last `up` left the host."""
     controller = inventory.controller.name
     left = marks_of_last_up(workspace)
     if worker := workspace.lock_holder():
@@ -594,38 +582,28 @@ def drift_findings(
         why = "so it is not known how it left the hosts"
         yield Finding(controller, "error", UNFINISHED.code, str(UNFINISHED), why, fix)
         return
-    requests = probe_requests(spec, inventory, workspace)
-    # People may add accounts, which Slurm's accounting and /etc/passwd have: no fault of a host.
-    asked = {
-        host: replace(request, accounting=(), units=dict.fromkeys(request.units, ()))
-        for host, request in requests.items()
-        if host in report.facts
-    }
-    answers = filter(None, ask_hosts(asked, to, timeout_s=SHORT_PATIENCE_S))
-    results = {answer.host: answer.result for answer in answers}
-    for host, result in results.items():
-        if isinstance(result, ClusterctlError):
-            yield Finding(host, "error", result.code, result.what, result.why, result.fix)
-        elif host not in left:
+    for host, checksums in report.checksums.items():
+        if host not in left:
             fix = "run `clusterctl up`, which configures it"
             yield Finding(
                 host, "error", "not-configured", "the host is not configured yet", "it is new", fix
             )
         elif changes := [
-            drift.what for drift in drift_of_host(host, left[host], _without_users_choices(result))
+            drift.what
+            for drift in drift_of_host(host, left[host], _without_users_choices(checksums))
         ]:
             what = "the host is not as the last `clusterctl up` left it"
             fix = "`clusterctl up` restores it, or tells what stands in the way"
             yield Finding(host, "error", "drifted", what, "; ".join(changes), fix)
 
 
-def _without_users_choices(report: HostReport) -> Checksums:
+def _without_users_choices(checksums: Checksums) -> Checksums:
     """Return a host's checksums without those of existing accounts: a user or a directory may change
     the shell. Other checks compare the uids.
     """
     return {
         key: mark
-        for key, mark in report.checksums.items()
+        for key, mark in checksums.items()
         if not key.startswith("user ") or mark == MISSING
     }
 
@@ -641,14 +619,12 @@ def credential_findings(
     report: the findings so far. A node with an error there gets no further finding.
     """
     controller = inventory.controller.name
-    names = [host.name for host in inventory.hosts if host.name in report.facts]
-    if not inventory.scheduler_needs.has_daemons or controller not in names:
+    if not inventory.scheduler_needs.has_daemons or controller not in report.facts:
         return ()
-    made, failed = call_on_hosts(names, lambda host: to(host).run(("munge", "-n")).stdout.strip())
-    untested = {host: exc.cause for host, exc in failed.items()}
-    if controller in failed:
-        # Then it decodes no other's, either.
-        made = {}
+    credentials = {host: facts.credential for host, facts in report.facts.items()}
+    untested = {host: "munge made no credential" for host, made in credentials.items() if not made}
+    # A controller that makes none decodes no other's, either.
+    made = {} if controller in untested else {h: c for h, c in credentials.items() if c}
     lines: list[str] = []
     with suppress(TransportError):
         decode = ("sh", "-c", _DECODE, "sh", *made.values())
@@ -696,7 +672,8 @@ def slurm_findings(inventory: Inventory, to: Connect, report: DoctorReport) -> t
     try:
         scheduler = scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S)
         nodes = [node for node in scheduler.nodes() if node.name in names - faulty]
-        lost = _nodes_with_lost_jobs(sorted(names), scheduler, to)
+        booted = {host: report.facts[host].booted for host in names}
+        lost = _nodes_with_lost_jobs(booted, scheduler)
     except (SlurmError, CommandError, TransportError) as exc:
         is_explained = controller in faulty
         silent = Finding(controller, "error", exc.code, exc.what, exc.why, exc.fix)
@@ -772,13 +749,18 @@ def driver_findings(
         partition.gpus for partition in spec.partitions
     ):
         return ()
-    report = _examine(spec, inventory, connections, [host.name for host in inventory.compute])
+    report = _examine(spec, inventory, connections, [host.name for host in inventory.compute], {})
     return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)
 
 
 def _examine(
-    spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
+    spec: ClusterSpec,
+    inventory: Inventory,
+    connections: Connections,
+    hosts: Collection[str],
+    marks: Mapping[str, ProbeRequest],
 ) -> DoctorReport:
+    """Probe each host once, and check its facts. marks: host -> the items whose checksums it reports."""
     reject_unknown(hosts, [host.name for host in inventory.hosts], "the cluster has no host")
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
@@ -790,4 +772,17 @@ def _examine(
 
     every = requirements_of_hosts(spec, inventory.hosts, installed=inventory.names)
     request = host_facts_request(spec, inventory.hosts)
-    return checks.examine(request, every, root, leader=inventory.controller.name, only=hosts)
+    # People may add accounts, which Slurm's accounting and /etc/passwd have: no fault of a host.
+    requests = {
+        host: replace(
+            marks[host],
+            host=request.host,
+            hardware="none",
+            accounting=(),
+            units=dict.fromkeys(marks[host].units, ()),
+        )
+        if host in marks
+        else request
+        for host in (hosts or every)
+    }
+    return checks.examine(requests, every, root, leader=inventory.controller.name)

@@ -7,9 +7,9 @@ from __future__ import annotations
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from clusterctl.errors import (
@@ -22,6 +22,7 @@ from clusterctl.errors import (
 from clusterctl.hosts.gpus import fault_of
 from clusterctl.hosts.probe import (
     PROGRAM,
+    Checksums,
     GpuFacts,
     HostFacts,
     HostReport,
@@ -83,11 +84,12 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class ExaminedHost:
     """The facts of a host. ``skew_s``: the host's clock minus the clock of this machine, in
-    seconds.
+    seconds. ``checksums``: empty if they were not requested.
     """
 
     facts: HostFacts
     skew_s: float
+    checksums: Checksums
 
 
 # Called with a host, its facts, and the cluster's requirements.
@@ -744,36 +746,38 @@ RunAsRoot = Callable[[str, Sequence[str], bytes], str]
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The findings about all hosts, and the ``facts`` of the hosts that answered."""
+    """The findings about all hosts, and the facts and checksums of the hosts that answered."""
 
     findings: tuple[Finding, ...]
     facts: Mapping[str, HostFacts]
+    checksums: Mapping[str, Checksums] = field(default_factory=dict)
 
     @property
     def errors(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.level == "error")
 
+    def and_also(self, findings: Iterable[Finding]) -> DoctorReport:
+        return replace(self, findings=(*self.findings, *findings))
+
 
 def examine(
-    request: ProbeRequest,
+    requests: Mapping[str, ProbeRequest],
     expected: Mapping[str, HostRequirements],
     root: RunAsRoot,
     *,
     leader: str,
-    only: Collection[str] = (),
     limit: Deadline = NO_LIMIT,
 ) -> DoctorReport:
-    """Probe and check the hosts in ``expected`` or, if set, in ``only``. A silent host gets a
-    finding too.
-    """
-    hosts = [host for host in expected if not only or host in only]
+    """Probe and check the hosts in ``requests``. A silent host gets a finding too."""
     answers, failed = call_on_hosts(
-        hosts, lambda host: _examine_host(host, request, root), limit=limit
+        requests, lambda host: _examine_host(host, requests[host], root), limit=limit
     )
     silent = [_unreached_finding(host, error) for host, error in failed.items()]
     findings = check_hosts(answers, expected, leader=leader)
     return DoctorReport(
-        (*silent, *findings), {host: examined.facts for host, examined in answers.items()}
+        (*silent, *findings),
+        {host: examined.facts for host, examined in answers.items()},
+        {host: examined.checksums for host, examined in answers.items()},
     )
 
 
@@ -784,13 +788,14 @@ def findings_as_failures(findings: Sequence[Finding], *, phase: str) -> tuple[Fa
 def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> ExaminedHost:
     started = time.time()
     text = root(host, request.argv(), PROGRAM)
-    facts = parse_report(text).host
-    if facts is None:
+    report = parse_report(text)
+    if (facts := report.host) is None:
         raise TransportError(
             "the host did not return valid JSON", code="answer-garbled", why=text[:500]
         )
     # The host's clock was read between these two times, so a time in between is no skew.
-    return ExaminedHost(facts, facts.time - min(max(facts.time, started), time.time()))
+    skew_s = facts.time - min(max(facts.time, started), time.time())
+    return ExaminedHost(facts, skew_s, report.checksums)
 
 
 def _unreached_finding(host: str, error: ClusterctlError) -> Finding:

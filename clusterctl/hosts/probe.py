@@ -66,8 +66,8 @@ class ProbeRequest:
         its start.
     accounting: arguments of `sacctmgr show`. host: facts for a host that is to join
         (``host_facts_request``).
-    node: report hardware and checksums. sized: nodes without GPUs report no hardware, as it is
-        known already.
+    node: report checksums and hardware. hardware: "gpus": only nodes with GPUs report it, as that of
+        others is known already.
     """
 
     files: tuple[str, ...] = ()
@@ -90,11 +90,11 @@ class ProbeRequest:
     space: tuple[str, ...] = ("/",)
     host: Mapping[str, Sequence[str | int]] | None = None
     node: bool = True
-    sized: bool = False
+    hardware: Literal["all", "gpus", "none"] = "all"
 
     def argv(self) -> tuple[str, ...]:
-        node_argv = (*NODE_ARGV, "sh", "known") if self.sized else NODE_ARGV
-        request = json.dumps({"node_argv": node_argv, **asdict(self)})
+        node_argv = {"all": NODE_ARGV, "gpus": (*NODE_ARGV, "sh", "known"), "none": ()}
+        request = json.dumps({"node_argv": node_argv[self.hardware], **asdict(self)})
         return ("sh", "-c", START, "sh", request)
 
 
@@ -195,12 +195,13 @@ class HostFacts(OwnFacts, _Answer):
 class NodeAnswer(_Answer):
     """The facts of a node.
 
-    said: output of the command ``NODE_ARGV``. cards: number of GPUs on the PCI bus.
+    said: output of the command ``NODE_ARGV``. None: no hardware was requested. cards: number of
+        GPUs on the PCI bus.
     openmpi: folder of Open MPI's parameters. Empty without Open MPI.
     """
 
     system: System
-    said: str
+    said: str | None
     checksums: Checksums
     space: tuple[Space, ...]
     cards: int
@@ -267,11 +268,11 @@ def parse_report(text: str) -> HostReport:
             )
         return HostReport(None, {}, host=host)
     # The program failed or took too long, because the host is too busy or still booting.
-    if not node.said:
+    if node.said == "":
         message = "the host did not report its facts in time"
         fix = "check the host's load, then run the same command again"
         raise UnreachableError(message, why="the host is busy or still booting", fix=fix)
-    facts, driver = read_node(node.said)
+    facts, driver = read_node(node.said) if node.said else (None, Driver())
     facts = facts and replace(facts, cgroups=node.cgroup_plugin is not False)
     full = tuple(disk for disk in node.space if disk.is_full)
     release = node.system.release

@@ -52,6 +52,9 @@ NVIDIA_VERSION = "/proc/driver/nvidia/version"
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
 # For versions 2 and 1 of control groups.
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")
+# Prints when the host's first process started (Unix time). A local node has the kernel of its host,
+# but not its init.
+BOOTED = ["sh", "-c", "echo $(($(date +%s) - $(ps -o etimes= -p 1)))"]
 CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
 SLURMD = "/usr/sbin/slurmd"
 FENCE = "/opt/clusterctl/fence"
@@ -735,7 +738,8 @@ class OwnFacts:
     """The facts of a host in simple types. ``clusterctl.hosts.probe.HostFacts`` has the others, and
     checks the types.
 
-    time: the host's clock (Unix time). mtus, interfaces: address/prefix length -> MTU, name of the
+    time, booted: the host's clock now, and at its boot (Unix time). credential: one of munge; "": munge
+        made none. mtus, interfaces: address/prefix length -> MTU, name of the
         interface.
     cgroups: root can create control groups. cgroup_plugin: Slurm, if installed, has the plugin for
         them.
@@ -761,6 +765,8 @@ class OwnFacts:
     logins: Mapping[str, Mapping[str, str]] = {}
     refused: Mapping[str, str] = {}
     refuses_ed25519: bool = False
+    booted: int = 0
+    credential: str = ""
     mtus: Mapping[str, int] = {}
     interfaces: Mapping[str, str] = {}
     cgroups: bool = True
@@ -783,6 +789,8 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
     addresses = links()
     return {
         "time": time.time(),
+        "booted": int(run(BOOTED) or 0),
+        "credential": (run(["munge", "--no-input"]) or "").strip(),
         "uid": os.geteuid(),
         "system": system(),
         "addresses": list(addresses),
@@ -822,17 +830,18 @@ def main() -> None:
     answer = {"state": ""}  # type: Dict[str, Any]
     if request["node"]:
         # Wait until the host has booted.
-        argv = ["systemctl", "is-system-running", "--wait"]
-        answer["state"] = (run(argv, BOOT_S, any_exit=True) or "unknown").strip()
+        state = run(["systemctl", "is-system-running", "--wait"], BOOT_S, any_exit=True)
+        answer["state"] = (state or "unknown").strip()
     if answer["state"] != "stopping":
         if request["host"] is not None:
             answer["host"] = host_facts(request["host"])
         if request["node"]:
             openmpi = openmpi_folder() if request["openmpi"] else ""
+            argv = request["node_argv"]
             answer["node"] = {
                 "system": system(),
                 "cards": [kind for kind, _ in nvidia_devices()].count(PCI_DISPLAY),
-                "said": run(request["node_argv"], 3 * ASK_S) or "",
+                "said": (run(argv, 3 * ASK_S) or "") if argv else None,
                 "cgroup_plugin": cgroup_plugin(),
                 "openmpi": openmpi,
                 "checksums": checksums(request, openmpi),

@@ -203,7 +203,7 @@ def probe_requests(
         "cluster_id": inventory.cluster_id,
         "shared": inventory.shared,
         "mariadb_conf": inventory.distribution.mariadb_conf,
-        "public_key": workspace.public_key.read_text().strip(),
+        "public_key": workspace.admin_key,
     }
     # Hosts of the same kind share a request.
     made: dict[tuple[object, ...], ProbeRequest] = {}
@@ -282,7 +282,7 @@ def _probe_request(
         packages=role_packages(spec, host.roles, inventory.distribution),
         accounting=tuple(tuple(words) for entry in drift for words in entry.get("accounting", ())),
         space=(*_PLACES, inventory.shared),
-        sized=host.cpus is not None or not host.is_compute,
+        hardware="gpus" if host.cpus is not None or not host.is_compute else "all",
     )
 
 

@@ -309,9 +309,9 @@ def examine(
     all_checks = requirements_of_hosts(spec, hosts, installed=ours)
     examined = [host.name for host in hosts if host.name in only and host.name not in lost]
     expectations = {name: all_checks[name] for name in examined}
-    request = host_facts_request(spec, hosts)
+    requests = dict.fromkeys(examined, host_facts_request(spec, hosts))
     leader = hosts[0].name
-    report = checks.examine(request, expectations, login.root, leader=leader, limit=limit)
+    report = checks.examine(requests, expectations, login.root, leader=leader, limit=limit)
     new = [name for name in expectations if name not in ours]
     shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
     check = _NetworkCheck(spec, shared, hosts, new, login.workspace)

@@ -616,6 +616,7 @@ def test_parse_report_of_another_answer_is_an_error() -> None:
         parse_report('{"state": "stopping"}')
     with refused("unreachable", UnreachableError):  # so it is asked again
         parse_report(answer(said=""))
+    assert parse_report(answer(said=None)).facts is None
     for text in (
         "",
         "[]",

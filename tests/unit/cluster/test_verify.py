@@ -26,6 +26,7 @@ from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, UnreachableError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.probe import HostFacts
+from clusterctl.hosts.remote_probe import BOOTED
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.availability import find_unusable_nodes
@@ -38,8 +39,8 @@ from clusterctl.transport.base import Transport
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step, listed_nodes, queued
-from tests.unit.cluster.specs import spec_of
-from tests.unit.hosts.answers import answer, pairs
+from tests.unit.hosts.answers import pairs
+from tests.unit.hosts.test_doctor import WELL
 
 NAMES = ("d-train-1", "d-train-2")
 INVENTORY = inventory_of(*NAMES)
@@ -92,12 +93,14 @@ def running(*nodes: str, start: int, number: int = 7) -> Step:
     )
 
 
-NOW = Step(("date", "+%s"), "5000\n")
+def booted(at: int) -> Node:
+    """Return a node that booted at this time."""
+    return Node([Step(tuple(BOOTED), f"{at}\n")])
 
 
-def booted(seconds_ago: int) -> Node:
-    """Return a node that booted this long ago."""
-    return Node([Step(("ps", "..."), f"   {seconds_ago}\n")])
+def facts(**changed: object) -> HostFacts:
+    """Return the facts of a healthy host, except for these."""
+    return HostFacts.model_validate(WELL | changed)
 
 
 SRUN = ("sudo", "-n", "-H", "-u", "*", "timeout", "*", "*", "srun")
@@ -175,17 +178,17 @@ def test_verify_of_nodes_without_a_fast_network_has_no_link() -> None:
 
 def test_verify_names_busy_nodes_and_leaves_them() -> None:
     states = sinfo(d_train_1="mixed", d_train_2="idle+planned")
-    transport = ScriptedTransport([states, NOW, running(NAMES[0], start=4000), srun(NAMES[1])])
-    proof = verify(INVENTORY, transport, {NAMES[0]: booted(1000)})
+    transport = ScriptedTransport([states, running(NAMES[0], start=4000), srun(NAMES[1])])
+    proof = verify(INVENTORY, transport, {NAMES[0]: booted(4000)})
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
     assert transport.left == ()
 
 
 def test_busy_node_of_unknown_age_keeps_its_job() -> None:
     states = sinfo(d_train_1="allocated", d_train_2="allocated")
-    silent = ScriptedTransport([Step(("ps", "..."), stderr="no ps", rc=127)])
-    transport = ScriptedTransport([states, NOW, running(*NAMES, start=1)])
-    assert verify(INVENTORY, transport, {NAMES[0]: silent, NAMES[1]: booted(5000)}).verified == ()
+    silent = ScriptedTransport([Step(tuple(BOOTED), stderr="no ps", rc=127)])
+    transport = ScriptedTransport([states, running(*NAMES, start=1)])
+    assert verify(INVENTORY, transport, {NAMES[0]: silent, NAMES[1]: booted(0)}).verified == ()
     assert transport.left == ()
 
 
@@ -270,8 +273,8 @@ def test_node_booted_after_its_job_started_goes_down_and_back(then: list[Step]) 
         ("scontrol", "update", f"nodename={NAMES[0]}", "state=down", "reason=clusterctl: *")
     )
     lost = running(NAMES[0], start=4000)
-    transport = ScriptedTransport([busy, NOW, lost, down, *then, srun(*NAMES)])
-    proof = verify(INVENTORY, transport, {NAMES[0]: booted(900)})
+    transport = ScriptedTransport([busy, lost, down, *then, srun(*NAMES)])
+    proof = verify(INVENTORY, transport, {NAMES[0]: booted(4100)})
     assert (proof.verified, proof.busy) == (NAMES, ())
     assert "job 7," in proof.resumed[NAMES[0]]
     assert transport.left == ()
@@ -291,8 +294,8 @@ def test_node_given_up_by_slurm_gets_its_slurmd_restarted() -> None:
 def test_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     busy = sinfo(d_train_1="allocated", d_train_2="idle")
-    steps = [BOTH, late, busy, NOW, running(NAMES[0], start=4990), srun(NAMES[1])]
-    proof = verify(INVENTORY, ScriptedTransport(steps), {NAMES[0]: booted(1000)})
+    steps = [BOTH, late, busy, running(NAMES[0], start=4990), srun(NAMES[1])]
+    proof = verify(INVENTORY, ScriptedTransport(steps), {NAMES[0]: booted(4000)})
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
@@ -395,6 +398,17 @@ def test_up_ends_with_what_nodes_lack_that_their_health_check_drained(
     assert (failure.host, failure.code, cause in failure.cause) == (NAMES[0], code, True)
 
 
+TOKENS = {name: f"MUNGE:{name}:" for name in ("d-ctl", *NAMES)}
+DECODES = ("sh", "-c", "*", "sh")
+
+
+def decodable(tokens: Mapping[str, str], decoded: Step) -> Sequence[Finding]:
+    """Return the findings about credentials of hosts. decoded: the controller's step."""
+    made = {host: facts(credential=token) for host, token in tokens.items()}
+    hosts = {"d-ctl": ScriptedTransport([decoded])}
+    return credential_findings(INVENTORY, hosts.__getitem__, DoctorReport((), made))
+
+
 @pytest.mark.parametrize(
     ("said", "advice"),
     [
@@ -407,44 +421,22 @@ def test_up_ends_with_what_nodes_lack_that_their_health_check_drained(
 def test_doctor_has_the_controller_decode_a_credential_of_each_host(
     said: str, advice: str | None
 ) -> None:
-    made = {name: Step(("munge", "-n"), f"MUNGE:{name}:\n") for name in ("d-ctl", *NAMES)}
     good = "STATUS:          Success (0)\n"
-    tokens = [f"MUNGE:{name}:" for name in made]
-    decoded = Step(("sh", "-c", "*", "sh", *tokens), f"{good}{good}{said}\n")
-    hosts = {name: ScriptedTransport([step]) for name, step in made.items()}
-    hosts["d-ctl"] = ScriptedTransport([made["d-ctl"], decoded])
-    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
-    found = credential_findings(INVENTORY, hosts.__getitem__, report)
+    decoded = Step((*DECODES, *TOKENS.values()), f"{good}{good}{said}\n")
+    found = decodable(TOKENS, decoded)
     refused = [(one.host, one.code) for one in found]
     assert refused == ([(NAMES[1], "munge-refused")] if advice else [])
     assert all(advice in one.fix for one in found if advice)
 
 
 def test_doctor_says_of_no_credential_that_it_is_right_which_was_not_decoded() -> None:
-    tokens = {name: f"MUNGE:{name}:" for name in ("d-ctl", *NAMES)}
-    made = {name: Step(("munge", "-n"), f"{token}\n") for name, token in tokens.items()}
-    silent = Step(("munge", "-n"), stderr="munge: Error: Unable to access", rc=6)
-    decoded = Step(("sh", "-c", "*", "sh", *[tokens["d-ctl"], tokens[NAMES[0]]]), "one line\n")
-    hosts = {
-        "d-ctl": ScriptedTransport([made["d-ctl"], decoded]),
-        NAMES[0]: ScriptedTransport([made[NAMES[0]]]),
-        NAMES[1]: ScriptedTransport([silent]),
-    }
-    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
-    found = credential_findings(INVENTORY, hosts.__getitem__, report)
-    assert {(one.host, one.level, one.code) for one in found} == {
-        (name, "warning", "not-looked-at") for name in hosts
-    }
+    decoded = Step((*DECODES, TOKENS["d-ctl"], TOKENS[NAMES[0]]), "one line\n")
+    found = decodable(TOKENS | {NAMES[1]: ""}, decoded)
+    assert codes_of(found) == {(name, "warning", "not-looked-at") for name in TOKENS}
 
 
 def test_doctor_blames_no_node_if_munge_fails_on_the_controller() -> None:
-    tokens = {name: f"MUNGE:{name}:" for name in ("d-ctl", *NAMES)}
-    made = {name: Step(("munge", "-n"), f"{token}\n") for name, token in tokens.items()}
-    stopped = Step(("munge", "-n"), stderr="munge: Error: Failed to access the socket", rc=6)
-    hosts = {name: ScriptedTransport([step]) for name, step in made.items()}
-    hosts["d-ctl"] = ScriptedTransport([stopped, Step(("sh", "-c", "*", "sh"), "")])
-    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
-    (one,) = credential_findings(INVENTORY, hosts.__getitem__, report)
+    (one,) = decodable(TOKENS | {"d-ctl": ""}, Step(DECODES, ""))
     assert (one.host, one.code) == ("d-ctl", "not-looked-at")
 
 
@@ -452,20 +444,16 @@ LEFT = {"file /etc/slurm/slurm.conf": "a1", "unit munge": "running", "user ada":
 
 
 def compared(
-    root: Path, steps: Mapping[str, Step], inputs: str = "i1"
-) -> tuple[list[Finding], Mapping[str, ScriptedTransport]]:
+    root: Path, checksums: Mapping[str, Mapping[str, str]], inputs: str = "i1"
+) -> list[Finding]:
     """Return what doctor finds by comparing these hosts with what `up` left on those that it has
-    configured, and the hosts. root: folder for a workspace. inputs: the record's.
+    configured. root: folder for a workspace. inputs: the record's.
     """
     workspace = Workspace(root)
     workspace.create()
-    workspace.create_secrets()
     record = ConfigurationRecord(inputs=inputs, marks=dict.fromkeys(("d-ctl", NAMES[0]), LEFT))
     workspace.configured.write_text(record.model_dump_json())
-    hosts = {name: ScriptedTransport([step]) for name, step in steps.items()}
-    report = DoctorReport((), dict.fromkeys(hosts, cast("HostFacts", None)))
-    found = drift_findings(spec_of(), INVENTORY, workspace, hosts.__getitem__, report)
-    return [*found], hosts
+    return [*drift_findings(INVENTORY, workspace, DoctorReport((), {}, checksums))]
 
 
 def codes_of(found: Sequence[Finding]) -> set[tuple[str, str, str]]:
@@ -473,56 +461,37 @@ def codes_of(found: Sequence[Finding]) -> set[tuple[str, str, str]]:
 
 
 def test_doctor_names_hosts_that_are_not_as_up_left_them(tmp_path: Path) -> None:
-    """People may add accounts, so that the accounting is not asked for, and no daemon is outdated by
-    /etc/passwd. A host without an answer is no healthy host.
-    """
     now = {"file /etc/slurm/slurm.conf": "b2", "unit munge": "stopped", "user ada": "missing"}
-    steps = {
-        "d-ctl": Step(("...",), answer(checksums=now)),
-        NAMES[0]: Step(("...",), "no JSON"),
-    }
-    found, hosts = compared(tmp_path, steps)
-    assert codes_of(found) == {
-        ("d-ctl", "error", "drifted"),
-        (NAMES[0], "error", "answer-garbled"),
-    }
-    (drifted,) = (one for one in found if one.code == "drifted")
-    assert all(text in drifted.why for text in ("/etc/slurm/slurm.conf", "munge", "ada"))
-    asked = json.loads(hosts["d-ctl"].calls[0].argv[-1])
-    assert (asked["accounting"], bool(asked["files"])) == ([], True)
-    assert asked["units"]["slurmctld"] == []
+    (found,) = compared(tmp_path, {"d-ctl": now, NAMES[0]: LEFT})
+    assert (found.host, found.level, found.code) == ("d-ctl", "error", "drifted")
+    assert all(text in found.why for text in ("/etc/slurm/slurm.conf", "munge", "ada"))
 
 
 def test_doctor_blames_no_host_for_the_shell_that_its_user_chose(tmp_path: Path) -> None:
-    steps = {"d-ctl": Step(("...",), answer(checksums=LEFT | {"user ada": "7:7 a / zsh"}))}
-    assert compared(tmp_path, steps)[0] == []
+    assert compared(tmp_path, {"d-ctl": LEFT | {"user ada": "7:7 a / zsh"}}) == []
 
 
 def test_doctor_compares_no_host_that_up_has_yet_to_finish(tmp_path: Path) -> None:
-    new = {NAMES[1]: Step(("...",), answer(checksums=LEFT))}
-    found, _ = compared(tmp_path / "new", new)
-    assert codes_of(found) == {(NAMES[1], "error", "not-configured")}
-    found, _ = compared(tmp_path / "killed", new, inputs="")
-    assert codes_of(found) == {("d-ctl", "error", "up-unfinished")}
+    new = {NAMES[1]: LEFT}
+    assert codes_of(compared(tmp_path / "new", new)) == {(NAMES[1], "error", "not-configured")}
+    killed = compared(tmp_path / "killed", new, inputs="")
+    assert codes_of(killed) == {("d-ctl", "error", "up-unfinished")}
     root = tmp_path / "running"
     with Workspace(root).lock("up", wait_s=0, waiting=print):
-        found, _ = compared(root, new)
+        found = compared(root, new)
     assert codes_of(found) == {("d-ctl", "warning", "not-looked-at")}
 
 
 def doctor(
-    nodes: Step, jobs: Step, *, age_s: int = 9000, **found: Finding
+    nodes: Step, jobs: Step, *, booted: int = 900, **found: Finding
 ) -> dict[str, tuple[str, str]]:
-    """Return host -> level and code of what Slurm reports, of hosts that have booted ``age_s`` ago.
+    """Return host -> level and code of what Slurm reports, of hosts that booted at this time.
 
     found: earlier findings.
     """
-    hosts: dict[str, Transport] = {
-        "d-ctl": ScriptedTransport([nodes, NOW, jobs]),
-        **{name: booted(age_s) for name in NAMES},
-    }
-    facts = dict.fromkeys(hosts, cast("HostFacts", None))
-    report = DoctorReport(tuple(found.values()), facts)
+    hosts: dict[str, Transport] = {"d-ctl": ScriptedTransport([nodes, jobs])}
+    known = dict.fromkeys(("d-ctl", *NAMES), facts(booted=booted))
+    report = DoctorReport(tuple(found.values()), known)
     findings = slurm_findings(INVENTORY, hosts.__getitem__, report)
     return {each.host: (each.level, each.code) for each in findings}
 
@@ -530,11 +499,9 @@ def doctor(
 ALLOCATED = sinfo(d_train_1="allocated", d_train_2="allocated")
 
 
-@pytest.mark.parametrize(("age_s", "lost"), [(60, NAMES), (9000, ())])
-def test_doctor_names_nodes_that_booted_while_their_job_ran(
-    age_s: int, lost: Sequence[str]
-) -> None:
-    found = doctor(ALLOCATED, running(*NAMES, start=1000), age_s=age_s)
+@pytest.mark.parametrize(("at", "lost"), [(1060, NAMES), (900, ())])
+def test_doctor_names_nodes_that_booted_while_their_job_ran(at: int, lost: Sequence[str]) -> None:
+    found = doctor(ALLOCATED, running(*NAMES, start=1000), booted=at)
     assert found == dict.fromkeys(lost, ("error", "job-lost"))
 
 

@@ -114,7 +114,7 @@ def found(
         return answer(**facts | {"time": time.time() + (skew_s if host == "two" else 0.0)})
 
     hosts = {"one": expected("10.0.0.1"), "two": expected("10.0.0.2", **of_two)}
-    return list(examine(ProbeRequest(), hosts, root, leader="one").findings)
+    return list(examine(dict.fromkeys(hosts, ProbeRequest()), hosts, root, leader="one").findings)
 
 
 def test_examine_healthy_hosts_finds_nothing() -> None:
@@ -445,7 +445,7 @@ def test_host_with_an_ipv6_address_in_the_spec_resolves_to_its_ipv4_address(
         return answer(**WELL | {"time": time.time(), "resolved": {"one": [resolved]}})
 
     hosts = {"one": expected("fd00::1")}
-    findings = examine(ProbeRequest(), hosts, root, leader="one").findings
+    findings = examine(dict.fromkeys(hosts, ProbeRequest()), hosts, root, leader="one").findings
     assert [finding.code for finding in findings] == codes
 
 
@@ -454,7 +454,7 @@ def test_single_host_is_asked_to_resolve_all_names() -> None:
         return answer(**WELL | {"time": time.time(), "resolved": {"two": ["10.0.0.9"]}})
 
     hosts = {"one": expected("10.0.0.1"), "two": expected("10.0.0.2")}
-    (finding,) = examine(ProbeRequest(), hosts, root, leader="one", only=["one"]).findings
+    (finding,) = examine({"one": ProbeRequest()}, hosts, root, leader="one").findings
     assert (finding.host, finding.code) == ("one", "name")
 
 
@@ -468,7 +468,7 @@ def test_unreachable_host_is_a_finding_and_others_are_checked() -> None:
         return answer(**WELL | changed)
 
     hosts = {name: expected(f"10.0.0.{i}") for i, name in enumerate(("one", "two", "three"), 1)}
-    report = examine(ProbeRequest(), hosts, root, leader="one")
+    report = examine(dict.fromkeys(hosts, ProbeRequest()), hosts, root, leader="one")
     assert [(f.host, f.code) for f in report.findings] == [
         ("one", UnreachableError.code),
         ("two", HostKeyError.code),

@@ -85,7 +85,7 @@ def test_uids_of_slurm_and_munge_must_be_free(
     assert host_request is not None
     assert set(wanted) <= set(host_request["accounts"])
     assert set(wanted.values()) <= set(host_request["uids"])
-    (tmp_path / "id_ed25519.pub").write_text("ssh-ed25519 AAAA")
+    Workspace(tmp_path).create_secrets()
     inventory = inventory_of(hosts=HOSTS, provider="onprem", scheduler=scheduler, baked=False)
     requests = probe_requests(spec, inventory, Workspace(tmp_path))
     for request in requests.values():
@@ -93,11 +93,10 @@ def test_uids_of_slurm_and_munge_must_be_free(
             name: uid for name, uid in request.numbers.items() if name != "clusterctl"
         } == wanted
     # slurmd tells the size of nodes, unless that is known.
-    assert {name: one.sized for name, one in requests.items()} == {"a": True, "b": False}
+    assert {name: one.hardware for name, one in requests.items()} == {"a": "gpus", "b": "all"}
     shares = replace(inventory, hosts=[replace(host, cpus=1) for host in HOSTS])
-    assert all(
-        request.sized for request in probe_requests(spec, shares, Workspace(tmp_path)).values()
-    )
+    requests = probe_requests(spec, shares, Workspace(tmp_path))
+    assert all(request.hardware == "gpus" for request in requests.values())
 
 
 @pytest.mark.parametrize("cupy", [True, False])
