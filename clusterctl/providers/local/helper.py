@@ -419,6 +419,9 @@ def storage(message: dict[str, Any]) -> dict[str, Any]:
         if query.remove:
             _reject_use(query.owner, query.remove)
             system.erase(top / query.remove)
+            with suppress(OSError):
+                top.rmdir()
+                top.parent.rmdir()
         folders = sorted(top.glob("[!.]*"))
         return {"storages": [_stored(query.owner, folder).model_dump() for folder in folders]}
 

@@ -187,8 +187,11 @@ def test_baked_class_replaces_the_oldest(cache: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in cache.glob("class-*")] == [f"class-{CLASS}"]
 
 
-def test_homes_of_a_new_cluster_are_private(tmp_path: Path) -> None:
+def test_homes_of_a_new_cluster_are_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """useradd creates them like this with umask 0077."""
+    monkeypatch.setattr(layout, "STATE", tmp_path / "state")
     lower = (tmp_path / "upper", tmp_path / "base")
     for layer, text in zip(lower, ("ours", "theirs"), strict=True):
         (layer / "etc/skel").mkdir(parents=True)

@@ -103,6 +103,13 @@ def test_storage_outlives_its_clusters(state: Path) -> None:
     assert (up(SECOND, "data", name="e") / "home/ada/weights").read_text() == "0.5"
 
 
+def test_last_storage_leaves_no_folder(state: Path) -> None:
+    up(FIRST, "data")
+    helper.down({"id": FIRST})
+    LocalProvider(LocalSettings()).remove_storage(storages()["data"])
+    assert list(state.iterdir()) == []
+
+
 def test_folder_without_a_name_goes_with_its_cluster(state: Path) -> None:
     assert up(FIRST, None) == state / FIRST / "shared"
     helper.down({"id": FIRST})
