@@ -61,3 +61,10 @@ def test_page_without_a_scheduler_has_each_option_that_needs_slurm() -> None:
     listed = page("no-scheduler.md").partition("**Rejected options**: ")[2].partition("; also")[0]
     flags = [flag.removesuffix("TIME").removesuffix("...") for flag in CODE.findall(listed)]
     assert sorted(flags) == sorted(one.flag for one in OPTIONS.values() if one.needs_slurm)
+
+
+def test_pages_for_contributors_name_targets_of_make() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for name in ("AGENTS.md", "CONTRIBUTING.md", "docs/testing.md", "docs/architecture.md"):
+        targets = re.findall(r"`make ([a-z-]+)", (ROOT / name).read_text())
+        assert [target for target in targets if f"\n{target}:" not in makefile] == []
