@@ -53,6 +53,18 @@ def test_path_of_the_project_on_a_page_exists(page: Path) -> None:
     assert [path for path in named if not any(ROOT.glob(path))] == []
 
 
+NAMED = re.compile(r"((?:`[\w.]+`(?:,| and| or)? )+)(?:of|in)\s+\[[^]]*\]\(([^)#]+\.\w+)\)")
+
+
+def test_name_on_the_page_of_the_architecture_is_in_its_file() -> None:
+    page = ROOT / "docs/architecture.md"
+    found = NAMED.findall(page.read_text())
+    assert len(found) > 15
+    for names, file in found:
+        for name in re.findall(r"(\w+)`", names):
+            assert name in (page.parent / file).read_text(), f"{name} in {file}"
+
+
 def test_broken_link_is_reported(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A `title` here\n")
     page = tmp_path / "page.md"
