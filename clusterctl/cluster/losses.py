@@ -64,8 +64,11 @@ def check_only_copies(
 
 
 def without_known_losses(workspace: Workspace, copies: OnlyCopies) -> OnlyCopies:
-    """Return the copies without hosts that do not answer, if an earlier `down` has examined them."""
-    return replace(copies, unknown=()) if _checked_recently(workspace) else copies
+    """Return the copies without what is unknown, if an earlier `down` has examined all hosts, or was
+    allowed to remove the cluster from machines.
+    """
+    is_allowed = _checked_recently(workspace) or _changed_machines(workspace)
+    return replace(copies, unknown=()) if is_allowed else copies
 
 
 def reject_losses(workspace: Workspace, copies: OnlyCopies) -> None:
@@ -81,7 +84,7 @@ def reject_losses(workspace: Workspace, copies: OnlyCopies) -> None:
 def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:
     """Return the waiting and running jobs of the cluster, and the files that exist only on it.
 
-    Machines that the user owns keep their files, so it is no problem if they don't answer.
+    Machines that the user owns keep their files.
     ``discarded``: ids of jobs to leave out, with their files.
     """
     # Before the hosts were configured, no user could log in.
@@ -96,13 +99,12 @@ def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCo
         copies = search_all(inventory, workspace, connections.to, shared=shared).find()
         files = tuple(file for file in copies.files if file.job_id not in discarded)
         jobs, unknown = _active_jobs(inventory, connections.to, discarded)
-    unknown = () if inventory.traits.adopts_hosts else copies.unknown or unknown
     has_others = any(job.user != inventory.job_user for job in jobs)
     lines = tuple(f"job {job.id} ({job.name}) of {job.user} is {job.state.value}" for job in jobs)
     return OnlyCopies(
         lines,
         files=files,
-        unknown=unknown,
+        unknown=copies.unknown or unknown,
         job_ids=tuple(dict.fromkeys(job.whole_id for job in jobs)),
         has_jobs_of_others=has_others,
     )
