@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from examples import survive
+from tests.support.manual import ROOT, blocks
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -170,6 +172,36 @@ def test_signal_saves_and_exits_with_75(
     again, restored = train(4, folder=folder)
     assert again.step == 4
     assert torch.equal(restored.weight, model.weight)
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_lines_of_the_manual_resume_within_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    page = blocks(ROOT / "docs" / "restarts.md")
+    (lines,) = (block.text for block in page if block.language == "python")
+    steps: list[tuple[int, str]] = []
+
+    def step(*place: Any) -> None:
+        steps.append(place)
+        if len(steps) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def attempt() -> None:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        values = {"model": model, "optimizer": optimizer, "batches": "abc", "epochs": 3}
+        exec(  # noqa: S102 - lines of the manual
+            lines.replace("...", "step(epoch, batch)"),
+            {**values, "survive": survive, "islice": islice, "step": step},
+        )
+
+    with pytest.raises(SystemExit, check=lambda error: error.code == 75):
+        attempt()
+    attempt()
+    assert steps == [(epoch, batch) for epoch in range(3) for batch in "abc"]
 
 
 @pytest.mark.usefixtures("single_rank")

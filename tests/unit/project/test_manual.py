@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from markdown_it import MarkdownIt
 
 from clusterctl.cli.main import LazyVerb, app
+from clusterctl.errors import ClusterctlError
+from clusterctl.spec.load import parse_spec
+from clusterctl.spec.models import ClusterSpec
 from tests.support.manual import ROOT, RUN, Block, blocks, pages
 
 LANGUAGES = {*RUN, "bash", "c", "yaml", "python", "toml", "text", "json", "sudoers"}
@@ -19,15 +25,19 @@ SKILL = ROOT / "skills" / "clusterctl" / "SKILL.md"
 ALL = [block for page in pages() for block in blocks(page)]
 
 
-def inline_commands(page: Path) -> list[list[str]]:
-    """The words of every `clusterctl ...` in running text and tables."""
-    spans = [
+def inline_code(page: Path) -> list[str]:
+    """What stands in backticks in running text and tables."""
+    return [
         child.content
         for token in MarkdownIt().enable("table").parse(page.read_text())
         for child in token.children or ()
         if child.type == "code_inline"
     ]
-    return [_words(span) for span in spans if span.startswith("clusterctl ")]
+
+
+def inline_commands(page: Path) -> list[list[str]]:
+    """The words of every `clusterctl ...` in running text and tables."""
+    return [_words(span) for span in inline_code(page) if span.startswith("clusterctl ")]
 
 
 def of_clusterctl(block: Block) -> list[list[str]]:
@@ -82,6 +92,48 @@ def names(command: object) -> set[str]:
     }
 
 
+# Provider -> the least that a spec with it needs beside the keys that a page shows.
+LEAST: dict[str, dict[str, Any]] = {
+    "local": {"partitions": [{"name": "train", "nodes": 2}]},
+    "gcp": {
+        "provider": {"project": "my-project", "zone": "europe-west4-a"},
+        "partitions": [{"name": "train", "nodes": 2}],
+    },
+    "onprem": {
+        "provider": {"controller": "head", "hosts": {"head": None, "gpu[01-16]": None}},
+        "partitions": [{"name": "train", "hosts": "gpu[01-16]"}],
+    },
+}
+
+
+def parts_of_specs() -> list[tuple[str, dict[str, Any]]]:
+    """Where pages show keys of a spec in a block, or in braces in the text, and the keys."""
+    texts = [
+        (block.where, block.text)
+        for block in ALL
+        if block.language == "yaml" and (not block.words or block.shown_only == "part of a spec")
+    ]
+    texts += [
+        (f"{page.relative_to(ROOT)}: {span}", span)
+        for page in pages()
+        for span in inline_code(page)
+        if re.match(r"\w+: *[\[{]", span) and not re.search(r"…|\.\.\.|[A-Z]{4}", span)
+    ]
+    shown = [(where, yaml.safe_load(text)) for where, text in texts]
+    known = {*ClusterSpec.model_fields}
+    return [(at, keys) for at, keys in shown if isinstance(keys, dict) and {*keys} <= known]
+
+
+def is_valid(keys: Mapping[str, Any], kind: str) -> bool:
+    least = {"version": 1, "name": "demo", **LEAST[kind], **keys}
+    provider = {"type": kind, **LEAST[kind].get("provider", {}), **keys.get("provider", {})}
+    try:
+        parse_spec(yaml.safe_dump({**least, "provider": provider}), "a page")
+    except ClusterctlError:
+        return False
+    return True
+
+
 def named(block: Block) -> str:
     return block.where
 
@@ -127,6 +179,11 @@ def test_clusterctl_commands_on_a_page_parse(page: Path) -> None:
     ]
     wrong = [" ".join(words) for words in found if not understood(words[1:])]
     assert not wrong
+
+
+@pytest.mark.parametrize("keys", [pytest.param(keys, id=where) for where, keys in parts_of_specs()])
+def test_keys_of_a_spec_on_a_page_are_valid(keys: dict[str, Any]) -> None:
+    assert any(is_valid(keys, kind) for kind in LEAST)
 
 
 def test_wrong_command_on_a_page_is_reported() -> None:

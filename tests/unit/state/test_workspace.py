@@ -10,13 +10,48 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import MachineError
-from clusterctl.state.workspace import Workspace, clusters_up, open_private, write_atomic
+from clusterctl.state.workspace import (
+    Workspace,
+    cache_home,
+    clusters_up,
+    config_file,
+    open_private,
+    state_home,
+    write_atomic,
+)
 from tests.support.messages import refused
 
 
 @pytest.fixture(name="workspace")
 def workspace_fixture(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path / "demo")
+
+
+def test_folders_are_where_the_variables_say_or_below_the_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    variables = ("CLUSTERCTL_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+    for variable in variables:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", "/h")
+
+    def named() -> list[str]:
+        return [str(path()) for path in (state_home, cache_home, config_file)]
+
+    assert named() == [
+        "/h/.local/state/clusterctl",
+        "/h/.cache/clusterctl",
+        "/h/.config/clusterctl/config.yaml",
+    ]
+    for variable in variables[1:]:
+        monkeypatch.setenv(variable, f"/{variable}")
+    assert named() == [
+        "/XDG_STATE_HOME/clusterctl",
+        "/XDG_CACHE_HOME/clusterctl",
+        "/XDG_CONFIG_HOME/clusterctl/config.yaml",
+    ]
+    monkeypatch.setenv("CLUSTERCTL_HOME", "/own")
+    assert str(state_home()) == "/own"
 
 
 def test_cluster_id_is_never_a_number(tmp_path: Path) -> None:
