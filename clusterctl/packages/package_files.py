@@ -16,7 +16,7 @@ from clusterctl.packages.requirement_files import decoded, read_requirements
 from clusterctl.spec.program import head_of, script_block
 
 # The files in a project's folder that are looked for, the first of which counts.
-_LOOKED_FOR: Final = (
+LOOKED_FOR: Final = (
     "uv.lock",
     "pylock.toml",
     "requirements.txt",
@@ -36,7 +36,7 @@ def find_package_file(script: Path, top: Path) -> Path | None:
     """Return the file that lists the packages of a Python program. None: there is no such file.
 
     It is the program itself if it has a comment `# /// script`; otherwise the first of
-    ``_LOOKED_FOR`` in the nearest folder that has one, from the program's folder up to ``top``.
+    ``LOOKED_FOR`` in the nearest folder that has one, from the program's folder up to ``top``.
     The path has no symbolic links to folders, so that ``top`` is found on the way up.
     """
     top = top.resolve()
@@ -47,7 +47,7 @@ def find_package_file(script: Path, top: Path) -> Path | None:
     for folder in (script.parent, *script.parent.parents):
         if not folder.is_relative_to(top):
             break
-        for name in _LOOKED_FOR:
+        for name in LOOKED_FOR:
             if (folder / name).is_file() and _lists_packages(folder / name):
                 return folder / name
     return None
