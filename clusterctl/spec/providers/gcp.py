@@ -4,7 +4,6 @@ fields.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
@@ -41,7 +40,6 @@ from clusterctl.spec.providers.gcp_machines import (
     PLAIN,
     GcpMachineType,
     MachineFacts,
-    data,
     default_machine,
     gpu_type,
     unknown_gpu,
@@ -65,7 +63,6 @@ from clusterctl.spec.providers.gcp_nodes import (
     release_of,
 )
 from clusterctl.spec.units import GIB_MIB, shown
-from clusterctl.util import formatting
 
 _OF_LOCAL_NODES: Final = tuple(
     (
@@ -158,9 +155,6 @@ class GcpSettings(ProviderSettings):
     type: Literal["gcp"] = Field(description="the provider's type")
     project: Project = Field(description="the project's ID")
     zone: Annotated[str, PATTERNS["zone"]] = Field(description="the zone of all nodes")
-    region: str | None = Field(
-        None, description="the zone's region; by default derived from the zone"
-    )
     partitions: Mapping[str, GcpNodes] = Field(
         {}, description="settings of the instances, by partition"
     )
@@ -285,9 +279,7 @@ class GcpSettings(ProviderSettings):
     def faults(self, spec: ClusterBase) -> Iterator[SpecFault]:
         yield from _partition_faults(self, spec)
         yield from _node_faults(self, spec)
-        yield from _location_faults(self)
         yield from _network_faults(self.network, 1 + spec.node_count)
-        yield from _filestore_faults(self)
         yield from _kept_storage_faults(self, spec)
         yield from _uid_faults(spec)
         yield from _other_faults(self, spec)
@@ -420,8 +412,6 @@ _GIVEN_OUT: Final = range(1000, 1010)
 _LARGEST_PREFIX: Final = 29
 # The reserved addresses of a subnetwork: network, gateway, broadcast, and one for Google.
 _TAKEN_ADDRESSES: Final = 4
-_REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
-_KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
 
 
 def _partition_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault]:
@@ -489,11 +479,6 @@ def _node_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault
             "the controller can't be a flex-start node, because Google deletes it after at most 7d"
         )
         yield SpecFault("controller-flex-start", (*at, "flex_start"), message, "remove flex_start")
-    elif controller.compact_placement:
-        message = "compact placement has no effect on the controller, which is a single instance"
-        yield SpecFault(
-            "controller-placement", (*at, "compact_placement"), message, "remove compact_placement"
-        )
     if provider.secure_boot and driver_for:
         message = (
             f"secure_boot blocks the NVIDIA driver of the default image on {shown(driver_for)}"
@@ -512,22 +497,6 @@ def _uid_faults(spec: ClusterBase) -> Iterator[SpecFault]:
             message = f"uid {user.uid} may be in use on the hosts: {reason}"
             hint = f"use {_GIVEN_OUT.stop} or higher, such as {GcpSettings.default_uid}"
             yield SpecFault("uid-maybe-taken", ("users", index, "uid"), message, hint)
-
-
-def _location_faults(provider: GcpSettings) -> Iterator[SpecFault]:
-    if not provider.zone or not PATTERNS["zone"].matches(provider.zone):
-        return
-    zone = provider.zone
-    region = provider.region_name
-    if provider.region is not None and provider.region != region:
-        message = f"zone {zone} is in region {region}, not {shown(provider.region)}"
-        yield SpecFault("zone-not-in-region", ("provider", "region"), message, "remove region")
-    location = _KEY_LOCATION.search(provider.kms_key or "")
-    if location and _REGION.fullmatch(location[1]) and location[1] != region:
-        message = f"the key is in {location[1]}, but disks in zone {zone} need a key in {region}"
-        yield SpecFault(
-            "key-not-in-region", ("provider", "kms_key"), message, f"use a key in {region}"
-        )
 
 
 def _network_faults(network: GcpNetwork, hosts: int) -> Iterator[SpecFault]:
@@ -573,26 +542,6 @@ def _address_faults(cidr: IPv4Network, hosts: int) -> Iterator[SpecFault]:
         yield SpecFault("network-too-small", at, message, "use a larger network")
 
 
-def _filestore_faults(provider: GcpSettings) -> Iterator[SpecFault]:
-    filestore = provider.filestore
-    if not filestore or not filestore.tier or not filestore.capacity:
-        return
-    limits = data()["filestore"][filestore.tier]
-    size_mib = filestore.capacity
-    is_large = size_mib >= limits.get("large_from", limits["most"] + 1) * GIB_MIB
-    steps = "large_step" if is_large else "step"
-    least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", steps))
-    if not least <= size_mib <= most or size_mib % step:
-        range_ = f"{formatting.exact_size(least)} to {formatting.exact_size(most)}"
-        hint = (
-            f"write {formatting.exact_size(least)} or more"
-            if size_mib < least
-            else f"write a multiple of {formatting.exact_size(step)}"
-        )
-        message = f"the capacity of tier {filestore.tier} is {range_}, not {formatting.exact_size(size_mib)}"
-        yield SpecFault("filestore-size", ("provider", "filestore", "capacity"), message, hint)
-
-
 def _kept_storage_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault]:
     disk = provider.shared_disk
     at = ("provider", "shared_disk")
@@ -608,11 +557,6 @@ def _kept_storage_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[S
         return
     if disk.size:
         yield from disk_size((*at, "size"), disk.size)
-    machine = provider.known_machines.get(provider.controller.machine_type or PLAIN)
-    if disk.type and machine and disk.type not in machine.extra_disks:
-        message = f"the controller ({machine.name}) can't have a disk of type {shown(disk.type)}"
-        hint = f"write {' or '.join(machine.extra_disks)}, or remove the type"
-        yield SpecFault("disk-type", (*at, "type"), message, hint)
 
 
 def _other_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault]:

@@ -52,11 +52,9 @@ class GcpMachineType:
     accelerator: Google's name of the GPU type.
     guest_accelerator: whether the GPUs are added to the machine type, instead of included in the
         type.
-    local_ssds: the allowed numbers of additional local disks.
     bundled_ssds: the number of local disks that the machine type includes.
     only: names of the settings, such as ``spot``, without which Google does not offer this type.
         Empty: also on demand.
-    flex_start: whether Google offers this type as flex-start instances.
     reservation_bound: whether instances from a reservation need the provisioning model
         RESERVATION_BOUND.
     arm: whether its processors are Arm's.
@@ -69,15 +67,11 @@ class GcpMachineType:
     gpu: Gpus | None = None
     accelerator: str | None = None
     guest_accelerator: bool = False
-    compact_placement: bool = False
-    tier_1: bool = False
     gvnic_only: bool = False
-    local_ssds: tuple[int, ...] = ()
     bundled_ssds: int = 0
     boot_disks: tuple[str, ...] = ()
     extra_disks: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-    flex_start: bool = False
     reservation_bound: bool = False
     arm: bool = False
 
@@ -147,28 +141,20 @@ def _stated_machine(name: str, facts: MachineFacts) -> GcpMachineType:
 
 def _machine(name: str, row: Mapping[str, Any]) -> GcpMachineType:
     family = name.partition("-")[0]
-    vcpus = row["vcpus"]
     families = data()["families"]
     facts = {**families.get(family, families["unknown"]), **row}
-    steps = facts.get("local_ssds_up_to", ())
     return GcpMachineType(
         name,
         family,
-        vcpus,
+        facts["vcpus"],
         int(facts["gib"] * GIB_MIB),
         gpu=Gpus(type=row["gpu"], count=row["count"]) if "gpu" in row else None,
         accelerator=_google(row["gpu"]) if "gpu" in row else None,
-        compact_placement=facts.get("compact_placement", False),
-        tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
         gvnic_only=facts.get("gvnic_only", False),
-        local_ssds=tuple(
-            facts.get("local_ssds") or next((n for most, n in steps if vcpus <= most), ())
-        ),
         bundled_ssds=facts.get("bundled_ssds", 0),
         boot_disks=tuple(facts["boot_disks"]),
         extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
         only=tuple(facts.get("only", ())),
-        flex_start=facts.get("flex_start", False),
         reservation_bound=facts.get("reservation_bound", False),
         arm=facts.get("arm", False),
     )

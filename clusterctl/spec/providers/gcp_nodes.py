@@ -35,7 +35,7 @@ from clusterctl.spec.providers.gcp_machines import (
     unknown_machine,
     with_added,
 )
-from clusterctl.spec.units import GIB_MIB, shown
+from clusterctl.spec.units import GIB_MIB
 from clusterctl.util import formatting
 
 Project = Annotated[str, PATTERNS["project"]]
@@ -151,11 +151,9 @@ def release_of(image: Image) -> str | None:
     return f"{match['id']}-{number}"
 
 
-_LEAST_DISK_MIB: Final = 10 * GIB_MIB
 # The sizes of the default images, without and with NVIDIA's driver.
 _LEAST_BOOT_MIB: Final = 20 * GIB_MIB
 _LEAST_BOOT_WITH_GPU_MIB: Final = 50 * GIB_MIB
-_MOST_DISK_MIB: Final = 64 * 1024 * GIB_MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,32 +239,15 @@ def _named_machine(nodes: LocatedNodes, name: str, gpus: Gpus | None) -> GcpMach
 def _machine_independent_faults(nodes: LocatedNodes) -> Iterator[SpecFault]:
     settings = nodes.settings
     at = nodes.where
-    if settings.spot and settings.reservation:
-        message = "a spot node can't be taken from a reservation"
-        yield SpecFault(
-            "spot-in-reservation",
-            (*at, "reservation"),
-            message,
-            "remove reservation, or spot: true",
-        )
-    for key, name in (("spot", "a spot node"), ("reservation", "taken from a reservation")):
-        if settings.flex_start and getattr(settings, key):
-            message = f"a flex-start node can't be {name}"
-            yield SpecFault(
-                "flex-start-combination", (*at, key), message, f"remove {key}, or flex_start"
-            )
-    if settings.spot and settings.compact_placement:
-        message = "spot nodes can't have compact placement: a preempted node may restart elsewhere"
-        hint = "remove compact_placement, or spot: true"
-        yield SpecFault("spot-placement", (*at, "compact_placement"), message, hint)
+    ways = [key for key in ("spot", "flex_start", "reservation") if getattr(settings, key)]
+    if len(ways) > 1:
+        message = f"nodes can't have both {ways[0]} and {ways[1]}"
+        hint = f"remove {ways[0]} or {ways[1]}"
+        yield SpecFault("provisioning-twice", (*at, ways[1]), message, hint)
     if settings.termination_action == "DELETE" and settings.spot is False:
         message = "termination_action is only for spot nodes"
         hint = "remove termination_action, or write spot: true"
         yield SpecFault("needs-spot", (*at, "termination_action"), message, hint)
-    if settings.tier_1 and settings.gvnic is False:
-        yield SpecFault(
-            "needs-gvnic", (*at, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1"
-        )
     if settings.image and (settings.image.family is None) == (settings.image.name is None):
         message = "an image needs either a family or a name"
         hint = (
@@ -290,19 +271,11 @@ def disk_size(at: Loc, size_mib: int) -> Iterator[SpecFault]:
     if size_mib and size_mib % GIB_MIB:
         message = f"the size of a disk must be in whole GiB, not {formatting.exact_size(size_mib)}"
         yield SpecFault("disk-size", at, message, f"write {size_mib // GIB_MIB + 1}GiB")
-    elif size_mib and not _LEAST_DISK_MIB <= size_mib <= _MOST_DISK_MIB:
-        least = formatting.exact_size(_LEAST_DISK_MIB)
-        most = formatting.exact_size(_MOST_DISK_MIB)
-        message = (
-            f"the size of a disk must be {least} to {most}, not {formatting.exact_size(size_mib)}"
-        )
-        yield SpecFault("disk-size", at, message, f"write a size from {least} to {most}")
 
 
 def _machine_faults(nodes: LocatedNodes, machine: GcpMachineType) -> Iterator[SpecFault]:
     settings = nodes.settings
     name = machine.name
-    where = nodes.where
     if machine.only and all(getattr(settings, way) in {None, False} for way in machine.only):
         ways = {
             "spot": "write spot: true",
@@ -313,22 +286,6 @@ def _machine_faults(nodes: LocatedNodes, machine: GcpMachineType) -> Iterator[Sp
         yield SpecFault(
             "machine-not-on-demand", nodes.machine_at, f"{name} is not available on demand", hint
         )
-    if settings.compact_placement and not machine.compact_placement:
-        message = f"machine type {name} does not support compact placement"
-        hint = f"use a machine type of {either(_families_with('compact_placement'))}"
-        yield SpecFault("machine-without-placement", (*where, "compact_placement"), message, hint)
-    if settings.flex_start and not machine.flex_start:
-        message = f"machine type {name} does not support flex-start instances"
-        hint = f"use a machine type of {either(_families_with('flex_start'))}"
-        yield SpecFault("machine-without-flex-start", (*where, "flex_start"), message, hint)
-    if settings.tier_1 and not machine.tier_1:
-        message = f"machine type {name} does not support TIER_1 networking"
-        yield SpecFault(
-            "machine-without-tier-1", (*where, "tier_1"), message, _tier_1_hint(machine)
-        )
-    if machine.gvnic_only and settings.gvnic is False:
-        message = f"{name} supports only Google's own network interface (gvnic)"
-        yield SpecFault("machine-needs-gvnic", (*where, "gvnic"), message, "remove gvnic: false")
     if machine.gpu and not settings.image and data()["gpus"][machine.gpu.type].get("closed_driver"):
         reason = "the driver's open kernel modules need a t4 or newer"
         message = f"the default image's driver does not support {machine.gpu.type}: {reason}"
@@ -342,51 +299,12 @@ def _machine_faults(nodes: LocatedNodes, machine: GcpMachineType) -> Iterator[Sp
         yield SpecFault(
             "machine-architecture", nodes.machine_at, message, "use machines of another type"
         )
-    yield from _local_ssd_faults(nodes, machine)
-    yield from _disk_faults(nodes, machine)
+    yield from _boot_disk_faults(nodes, machine)
 
 
-def _families_with(key: str) -> Iterator[str]:
-    families = data()["families"].items()
-    return (family for family, facts in families if key in facts and family != "unknown")
-
-
-def _tier_1_hint(machine: GcpMachineType) -> str:
-    families = data()["families"].items()
-    from_vcpus = {
-        name: facts["tier_1_from"] for name, facts in families if facts.get("tier_1_from")
-    }
-    if machine.family in from_vcpus:
-        return f"use a {machine.family} with at least {from_vcpus[machine.family]} processors"
-    return f"use a large machine type of {either(from_vcpus)}"
-
-
-def _local_ssd_faults(nodes: LocatedNodes, machine: GcpMachineType) -> Iterator[SpecFault]:
-    count = nodes.settings.local_ssds
-    hint = "remove local_ssds"
-    if not count or count in machine.local_ssds:
-        return
-    message = f"{machine.name} can't have local disks"
-    if machine.bundled_ssds:
-        message = f"{machine.name} already includes {machine.bundled_ssds} local disks"
-    elif machine.local_ssds:
-        message = f"{machine.name} can't have {count} local disks"
-        hint = f"write {either(machine.local_ssds)}, or remove local_ssds"
-    yield SpecFault("local-disks", (*nodes.where, "local_ssds"), message, hint)
-
-
-def _disk_faults(nodes: LocatedNodes, machine: GcpMachineType) -> Iterator[SpecFault]:
-    for at, disk in _disks(nodes):
-        is_boot = at[-2] != "extra_disks"
-        allowed = machine.boot_disks if is_boot else machine.extra_disks
-        if disk.type and disk.type not in allowed:
-            use = "boot from" if is_boot else "have"
-            message = f"{machine.name} can't {use} a disk of type {shown(disk.type)}"
-            yield SpecFault(
-                "disk-type", (*at, "type"), message, f"write {either(allowed)}, or remove the type"
-            )
+def _boot_disk_faults(nodes: LocatedNodes, machine: GcpMachineType) -> Iterator[SpecFault]:
     size_mib = nodes.settings.boot_disk.size
-    if not size_mib or nodes.settings.image or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:
+    if not size_mib or nodes.settings.image or size_mib % GIB_MIB:
         return
     least = _LEAST_BOOT_WITH_GPU_MIB if machine.gpu else _LEAST_BOOT_MIB
     if size_mib < least:

@@ -57,12 +57,6 @@ def test_manual_lists_the_machine_families() -> None:
     supported, _, refused = text.partition("Types with Arm processors")
     assert set(FAMILY.findall(supported)) == set(families) - arm
     assert set(FAMILY.findall(refused)) == arm
-    (flex_start,) = (
-        cells[1] for cells in rows("Spot, flex-start, reservations") if "flex" in cells[0]
-    )
-    assert set(FAMILY.findall(flex_start)) == {
-        name for name, one in families.items() if one.get("flex_start")
-    }
 
 
 @pytest.mark.parametrize("cells", rows("Failures"), ids=lambda cells: str(cells[0].split("`")[1]))

@@ -9,7 +9,6 @@ import pytest
 from clusterctl.errors import SpecError
 from clusterctl.spec.load import dump_spec, load_spec, parse_spec, starter_spec
 from clusterctl.spec.providers import gcp
-from tests.support.messages import refused
 
 SPECS = Path(__file__).parents[1] / "gcp" / "specs"
 BASE = Path(__file__).with_name("gcp-base.yaml")
@@ -43,9 +42,3 @@ def test_gpus_that_the_default_images_driver_lacks_want_an_image(gpu: str) -> No
     image = "image: {project: my-images, family: rocky-9-driver-535}"
     named = text.replace("  zone: ", f"  partitions: {{train: {{{image}}}}}\n  zone: ")
     assert parse_spec(named, "cluster.yaml").name
-
-
-def test_empty_region_is_refused() -> None:
-    text = BASE.read_text().replace("  region: us-central1\n", "  region: ''\n")
-    with refused("zone-not-in-region", SpecError):
-        parse_spec(text, "cluster.yaml")

@@ -14,9 +14,8 @@ from clusterctl.spec.common import Gpus, Partition
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp, gcp_machines, gcp_nodes
-from clusterctl.spec.providers.gcp import Filestore
 from clusterctl.spec.providers.gcp_nodes import GcpDisk
-from tests.support.messages import refused, shows
+from tests.support.messages import refused
 
 DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
 
@@ -60,13 +59,6 @@ def test_facts_of_machine_types_are_consistent() -> None:
         assert one.family == name.split("-")[0]
         assert one.boot_disks, name
         assert {*one.boot_disks, *one.extra_disks} <= DISK_TYPES
-        # Disks are either part of a machine or added; a spec may ask for 32.
-        assert not (one.local_ssds and one.bundled_ssds)
-        assert max(one.local_ssds, default=0) <= 32
-        assert one.tier_1 is False or one.gpu is None
-    assert set(gcp_machines.data()["filestore"]) == set(
-        get_args(Filestore.model_fields["tier"].annotation)
-    )
 
 
 @pytest.mark.parametrize("gpu", gcp_machines.data()["gpus"])
@@ -132,8 +124,6 @@ def test_machine_type_that_the_spec_describes() -> None:
     found = gcp.machine_of(spec, spec.partitions[0])
     assert (found.vcpus, found.memory_mib, found.gpu) == (16, 60 * 1024, Gpus(type="l4", count=1))
     assert (found.boot_disks, found.bundled_ssds) == (("pd-ssd",), 2)
-    # Of an unknown family, only Google knows the limits.
-    assert (found.compact_placement, found.tier_1, found.flex_start) == (True, True, True)
     with refused("unknown-machine-type", SpecError, "machine_types"):
         parse_spec(GCP % more.replace("type: g9-x-1", "type: g9-x-2") + TRAIN % "", "cluster.yaml")
 
@@ -175,19 +165,6 @@ def test_arm_processors_are_refused_with_any_image(stated: str, name: str) -> No
     nodes = f"{stated}, partitions: {{train: {{machine_type: {name}, {ARM_IMAGE}}}}}"
     with refused("machine-architecture", SpecError, "machine_type"):
         parse_spec(GCP % nodes + TRAIN % "", "cluster.yaml")
-
-
-@pytest.mark.parametrize(
-    ("setting", "code"),
-    [
-        ("compact_placement: true", "machine-without-placement"),
-        ("flex_start: 2d", "machine-without-flex-start"),
-    ],
-)
-def test_features_that_a_machine_type_lacks_are_errors(setting: str, code: str) -> None:
-    with refused(code, SpecError, "e2-standard-4") as caught:
-        parse_spec(GCP % f", partitions: {{train: {{{setting}}}}}" + TRAIN % "", "cluster.yaml")
-    assert shows(str(caught.value), code)
 
 
 def test_machine_type_of_the_controller() -> None:
