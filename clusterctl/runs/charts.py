@@ -18,9 +18,9 @@ from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.facts import SPEEDS
 from clusterctl.runs.find import Row, metric_of
 from clusterctl.runs.groups import Group, MeanLines, grouped, is_seed
-from clusterctl.runs.metric_files import Block
+from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, thinned
-from clusterctl.runs.table import Metrics
+from clusterctl.runs.table import stored
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
 from clusterctl.util import formatting
@@ -138,8 +138,8 @@ class ProgramMetrics:
         """Return the metrics of a run or a task. metric: a metric whose median is needed."""
         metrics = cls()
         metrics.samples = {name: Sample() for name in (*SPEEDS, EXPOSED, metric, STEP)}
-        files = Metrics(row.folder)
-        for block in files.blocks():
+        files = MetricFiles(row.folder)
+        for block in stored(files):
             metrics._add(block)
         metrics.left_out = files.left_out
         start = row.record.start_time or 0

@@ -17,8 +17,9 @@ from typing import Any, Final, TypeAlias
 from clusterctl.errors import CollectError
 from clusterctl.runs.curve import ROW, STEP
 from clusterctl.runs.find import FIELDS, Row, as_text, is_usual
+from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.series import config_of, flat
-from clusterctl.runs.table import Metrics
+from clusterctl.runs.table import stored
 from clusterctl.spec.job_options import options_with
 from clusterctl.spec.metrics import is_loss
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE
@@ -161,7 +162,7 @@ def _losses(row: Row, limit: int) -> tuple[_LossesOfRun, bool]:
     tasks = row.tasks or [row]
     for task in tasks:
         number = task.number if len(tasks) > 1 else ""
-        for block in Metrics(task.folder).blocks():
+        for block in stored(MetricFiles(task.folder)):
             for name, column in block.columns.items():
                 if not is_loss(name):
                     continue
@@ -336,7 +337,7 @@ def _data(row: Row) -> dict[str, Value]:
     """
     tasks: dict[str, Mapping[str, Value]] = {}
     for task in row.tasks or [row]:
-        first = next(Metrics(task.folder).blocks(), None)
+        first = next(stored(MetricFiles(task.folder)), None)
         data = flat(mapping(first.lines[0], "data")) if first is not None and first.lines else {}
         # The configuration has the path of the data.
         data.pop("name", None)

@@ -125,6 +125,11 @@ class Column(NamedTuple):
     rises: bool = False
     before: int = 0
 
+    def within(self, start: float, end: float) -> list[float]:
+        """Return the values at places from ``start`` to ``end`` that are not NaN."""
+        placed = zip(self.xs or (), self.ys, strict=True)
+        return [y for x, y in placed if start <= x <= end and not math.isnan(y)]
+
     def bucket(self, start: int, end: int) -> Bucket:
         """Return the bucket of the values from ``start`` to before ``end``."""
         ys = self.ys[start:end]

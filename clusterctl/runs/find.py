@@ -446,7 +446,7 @@ def reject_unknown_keys(
             raise UsageError(
                 f"no run has a value for {key!r}",
                 code="unknown-run-key",
-                why=f"metrics were left out: {partial[0].shown}: "
+                why=f"not all was read: {partial[0].shown}: "
                 f"{'; '.join(partial[0].record.left_out)}",
                 fix=f"if it is a metric, read it from the files of {shown}",
             )

@@ -108,6 +108,11 @@ class MetricFiles:
     budget: Budget = field(default_factory=Budget)
     left_out: list[str] = field(default_factory=list)
 
+    @property
+    def member(self) -> str:
+        """Their place in the table."""
+        return "metrics"
+
     def blocks(self) -> Iterator[Block]:
         """Yield the metrics, file by file.
 

@@ -8,7 +8,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -35,6 +36,7 @@ from clusterctl.runs.series import (
     summarize,
 )
 from clusterctl.runs.table import TableWriter
+from clusterctl.runs.telemetry_files import NodeFile
 from clusterctl.runs.time_use import Records, find_time_use
 from clusterctl.scheduler.accounting import StepsUse, shows_running_job, uses_by_job
 from clusterctl.scheduler.arrays import tasks_of
@@ -47,6 +49,7 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.evidence import diagnose_run
+from clusterctl.scheduler.history import nodes_of
 from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
 from clusterctl.scheduler.session import Session
 from clusterctl.state.inventory import applied_text
@@ -57,6 +60,7 @@ from clusterctl.state.ledger import (
     SOURCE_FILE,
     SPEC_FILE,
     SWEEP_FILE,
+    TABLE_FILE,
     JobEntry,
 )
 from clusterctl.state.run_record import (
@@ -127,9 +131,11 @@ class Recorder:
         facts = _json(kept.get(CLIENT_FACTS, b""))
         (tree / ENVIRONMENT_FILE).write_text(environment_text(tree, manifest, facts, self.version))
         source = _json(kept.get(SOURCE_FILE, b""))
+        (tree / TABLE_FILE).unlink(missing_ok=True)
+        left_out = self._parse_telemetry(tree)
         record = self._record(tree, manifest, source["hash"] if source else None)
-        with TableWriter(tree) as table:
-            record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")), table)
+        sweep = _json(kept.get(SWEEP_FILE, b""))
+        record = _with_summary(record, tree, facts, sweep, left_out)
         if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             diagnosis = diagnose_run(self.session, job, tree).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
@@ -137,9 +143,24 @@ class Recorder:
         write_sums(tree, manifest.sha256)
         return record
 
+    def _parse_telemetry(self, tree: Path) -> Mapping[Path, Sequence[str]]:
+        """Write the telemetry of all nodes into the table. Return what was left out, by the folder of
+        a job or task.
+        """
+        left_out: dict[Path, list[str]] = {}
+        with TableWriter(tree) as table:
+            for job in self.jobs:
+                folder = _folder_of(job, tree)
+                started = (nodes_of(history_in(folder)), *(each.nodes for each in job.attempts))
+                for node in dict.fromkeys((*chain.from_iterable(started), *job.nodes)):
+                    file = NodeFile(folder, node)
+                    deque(table.blocks(file), maxlen=0)
+                    left_out.setdefault(folder, []).extend(file.left_out)
+        return left_out
+
     def _task(self, job: JobInfo, tree: Path, steps: StepsUse) -> TaskRecord:
         """Return the record of a job or of an array's task, with its attempts."""
-        folder = tree / f"task-{job.task}" if job.task is not None else tree
+        folder = _folder_of(job, tree)
         history = history_in(folder)
         job = with_recorded_exit(job, history)
         # The accounting also has the end of an attempt that was killed.
@@ -196,9 +217,14 @@ class Recorder:
         )
 
 
+def _folder_of(job: JobInfo, tree: Path) -> Path:
+    return tree if job.task is None else tree / f"task-{job.task}"
+
+
 def _with_summary(
-    record: RunRecord, tree: Path, facts: Any, sweep: Any, table: TableWriter
+    record: RunRecord, tree: Path, facts: Any, sweep: Any, left_out: Mapping[Path, Sequence[str]]
 ) -> RunRecord:
+    """Return the record with what the programs wrote. left_out: of the telemetry, by folder."""
     facts = facts if isinstance(facts, dict) else {}
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
@@ -222,20 +248,27 @@ def _with_summary(
         # Older versions of clusterctl did not record them.
         sweep.pop("arguments", None)
 
-    def told(tasks: Sequence[TaskRecord]) -> Iterator[TaskRecord]:
-        for task in tasks:
-            summary, more = _program_of(record, task, tree, args, table)
-            if task.number.isdecimal() and int(task.number) < len(values):
-                summary.config |= config_of_task(values[int(task.number)], form)
-            yield task.model_copy(update={**vars(summary), **more})
-
-    if record.is_array:
-        submitted["tasks"] = tuple(told(record.tasks))
-    else:
-        (task,) = record.tasks
+    def told(task: TaskRecord) -> tuple[Summary, dict[str, Any]]:
         summary, more = _program_of(record, task, tree, args, table)
-        submitted |= {**vars(summary), "tasks": (task.model_copy(update=more),)}
-    submitted["packed"] = tuple(told(record.packed))
+        summary.left_out += (*left_out.get(task.folder_in(tree), ()),)
+        if task.number.isdecimal() and int(task.number) < len(values):
+            summary.config |= config_of_task(values[int(task.number)], form)
+        return summary, more
+
+    def all_told(tasks: Sequence[TaskRecord]) -> tuple[TaskRecord, ...]:
+        each = ((task, *told(task)) for task in tasks)
+        return tuple(
+            task.model_copy(update={**vars(summary), **more}) for task, summary, more in each
+        )
+
+    with TableWriter(tree) as table:
+        if record.is_array:
+            submitted["tasks"] = all_told(record.tasks)
+        else:
+            (task,) = record.tasks
+            summary, more = told(task)
+            submitted |= {**vars(summary), "tasks": (task.model_copy(update=more),)}
+        submitted["packed"] = all_told(record.packed)
     return record.model_copy(update={**submitted, "sweep": sweep})
 
 

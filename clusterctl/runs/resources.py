@@ -7,21 +7,29 @@ in run.json. Advice needs enough evidence, and leaves a margin above what the sa
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.runs.find import Row
-from clusterctl.runs.series import GPU_AT_WORK, gpu_busy, gpus_of, samples_with_cores
+from clusterctl.runs.table import stored
+from clusterctl.runs.telemetry_files import (
+    BUSY,
+    BUSY_CORES,
+    CORE_S,
+    CORES,
+    GPU_AT_WORK,
+    JOB_MIB,
+    UNKNOWN_GPU,
+    NodeFile,
+)
 from clusterctl.scheduler.accounting import StepsUse
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.slurm_values import GPU, amounts_of
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.run_record import TaskRecord, Used
 from clusterctl.util import formatting
-from clusterctl.util.numbers import finite
 
 _MIB: Final = 1 << 20
 # What is advised, as a multiple of the most that was used: by telemetry, which looks each few
@@ -79,18 +87,20 @@ class Resources:
 
 @dataclass(slots=True)
 class _NodeUse:
-    """The samples of a node. gpus: index -> the percentages of its use.
+    """The samples of a node. gpus: for each, the highest percentage of its use, and their sum and
+    number.
 
-    memory_mib: of the job's control group. node_mib: of all processes of the node.
+    memory_mib: of the job's control group. node_mib: of all processes of the node. busy: the most
+    cores that were busy at once.
     """
 
     samples: int = 0
     memory_mib: float = 0.0
     node_mib: float = 0.0
     cores: int = 0
-    busy: list[float] = field(default_factory=list)
+    busy: float = 0.0
     busy_s: float = 0.0
-    gpus: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    gpus: dict[str, tuple[float, float, int]] = field(default_factory=dict)
     is_gpu_unknown: bool = False
 
 
@@ -248,7 +258,7 @@ def used_by(folder: Path, task: TaskRecord, steps: StepsUse) -> Used:
         use.memory_mib = max(node.memory_mib for node in nodes)
         # On a shared node, other jobs have used some of the cores and of the memory.
         if all(0 < node.cores <= asked.get("cpu", 0.0) / count for node in nodes):
-            use.cores = max(max(node.busy, default=0.0) for node in nodes)
+            use.cores = max(node.busy for node in nodes)
             use.memory_mib = use.memory_mib or max(node.node_mib for node in nodes)
             use.core_s = sum(node.busy_s for node in nodes) or use.core_s
         own_gpus = asked.get(GPU, 0.0) / count
@@ -256,10 +266,10 @@ def used_by(folder: Path, task: TaskRecord, steps: StepsUse) -> Used:
             len(node.gpus) == own_gpus and not node.is_gpu_unknown for node in nodes
         ):
             use.gpus = max(
-                sum(max(each) >= GPU_AT_WORK for each in node.gpus.values()) for node in nodes
+                sum(most >= GPU_AT_WORK for most, _, _ in node.gpus.values()) for node in nodes
             )
             use.gpu_mean = sum(
-                sum(each) / len(each) / 100 for node in nodes for each in node.gpus.values()
+                total / count / 100 for node in nodes for _, total, count in node.gpus.values()
             )
     return use
 
@@ -267,25 +277,19 @@ def used_by(folder: Path, task: TaskRecord, steps: StepsUse) -> Used:
 def _node_use(folder: Path, node: str) -> _NodeUse:
     """Return what telemetry saw on a node."""
     found = _NodeUse()
-    for sample, cores, before in samples_with_cores(folder, node):
-        found.cores = cores
-        _add_sample(found, sample, sample["time"] - before)
+    for block in stored(NodeFile(folder, node)):
+        columns = {name: column.within(0, math.inf) for name, column in block.columns.items()}
+        found.samples += len(block.place.ys)
+        found.memory_mib = max(found.memory_mib, *columns.get(JOB_MIB, ()), 0.0)
+        found.node_mib = max(
+            found.node_mib, *(each / _MIB for each in columns.get("Memory", ())), 0.0
+        )
+        found.cores = int(columns[CORES][-1])
+        found.busy = max(found.busy, *columns.get(BUSY_CORES, ()), 0.0)
+        found.busy_s += sum(columns.get(CORE_S, ()))
+        found.is_gpu_unknown |= UNKNOWN_GPU in columns
+        for name in (name for name in columns if name.startswith(BUSY)):
+            most, total, count = found.gpus.get(name, (0.0, 0.0, 0))
+            uses = columns[name]
+            found.gpus[name] = max(most, *uses), total + sum(uses), count + len(uses)
     return found
-
-
-def _add_sample(found: _NodeUse, line: Mapping[str, Any], seconds: float) -> None:
-    """Add a sample, so many seconds after the line before it."""
-    found.samples += 1
-    found.memory_mib = max(found.memory_mib, finite(line.get("job_memory_mib")) or 0.0)
-    found.node_mib = max(found.node_mib, finite(line.get("memory_used_mib")) or 0.0)
-    percent = finite(line.get("cpu_percent"))
-    if percent is not None and 0 < seconds < _SHORTEST_S:
-        busy = max(0.0, percent) / 100 * found.cores
-        found.busy.append(busy)
-        found.busy_s += busy * seconds
-    for gpu in gpus_of(line):
-        use = gpu_busy(gpu)
-        if use is None:
-            found.is_gpu_unknown = True
-        else:
-            found.gpus[str(gpu.get("index"))].append(use)

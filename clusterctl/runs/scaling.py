@@ -27,10 +27,11 @@ from clusterctl.runs.find import (
     runs_of_scaling,
     swept_keys,
 )
+from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import history_in
 from clusterctl.runs.spread import Spread, mean_of
-from clusterctl.runs.table import Metrics
+from clusterctl.runs.table import stored
 from clusterctl.runs.telemetry import FIGURES, node_use
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.directives import Directives
@@ -550,7 +551,7 @@ def _seconds_to(row: Row, target: Target, metrics: ProgramMetrics) -> tuple[floa
     started = history_in(row.folder)[0].started
     start = row.record.start_time if started is None else started
     is_recorded = False
-    for block in Metrics(row.folder).blocks():
+    for block in stored(MetricFiles(row.folder)):
         if (column := block.columns.get(target.metric)) is None:
             continue
         is_recorded = True

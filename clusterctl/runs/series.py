@@ -32,14 +32,15 @@ from clusterctl.runs.metric_files import (
     json_lines,
 )
 from clusterctl.runs.spread import mean_of
-from clusterctl.runs.table import Metrics, TableWriter
+from clusterctl.runs.table import TableWriter, stored
+from clusterctl.runs.telemetry_files import ENERGY, OTHER_GPUS, NodeFile
 from clusterctl.scheduler.history import EVENTS_FILE, Attempt, attempts_of, nodes_of
 from clusterctl.scheduler.records import restarts_of
 from clusterctl.scheduler.remote_logs import END, end_of
 from clusterctl.spec.sweep import Form, configured_name
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.run_record import Metric, Value
-from clusterctl.util.numbers import finite, is_number
+from clusterctl.util.numbers import is_number
 
 _OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 # Arguments for Hydra, such as ++lr=0.1
@@ -52,9 +53,6 @@ _HYDRA_FLAGS: Final = frozenset({"-m", "--multirun"})
 _RESULTS: Final = ("bench.jsonl", "find.jsonl", "gemm.jsonl", "allreduce.jsonl")
 # The side of a benchmark that uses all ranks of the job.
 _ALL_RANKS: Final = "all"
-_LATEST: Final = 1 << 37  # Unix seconds
-GPU_AT_WORK: Final = 1.0
-"""Percentage of time. The counters of a GPU without work need not be exactly 0."""
 _MAX_RESULTS: Final = 1 << 16
 
 
@@ -65,68 +63,12 @@ def history_in(folder: Path) -> tuple[Attempt, ...]:
 
 def sample_times(folder: Path, history: Sequence[Attempt]) -> list[float]:
     """Return the times of the telemetry of the nodes on which a job or task was."""
-    return [sample["time"] for node in nodes_of(history) for sample in samples_of(folder, node)]
-
-
-def samples_of(folder: Path, node: str) -> Iterator[dict[str, Any]]:
-    """Yield a node's valid samples of telemetry. ``time`` is in Unix seconds."""
-    for sample, _, _ in samples_with_cores(folder, node):
-        yield sample
-
-
-def samples_with_cores(
-    folder: Path, node: str, left_out: list[str] | None = None
-) -> Iterator[tuple[dict[str, Any], int, float]]:
-    """Yield each sample, the number of the node's cores (0: unknown), and the time of the line
-    before the sample, infinite without one. Telemetry begins anew with each attempt.
-
-    left_out: gets sentences on samples that were not read.
-    """
-    cores = 0
-    before = math.inf
-    for line in _telemetry(folder, node, [] if left_out is None else left_out):
-        if line.get("kind") == "host":
-            cpus = line.get("cpus")
-            cores = len(cpus) if isinstance(cpus, list) else 0
-        elif line.get("kind") == "sample":
-            yield line, cores, before
-        before = line["time"]
-
-
-def _telemetry(folder: Path, node: str, left_out: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a node's telemetry whose ``time`` is valid, in Unix seconds."""
-    # A node's name with a null byte raises a ValueError.
-    with suppress(ValueError):
-        for line in chain.from_iterable(json_lines(folder, f"telemetry/{node}.jsonl", left_out)):
-            time = finite(line.get("time"))
-            if time is not None and 0 <= time < _LATEST:
-                yield {**line, "time": time}
-
-
-def gpus_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    gpus = sample.get("gpus")
-    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
-
-
-def gpu_busy(gpu: Mapping[str, Any]) -> float | None:
-    """Return the percentage of time in which any kernel ran on a GPU; None: unknown.
-
-    By the GPU's counters it is that since the sample before, otherwise that of at most a second.
-    """
-    return finite(gpu.get("active_percent" if has_counters(gpu) else "util"))
-
-
-def has_counters(gpu: Mapping[str, Any]) -> bool:
-    """Return whether a sample has the share of time in which a GPU worked by the GPU's counters."""
-    return finite(gpu.get("active_percent")) is not None
-
-
-def has_other_gpus(sample: Mapping[str, Any]) -> bool:
-    """Return whether a node shows more or fewer GPUs than Slurm has given to the job, so that some may
-    be those of other jobs.
-    """
-    given = finite(sample.get("job_gpus"))
-    return given is not None and given != len(gpus_of(sample))
+    return [
+        time
+        for node in nodes_of(history)
+        for block in stored(NodeFile(folder, node))
+        for time in block.place.ys
+    ]
 
 
 def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | None:
@@ -137,20 +79,16 @@ def gpu_energy_j(folder: Path, attempts: Sequence[AttemptRecord]) -> float | Non
     for node in dict.fromkeys(node for attempt in attempts for node in attempt.nodes):
         # The first and the last reading of each GPU in each attempt.
         readings: dict[tuple[int, str], tuple[float, float]] = {}
-        for sample in samples_of(folder, node):
-            inside = [
-                number
-                for number, attempt in enumerate(attempts)
-                if attempt.start_time <= sample["time"] <= (attempt.end_time or math.inf)
-            ]
-            if inside and has_other_gpus(sample):
-                return None
-            for gpu in gpus_of(sample) if inside else ():
-                if (millijoules := finite(gpu.get("energy_mj"))) is not None:
-                    for number in inside:
-                        key = number, str(gpu.get("index"))
-                        first, _ = readings.get(key, (millijoules, millijoules))
-                        readings[key] = first, millijoules
+        for block in stored(NodeFile(folder, node)):
+            named = [name for name in block.columns if name.startswith(ENERGY)]
+            for number, attempt in enumerate(attempts):
+                span = attempt.start_time, attempt.end_time or math.inf
+                if OTHER_GPUS in block.columns and block.columns[OTHER_GPUS].within(*span):
+                    return None
+                for name in named:
+                    if inside := block.columns[name].within(*span):
+                        first, _ = readings.get((number, name), (inside[0], 0.0))
+                        readings[number, name] = first, inside[-1]
         joules += [max(0.0, last - first) / 1000 for first, last in readings.values()]
     return sum(joules) if joules else None
 
@@ -196,7 +134,7 @@ def restarts_in(
         return ()
     if steps is None:
         steps = StepsAround(times)
-        for block in Metrics(folder).blocks():
+        for block in stored(MetricFiles(folder)):
             steps.add(block)
     return restarts_of(history_in(folder), accounted, steps.points)
 

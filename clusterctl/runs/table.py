@@ -1,9 +1,9 @@
-"""The table of a run: what its programs wrote over time, parsed once, by `collect`.
+"""The table of a run: what its programs and nodes wrote over time, parsed once, by `collect`.
 
-It is a zip archive with a member for the metrics of each job or array task. A member is a sequence
-of blocks: a line of JSON that describes the block, then its columns as little-endian doubles;
-places that are whole numbers are 64-bit integers. The programs' own files stay beside it,
-unchanged, and are parsed again if the table lacks them or is damaged.
+It is a zip archive with a member for the metrics of each job or array task, and one for the telemetry
+of each of its nodes. A member is a sequence of blocks: a line of JSON that describes the block, then
+its columns as little-endian doubles; places that are whole numbers are 64-bit integers. The files
+themselves stay beside it, unchanged, and are parsed again if the table lacks them or is damaged.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 
 from clusterctl.runs.curve import Column
 from clusterctl.runs.metric_files import Block, MetricFiles
+from clusterctl.runs.telemetry_files import NodeFile
 from clusterctl.state.ledger import TABLE_FILE, TASK
 from clusterctl.util.numbers import finite
 
-_METRICS: Final = "metrics"
 # The kinds of lines of which readers need more than the columns.
 _KEPT: Final = frozenset({"run", "result", "checkpoint", "evaluation"})
 _LEFT_OUT: Final = "left_out"
@@ -55,35 +54,27 @@ _DAMAGES: Final = (
 )
 
 
-@dataclass
-class Metrics:
-    """The metrics of a run or an array task. folder: of its files.
+Files: TypeAlias = MetricFiles | NodeFile
 
-    left_out: sentences on the data that were left out, complete after the last block.
+
+def stored(files: Files) -> Iterator[Block]:
+    """Yield what the table has of files, or what they have themselves if the table lacks them or is
+    damaged. ``left_out`` of the files is then complete in both cases.
     """
-
-    folder: Path
-    left_out: list[str] = field(default_factory=list)
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the metrics, in the order in which the program wrote them; from the program's files
-        if the table lacks them or is damaged.
-        """
-        path, member = _place(self.folder)
-        changed_at = path.stat().st_mtime_ns if path.is_file() else None
-        is_whole = None if changed_at is None else _is_whole(path, changed_at, member)
-        if changed_at is not None and is_whole:
-            with _opened(path, changed_at).open(member) as file:
-                yield from _stored(file, self.left_out)
-            return
-        files = MetricFiles(self.folder)
-        is_found = False
-        for block in files.blocks():
-            is_found = True
-            yield block
-        self.left_out += files.left_out
-        if is_whole is False and not is_found:
-            self.left_out.append(f"metrics, as {TABLE_FILE} is damaged")
+    path, folder = _place(files.folder)
+    changed_at = path.stat().st_mtime_ns if path.is_file() else None
+    member = f"{folder}{files.member}"
+    is_whole = None if changed_at is None else _is_whole(path, changed_at, member)
+    if changed_at is not None and is_whole:
+        with _opened(path, changed_at).open(member) as file:
+            yield from _stored(file, files.left_out)
+        return
+    is_found = False
+    for block in files.blocks():
+        is_found = True
+        yield block
+    if is_whole is False and not is_found:
+        files.left_out.append(f"{files.member}, as {TABLE_FILE} is damaged")
 
 
 def _stored(file: IO[bytes], left_out: list[str]) -> Iterator[Block]:
@@ -119,15 +110,15 @@ def _opened(path: Path, _changed_at: int) -> zipfile.ZipFile:
 
 
 def _place(folder: Path) -> tuple[Path, str]:
-    """Return the table that may have the metrics of a folder, and the member there."""
+    """Return the table that may have what is in a folder, and what its members there begin with."""
     # In the folder of a task, a file of this name is the job's.
     if TASK.fullmatch(os.fsencode(folder.name)):
-        return folder.parent / TABLE_FILE, f"{folder.name}/{_METRICS}"
-    return folder / TABLE_FILE, _METRICS
+        return folder.parent / TABLE_FILE, f"{folder.name}/"
+    return folder / TABLE_FILE, ""
 
 
 class TableWriter:
-    """Writes the table of a run, if its programs wrote any metrics. tree: the run's folder."""
+    """Adds to the table of a run, which there is once anything was parsed. tree: the run's folder."""
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
@@ -142,15 +133,15 @@ class TableWriter:
     @cached_property
     def _file(self) -> zipfile.ZipFile:
         path = self._tree / TABLE_FILE
-        file = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL)
+        file = zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL)
         return self._opened.enter_context(file)
 
-    def blocks(self, files: MetricFiles) -> Iterator[Block]:
-        """Yield the metrics of a run or an array task, and write them into the table."""
-        member = files.folder.relative_to(self._tree) / _METRICS
+    def blocks(self, files: Files) -> Iterator[Block]:
+        """Parse files of a run or an array task: yield their blocks, and write them into the table."""
+        member = f"{_place(files.folder)[1]}{files.member}"
         blocks = enumerate(files.blocks())
         for _, first in islice(blocks, 1):
-            with self._file.open(str(member), "w", force_zip64=True) as file:
+            with self._file.open(member, "w", force_zip64=True) as file:
                 for number, block in chain([(0, first)], blocks):
                     _write(block, file, is_first=not number)
                     yield block

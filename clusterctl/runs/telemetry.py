@@ -5,30 +5,30 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.runs.charts import CLOCK_S, ProgramMetrics, line_chart, loss_lines
 from clusterctl.runs.curve import Column, Curve
 from clusterctl.runs.find import Row
+from clusterctl.runs.metric_files import Block
 from clusterctl.runs.page import Chart, Section, Series
-from clusterctl.runs.series import (
-    gpu_busy,
-    gpus_of,
-    has_counters,
-    has_other_gpus,
-    samples_with_cores,
+from clusterctl.runs.table import stored
+from clusterctl.runs.telemetry_files import (
+    BEFORE,
+    BY_COUNTERS,
+    GPUS,
+    MEANS,
+    OTHER_GPUS,
+    TIME,
+    NodeFile,
 )
 from clusterctl.util import formatting
-from clusterctl.util.numbers import counted, finite
+from clusterctl.util.numbers import counted
 
 _MOST_NODES: Final = 16
-# Samples that are read at a time.
-_MANY: Final = 4096
-_TIME: Final = "time"
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 
@@ -205,68 +205,33 @@ class _NodeSamples:
     ) -> _NodeSamples:
         """Read the samples of a node. only_whole: leave out means over time that began earlier."""
         found = cls()
-        samples = samples_with_cores(folder, node, found.left_out)
-        while listed := [*islice(samples, _MANY)]:
-            found.count += len(listed)
-            inside = [
-                (sample, before >= start or not only_whole)
-                for sample, _, before in listed
-                if start <= sample["time"] <= end
-            ]
-            times = [sample["time"] for sample, _ in inside]
-            found.ends = (
-                [min([*found.ends, *times]), max([*found.ends, *times])] if times else found.ends
-            )
-            points: dict[str, list[tuple[float, float]]] = defaultdict(list)
-            for sample, is_whole in inside:
-                found.gpus = max(found.gpus, len(gpus_of(sample)))
-                found.has_other_gpus = found.has_other_gpus or has_other_gpus(sample)
-                for title, value in _figures(sample, is_whole=is_whole).items():
-                    points[title].append((sample["time"], value))
-            for title, placed in points.items():
-                xs, ys = zip(*placed, strict=True)
-                found.curves.setdefault(title, Curve()).extend(_TIME, Column(xs, ys))
+        for block in stored(NodeFile(folder, node, found.left_out)):
+            found._add(block, start, end, only_whole=only_whole)
         return found
 
-
-def _figures(line: Mapping[str, Any], *, is_whole: bool) -> dict[str, float]:
-    """Return the figures of a sample by title.
-
-    is_whole: whether means over the time since the line before count, such as those of GPUs' counters.
-    """
-    values: dict[str, list[float]] = defaultdict(list)
-
-    def add(title: str, value: Any, unit: float = 1.0) -> None:
-        if (number := finite(value)) is not None:
-            values[title].append(number * unit)
-
-    gpus = gpus_of(line)
-    add("Memory", line.get("memory_used_mib"), _MIB)
-    for gpu in gpus:
-        add("GPU memory", gpu.get("mem_used_mib"), _MIB)
-        add("Power of GPUs", gpu.get("power_w"))
-        if is_whole or not has_counters(gpu):
-            add("GPU", gpu_busy(gpu))
-        if is_whole:
-            add("GPU tensor cores", gpu.get("tensor_percent"))
-            add("GPU memory bandwidth", gpu.get("bandwidth_percent"))
-            add("GPU memory traffic", gpu.get("bandwidth_bytes_per_s"))
-    if is_whole:
-        add("CPU", line.get("cpu_percent"))
-        for title, key in (
-            ("Network received", "net_rx_bytes_per_s"),
-            ("Network sent", "net_tx_bytes_per_s"),
-        ):
-            links = line.get(key)
-            for value in links.values() if isinstance(links, dict) else ():
-                add(title, value)
-    means = {figure.title for figure in FIGURES if figure.of_gpus}
-    # A mean of some GPUs alone would be a figure from a part.
-    return {
-        title: sum(parts) / (len(parts) if title in means else 1)
-        for title, parts in values.items()
-        if title not in means or len(parts) == len(gpus)
-    }
+    def _add(self, block: Block, start: float, end: float, *, only_whole: bool) -> None:
+        times = block.place.ys
+        self.count += len(times)
+        inside = [at for at, time in enumerate(times) if start <= time <= end]
+        if not inside:
+            return
+        columns = block.columns
+        own_times = [*self.ends, *(times[at] for at in inside)]
+        self.ends = min(own_times), max(own_times)
+        self.gpus = max(self.gpus, *(int(columns[GPUS].ys[at]) for at in inside))
+        self.has_other_gpus |= OTHER_GPUS in columns and bool(
+            columns[OTHER_GPUS].within(start, end)
+        )
+        since = columns[BEFORE].ys
+        whole = [at for at in inside if since[at] >= start] if only_whole else inside
+        for title in (figure.title for figure in FIGURES if figure.title in columns):
+            is_mean = title in MEANS or (title == "GPU" and BY_COUNTERS in columns)
+            values = columns[title].ys
+            used = [at for at in (whole if is_mean else inside) if not math.isnan(values[at])]
+            placed = [times[at] for at in used], [values[at] for at in used]
+            if used:
+                column = Column(*placed, rises=block.place.rises)
+                self.curves.setdefault(title, Curve()).extend(TIME, column)
 
 
 def compare_ranks(

@@ -20,14 +20,9 @@ from typing import Any, Final, NamedTuple
 from clusterctl.runs.curve import EPOCH, STEP
 from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block
-from clusterctl.runs.series import (
-    GPU_AT_WORK,
-    gpu_busy,
-    gpus_of,
-    history_in,
-    sample_times,
-    samples_with_cores,
-)
+from clusterctl.runs.series import history_in, sample_times
+from clusterctl.runs.table import stored
+from clusterctl.runs.telemetry_files import BEFORE, GPUS, IDLE, NodeFile
 from clusterctl.scheduler.history import SKEW_S, Attempt, Event, Hang
 from clusterctl.scheduler.slurm_values import GPU, amounts_of
 from clusterctl.state.attempts import AttemptRecord
@@ -65,12 +60,7 @@ class Use(StrEnum):
 
 # Telemetry can show that nothing was done in these.
 _MAY_BE_IDLE: Final = frozenset({Use.START_UP, Use.USEFUL, Use.REDONE, Use.RUNNING})
-# A node is idle if its processes use less than these.
-_IDLE_CORES: Final = 0.1
-_IDLE_BYTES_PER_S: Final = 10_000
 _SHORTEST_IDLE_S: Final = 60.0
-# Telemetry that is silent for longer shows nothing.
-_LONGEST_SILENCE_S: Final = 60.0
 _MOST_RECORDS: Final = 1 << 20
 _Span = tuple[float, float]
 
@@ -511,31 +501,13 @@ def _idle_times(folder: Path, nodes: Sequence[str], gpus: float) -> list[_Span]:
 
 
 def _idle_windows(folder: Path, node: str, gpus: float) -> Iterator[_Span]:
-    """Yield the times between two samples in which a node did nothing."""
-    for sample, cores, before in samples_with_cores(folder, node):
-        time = sample["time"]
-        if cores and 0 < time - before <= _LONGEST_SILENCE_S and _is_idle(sample, cores, gpus):
-            yield before, time
-
-
-def _is_idle(sample: Mapping[str, Any], cores: int, own_gpus: float) -> bool:
-    """Return whether a node did nothing since the sample before. A value that is missing may be
-    any.
-    """
-    percent = finite(sample.get("cpu_percent"))
-    received, sent = (sample.get(f"net_{way}_bytes_per_s") for way in ("rx", "tx"))
-    if percent is None or not isinstance(received, dict) or not isinstance(sent, dict):
-        return False
-    rates = [finite(rate) for rate in (*received.values(), *sent.values())]
-    gpus = [gpu_busy(gpu) for gpu in gpus_of(sample)]
-    return (
-        percent / 100 * cores < _IDLE_CORES
-        and all(rate is not None for rate in rates)
-        and sum(rate or 0.0 for rate in rates) < _IDLE_BYTES_PER_S
-        and isinstance(sample.get("gpus"), list)
-        and len(gpus) >= own_gpus
-        and all(busy is not None and busy < GPU_AT_WORK for busy in gpus)
-    )
+    """Yield the times between two samples in which a node, with all of its own GPUs, did nothing."""
+    for block in stored(NodeFile(folder, node)):
+        if IDLE in block.columns:
+            columns = (block.columns[name].ys for name in (BEFORE, IDLE, GPUS))
+            for time, before, idle, seen in zip(block.place.ys, *columns, strict=True):
+                if idle == 1 and seen >= gpus:
+                    yield before, time
 
 
 def _merged(spans: Iterable[_Span]) -> list[_Span]:

@@ -20,6 +20,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def finite(value: Any) -> float | None:
     """Return the value if it is a finite number, otherwise None."""
+    if type(value) is float:
+        return value if math.isfinite(value) else None
     return float(value) if is_number(value) and math.isfinite(value) else None
 
 

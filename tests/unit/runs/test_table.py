@@ -15,7 +15,8 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.report import report_of
 from clusterctl.runs.series import summarize
-from clusterctl.runs.table import Metrics, TableWriter
+from clusterctl.runs.table import TableWriter, stored
+from clusterctl.runs.telemetry_files import NodeFile
 from clusterctl.state.ledger import TABLE_FILE
 from tests.unit.runs.made import TIME, made_run
 
@@ -73,9 +74,42 @@ def test_table_has_the_blocks_of_the_files(tmp_path: Path, name: str) -> None:
     parsed = MetricFiles(tmp_path)
     expected = [*parsed.blocks()]
     (tmp_path / "metrics.jsonl").unlink()
-    stored = Metrics(tmp_path)
-    assert kept([*stored.blocks()]) == kept(expected)
-    assert [*summary.left_out] == stored.left_out == parsed.left_out != []
+    read = MetricFiles(tmp_path)
+    assert kept([*stored(read)]) == kept(expected)
+    assert [*summary.left_out] == read.left_out == parsed.left_out != []
+
+
+def telemetry(folder: Path, node: str = "n1", *, torn: str = "torn") -> None:
+    """Two nodes of two attempts: gaps, a clock that steps back, and a GPU that comes later."""
+    (folder / "telemetry").mkdir(exist_ok=True)
+    host = {"kind": "host", "time": TIME, "cpus": [0, 1]}
+    gpu = {"index": 0, "util": 50, "energy_mj": 9000, "power_w": 200.5}
+    samples: list[dict[str, Any]] = [
+        {"cpu_percent": 10.0, "memory_used_mib": 300},
+        {"cpu_percent": NAN, "net_rx_bytes_per_s": {"eth0": 5, "lo": "x"}, "job_gpus": 1},
+        {"cpu_percent": 0.1, "gpus": [gpu, {"index": 1}], "job_memory_mib": 10**400},
+        {},
+    ]
+    lines = [
+        {"kind": "sample", "time": TIME + at, **sample}
+        for at, sample in zip((2, 4, 3, 100), samples, strict=True)
+    ]
+    written = [host, *lines, {**host, "time": TIME + 200}, {**lines[0], "time": TIME + 202}]
+    text = "".join(f"{json.dumps(line)}\n" for line in written)
+    (folder / "telemetry" / f"{node}.jsonl").write_text(f"{text}{torn}")
+
+
+def test_table_has_the_samples_of_the_nodes(tmp_path: Path) -> None:
+    for folder, node in ((tmp_path, "n1"), (tmp_path / "task-3", "n1")):
+        folder.mkdir(exist_ok=True)
+        telemetry(folder, node)
+        with TableWriter(tmp_path) as table:
+            expected = [*table.blocks(parsed := NodeFile(folder, node))]
+        (folder / "telemetry" / f"{node}.jsonl").unlink()
+        read = NodeFile(folder, node)
+        assert kept([*stored(read)]) == kept(expected)
+        assert sum(len(block.place.ys) for block in expected) == 5
+        assert read.left_out == parsed.left_out != []
 
 
 def test_report_and_comparison_by_the_table_are_those_by_the_files(tmp_path: Path) -> None:
@@ -111,7 +145,7 @@ def test_tasks_share_a_table(tmp_path: Path) -> None:
     # The job's own file of this name is no table of ours.
     (tmp_path / "task-1" / TABLE_FILE).write_bytes(b"PK")
     for number in (0, 1):
-        (block,) = Metrics(tmp_path / f"task-{number}").blocks()
+        (block,) = stored(MetricFiles(tmp_path / f"task-{number}"))
         assert [*block.columns["loss"].ys] == [number + 0.5]
 
 
@@ -127,15 +161,15 @@ def test_damaged_table_yields_nothing_and_the_files_are_read(tmp_path: Path, pla
     at = int(place * len(data))
     data[at : at + 64] = bytes(byte ^ 0xFF for byte in data[at : at + 64])
     path.write_bytes(data)
-    read = Metrics(tmp_path)
-    values = [y for block in read.blocks() for y in block.columns["loss"].ys]
+    read = MetricFiles(tmp_path)
+    values = [y for block in stored(read) for y in block.columns["loss"].ys]
     assert values == [line["loss"] for line in lines]
     assert read.left_out == []
 
 
 def test_damaged_table_is_named_if_there_are_no_files(tmp_path: Path) -> None:
     (tmp_path / TABLE_FILE).write_bytes(b"PK")
-    read = Metrics(tmp_path)
-    assert [*read.blocks()] == []
+    read = MetricFiles(tmp_path)
+    assert [*stored(read)] == []
     (text,) = read.left_out
     assert TABLE_FILE in text
