@@ -11,11 +11,11 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from clusterctl.cli.verbs import VERBS
+from clusterctl.cli.verbs import VERBS, Scope
 from clusterctl.state.workspace import clusters_up
 
 # `attach LOGIN` chooses no cluster, `attach` does.
-_OF_CLUSTER: Final = "|".join(name for name, verb in VERBS.items() if verb.of_cluster)
+_OF_CLUSTER: Final = "|".join(name for name, verb in VERBS.items() if verb.scope is not Scope.NONE)
 _COMMAND: Final = re.compile(rf"`clusterctl ({_OF_CLUSTER}|attach(?=`))((?: [^`]*)?)`")
 _CHOICE: Final = re.compile(r" (--cluster|--file|-f)(?=[ =])")
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 from clusterctl.agent.journal import DONE, FREE, Bound, History, Journal
 from clusterctl.agent.limits import NOWHERE, Asked, Place, check, identity, uses
@@ -26,13 +25,10 @@ from clusterctl.cli.agent_program import (
 )
 from clusterctl.cli.agent_tools import TOOLS, checked, limits_of_user, words_of
 from clusterctl.cli.all_clusters import ALL
-from clusterctl.cli.verbs import VERBS, Effect
+from clusterctl.cli.verbs import VERBS, Effect, Scope
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.runs.page import markdown_of
 from clusterctl.spec.agent import AgentLimits
-from clusterctl.spec.load import SPEC
 from clusterctl.spec.names import SPEC_NAME
-from clusterctl.spec.parse import read_text as read_spec_text
 from clusterctl.spec.sbatch import directive_lines, values_in
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.chosen import ChosenCluster
@@ -57,10 +53,10 @@ def place_of(
     verb: str, arguments: Mapping[str, Any], project: Path, confined: Confinement
 ) -> Place:
     """Return the cluster that a call is about. LimitError: its spec is a file outside."""
-    # Collected runs are of no cluster.
-    if not VERBS[verb].of_cluster or arguments.get("runs"):
+    scope = VERBS[verb].scope
+    if scope is Scope.NONE:
         return NOWHERE
-    name = arguments.get("cluster", ALL if verb == "where" else None)
+    name = arguments.get("cluster", ALL if scope is Scope.EVERY else None)
     if name == ALL:
         most = max((_commands(Workspace.of(each)) for each in clusters_up()), default=0)
         return Place(ALL, ALL, here=False, commands=most)
@@ -191,11 +187,6 @@ class Calls:
             return error_answer(unwritable)
         return error_answer(error)
 
-    def spec_text(self) -> str:
-        """Return the project's cluster.yaml."""
-        self.confined(limits_of_user()).reject_read(SPEC_NAME)
-        return read_spec_text(self.project / SPEC_NAME, SPEC)
-
     def confined(self, limits: AgentLimits) -> Confinement:
         """Return what commands of agents may use."""
         folders = [self.project, *(path.expanduser() for path in map(Path, limits.folders))]
@@ -205,13 +196,6 @@ class Calls:
             tuple(str(path.resolve()) for path in kept),
             limits.secrets,
         )
-
-    def report_text(self, run: str) -> str:
-        """Return the report of a collected run, as Markdown."""
-        answer = self.call("report", {"run": [unquote(run)]})
-        if "report" in answer.body:
-            return markdown_of(answer.body["report"])
-        return "\n".join(str(failure.get("cause")) for failure in answer.body["failures"])
 
 
 @dataclass

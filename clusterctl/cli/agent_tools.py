@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import click
 
 from clusterctl.cli.main import LazyVerb
-from clusterctl.cli.verbs import VERBS
+from clusterctl.cli.verbs import VERBS, Scope
 from clusterctl.errors import UsageError
 from clusterctl.spec.agent import AgentLimits, read_limits
 from clusterctl.spec.names import Local, did_you_mean, reject_unknown
@@ -43,7 +42,7 @@ TOOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "logs": "job_id rank stacks",
             "top": "ids",
             "wait": "ids timeout",
-            "usage": "by since runs",
+            "usage": "by since",
             "runs list": "where columns over sort reverse since tag sweep goal tasks limit cluster",
             "runs show": "run cluster",
             "runs diff": "first second cluster",
@@ -143,7 +142,7 @@ def command_of(verb: str) -> Any:
 def arguments_of(verb: str) -> Mapping[str, Argument]:
     """Return the arguments of a tool by name, in the order of the table."""
     found = {argument.name: argument for argument in _declared(verb)}
-    names = (*TOOLS[verb], *(["cluster"] if VERBS[verb].of_cluster else ()))
+    names = (*TOOLS[verb], *(["cluster"] if VERBS[verb].scope is not Scope.NONE else ()))
     return {name: found[name] for name in names}
 
 
@@ -282,23 +281,6 @@ def help_of(verb: str) -> str:
     if VERBS[verb].effect.needs_plan:
         return f"{summary} Without `token`: a dry run, which returns one."
     return summary
-
-
-def page_of(verb: str) -> str:
-    """Return the whole help of a command, as text."""
-    command = command_of(verb)
-    with click.Context(command, info_name=f"clusterctl {verb}") as context:
-        return str(command.get_help(context))
-
-
-def manual_pages() -> Mapping[str, Path]:
-    """Return the pages of the manual by name, such as `jobs` or `howto/many-jobs`."""
-    from clusterctl.util.assets import data_folder
-
-    folder = data_folder("docs")
-    return {
-        str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.md"))
-    }
 
 
 _COMMAND: Final = re.compile(r"`clusterctl ([^`]+)`")

@@ -29,15 +29,12 @@ from clusterctl.cli.agent_tools import (
     TOOLS,
     help_of,
     limits_of_user,
-    manual_pages,
-    page_of,
     schema_of,
 )
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.cli.verbs import VERBS, Effect
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.spec.names import SPEC_NAME
 from clusterctl.state.workspace import config_file, state_home
 
 Context = ServerRequestContext[Any]
@@ -61,10 +58,6 @@ _PROGRESS_S: Final = 5.0
 # Calls that run at the same time.
 _AT_ONCE: Final = 8
 _SIGNALLED: Final = 128
-_PAGE: Final = "clusterctl://docs/"
-_HELP: Final = "clusterctl://help/"
-_SPEC: Final = f"clusterctl://{SPEC_NAME}"
-_REPORT: Final = "clusterctl://report/"
 
 
 def mcp(
@@ -128,9 +121,6 @@ def _server(requests: _Requests) -> Server[Any]:
         instructions=_INSTRUCTIONS,
         on_list_tools=requests.list_tools,
         on_call_tool=requests.call_tool,
-        on_list_resources=requests.list_resources,
-        on_list_resource_templates=requests.list_templates,
-        on_read_resource=requests.read_resource,
     )
 
 
@@ -213,60 +203,6 @@ class _Requests:
                 self._programs = [one for one in self._programs if one not in programs]
                 group.cancel_scope.cancel()
         return found[0]
-
-    async def list_resources(self, _: Context, __: Any) -> types.ListResourcesResult:
-        spec = types.Resource(uri=_SPEC, name=SPEC_NAME, mime_type="application/yaml")
-        pages = [
-            types.Resource(uri=f"{_PAGE}{name}", name=name, mime_type="text/markdown")
-            for name in manual_pages()
-        ]
-        return types.ListResourcesResult(resources=[spec, *pages])
-
-    async def list_templates(self, _: Context, __: Any) -> types.ListResourceTemplatesResult:
-        templates = [
-            types.ResourceTemplate(
-                uri_template=f"{_HELP}{{command}}", name="help", description="Help of a command."
-            ),
-            types.ResourceTemplate(
-                uri_template=f"{_REPORT}{{run}}",
-                name="report",
-                description="The report of a collected run.",
-                mime_type="text/markdown",
-            ),
-        ]
-        return types.ListResourceTemplatesResult(resource_templates=templates)
-
-    async def read_resource(
-        self, _: Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
-        uri = str(params.uri)
-        text = await anyio.to_thread.run_sync(self._text_of, uri)
-        content = types.TextResourceContents(uri=uri, text=text, mime_type="text/markdown")
-        return types.ReadResourceResult(contents=[content])
-
-    def _text_of(self, uri: str) -> str:
-        """Return the text of a resource, or of the error about it."""
-        try:
-            return self._resource(uri)
-        except ClusterctlError as exc:
-            return str(exc)
-
-    def _resource(self, uri: str) -> str:
-        if uri == _SPEC:
-            return self._calls.spec_text()
-        if uri.startswith(_PAGE) and (page := manual_pages().get(uri.removeprefix(_PAGE))):
-            return page.read_text(encoding="utf-8")
-        verb = uri.removeprefix(_HELP).replace("%20", " ").replace("_", " ")
-        if uri.startswith(_HELP) and verb in TOOLS:
-            return page_of(verb)
-        if uri.startswith(_REPORT):
-            return self._calls.report_text(uri.removeprefix(_REPORT))
-        raise UsageError(
-            "there is no such resource",
-            code="agent-resource",
-            why=uri[:200],
-            fix=f"read {_SPEC}, {_PAGE}NAME, {_HELP}COMMAND or {_REPORT}RUN",
-        )
 
 
 @functools.cache

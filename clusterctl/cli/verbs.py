@@ -44,6 +44,16 @@ class Effect(StrEnum):
         return self in {Effect.SUBMITS, Effect.RAISES, Effect.DESTROYS}
 
 
+class Scope(StrEnum):
+    """The clusters that a command is about: none, the one that -f or --cluster chooses, or, unless
+    they choose one, all of the user's.
+    """
+
+    NONE = "none"
+    CLUSTER = "cluster"
+    EVERY = "every"
+
+
 class Panel(StrEnum):
     """The heading of a command in `clusterctl --help`."""
 
@@ -66,8 +76,7 @@ class VerbGroup:
 class Verb:
     """A command. function: MODULE:FUNCTION in clusterctl.cli. summary: first sentence of its help.
 
-    panel: None for a command of a group. of_cluster: whether it acts on the cluster that -f or
-        --cluster chooses.
+    panel: None for a command of a group.
     extra: modules of an optional dependency that it needs.
     """
 
@@ -76,7 +85,7 @@ class Verb:
     effect: Effect
     panel: Panel | None = None
     _: KW_ONLY
-    of_cluster: bool
+    scope: Scope = Scope.CLUSTER
     extra: tuple[str, ...] = ()
 
     @property
@@ -123,323 +132,295 @@ VERBS: Final[Mapping[str, Verb]] = {
         "Write a commented cluster.yaml.",
         Effect.FETCHES,
         Panel.SET_UP,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "validate": Verb(
         "spec:validate",
         "Validate a spec, and report all errors with their lines.",
         Effect.READS,
         Panel.SET_UP,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "plan": Verb(
         "plan:plan",
         "Show what `up` would change, and its cost.",
         Effect.PLANS,
         Panel.SET_UP,
-        of_cluster=True,
     ),
     "up": Verb(
         "up:up",
         "Create or repair the cluster.",
         Effect.RAISES,
         Panel.SET_UP,
-        of_cluster=True,
     ),
     "status": Verb(
         "jobs:status",
         "Show the state of nodes and jobs.",
         Effect.READS,
         Panel.SET_UP,
-        of_cluster=True,
     ),
     "doctor": Verb(
         "plan:doctor",
         "Check the hosts and report problems.",
         Effect.READS,
         Panel.SET_UP,
-        of_cluster=True,
     ),
     "attach": Verb(
         "attach:attach",
         "Use an existing Slurm cluster with your own account.",
         Effect.SENDS,
         Panel.SET_UP,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "detach": Verb(
         "attach:detach",
         "Remove clusterctl's files from an attached cluster.",
         Effect.DESTROYS,
         Panel.SET_UP,
-        of_cluster=True,
     ),
     "down": Verb(
         "down:down",
         "Collect runs, remove the cluster, and verify the cleanup.",
         Effect.DESTROYS,
         Panel.SET_UP,
-        of_cluster=True,
     ),
     "submit": Verb(
         "submit:submit",
         "Submit a bundled job, your own script, or a job file.",
         Effect.SUBMITS,
         Panel.JOBS,
-        of_cluster=True,
     ),
     "where": Verb(
         "where:where",
         "Show where a job would run, and when it would start.",
         Effect.PLANS,
         Panel.JOBS,
-        of_cluster=True,
+        scope=Scope.EVERY,
     ),
     "jobs": Verb(
         "jobs:jobs",
         "List your jobs, newest first, or show a single job in full.",
         Effect.READS,
         Panel.JOBS,
-        of_cluster=True,
     ),
     "logs": Verb(
         "logs:logs",
         "Print a job's stdout and stderr.",
         Effect.READS,
         Panel.JOBS,
-        of_cluster=True,
     ),
     "top": Verb(
         "top:top",
         "Show live what nodes, jobs and their ranks do.",
         Effect.READS,
         Panel.JOBS,
-        of_cluster=True,
     ),
     "wait": Verb(
         "waiting:wait",
         "Wait until jobs have ended.",
         Effect.READS,
         Panel.JOBS,
-        of_cluster=True,
     ),
-    "cancel": Verb("cancel:cancel", "Cancel jobs.", Effect.DESTROYS, Panel.JOBS, of_cluster=True),
+    "cancel": Verb("cancel:cancel", "Cancel jobs.", Effect.DESTROYS, Panel.JOBS),
     "rehearse": Verb(
         "rehearse:rehearse",
         "Cause faults in your job, and show whether it survives.",
         Effect.RAISES,
         Panel.JOBS,
-        of_cluster=True,
     ),
     "collect": Verb(
         "collect:collect",
         "Copy runs from the cluster, with the SHA-256 of each file.",
         Effect.FETCHES,
         Panel.RESULTS,
-        of_cluster=True,
     ),
     "runs list": Verb(
-        "runs:list_", "List collected runs, newest first.", Effect.READS, of_cluster=False
+        "runs:list_", "List collected runs, newest first.", Effect.READS, scope=Scope.NONE
     ),
-    "runs show": Verb("runs:show", "Show a collected run in full.", Effect.READS, of_cluster=False),
-    "runs diff": Verb("runs:diff", "Compare two runs.", Effect.READS, of_cluster=False),
+    "runs show": Verb("runs:show", "Show a collected run in full.", Effect.READS, scope=Scope.NONE),
+    "runs diff": Verb("runs:diff", "Compare two runs.", Effect.READS, scope=Scope.NONE),
     "runs figure": Verb(
         "runs:figure",
         "Write a figure of a metric for a paper.",
         Effect.READS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "runs rm": Verb(
         "runs:rm",
         "Remove collected runs from this machine, after asking.",
         Effect.DESTROYS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "report": Verb(
         "runs:report",
         "Write the report of a run, a sweep, or several runs.",
         Effect.READS,
         Panel.RESULTS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "replay": Verb(
         "replay:replay",
         "Submit a collected run again, unchanged.",
         Effect.SUBMITS,
         Panel.RESULTS,
-        of_cluster=True,
     ),
     "usage": Verb(
         "usage:usage",
         "Show hours and cost by user, account, partition or month.",
         Effect.READS,
         Panel.RESULTS,
-        of_cluster=True,
     ),
     "node drain": Verb(
         "node:drain",
         "Drain nodes: no new jobs start, running jobs continue.",
         Effect.SENDS,
-        of_cluster=True,
     ),
     "node resume": Verb(
         "node:resume",
         "Resume nodes, so that jobs can start on them again.",
         Effect.SENDS,
-        of_cluster=True,
     ),
     "node reboot": Verb(
         "node:reboot",
         "Reboot nodes once idle: drain them, wait for running jobs, then reboot.",
         Effect.SENDS,
-        of_cluster=True,
     ),
     "node remove": Verb(
         "node:remove",
         "Remove nodes from the cluster and release the machines.",
         Effect.DESTROYS,
-        of_cluster=True,
     ),
     "node forget": Verb(
         "node:forget",
         "Forget removed nodes that could not be released and no longer exist.",
         Effect.DESTROYS,
-        of_cluster=True,
     ),
     "node add": Verb(
         "node:add",
         "Add machines of the spec to the running cluster.",
         Effect.RAISES,
-        of_cluster=True,
     ),
     "node replace": Verb(
         "node:replace",
         "Replace the machines of nodes; the node names stay.",
         Effect.DESTROYS,
-        of_cluster=True,
     ),
     "ssh": Verb(
         "access:ssh",
         "Open a shell on a host, or run a command there.",
         Effect.SENDS,
         Panel.NODES,
-        of_cluster=True,
     ),
     "shell": Verb(
         "access:shell",
         "Open a shell, or run a command, on allocated nodes.",
         Effect.SUBMITS,
         Panel.NODES,
-        of_cluster=True,
     ),
     "code": Verb(
         "access:code",
         "Connect ssh, and editors that use it, to a running job.",
         Effect.SENDS,
         Panel.NODES,
-        of_cluster=True,
     ),
     "put": Verb(
         "files:put",
         "Copy files and folders to the cluster.",
         Effect.SENDS,
         Panel.NODES,
-        of_cluster=True,
     ),
     "get": Verb(
         "files:get",
         "Copy files and folders from the cluster.",
         Effect.FETCHES,
         Panel.NODES,
-        of_cluster=True,
     ),
     "list": Verb(
         "listing:list_",
         "List your clusters, and orphans on this machine.",
         Effect.READS,
         Panel.MORE,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "schema": Verb(
         "spec:schema",
         "Print the JSON Schema of the spec, for editors.",
         Effect.READS,
         Panel.MORE,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "explain": Verb(
         "explain:explain",
         "Explain the code of an error, a finding, a hint or a note.",
         Effect.READS,
         Panel.MORE,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "storage list": Verb(
         "storage:storage_list",
         "List your storages on this machine, or all storages of a Google Cloud project.",
         Effect.READS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "storage remove": Verb(
         "storage:storage_remove",
         "Remove a storage with all data on it.",
         Effect.DESTROYS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "orphans list": Verb(
         "down:orphans_list",
         "List orphans: clusters with this name but no workspace, with their cost.",
         Effect.READS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "orphans remove": Verb(
         "down:orphans_remove",
         "Remove orphans: clusters with this name but no workspace.",
         Effect.DESTROYS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "cache list": Verb(
         "listing:cache_list",
         "List the cached node images; for a cloud spec, also the images in its project, with their cost.",
         Effect.READS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "cache prune": Verb(
         "listing:cache_prune",
         "Remove cached node images that no cluster uses; with --images, also the images in a cloud project.",
         Effect.DESTROYS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "image bake": Verb(
         "up:bake",
         "Build the image for new nodes, unless it exists for this configuration.",
         Effect.RAISES,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "bundle": Verb(
         "bundle:bundle",
         "Download OS packages with dependencies and Python wheels to a folder.",
         Effect.FETCHES,
         Panel.MORE,
-        of_cluster=True,
     ),
     "agent limits": Verb(
         "agent:limits",
         "Show what agents may do through `mcp`, and what they use of it.",
         Effect.READS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "agent log": Verb(
         "agent:log",
         "Show the calls of agents, the last at the end.",
         Effect.READS,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "agent resume": Verb(
         "agent:resume",
         "Let agents submit again after failed jobs in a row.",
         Effect.FETCHES,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "mcp": Verb(
         "mcp_server:mcp",
@@ -447,13 +428,13 @@ VERBS: Final[Mapping[str, Verb]] = {
         Effect.SUBMITS,
         Panel.MORE,
         extra=("mcp", "mcp_types", "anyio"),
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
     "completion": Verb(
         "completion:completion",
         "Print the completion script of a shell.",
         Effect.READS,
         Panel.MORE,
-        of_cluster=False,
+        scope=Scope.NONE,
     ),
 }

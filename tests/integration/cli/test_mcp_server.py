@@ -117,30 +117,6 @@ def test_tools_are_the_commands_with_their_annotations(project: Project) -> None
     assert size < 18_000
 
 
-def test_resources_are_the_spec_the_manual_and_help(project: Project) -> None:
-    async def story(agent: Agent) -> None:
-        async def text(uri: str) -> str:
-            (content,) = (await agent.client.read_resource(uri)).contents
-            return str(getattr(content, "text", ""))
-
-        resources = (await agent.client.list_resources()).resources
-        assert {"clusterctl://cluster.yaml", "clusterctl://docs/jobs"} <= {r.uri for r in resources}
-        assert "name: demo" in await text("clusterctl://cluster.yaml")
-        assert "# Jobs" in await text("clusterctl://docs/jobs")
-        assert "--nodes" in await text("clusterctl://help/submit")
-        for uri in (
-            "clusterctl://docs/../pyproject",
-            "clusterctl://help/ssh",
-            "file:///etc/passwd",
-        ):
-            assert "there is no such resource" in await text(uri)
-        (project.folder / "cluster.yaml").unlink()
-        (project.folder / "cluster.yaml").symlink_to("/etc/passwd")
-        assert "root:" not in await text("clusterctl://cluster.yaml")
-
-    project.tell(story)
-
-
 def test_submission_that_could_exceed_a_limit_gets_no_token(project: Project) -> None:
     """What the dry run of a real submission tells is what counts."""
     project.limit(jobs_at_once=3)
