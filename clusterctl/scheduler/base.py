@@ -644,7 +644,7 @@ class Jobs(Protocol):
         return tuple(node for node in self.nodes() if not node.usable)
 
     def accounts(self, user: str) -> tuple[str, ...]:
-        """Return the accounts of a user; () if there is no accounting, or it lists no account."""
+        """Return the accounts of a user's jobs; () if there is no accounting, or it lists none."""
         return ()
 
     def trial(self, script: str) -> SbatchTrial | None:

@@ -49,7 +49,7 @@ from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.slurm_values import expand_nodes, fold_nodes
 from clusterctl.scheduler.trial import SbatchTrial
-from clusterctl.spec.names import PROOF_PARTITION, SLURMCTLD_PORT
+from clusterctl.spec.names import PROOF_ACCOUNT, PROOF_PARTITION, SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -231,7 +231,8 @@ class SlurmClient(Jobs):
             return ()
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "where"]
         answer = self._ask([*argv, f"user={user}", "format=Account"], patience_s=_ACCOUNTING_S)
-        return tuple(dict.fromkeys(filter(None, answer.splitlines())))
+        names = dict.fromkeys(answer.splitlines())
+        return tuple(name for name in names if name not in {"", PROOF_ACCOUNT})
 
     def trial(self, script: str) -> SbatchTrial:
         result = self.transport.run(

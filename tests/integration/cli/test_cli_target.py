@@ -137,6 +137,26 @@ def test_verb_about_a_cluster_that_is_up_works_with_a_wrong_spec(
     assert not_up(cli, "demo", *argv)
 
 
+# Each has its word in docs/survival.md.
+NEED_A_SPEC = [
+    ["plan"],
+    ["validate"],
+    ["doctor"],
+    ["bundle"],
+    ["image", "bake"],
+    ["storage", "list"],
+    ["orphans", "list"],
+    ["submit", "probe", "--dry-run"],
+]
+
+
+@pytest.mark.parametrize("argv", NEED_A_SPEC, ids=" ".join)
+def test_verb_that_compares_the_spec_names_its_fault(cli: Clusterctl, argv: list[str]) -> None:
+    (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
+    (cli.home / "demo").mkdir(parents=True)
+    assert "partitions[0].noodles" in cli(*argv, rc=2).stderr
+
+
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
 def test_spec_with_no_name_or_two_names_has_no_cluster(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.yaml").write_text(text)

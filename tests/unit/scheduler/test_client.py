@@ -296,6 +296,11 @@ def test_limits_of_a_cluster_without_accounting_are_none():
     assert not any("sacctmgr" in word for word in transport.calls[0].argv)
 
 
+def test_account_of_the_proof_is_none_of_a_users_jobs():
+    slurm, _, _ = client(Step(("sacctmgr", "..."), "clusterctl\ndefault\ndefault\n"))
+    assert slurm.accounts("ada") == ("default",)
+
+
 def test_accounting_json_that_is_cut_is_refused():
     slurm, _, _ = client(Step(("sacct", "..."), '{"jobs": [{"job_id": 15, "st'))
     with rejected("slurm-answer-garbled", SlurmError):
