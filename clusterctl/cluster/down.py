@@ -18,7 +18,7 @@ from clusterctl.cluster.losses import (
     note_removal,
     without_known_losses,
 )
-from clusterctl.cluster.nodes import forget_machines, keys_left
+from clusterctl.cluster.nodes import forget_machines
 from clusterctl.cluster.phases import Phase, PhaseResult, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
     ClusterctlError,
@@ -239,8 +239,6 @@ def run_phases(
     lost = runner.run("look", check_only_copies, discarded, discard=options.discard)
     if shown is not None:
         _reject_unshown(shown, discarded, lost)
-    if note := keys_left(workspace, options.gone):
-        runner.reporter.note(note)
     if forgotten := forget_machines(workspace, options.gone):
         runner.reporter.note(f"forgotten: {'; '.join(forgotten)}")
     if not _has_begun(workspace):

@@ -9,7 +9,6 @@ from typing import Final
 
 from clusterctl.errors import (
     Failure,
-    Notice,
     SchedulerError,
     TransportError,
     UsageError,
@@ -24,9 +23,7 @@ from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import (
     CONTROLLER,
     Inventory,
-    applied_if_known,
     applied_spec,
-    inventory_if_known,
     inventory_of,
 )
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -250,30 +247,6 @@ def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, 
         remark = " (the host that now has this name stays)" if release.host.name in members else ""
         forgotten.append(f"{release.title}, pending release{remark}")
     return (*forgotten, *(f"{name}, host of the cluster" for name in leaving))
-
-
-def keys_left(workspace: Workspace, names: Collection[str]) -> Notice | None:
-    """Return a note on the cluster's key in files of a shared folder that outlives the cluster, if
-    these lost machines include the controller, which alone has a record of the files before.
-    """
-    inventory = inventory_if_known(workspace)
-    spec = applied_if_known(workspace)
-    if inventory is None or spec is None or not workspace.adopts_hosts:
-        return None
-    controller = inventory.controller.name
-    stays = any(release.host.name == controller for release in pending_releases(workspace))
-    outlives = inventory.shared_folder.kind in ("existing", "server")
-    if controller not in names or stays or not outlives:
-        return None
-    users = ", ".join(user.name for user in spec.users)
-    file = workspace.public_key
-    key = f": {file.read_text().strip()}" if file.exists() else ""
-    return Notice(
-        "keys-left",
-        f"the cluster's key stays in .ssh/authorized_keys of {users} on the shared folder "
-        f"{inventory.shared}, because only {controller} could remove it; "
-        f"delete its line there{key}",
-    )
 
 
 def check_pending_release(workspace: Workspace, names: Iterable[str]) -> None:

@@ -34,13 +34,11 @@ class StandalonePython:
     """A packed Python.
 
     archive: a tar.gz with its files. name: of its folder on clusters, with its version and the hash
-        of the archive. bytes, files: their size and number when unpacked.
+        of the archive.
     """
 
     archive: Path
     name: str
-    bytes: int
-    files: int
 
 
 def version_of(name: str) -> str:
@@ -82,10 +80,7 @@ def fetch_standalone_python(report: LineReporter) -> StandalonePython:
             with temporary_folder(home) as folder:
                 _pack(tree, folder / archive.name)
                 (folder / archive.name).replace(archive)
-        with tarfile.open(archive) as packed:
-            sizes = [member.size for member in packed]
-    name = f"{tree.name}-{file_sha256(archive)[:_HASH]}"
-    return StandalonePython(archive, name, sum(sizes), len(sizes))
+    return StandalonePython(archive, f"{tree.name}-{file_sha256(archive)[:_HASH]}")
 
 
 def _pack(tree: Path, archive: Path) -> None:

@@ -20,7 +20,6 @@ from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.remote_environment import build_environment, lock_of, pip_wheel
 from clusterctl.packages.standalone_python import (
     RELEASE,
-    StandalonePython,
     fetch_standalone_python,
     order_of,
     version_of,
@@ -47,11 +46,6 @@ OLDEST_PYTHON: Final = (3, 11)
 NEWEST_PYTHON: Final = (3, 14)
 _RELEASES: Final = f"{OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} to {NEWEST_PYTHON[0]}.{NEWEST_PYTHON[1]}"
 OLDEST_GLIBC: Final = 28
-# Disk space and number of files of an environment with its wheels.
-_SPACE: Final = 150 << 20
-_FILES: Final = 4000
-# Position in a line of `quota -wp` and `lfs quota -q`.
-_GRACE_FILES: Final = 8
 _CLAIM: Final = folder_program("remote_claim.sh")
 _EXPAND: Final = folder_program("remote_expand.sh")
 _PYTHON: Final = folder_program("remote_python.sh")
@@ -153,17 +147,6 @@ def platform_of(version: str, glibc: str, arch: str) -> NodePlatform:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FreeSpace:
-    """The free space of a disk or a quota, in bytes and number of files. None: unlimited or
-    unknown.
-    """
-
-    where: str
-    space: int | None
-    files: int | None
-
-
 def place(
     transport: Transport,
     site: SiteDescription,
@@ -186,7 +169,7 @@ def place(
     Raises:
         UsageError: the folder has other files or is that of another Slurm cluster, or jobs can't
             use the site's Python or C library.
-        TransferError: the disk or the user's quota has too little room.
+        TransferError: the folder or the files can't be written.
         MachineError: the wheels can't be downloaded on this machine.
         TransportError: the environment can't be installed, or the connection was lost.
     """
@@ -209,7 +192,6 @@ def place(
         )
     is_there = lock.key in answer["environments"][0].split()
     if not is_there or f"{ENVIRONMENTS}/{lock.key}" in damaged:
-        _reject_little_room(transport.host, at, rooms_of(answer))
         report(
             f"sending {formatting.size(sum(wheel.stat().st_size for wheel in wheels))} of wheels"
         )
@@ -326,7 +308,6 @@ def _send_python(
     python = fetch_standalone_python(report)
     answer, _ = _claim(transport, folder, cluster_id, site.cluster_name)
     at = answer["folder"][0]
-    _reject_little_room(transport.host, at, rooms_of(answer), python)
     size = formatting.size(python.archive.stat().st_size)
     report(f"the cluster has no Python {_RELEASES}: sending one of {size}")
     argv = ["sh", "-c", _PYTHON, "python", at, python.name]
@@ -417,64 +398,6 @@ def _unfit(folder: str) -> UsageError:
         fix="use an absolute path, or a path such as ~/clusterctl or $SCRATCH/clusterctl, of "
         "letters, digits and ._+@-",
     )
-
-
-def rooms_of(answer: Mapping[str, Sequence[str]]) -> list[FreeSpace]:
-    """Return the room of the disk, and of the user's quotas on its file system."""
-    blocks, size, inodes, free_inodes = map(_number, answer["disk"][0].split())
-    # Some file systems do not count files.
-    rooms = [FreeSpace("the disk", blocks * size, free_inodes if inodes else None)]
-    quotas = [line.split() for line in (*answer.get("quota", ()), *answer.get("lustre", ()))]
-    devices = [*answer["device"], *answer["folder"]]
-    rooms += [
-        _room_of_quota(words)
-        for words in quotas
-        if len(words) > _GRACE_FILES and words[0] in devices
-    ]
-    return rooms
-
-
-def _room_of_quota(words: Sequence[str]) -> FreeSpace:
-    """Return the room in a line of `quota -wp`: file system; KiB used, quota, limit, grace; then of
-    files.
-    """
-    _, used, soft, hard, _, used_files, soft_files, hard_files = map(_number, words[:_GRACE_FILES])
-    limit = hard or soft
-    limit_files = hard_files or soft_files
-    space = max(limit - used, 0) << 10 if limit else None
-    return FreeSpace("the quota", space, max(limit_files - used_files, 0) if limit_files else None)
-
-
-def _number(word: str) -> int:
-    """Return a number that `stat` or `quota` printed. A `*` marks an exceeded quota; other texts
-    are 0.
-    """
-    return int(word.rstrip("*")) if word.rstrip("*").isdecimal() else 0
-
-
-def _reject_little_room(
-    host: str, folder: str, rooms: Sequence[FreeSpace], python: StandalonePython | None = None
-) -> None:
-    """Raise TransferError if the environment of jobs, and its ``python``, are too large."""
-    space = _SPACE + (python.bytes if python else 0)
-    files = _FILES + (python.files if python else 0)
-    for room in rooms:
-        if room.space is not None and room.space < space:
-            left = formatting.size(room.space)
-            need = formatting.size(space)
-        elif room.files is not None and room.files < files:
-            left = f"{room.files:,} files"
-            need = f"{files:,} files"
-        else:
-            continue
-        raise TransferError(
-            "the environment of jobs does not fit on the cluster",
-            code="no-room",
-            where=f"{host}:{folder}",
-            why=f"{room.where} has {left} left, and the environment needs {need}",
-            fix="remove files of yours there, or choose a folder on another disk with --folder",
-            host=host,
-        )
 
 
 def job_profile(modules: Sequence[str], slurm_path: str) -> str:

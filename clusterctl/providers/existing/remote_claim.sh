@@ -1,8 +1,7 @@
 # Runs on the login node: claim FOLDER ID CLUSTER, after remote_folder.sh. Creates the folder and writes its mark, unless
 # it has a mark. CLUSTER: Slurm's ClusterName. Prints lines of a name, a tab and a value: the folder's path, the id and the
-# ClusterName in the mark, the free blocks, their size, all and free inodes of the disk, the user's quotas there, and the
-# environments. A folder with other files and without a mark is left as it is, and `mark` is empty. Of a path that needs
-# quotes, only `folder` is printed.
+# ClusterName in the mark, and the environments. A folder with other files and without a mark is left as it is, and `mark`
+# is empty. Of a path that needs quotes, only `folder` is printed.
 case $folder in
 *[!A-Za-z0-9._/+@-]*) printf 'folder\t%s\n' "$folder" && exit 0 ;;
 esac
@@ -23,8 +22,4 @@ if [ ! -s "$folder/$mark" ] && [ -z "$(list_files)" ]; then
 fi
 cd -- "$folder"
 printf 'folder\t%s\nmark\t%s\ncluster\t%s\n' "$(pwd)" "$(sed -n 1p "$mark" 2>/dev/null)" "$(sed -n 3p "$mark" 2>/dev/null)"
-printf 'disk\t%s\n' "$(stat -f -c '%a %S %c %d' .)"
-printf 'device\t%s\n' "$(df -P . | tail -n 1 | cut -d ' ' -f 1)"
-quota -wp 2>/dev/null | sed 's/^/quota\t/' || true
-lfs quota -q -u "$(id -un)" "$(pwd)" 2>/dev/null | tr '\n' ' ' | sed 's/^/lustre\t/;$a\' || true
 printf 'environments\t%s\n' "$(cd environments 2>/dev/null && printf '%s ' *)"

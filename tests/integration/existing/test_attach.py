@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import SlurmError, TransferError, UnreachableError, UsageError
+from clusterctl.errors import (
+    SlurmError,
+    TransferError,
+    TransportError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.standalone_python import RELEASE as STANDALONE
 from clusterctl.packages.wheelhouse import new_wheelhouse
@@ -250,14 +256,14 @@ def test_refused_choice_is_not_recorded(
 
 @pytest.fixture
 def failed(commands: Commands, state: Path) -> Workspace:
-    """The workspace of a cluster whose first `attach` found too little room in ~/clusterctl."""
+    """The workspace of a cluster whose first `attach` has only made ~/clusterctl."""
     commands("short")
-    stat = state.parent / "slurm+bin/stat"
-    stat.write_text("#!/bin/sh\necho 1 1 1 1\n")
-    stat.chmod(0o755)
-    with refused("no-room", TransferError):
+    program = state.parent / "slurm+bin/sha256sum"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    with refused("environment-failed", TransportError):
         attached()
-    stat.unlink()
+    program.unlink()
     return Workspace.of("campus")
 
 

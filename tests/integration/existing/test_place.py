@@ -32,7 +32,6 @@ from clusterctl.providers.existing.place import (
     choose_python,
     place,
     platform_of,
-    rooms_of,
     with_standalone_python,
 )
 from clusterctl.providers.existing.site_description import SiteDescription
@@ -107,7 +106,7 @@ def kill_after(command: str, program: str, *words: str) -> None:
 
 
 @pytest.mark.parametrize("there", ["", "a", "a/ours"])
-@pytest.mark.parametrize("command", ["printf", "mkdir", "mv", "stat"])
+@pytest.mark.parametrize("command", ["printf", "mkdir", "mv", "sed"])
 @pytest.mark.parametrize("again", [True, False])
 def test_killed_place_continues_or_is_removed(
     home: Path, there: str, command: str, again: bool
@@ -267,38 +266,9 @@ def test_place_expands_a_variable_of_the_cluster(
     assert not (tmp_path / "dom\\ada's").exists()
 
 
-def test_place_rejects_a_disk_with_little_room(call: Place) -> None:
-    with small_disk(100) as disk, refused("no-room", TransferError):
+def test_place_tells_the_disks_words_if_it_is_full(call: Place) -> None:
+    with small_disk(1) as disk, refused("files-unwritable", TransferError, "0 MiB"):
         call(f"{disk.path}/ours")
-
-
-DISK = {"disk": ["125000 4096 100000 90000"], "device": ["nas:/home"], "folder": ["/home/ada/ours"]}
-# `quota -wp` of quota-tools 4.06, and `lfs quota -q` of Lustre 2.15 in one line.
-QUOTA = [
-    "Disk quotas for user ada (uid 3001): ",
-    "     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace",
-    "   nas:/home  240000*  200000  260000   6days     4100       0    5000       0",
-    "   nas:/other  10  20  30   0     1       2    3       0",
-]
-LUSTRE = ["/home/ada/ours 300 0 1000 - 7 0 20 - "]
-ROOM = (125000 * 4096, 90000)
-
-
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ({}, [ROOM]),
-        ({"quota": QUOTA}, [ROOM, (20000 << 10, 900)]),
-        ({"quota": ["   nas:/home  1  0  0   0     1       0    0       0"]}, [ROOM, (None, None)]),
-        ({"lustre": LUSTRE}, [ROOM, (700 << 10, 13)]),
-        ({"disk": ["125000 4096 0 0"]}, [(ROOM[0], None)]),
-    ],
-    ids=["disk", "quota", "unlimited", "lustre", "uncounted-files"],
-)
-def test_free_space_has_disk_and_quota(
-    more: dict[str, list[str]], expected: list[tuple[int | None, ...]]
-) -> None:
-    assert [(room.space, room.files) for room in rooms_of(DISK | more)] == expected
 
 
 def test_choose_python_takes_the_first_that_jobs_can_use() -> None:
@@ -546,8 +516,13 @@ def test_site_without_a_download_stays_as_it_is(
         given(replace(OLD, glibc="2.17"))
 
 
-def test_python_does_not_fit_a_small_disk(standalone: None) -> None:
-    with small_disk(100) as disk, refused("no-room", TransferError):
+def test_python_does_not_fit_a_small_disk(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = small_python(f"#!/bin/sh\n{'#' * (2 << 20)}\n")
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", standalone_list(tmp_path, large))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    with small_disk(1) as disk, refused("python-not-unpacked", TransferError, "No space left"):
         given(folder=f"{disk.path}/ours")
 
 

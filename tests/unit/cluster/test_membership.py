@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -13,7 +11,6 @@ from clusterctl.cluster.nodes import (
     check_pending_release,
     expand_hosts,
     forget_machines,
-    keys_left,
     replacing,
 )
 from clusterctl.errors import UsageError
@@ -21,7 +18,7 @@ from clusterctl.providers.base import REPLACED, pending_releases
 from clusterctl.providers.registry import provider_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import CONTROLLER, Inventory, SharedFolder
+from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
@@ -201,30 +198,6 @@ def test_forget_machines_removes_pending_releases(workspace: Workspace) -> None:
     assert inventory.controller.name == "gpu2"
     forget_machines(workspace, ["gpu2"])
     assert not workspace.inventory.exists()
-
-
-@pytest.mark.parametrize("kind", ["existing", "server", "nfs", "none"])
-def test_key_on_a_folder_that_outlives_the_forgotten_controller_is_noted(
-    workspace: Workspace, kind: Literal["existing", "server", "nfs", "none"]
-) -> None:
-    inventory = Inventory.read(workspace.inventory.read_bytes())
-    inventory = replace(inventory, shared_folder=SharedFolder(kind=kind))
-    workspace.inventory.write_text(inventory.text)
-    workspace.access_config.touch()
-    workspace.public_key.write_text("ssh-ed25519 AAAA-own\n")
-    assert keys_left(workspace, ["gpu1"]) is None
-    note = keys_left(workspace, ["gpu1", "ctl"])
-    if kind in ("nfs", "none"):
-        assert note is None
-        return
-    assert note is not None
-    assert note.code == "keys-left"
-    assert "AAAA-own" in note
-    with replacing(workspace, ["ctl"]):
-        pass
-    # The host that now has this name stays.
-    workspace.inventory.write_text(inventory.text)
-    assert keys_left(workspace, ["ctl"]) is None
 
 
 def test_forget_removes_release_but_not_host_of_same_name(
