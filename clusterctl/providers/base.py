@@ -530,8 +530,8 @@ class Provider(ABC):
         Raises:
             UsageError: the site lacks something that jobs need, or the provider can't attach.
             SlurmError: Slurm accepts no job of this account.
-            MachineError: the machine has no Slurm. TransferError: files can't be written
-            there.
+            MachineError: the machine has no Slurm.
+            TransferError: files can't be written there.
             TransportError: it can't be reached. LockedError: another `attach` is at work.
         """
         raise not_attached(self._settings.type)

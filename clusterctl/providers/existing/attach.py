@@ -73,8 +73,7 @@ def attach(request: AttachRequest) -> AttachedCluster:
     Raises:
         UsageError: the site lacks the requested partition, or software that jobs need.
         SlurmError: Slurm accepts no job of this account.
-        MachineError: the machine has no Slurm. TransferError: files can't be written
-            there.
+        MachineError: the machine has no Slurm. TransferError: files can't be written there.
         TransportError: it can't be reached. LockedError: another `attach` is at work.
     """
     request = replace(request, login=checked_login(request.login))

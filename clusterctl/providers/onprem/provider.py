@@ -223,7 +223,7 @@ class OnpremProvider(Provider):
         except ProvisionError as exc:
             failed += exc.failures
         previous_hosts = load_known_hosts(workspace).values()
-        for note in release.retry_all(previous_hosts, login, ending=True):
+        for note in release.retry_all(previous_hosts, login):
             self._prompts.reporter.note(note)
         failed += [pending.failure for pending in pending_releases(workspace)]
         if failed:
