@@ -10,14 +10,13 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
 from clusterctl.runs.curve import STEP, Column, Curve, Sample
 from clusterctl.runs.facts import SPEEDS
 from clusterctl.runs.find import Row, metric_of
-from clusterctl.runs.groups import Group, MeanLines, grouped, is_seed
+from clusterctl.runs.groups import MeanLines, grouped, is_seed
 from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.page import FAINT, Chart, Kind, Section, Series, Table, thinned
 from clusterctl.runs.table import stored
@@ -27,8 +26,6 @@ from clusterctl.util import formatting
 from clusterctl.util.numbers import counted, finite, is_number
 
 MOST_LINES: Final = 16  # per chart
-# The most runs whose curves are read for a chart of means.
-_MOST_AVERAGED: Final = 256
 # The clocks of hosts differ a little, and Slurm reports whole seconds.
 CLOCK_S: Final = 2.0
 MOST_CHARTS: Final = 16
@@ -657,30 +654,20 @@ def parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
     return _on_axis(chart, formatting.unit_of(metric))
 
 
-def seeds_section(
-    rows: Mapping[str, Row],
-    metrics: Sequence[str],
-    runs: Mapping[str, ProgramMetrics],
-    missing: list[str],
-) -> Section:
+def seeds_section(rows: Sequence[Row], metrics: Sequence[str]) -> Section:
     """Return means and spreads of runs that differ only in their seed. Empty if there are no such
     runs.
 
-    rows: title of a run -> run. metrics: keys; the chart has the first. runs: title -> its
-        metrics, of some runs. missing: gets messages.
+    metrics: keys; the chart has the first.
     """
-    groups = grouped([*rows.values()], metrics=metrics)
+    groups = grouped(rows, metrics=metrics)
     if not groups.over or not groups.has_means:
         return Section("Seeds")
     head, cells = groups.table()
     section = Section("Seeds", [*groups.notes()], tables=[Table(head, cells)])
     drawn = [group for group in groups.groups if len(group.counted) > 1][:MOST_LINES]
-    if sum(len(group.counted) for group in drawn) > _MOST_AVERAGED:
-        missing.append(f"a chart of the means of more than {_MOST_AVERAGED} runs")
-        return section
-    known = {row.folder: runs[title] for title, row in rows.items() if title in runs}
     metric = metric_of(metrics[0])
-    drawn_means = mean_lines(drawn, metric, known)
+    drawn_means = MeanLines.of(drawn, metric)
     section = replace(section, lines=[*dict.fromkeys((*section.lines, *drawn_means.notes()))])
     if not drawn_means.lines:
         return section
@@ -695,24 +682,6 @@ def seeds_section(
     title += f", of one of {stride:,} values" if stride > 1 else ""
     chart = Chart(title, series, drawn_means.axis, metric)
     return replace(section, charts=[_on_axis(chart, formatting.unit_of(metric))])
-
-
-def mean_lines(
-    groups: Sequence[Group], metric: str, known: Mapping[Path, ProgramMetrics] = {}
-) -> MeanLines:
-    """Return the mean of a metric over the runs of each group.
-
-    known: folder of a run -> its metrics. Other runs are read.
-    """
-    curves = {}
-    unread = []
-    for row in (row for group in groups for row in group.counted):
-        facts = known.get(row.folder)
-        if facts is None:
-            facts = ProgramMetrics.of(row)
-            unread += [f"{row.shown}: {text}" for text in facts.left_out]
-        curves[row.folder] = facts.curves.get(metric)
-    return replace(MeanLines.of(groups, metric, curves), unread=unread)
 
 
 def finite_values(values: Iterable[Any]) -> list[float]:

@@ -207,6 +207,7 @@ class Curve:
         full bucket.
     same: the number of values with the place of the value before, such as those of batches of an
         epoch.
+    places: the last value at each place, for who compares it with other curves.
     """
 
     axis: str = ""
@@ -216,15 +217,16 @@ class Curve:
     same: int = 0
     size: int = 1
     count: int = 0
+    places: Places | None = None
     _top: float = -math.inf
-    _sample: Places | None = None
 
     def extend(self, axis: str, column: Column) -> None:
         """Add values. Places by another axis than that of the curve are unknown."""
         if axis != self.axis:
             column = self._on_axis(axis, column)
         self._count_repeated(column)
-        self._add_to_sample(column)
+        if self.places is not None and column.xs is not None:
+            self.places.extend(column.xs, column.ys, rises=column.rises)
         column = column._replace(before=self.count)
         self.count += len(column.ys)
         at = 0
@@ -256,7 +258,7 @@ class Curve:
             self.repeated = 0
             self.same = 0
             self._top = -math.inf
-            self._sample = None
+            self.places = self.places and Places()
         else:
             return column._replace(xs=None)
         return column
@@ -275,17 +277,6 @@ class Curve:
                     self._top = x
                 else:
                     self.repeated += 1
-
-    def _add_to_sample(self, column: Column) -> None:
-        """Add values to the sample, which is begun when the buckets no longer have all values."""
-        if self.count + len(column.ys) <= _MOST_BUCKETS:
-            return
-        if self._sample is None:
-            self._sample = Places()
-            points = [bucket.first for bucket in self.buckets if bucket.first.x is not None]
-            self._sample.extend([point.x or 0 for point in points], [point.y for point in points])
-        if column.xs is not None:
-            self._sample.extend(column.xs, column.ys, rises=column.rises)
 
     @property
     def whole(self) -> Bucket | None:
@@ -353,14 +344,6 @@ class Curve:
         if self.drawn_axis != self.axis:
             return [(point.row, point.y) for point in firsts]
         return [(point.x, point.y) for point in firsts if point.x is not None]
-
-    def sample(self) -> dict[float, float]:
-        """Return the last value at each place; of very many places, at the same ones as in other
-        curves.
-        """
-        if self._sample is None or self.drawn_axis != self.axis:
-            return dict(self.thin())
-        return self._sample.points()
 
     def means(self, most: int) -> list[tuple[float, float]]:
         """Return the means of at most ``most`` equal parts, as (place of the last value, mean)."""

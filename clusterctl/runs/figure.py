@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import MachineError, Notice, UsageError, printable
-from clusterctl.runs.charts import mean_lines
 from clusterctl.runs.find import Row, reject_unknown_keys
 from clusterctl.runs.groups import Groups, MeanLines, at_most_named, grouped
 from clusterctl.runs.tabular import as_csv
@@ -74,7 +73,7 @@ class MetricFigure:
         groups = grouped(rows, over, [metric])
         (key,) = groups.metrics
         metric = key.removeprefix("metric.")
-        figure = cls(metric, groups, mean_lines(groups.groups, metric))
+        figure = cls(metric, groups, MeanLines.of(groups.groups, metric))
         if not any(metric in row.metrics for row in rows):
             why = f"{metric} is a single value of each run, without steps"
             fix = "`clusterctl runs list --over KEY --columns METRIC` shows means of such values"

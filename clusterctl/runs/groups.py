@@ -13,11 +13,10 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import Notice
-from clusterctl.runs.curve import STEP, Curve
+from clusterctl.runs.curve import STEP, Curve, Places
 from clusterctl.runs.find import (
     FIELDS,
     Row,
@@ -28,8 +27,10 @@ from clusterctl.runs.find import (
     submitted_at,
     swept_keys,
 )
+from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.series import config_of
 from clusterctl.runs.spread import Spread
+from clusterctl.runs.table import stored
 from clusterctl.scheduler.base import JobState
 from clusterctl.spec.names import first_few
 from clusterctl.state.run_record import Value
@@ -121,7 +122,7 @@ class MeanLine:
     @classmethod
     def of(cls, group: Group, curves: Sequence[Curve]) -> MeanLine:
         """Return the mean of curves by the same axis."""
-        values = [curve.sample() for curve in curves]
+        values = [_by_place(curve) for curve in curves]
         steps = sorted(set(values[0]).intersection(*values[1:])) if values else []
         points = [(step, _spread([each[step] for each in values])) for step in steps]
         return cls(group, len(curves), max((curve.size for curve in curves), default=1), points)
@@ -132,6 +133,24 @@ class MeanLine:
         diverged = len(self.group.diverged)
         name = self.group.name or counted(self.count, "run")
         return f"{name} ({diverged} diverged)" if diverged else name
+
+
+def _curve_in(files: MetricFiles, metric: str) -> Curve | None:
+    """Return the values of a metric, also by their places; None if there are none."""
+    curve = Curve(places=Places())
+    for block in stored(files):
+        if metric in block.columns:
+            curve.extend(block.axis, block.columns[metric])
+    return curve if curve.count else None
+
+
+def _by_place(curve: Curve) -> Mapping[float, float]:
+    """Return the last value at each place; of very many places, at the same ones as in other
+    curves.
+    """
+    if curve.places is None or curve.drawn_axis != curve.axis:
+        return dict(curve.thin())
+    return curve.places.points()
 
 
 def _spread(values: Sequence[float]) -> Spread:
@@ -150,16 +169,15 @@ class MeanLines:
     axis: str
     lines: Sequence[MeanLine]
     left_out: Sequence[str]
-    unread: Sequence[str] = ()
+    unread: Sequence[str]
 
     @classmethod
-    def of(
-        cls, groups: Sequence[Group], metric: str, curves: Mapping[Path, Curve | None]
-    ) -> MeanLines:
-        """Return the means of a metric by the axis that most runs have.
-
-        curves: folder of a run -> its values; None if it has none.
+    def of(cls, groups: Sequence[Group], metric: str) -> MeanLines:
+        """Read a metric of the runs that count, and return its means by the axis that most of them
+        have.
         """
+        files = {row.folder: MetricFiles(row.folder) for each in groups for row in each.counted}
+        curves = {folder: _curve_in(own, metric) for folder, own in files.items()}
         axes = Counter(curve.drawn_axis for curve in curves.values() if curve is not None)
         axis = next((name for name, _ in axes.most_common(1)), STEP)
         lines, left_out = [], []
@@ -180,7 +198,13 @@ class MeanLines:
                 lines.append(line)
             elif found:
                 left_out.append(f"{line.legend}: its runs have no {axis} in common")
-        return cls(axis, lines, left_out)
+        unread = [
+            f"{row.shown}: {text}"
+            for each in groups
+            for row in each.counted
+            for text in files[row.folder].left_out
+        ]
+        return cls(axis, lines, left_out, unread)
 
     def notes(self) -> Iterator[Notice]:
         """Yield each run that counts and is in no line, and what was not read."""

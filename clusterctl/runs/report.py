@@ -281,7 +281,7 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
     ]
     sections = [
         Section("Results", charts=_size_charts(titled), tables=results),
-        seeds_section(titled, keys, facts, missing) if keys else Section("Seeds"),
+        seeds_section(compared, keys) if keys else Section("Seeds"),
         *changes,
         metrics_section(facts, missing),
     ]
@@ -382,9 +382,7 @@ def _array_report(run: Row) -> Report:
             "Parameters", charts=[parameter_chart(key, metric, tasks) for key in keys if metric]
         ),
         Section("Results", charts=_size_charts(titled)),
-        seeds_section(titled, [metric, *others[:_MORE_METRICS]], facts, missing)
-        if metric
-        else Section("Seeds"),
+        seeds_section(tasks, [metric, *others[:_MORE_METRICS]]) if metric else Section("Seeds"),
         metrics_section(facts, missing, [metric_of(metric), "loss", "train_loss"]),
         *facts_of(run, time_facts, resource_facts, job_facts, configuration),
         *_environment(run, missing),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from clusterctl.errors import Notice
-from clusterctl.runs.curve import Column, Curve
+from clusterctl.runs.curve import Column, Curve, Places
 from clusterctl.runs.figure import MetricFigure
 from clusterctl.runs.find import Row, latest_tasks
 from clusterctl.runs.groups import Group, Groups, MeanLine, grouped, is_seed
@@ -107,7 +107,7 @@ def test_mean_line_of_many_steps_goes_on_after_a_restart(every: float) -> None:
     steps = [*range(2000)], [*range(1001), *range(1000, 2000)], [*range(1, 2000)]
     curves = []
     for number, of_run in enumerate(steps, 1):
-        curve = Curve()
+        curve = Curve(places=Places())
         for at in range(0, len(of_run), 300):
             xs = [every * step for step in of_run[at : at + 300]]
             column = Column(xs, [number * x + at for x in xs], rises=xs == sorted({*xs}))
