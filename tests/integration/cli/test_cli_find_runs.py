@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,16 @@ def test_report_of_runs(cli_with_runs: Clusterctl) -> None:
         "# demo-1-train\n\n- COMPLETED after 1m"
     )
     assert cli_with_runs("report", "1", "-o", "json").json["report"]["title"] == "demo-1-train"
+
+
+def test_report_is_opened_in_the_browser_of_the_user(cli_with_runs: Clusterctl) -> None:
+    browser = cli_with_runs.cwd / "browser"
+    browser.write_text('#!/bin/sh\necho "$1" >"$0.opened"\n')
+    browser.chmod(0o755)
+    cli = replace(cli_with_runs, environ={**cli_with_runs.environ, "BROWSER": f"{browser} %s"})
+    cli("report", "1", "--open")
+    report = cli.cwd / "runs" / "demo-1-train" / "report.html"
+    assert browser.with_name("browser.opened").read_text() == f"{report.as_uri()}\n"
 
 
 def test_runs_over_seeds_have_means_and_name_those_that_diverged(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.integration.payload.conftest import Runner
+from tests.support.manual import ROOT
 from tests.support.payload import records
 from tests.support.sweeps import in_sweep
 
@@ -54,6 +56,44 @@ def test_iteration_records_have_their_speed(out: Path) -> None:
     assert rank_1 > 0
     assert len(result["peak_memory_bytes"]) == 2
     assert result["energy_j"] is None  # no GPU
+
+
+def keys_of(value: Any) -> set[str]:
+    """The keys of a JSON value at any depth."""
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    return {*value}.union(*map(keys_of, value.values())) if isinstance(value, dict) else set()
+
+
+@pytest.mark.parametrize("kind", ["run", "iteration", "evaluation", "result"])
+def test_records_have_the_fields_that_their_page_names(out: Path, kind: str) -> None:
+    page = (ROOT / "docs" / "payload.md").read_text()
+    (row,) = re.findall(rf"^\| `{kind}` \| (.*)$", page, re.MULTILINE)
+    (record,) = records(out, kind)[:1]
+    of_text = {"bits_per_byte", "perplexity"}
+    assert {*re.findall(r"`(\w+)`", row)} - keys_of(record) - of_text == set()
+
+
+GRADIENTS = 4 * (64 * 16 + 16 + 16 * 10 + 10)  # bytes, as many as of weights
+
+
+@pytest.mark.parametrize(
+    ("layout", "nbytes"),
+    [
+        ("--zero 2", (2 * GRADIENTS + GRADIENTS) / 2),  # two micro-batches on each of two ranks
+        *in_sweep(
+            ("--zero 1", (GRADIENTS + GRADIENTS) / 2),
+            ("--pp 2", 4 * 16 * 16 * 4),  # four micro-batches of 16 samples between two layers
+        ),
+    ],
+)
+def test_layout_sends_the_bytes_that_its_page_states(
+    mpirun: Runner, tmp_path: Path, layout: str, nbytes: float
+) -> None:
+    size = "--hidden 16 --iterations 2 --global-batch-size 64 --micro-batch-size 16".split()
+    mpirun(2, "train", *size, *layout.split(), "--out", str(tmp_path))
+    sent = [record["comm_sent_bytes"] for record in records(tmp_path, "iteration")]
+    assert all(0 <= one - nbytes < 300 for one in sent), sent
 
 
 @pytest.mark.parametrize(
