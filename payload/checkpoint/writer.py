@@ -21,7 +21,7 @@ from payload.checkpoint.folder import INCOMPLETE, OLD
 from payload.errors import PayloadError
 from payload.node.heartbeat import beat
 
-CHUNK = 1 << 22
+_CHUNK = 1 << 22
 
 
 class WriterThread:
@@ -86,11 +86,11 @@ def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb", buffering=0) as file:
-            for start in range(0, len(memory), CHUNK):
+            for start in range(0, len(memory), _CHUNK):
                 if cancelled.is_set():
                     break
                 beat()
-                chunk = memory[start : start + CHUNK].data
+                chunk = memory[start : start + _CHUNK].data
                 crc32 = zlib.crc32(chunk, crc32)
                 while chunk:
                     chunk = chunk[file.write(chunk) :]

@@ -14,7 +14,6 @@ from clusterctl.spec.names import PROJECT_FILES
 from clusterctl.spec.sweep import MAX_TASKS
 from clusterctl.transport import remote_receive
 from clusterctl.util import receivers
-from payload.checkpoint import writer
 from payload.node import alarms, build, hang, images, job, ports, rank, restarts
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -65,7 +64,6 @@ FIGURES = {
         listed(LOOKED_FOR, "and"),
         f"until no job has used it for {build.UNUSED_S / DAY_S:.0f} days",
     ),
-    "payload.md": (f"{writer.CHUNK >> 20} MiB of a checkpoint",),
     "howto/be-told.md": (f"A receiver has {receivers.LIMIT_S:.0f} seconds",),
     "howto/containers.md": (f"no job has used for {images.UNUSED_S / DAY_S:.0f} days",),
     "howto/many-jobs.md": (f"at most {MAX_TASKS:,} tasks",),
