@@ -73,16 +73,16 @@ NEEDS = {
     "MPI": Away(
         "mkdir /root/mpi; mv /usr/lib/x86_64-linux-gnu/libmpi.so.40* /root/mpi",
         "mv /root/mpi/* /usr/lib/x86_64-linux-gnu; rmdir /root/mpi",
-        "job-python",
-        "libmpi.so.40: cannot open",
-        by_up="job-python",
+        "package-incomplete",
+        "lacks /usr/lib/x86_64-linux-gnu/libmpi.so.40",
+        by_up="package-incomplete",
     ),
     "the program of steps": Away(
         "mv /usr/sbin/slurmstepd /root",
         "mv /root/slurmstepd /usr/sbin",
-        "slurmd-unfit",
-        "slurmstepd is missing",
-        by_up="slurmd-unfit",
+        "package-incomplete",
+        "lacks /usr/sbin/slurmstepd",
+        by_up="package-incomplete",
     ),
     "room": Away(
         "mount -t tmpfs -o size=16m none /var/tmp",

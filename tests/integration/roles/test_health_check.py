@@ -89,6 +89,7 @@ class Host:
         health.LOCK = self.folder / "lock"
         health.MOUNTS = self.folder / "mounts"
         health.FABRIC = self.folder / "sys"
+        health.DPKG = (f"{self.folder}/info/{{}}.list", f"{self.folder}/alternatives/{{}}")
         health.PATH = f"{self.folder}:{health.PATH}"
         health.DRIVER_S = driver_s
         health.FOLDER_S = folder_s
@@ -607,13 +608,10 @@ def test_python_that_users_may_not_run_is_named(host: Host) -> None:
         Path(folder).chmod(0o755)
         python = Path(folder) / "env" / "python"
         python.parent.mkdir()
-        # The epilog would kill a process of the user. On EL, MPI is found only by the path.
-        python.write_text(
-            '#!/bin/sh\ntest "$(id -u)" != 2345 && test "$LD_LIBRARY_PATH" = /opt/mpi/lib'
-            ' && case "$*" in *" -c "*mpi4py.MPI*) ;; *) exit 1 ;; esac\n'
-        )
+        # The epilog would kill a process of the user.
+        python.write_text('#!/bin/sh\ntest "$(id -u)" != 2345\n')
         python.chmod(0o755)
-        host.needs("python", python=str(python), libraries="/opt/mpi/lib")
+        host.needs("python", python=str(python))
         host.set(accounts={"ada": 2345})
         assert host.look() == []
         python.parent.chmod(0o750)
@@ -689,7 +687,7 @@ def test_network_devices_of_ucx_are_looked_at(host: Host, devices: str, down: li
 
 def test_slurmd_is_restarted_if_its_folder_is_gone(host: Host) -> None:
     cache = host.folder / "spool" / "conf-cache"
-    host.needs("spool", cache=str(cache), programs=[])
+    host.needs("spool", cache=str(cache), prolog="/bin/sh")
     host.program("systemctl", "exit 0")
     (said,) = host.look()
     assert said.startswith(f"{cache} is missing")
@@ -698,20 +696,41 @@ def test_slurmd_is_restarted_if_its_folder_is_gone(host: Host) -> None:
     assert (host.look(), host.reason) == ([], "")
 
 
-def test_program_without_which_no_step_starts_drains_the_node(host: Host) -> None:
-    """slurmd would not find it again, so it is not restarted."""
-    program = host.folder / "slurmstepd"
-    restarted = host.folder / "restarted"
-    host.program("systemctl", f"touch {restarted}")
-    host.needs("spool", cache=str(host.folder), programs=[str(program)])
+def packages(host: Host, **files: tuple[Path, ...]) -> None:
+    """Have dpkg list these files of installed packages."""
+    for folder in ("info", "alternatives"):
+        (host.folder / folder).mkdir()
+    for name, paths in files.items():
+        (host.folder / "info" / f"{name}:amd64.list").write_text(
+            "\n".join(["/.", *map(str, paths)])
+        )
+
+
+def test_package_without_its_files_drains_the_node(host: Host) -> None:
+    program, library, other = (host.folder / name for name in ("slurmd-x", "libx", "other"))
+    packages(host, slurmd=(program, library, Path("/usr/share/doc/no-such")), other=(other,))
+    host.needs("packages", packages=["slurm*"])
     (said,) = host.look()
-    assert said.startswith(f"{program} is missing")
-    assert "slurmstepd" in host.reason
-    program.touch(0o644)
-    assert len(host.look()) == 1
-    program.chmod(0o755)
+    assert said == f"the package slurmd lacks {program} and 1 more"
+    assert said in host.reason
+    program.touch()
+    library.touch()
     assert (host.look(), host.reason) == ([], "")
-    assert not restarted.exists()
+    # The link that dpkg has made for a program that several packages offer.
+    link = host.folder / "slurmd"
+    (host.folder / "alternatives" / "slurmd").write_text(f"auto\n{link}\n\n{program}\n50\n")
+    assert host.look(mode="job") == [f"the package slurmd lacks {link}"]
+
+
+def test_rpm_is_asked_for_the_files_of_packages(host: Host) -> None:
+    """Documents may be left out of an image, and a ghost is only owned."""
+    files = {"d": "no-doc", "g": "no-ghost", "": "libmpi"}
+    rows = "".join(rf"openmpi\t{flag}\t{host.folder}/{name}\n" for flag, name in files.items())
+    host.program("rpm", f"[ \"$4\" = '*mpi*' ] && printf '{rows}'")
+    host.needs("packages", packages=["*mpi*"])
+    assert host.look() == [f"the package openmpi lacks {host.folder}/libmpi"]
+    host.program("rpm", "exit 1")
+    assert host.look() == []
 
 
 def test_failed_unit_is_started_again(host: Host) -> None:
@@ -821,7 +840,7 @@ def test_missing_homes_of_users_are_named_but_drain_no_node(host: Host) -> None:
 
 
 def _no_accounts(host: Host) -> None:
-    host.needs("python", python="/no/such", libraries="")
+    host.needs("python", python="/no/such")
     host.set(accounts={})
 
 

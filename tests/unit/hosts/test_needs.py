@@ -45,6 +45,7 @@ def test_needs_of_a_host_are_those_of_its_roles() -> None:
         for role in host.roles
     }
     of_all = {"shared-folder-away", "account-differs", "disk-full", "clock", "unit-failed"}
+    of_all |= {"package-incomplete"}
     of_controller = {
         "slurmctld-restarts",
         "slurmdbd-restarts",

@@ -25,6 +25,7 @@ waits for it, so it imports no slow module, such as dataclasses.
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -108,7 +109,13 @@ CHRONY_OFFSET = 4
 CHRONY_LEAP = 13
 # Colons of a line of passwd before the home folder.
 PASSWD_COLONS = 5
-LOADS_MPI = "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI"
+# dpkg's lists of the files of packages, and the links that it makes to some of them.
+DPKG = ("/var/lib/dpkg/info/{}.list", "/var/lib/dpkg/alternatives/{}")
+RPM_FILES = r"[%{=NAME}\t%{FILEFLAGS:fflags}\t%{FILENAMES}\n]"
+# rpm's flags of documents, settings, and files that need not exist.
+OPTIONAL = set("dcgm")
+# Documents, settings and state.
+NOT_NEEDED = ("/usr/share/", "/etc/", "/var/", "/run/")
 UCX_DEVICES = re.compile(r"UCX_NET_DEVICES=([^\s'\"]+)")
 FATAL = re.compile(r"\bfatal: (.*)")
 
@@ -274,17 +281,42 @@ def mount_folder(need: Settings, _: State) -> str | None:
     return (ask(*journal).text or answer.text or f"exit code {answer.rc}") if answer.rc else ""
 
 
+def packages(need: Settings, _: State) -> Iterator[Problem]:
+    """Check that packages have all their files. `packages`: patterns of the packages' names."""
+    lost: dict[str, list[str]] = {}
+    for name, path in package_files(need["packages"]):
+        if not path.startswith(NOT_NEEDED) and not os.path.lexists(path):
+            lost.setdefault(name, []).append(path)
+    for name, paths in lost.items():
+        more = f" and {len(paths) - 1} more" if paths[1:] else ""
+        yield Problem(f"the package {name} lacks {paths[0]}{more}")
+
+
+def package_files(patterns: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, path) for each file of the installed packages with these names."""
+    lists = [path for text in DPKG for name in patterns for path in glob.glob(text.format(name))]
+    for file in map(Path, lists):
+        lines = file.read_text().splitlines()
+        name = file.name.partition(":")[0].removesuffix(".list")
+        yield from ((name, path) for path in lines if path.startswith("/"))
+    if not lists:
+        answer = ask("rpm", "--query", "--all", f"--queryformat={RPM_FILES}", *patterns)
+        rows = (line.split("\t") for line in answer.text.splitlines())
+        for name, flags, path in (row for row in rows if row[2:]):
+            if not OPTIONAL & {*flags}:
+                yield name, path
+
+
 def python(need: Settings, _: State) -> Iterator[Problem]:
-    """Check that users can run the jobs' Python and load MPI in it. `libraries`: LD_LIBRARY_PATH.
-    `accounts`: name -> uid; without users, nothing is checked.
+    """Check that users can run the jobs' Python. `accounts`: name -> uid; without users, nothing is
+    checked.
     """
     program = need["python"]
     if not need["accounts"]:
         return
     # A user of jobs would be wrong: the epilog kills the processes of a user whose last job has
     # ended, and keeps the user's files in memory while such a process exists.
-    libraries = f"LD_LIBRARY_PATH={need['libraries']}"
-    answer = ask("env", libraries, program, "-I", "-c", LOADS_MPI, uid=NOBODY)
+    answer = ask(program, "-I", "-c", "import mpi4py", uid=NOBODY)
     if answer.rc is None:
         # The first time after a boot, a busy disk may be as slow.
         yield Problem(f"{program} does not end within {SHORT_S} s", lasting=True)
@@ -365,10 +397,10 @@ def fabric(need: Settings, _: State) -> Iterator[Problem]:
 
 
 def spool(need: Settings, _: State) -> Iterator[Problem]:
-    """Check the files that slurmd needs to start a step. `programs`: Slurm's and clusterctl's own.
+    """Check the files that slurmd needs to start a step. `prolog`: its program before each job.
     `cache`: Slurm's configuration in slurmd's folder, which the commands in jobs read.
     """
-    for path in (*need["programs"], need["cache"]):
+    for path in (need["prolog"], need["cache"]):
         if not os.access(path, os.X_OK):
             yield Problem(f"{path} is missing, or can't be used")
 
@@ -763,6 +795,7 @@ class Check(NamedTuple):
 CHECKS = {
     "folder": Check(folder, mount_folder, is_quick=True),
     "devices": Check(devices, open_devices, is_quick=True),
+    "packages": Check(packages, is_quick=True),
     "python": Check(python, is_quick=True),
     "accounts": Check(accounts, is_quick=True),
     "homes": Check(homes, drains=False),
