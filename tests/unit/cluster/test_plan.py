@@ -159,6 +159,14 @@ def test_cluster_that_is_up_keeps_the_source_of_slurm(tmp_path: Path) -> None:
         look(workspace, Stub(), SPEC.model_copy(update={"software": changed}))
 
 
+def test_cluster_that_is_up_keeps_its_scheduler(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.inventory.write_text(inventory_of().text)
+    with rejected("up-with-other-provider", UsageError, "scheduler"):
+        look(workspace, Stub(), SPEC.model_copy(update={"scheduler": "none"}))
+
+
 def test_cluster_that_is_up_keeps_its_storage(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
