@@ -59,6 +59,18 @@ def test_manual_lists_the_machine_families() -> None:
     assert set(FAMILY.findall(refused)) == arm
 
 
+def test_manual_lists_the_prices_that_are_known() -> None:
+    known = yaml.safe_load((DATA / "prices.yaml").read_text())
+    listed = " ".join(PAGE.partition("Known are those of ")[2].partition("**unknown**")[0].split())
+    families, _, gpus = listed.partition(" GPUs")[0].partition(", of ")
+    priced = {name.partition("-")[0].upper() for name in (*known["families"], *known["machines"])}
+    assert set(FAMILY.findall(families)) == priced
+    assert {name.rpartition("-")[2].upper() for name in known["gpus"]} == set(
+        re.findall(r"[A-Z]\d+", gpus)
+    )
+    assert all(tier.startswith("BASIC") for tier in known["filestore"])
+
+
 @pytest.mark.parametrize("cells", rows("Failures"), ids=lambda cells: str(cells[0].split("`")[1]))
 def test_manual_says_which_codes_are_retried(cells: list[str]) -> None:
     known = yaml.safe_load((DATA / "diagnoses.yaml").read_text())
