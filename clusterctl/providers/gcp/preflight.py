@@ -248,7 +248,6 @@ class _Checks:
             yield Finding(
                 group.title, "error", "image-driver", "the GPUs would have no driver", reason, fix
             )
-        yield from fabric_manager_warning(self.spec, group.title, group.machine)
 
     def quotas(self, groups: Collection[HostGroup]) -> Iterator[Finding]:
         region = self.settings.region_name
@@ -325,12 +324,6 @@ def notes(spec: ClusterSpec) -> tuple[str, ...]:
         messages.append(
             "provider.shared_disk is ignored, because it requires storage.name and no filestore"
         )
-    if gcp.settings_of(spec).bucket and spec.provider.expected_release(spec) == "rocky-10":
-        messages.append(
-            "/bucket may fail on Rocky Linux 10, which rejects the key that signs gcsfuse since "
-            "2025 (github.com/GoogleCloudPlatform/gcsfuse/issues/3874); if it fails, use images "
-            "of Rocky Linux 9"
-        )
     return tuple(dict.fromkeys(filter(None, messages)))
 
 
@@ -339,33 +332,6 @@ def host_warnings(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
     release = spec.provider.expected_release(spec)
     if made and spec.scheduler == "slurm" and release and not distribution_of(release).cgroup_v2:
         yield str(cgroup_finding("the nodes"))
-    for partition in spec.partitions:
-        if not set(spec.node_names(partition)).isdisjoint(made):
-            machine = gcp.machine_of(spec, partition)
-            yield from map(
-                str, fabric_manager_warning(spec, f"partition {partition.name}", machine)
-            )
-
-
-def fabric_manager_warning(
-    spec: ClusterSpec, host: str, machine: GcpMachineType
-) -> Iterator[Finding]:
-    """Yield a warning if GPUs may need NVIDIA's fabric manager and clusterctl does not install
-    it.
-    """
-    if machine.has_nvswitches and not spec.software.nvidia.has_driver:
-        reason = (
-            f"NVSwitches link the GPUs of {machine.name}. If instances see the switches, "
-            "programs fail with CUDA error 802, unless the image has a fabric manager of the "
-            "same version as its driver"
-        )
-        fix = (
-            "set software: {nvidia: {driver: open}}, which installs it if needed; or test "
-            "one node first"
-        )
-        yield Finding(
-            host, "warning", "fabric-manager", "the GPUs may need a fabric manager", reason, fix
-        )
 
 
 def job_environment(machine: GcpMachineType, *, gvnic: bool) -> dict[str, str]:

@@ -76,15 +76,6 @@ class GcpMachineType:
     arm: bool = False
 
     @property
-    def has_nvswitches(self) -> bool:
-        """Whether NVSwitches connect the machine's GPUs. The instance itself may not see the
-        switches.
-        """
-        return bool(
-            self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches")
-        )
-
-    @property
     def is_limited_by_gpu(self) -> bool:
         """Whether Google limits this type by quotas of GPUs alone. "To create A4X Max, A4X, A4, A3,
         G4, and G2 VMs, you only need to have the required [...] GPU quotas for the VM type. You

@@ -11,10 +11,10 @@ import pytest
 
 from clusterctl.errors import MachineError, StalePlanError, UsageError
 from clusterctl.providers.gcp import provider
-from clusterctl.providers.gcp.preflight import job_environment, network_note, notes
+from clusterctl.providers.gcp.preflight import job_environment, network_note
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.providers import gcp_machines, gcp_nodes
+from clusterctl.spec.providers import gcp_machines
 from clusterctl.spec.providers.gcp import GcsState
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.workspace import Workspace
@@ -22,7 +22,7 @@ from tests.support.google import gcloud
 from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
-from tests.support.messages import refused, shows
+from tests.support.messages import refused
 from tests.unit.gcp import recorded
 from tests.unit.gcp.clusters import provider_of, workspace_in
 
@@ -53,16 +53,6 @@ def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
     done = provider_of(spec).apply(spec, workspace)
     workspace.inventory.write_text(done.inventory.text)
     return done
-
-
-@pytest.mark.usefixtures("planned_cloud")
-def test_plan_of_nvswitch_hosts_notes_fabric_manager(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = spec_of()
-    monkeypatch.setattr(gcp_nodes.GcpMachineType, "has_nvswitches", True)
-    planned = provider_of(spec).plan(spec, workspace)
-    assert any(shows(note, "fabric-manager") for note in planned.notes)
 
 
 def known_distribution(workspace: Workspace) -> None:
@@ -288,18 +278,6 @@ def test_check_refuses_a_gcloud_that_is_missing_logged_out_or_broken(
     )
     with refused("gcloud-broken", MachineError, "Max retries exceeded"):
         provider_of(spec).check(spec)
-
-
-@pytest.mark.parametrize(("release", "is_said"), [("10", True), ("9", False)])
-def test_bucket_on_a_release_that_rejects_the_gcsfuse_key_has_a_note(
-    release: str, is_said: bool
-) -> None:
-    """`plan` and `up` note it before anything is created."""
-    image = {"family": f"rocky-linux-{release}-optimized-gcp", "project": "rocky-linux-cloud"}
-    images = {"controller": {"image": image}, "partitions": {"train": {"image": image}}}
-    said = " ".join(notes(spec_of(bucket={"name": "my-data"}, **images)))
-    assert ("/bucket may fail" in said) is is_said
-    assert "/bucket" not in " ".join(notes(spec_of(**images)))
 
 
 def test_job_environment_depends_on_the_machine_type() -> None:

@@ -294,30 +294,6 @@ def test_preflight_continues_if_one_service_is_silent(google: Google) -> None:
     assert {finding.code for finding in findings if finding.level == "warning"} == {"cloud-silent"}
 
 
-@pytest.mark.parametrize(
-    ("gpus", "software", "codes"),
-    [
-        ("{type: a100, count: 2}", "", ["fabric-manager"]),
-        ("{type: h100, count: 8}", "", ["fabric-manager"]),
-        ("{type: h100, count: 8}", "software: {nvidia: {driver: open}}\n", []),
-        ("{type: a100}", "", []),
-        ("{type: l4, count: 8}", "", []),
-    ],
-)
-def test_nvswitch_without_fabric_manager_is_a_warning(
-    gpus: str, software: str, codes: list[str]
-) -> None:
-    """By `plan --preflight` and `up`, and by `plan` of the hosts that are to be made."""
-    text = PLAIN.replace("nodes: 2, gpus: {type: l4}", f"nodes: 2, gpus: {gpus}") + software
-    findings = [finding for finding in found(text) if finding.code != "quota"]
-    assert [(finding.host, finding.level, finding.code) for finding in findings] == [
-        ("partition train", "warning", code) for code in codes
-    ]
-    spec = parse_spec(text, "cluster.yaml")
-    assert [*host_warnings(spec, ["demo-train-2"])] == [*map(str, findings)]
-    assert not [*host_warnings(spec, ["demo-ctl"])]
-
-
 C5 = "c5-standard-8"
 GOOGLES_C5 = {"guestCpus": 8, "memoryMb": 30720}
 L4 = [{"guestAcceleratorType": "nvidia-l4", "guestAcceleratorCount": 1}]
