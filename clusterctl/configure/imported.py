@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from getopt import GetoptError, getopt
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,11 +29,7 @@ _LEADERS: Final = (
 )
 _LOGINS: Final = ("login", "logins", "submit", "frontend")
 _TIMEOUT_S: Final = 120
-_JUMP: Final = re.compile(r"ProxyJump[= ](\S+)", re.IGNORECASE)
-_PROXY: Final = re.compile(r"ProxyCommand[= ]\"?'?ssh\b.*-W\s+\S+(.*)", re.IGNORECASE)
 _ARGUMENTS: Final = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
-# The options of ssh, in the format of getopt.
-_FLAGS: Final = "46AaCfGgKkMNnqsTtVvXxYyB:b:c:D:E:e:F:I:i:J:L:l:m:O:o:p:Q:R:S:W:w:"
 _SECRETS: Final = (
     "ansible_password",
     "ansible_ssh_pass",
@@ -204,11 +198,10 @@ class _Inventory:
         user = self._variable(host, "ansible_user", "ansible_ssh_user")
         port = self._variable(host, "ansible_port", "ansible_ssh_port")
         key = self._variable(host, "ansible_ssh_private_key_file", "ansible_private_key_file")
-        jump, ignored = _split_jumps(
-            " ".join(str(self._variable(host, name) or "") for name in _ARGUMENTS)
-        )
-        if ignored:
-            self.note(host, f"arguments of ssh are not converted: {' '.join(ignored)}")
+        if ignored := " ".join(filter(None, (self._variable(host, name) for name in _ARGUMENTS))):
+            self.note(
+                host, f"arguments of ssh are not converted; ~/.ssh/config may have them: {ignored}"
+            )
         if any(secret in variables for secret in _SECRETS):
             self.note(
                 host, "passwords are not converted: SSH uses keys, -K asks for the sudo password"
@@ -221,7 +214,6 @@ class _Inventory:
             "user": str(user or ""),
             "port": int(port) if port and str(port).isdigit() else None,
             "key": str(key or ""),
-            "jump": jump,
             "become": "none" if user == "root" else "",
         }
         return {name: value for name, value in access.items() if value not in (None, "", [])}
@@ -279,36 +271,6 @@ def _name(host: str) -> str:
     """Return the spec's name for a host: the first label of a domain name, in lower case."""
     plain = host if re.fullmatch(r"[0-9.]+|.*:.*", host) else host.partition(".")[0]
     return re.sub(r"[^a-z0-9-]", "-", plain.lower()).strip("-")
-
-
-def _split_jumps(arguments: str) -> tuple[list[str], list[str]]:
-    """Return (jump hosts, all other arguments), for arguments of ssh such as ``-J gate -o
-    Port=2222``.
-    """
-    try:
-        options, words = getopt(shlex.split(arguments), _FLAGS)
-    except (ValueError, GetoptError):
-        return [], [arguments]
-    jump_hosts: list[str] = []
-    others: list[str] = []
-    for flag, value in options:
-        hosts = _jump_hosts(flag, value)
-        if hosts and not jump_hosts:
-            # ssh also takes the first option that names jump hosts.
-            jump_hosts = hosts
-        else:
-            others.append(f"{flag} {value}".strip())
-    return jump_hosts, [*others, *words]
-
-
-def _jump_hosts(flag: str, value: str) -> list[str]:
-    if flag == "-J":
-        return value.split(",")
-    if flag == "-o" and (match := _JUMP.match(value)):
-        return match[1].split(",")
-    if flag == "-o" and (match := _PROXY.match(value)):
-        return [word for word in match[1].strip("\"' ").split() if not word.startswith("-")][:1]
-    return []
 
 
 def _label(text: str) -> str:
