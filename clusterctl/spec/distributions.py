@@ -178,24 +178,6 @@ def _unknown(name: str, reason: str) -> ProvisionError:
     )
 
 
-# Release of Slurm -> lower-case keys of slurm.conf that prevent the daemons of this release from
-# starting.
-# Source: Slurm's RELEASE_NOTES and CHANGELOG.
-_REMOVED_KEYS: Final = {
-    "26.05": (
-        "controlmachine",
-        "backupcontroller",
-        "controladdr",
-        "backupaddr",
-        "frontendname",
-        "frontendaddr",
-        "accountingstorageuser",
-        "getenvtimeout",
-        "jobcontainertype",
-    )
-}
-
-
 class SoftwareRefusal(NamedTuple):
     """Why a cluster can't have software that its spec names: code, error message, cause and fix."""
 
@@ -203,11 +185,6 @@ class SoftwareRefusal(NamedTuple):
     what: str
     why: str
     fix: str
-
-
-def is_removed(key: str, release: str) -> bool:
-    """Return whether this release of Slurm no longer accepts a key of slurm.conf."""
-    return key.lower() in _REMOVED_KEYS.get(release, ())
 
 
 def refuse_slurm(

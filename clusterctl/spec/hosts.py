@@ -208,29 +208,6 @@ _LINE: Final = re.compile(
     rf'(?:(?P<options>(?:{_VALUE}|[^\s"])+)\s+)?(?P<kind>{"|".join(map(re.escape, _LENGTHS))})\s+'
     r"(?P<key>\S+)(?:\s+(?P<comment>.*))?"
 )
-_WORD: Final = re.compile(rf'(?:{_VALUE}|[^,"])+')
-_HOST_PORT: Final = r"([^:/\[\]]+|\[[^\]]+\]):([1-9][0-9]{0,4}|\*)"
-# Option that sshd accepts -> pattern of its value; None: the option has no value.
-_RIGHTS: Final = [
-    "agent-forwarding",
-    "port-forwarding",
-    "x11-forwarding",
-    "pty",
-    "user-rc",
-    "touch-required",
-    "verify-required",
-]
-_OPTIONS: Final = {
-    "restrict": None,
-    **dict.fromkeys(f"{no}{right}" for right in _RIGHTS for no in ("", "no-")),
-    "command": ".*",
-    "environment": r"[A-Za-z0-9_]+=.*",
-    "expiry-time": r"[0-9]{8}([0-9]{4}([0-9]{2})?)?Z?",
-    "from": ".+",
-    "permitlisten": rf"{_HOST_PORT}|[1-9][0-9]{{0,4}}",
-    "permitopen": _HOST_PORT,
-    "tunnel": "[0-9]{1,9}|any",
-}
 
 
 def key_fields(kind: str, encoded: str) -> tuple[bytes, ...]:
@@ -306,7 +283,7 @@ def _private_key(place: str) -> BadValueError:
 
 def _checked(line: str, place: str) -> str:
     """Return a line of authorized_keys with single spaces between its parts, if sshd accepts the
-    line.
+    key. Its options are sshd's to judge.
     """
     match = _LINE.fullmatch(line)
     fields = key_fields(match["kind"], match["key"]) if match else ()
@@ -325,7 +302,6 @@ def _checked(line: str, place: str) -> str:
             f"{_LEAST_RSA_BITS}: {_MAKE}"
         )
         raise BadValueError("key-too-short", message)
-    _check_options(match["options"] or "", place)
     parts = (
         match["options"],
         match["kind"],
@@ -333,28 +309,6 @@ def _checked(line: str, place: str) -> str:
         " ".join((match["comment"] or "").split()),
     )
     return " ".join(part for part in parts if part)
-
-
-def _check_options(options: str, place: str) -> None:
-    once = set[str]()
-    for word in _WORD.findall(options):
-        name = word.partition("=")[0].lower()
-        if name in once or not _is_option(word):
-            raise BadValueError(
-                "key-option",
-                f"{place}: sshd would refuse the key because of its option {shown(word)}: remove "
-                "or correct it; sshd(8) has the options, and those for certificates can't be "
-                "used here",
-            )
-        once |= {name} & {"command", "from"}
-
-
-def _is_option(word: str) -> bool:
-    name, assigned, value = word.partition("=")
-    if name.lower() not in _OPTIONS:
-        return False
-    pattern = _OPTIONS[name.lower()]
-    return re.fullmatch(f'"({pattern})"', value) is not None if pattern else not assigned
 
 
 PublicKey = Annotated[

@@ -113,8 +113,6 @@ def faults(spec: ClusterSpec) -> Iterator[SpecFault]:
         fix = "remove {}, or write scheduler: slurm"
         rows = ((key, reason, fix.format(key.split(".")[-1])) for key, reason in _OF_SLURM.items())
         yield from spec.refused(rows)
-    else:
-        yield from _slurm_release_faults(spec)
     yield from _distribution_faults(spec)
     fields = (
         ("partitions", "name", [partition.name for partition in spec.partitions]),
@@ -171,21 +169,6 @@ def _slurm_line_faults(spec: ClusterSpec) -> Iterator[SpecFault]:
         return
     nodes = spec.nodes_by_partition if names_nodes else {}
     yield from faults_of(lines, nodes)
-
-
-def _slurm_release_faults(spec: ClusterSpec) -> Iterator[SpecFault]:
-    """Yield a fault for each line of ``slurm.extra`` that does not fit the release
-    ``slurm.version``.
-    """
-    version = spec.slurm.version
-    if not version:
-        return
-    for index, line in enumerate(spec.slurm.lines):
-        if distributions.is_removed(line.key, version):
-            message = f"Slurm {version} no longer accepts {line.key} and would not start"
-            yield SpecFault(
-                "setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove the line"
-            )
 
 
 def _distribution_faults(spec: ClusterSpec) -> Iterator[SpecFault]:

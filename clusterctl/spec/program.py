@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.names import PROJECT_FILES, did_you_mean
@@ -305,39 +305,11 @@ def _suggestion(target: str, folder: Path) -> str:
     except OSError:
         # The folder does not exist.
         files = []
-    if (module := _module_of_command(target, folder)) is not None:
-        return (
-            f"{target} is a command of pyproject.toml, and is not installed: submit its module, `-m "
-            f"{module}`, which must call the command's function when it is started"
-        )
     if target == Path(target).name and (near := did_you_mean(target, BUNDLED_JOBS)):
         return near
     # An equal ending makes no file similar.
     similar = [name for name in files if did_you_mean(path.stem, [Path(name).stem])]
     return did_you_mean(path.name, similar) or "name a bundled job, or the path of a script"
-
-
-def _module_of_command(name: str, folder: Path) -> str | None:
-    """Return the module of a project's command (`[project.scripts]`). None: there is no such
-    command.
-    """
-    # A slow import, which only this message needs.
-    import tomllib  # noqa: PLC0415
-
-    here = absolute_path(folder)
-    for file in (above / "pyproject.toml" for above in (here, *here.parents)):
-        if not is_file(file):
-            continue
-        with suppress(OSError, ValueError):
-            content = tomllib.loads(file.read_text(encoding="utf-8"))
-            for keys in (("project",), ("tool", "poetry")):
-                entry: Any = content
-                for key in (*keys, "scripts", name):
-                    entry = entry.get(key) if isinstance(entry, dict) else None
-                if isinstance(entry, str):
-                    return entry.partition(":")[0].strip()
-        return None
-    return None
 
 
 def safe_name(text: str) -> str:

@@ -244,19 +244,6 @@ def test_bundled_name_wins_over_a_file(folder: Path) -> None:
     assert job_spec("./train", {}).name == "train"
 
 
-@pytest.mark.parametrize(
-    "table", ["[project.scripts]\n", "[tool.poetry.scripts]\n", "[project]\nscripts = 3\n", "["]
-)
-def test_command_of_the_project_is_to_be_submitted_as_its_module(folder: Path, table: str) -> None:
-    (folder / "pyproject.toml").write_text(f'{table}mytrain = "mypkg.cli:main"\n')
-    is_read = table.endswith("scripts]\n")
-    (folder / "a").mkdir()
-    for target in ("mytrain", "train2"):
-        error = refused(target)
-        assert error.code == "unknown-job-type"
-        assert ("-m mypkg.cli`" in error.fix) is (is_read and target == "mytrain")
-
-
 def test_missing_script_in_a_missing_folder(folder: Path) -> None:
     assert refused("no/where/a.sh").code == "unknown-job-type"
 

@@ -137,12 +137,6 @@ def test_rocky_linux_may_have_slurm_from_elsewhere(source: str) -> None:
     ]
 
 
-def test_keys_unknown_to_slurm_release_are_faults() -> None:
-    more = 'slurm: {version: "26.05", extra: [MaxArraySize=5001, GetEnvTimeout=5]}\n'
-    assert problems(LOCAL + more) == [("slurm.extra[1]", "setting-unknown-to-slurm")]
-    parse_spec(LOCAL + more.replace("26.05", "24.11"), "c.yaml")
-
-
 @pytest.mark.parametrize(
     ("key", "more"),
     [
