@@ -89,10 +89,12 @@ def exact_size(mib: int) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return a duration in whole seconds, as a spec and an option have it: ``5400`` is
-    ``1h30m``.
+    ``1h30m``. A measured one of less than a second has two digits: ``0.42s``.
     """
     if seconds is None:
         return NONE
+    if 0 < seconds < 1:
+        return f"{seconds:.2g}s"
     parts = []
     rest = max(round(seconds), 0)
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
@@ -110,8 +112,11 @@ def about(seconds: float) -> str:
 
 
 def percent(value: float | None, unit: str = " %") -> str:
-    """Return a number of percent: ``98.9 %``."""
-    return NONE if value is None else f"{value:.1f}".removesuffix(".0") + unit
+    """Return a number of percent: ``98.9 %``. What would be 0 so has a digit: ``0.02 %``."""
+    if value is None:
+        return NONE
+    is_small = 0 < abs(value) < 0.05  # noqa: PLR2004 - half of the last digit
+    return (f"{value:.1g}" if is_small else f"{value:.1f}".removesuffix(".0")) + unit
 
 
 def hours(value: float | None) -> str:
