@@ -36,6 +36,7 @@ _MAX_BYTES: Final = 64 << 20
 _MAX_FILES: Final = 50
 # Two image names may differ only at the end, so long texts are compared in full.
 _LONGEST: Final = 1 << 16  # characters
+# Of a run. Each takes 100 bytes of memory, twice.
 _MAX_LOSSES: Final = 1 << 21
 _MOST_MIB: Final = 1 << 40  # of a node
 
@@ -100,14 +101,12 @@ class Losses:
         return text + limit
 
 
-def compare_losses(a: Row, b: Row, *, limit: int = _MAX_LOSSES) -> Losses | None:
+def compare_losses(a: Row, b: Row) -> Losses | None:
     """Compare two runs' metrics with ``loss`` in their names. Return None if no step is in both
     runs.
-
-    limit: the number of losses of each run to compare.
     """
-    losses_a, complete_a = _losses(a, limit)
-    losses_b, complete_b = _losses(b, limit)
+    losses_a, complete_a = _losses(a)
+    losses_b, complete_b = _losses(b)
     wrong: list[tuple[float, str]] = []
     largest = 0.0  # infinite after a difference that is not finite
     common: dict[tuple[str, str], set[float]] = defaultdict(set)
@@ -153,7 +152,7 @@ def _count_steps(losses: _LossesOfRun) -> int:
     return sum(map(len, steps.values()))
 
 
-def _losses(row: Row, limit: int) -> tuple[_LossesOfRun, bool]:
+def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
     """Return the first losses of a run, and whether these are all. For losses without a step, count
     from 1.
     """
@@ -173,10 +172,10 @@ def _losses(row: Row, limit: int) -> tuple[_LossesOfRun, bool]:
                     if block.axis == ROW
                     else column.xs
                 )
-                room = limit - total
+                room = _MAX_LOSSES - total
                 own.update(islice(zip(xs or (), column.ys, strict=True), room))
                 total += len(column.ys)
-                if total > limit:
+                if total > _MAX_LOSSES:
                     return losses, False
     return losses, True
 

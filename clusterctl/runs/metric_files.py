@@ -66,9 +66,10 @@ _CHUNK: Final = 1 << 20
 _COST_OF_ENTRY: Final = 1 << 12
 _COST_OF_BYTE: Final = 11
 _COST_OF_OBJECT: Final = 1 << 11
-# Places at which it is looked whether ranks wrote the same step.
+# Places at which it is looked whether ranks wrote the same step. Each takes 100 bytes of memory.
 _MAX_PLACES: Final = 100_000
-# Epochs of which each writer's steps are counted on.
+# The latest epochs whose steps a restart may repeat. Earlier ones are forgotten, as each takes
+# memory.
 _MAX_EPOCHS: Final = 10_000
 _ROWS: Final = 1 << 14
 # Folders that a program creates at each start: Lightning's, SummaryWriter's, or a date and time.
@@ -453,7 +454,7 @@ class _StepsOfEpochs:
         number = math.floor(epoch)
         if (shape, number) not in self._starts:
             if len(self._starts) >= _MAX_EPOCHS:
-                return self._start + step
+                self._forget()
             self._starts[shape, number] = self._start_of(shape, step, number)
         self._start = self._starts[shape, number]
         self._lasts[shape] = step, number
@@ -462,6 +463,15 @@ class _StepsOfEpochs:
         place = self._start + step
         self._top = max(self._top, place)
         return place
+
+    def _forget(self) -> None:
+        """Keep the latest half of the epochs."""
+        self._starts = dict([*self._starts.items()][len(self._starts) // 2 :])
+        numbers = {number for _, number in self._starts}
+        self._begun = {each: start for each, start in self._begun.items() if each in numbers}
+        self._lasts = {
+            shape: last for shape, last in self._lasts.items() if (shape, last[1]) in self._starts
+        }
 
     def _start_of(self, shape: int, step: float, number: int) -> float:
         """Return what to add to the steps of a shape in an epoch that it has not had."""
@@ -493,7 +503,7 @@ class _StepsOfEpochs:
         numbers = [*map(math.floor, epochs)]
         starts = dict.fromkeys(zip(shapes, numbers, strict=True), 0.0)
         if len(self._starts) + len(starts) > _MAX_EPOCHS:
-            return False
+            self._forget()
         self._starts |= starts
         self._lasts |= zip(shapes, zip(steps, numbers, strict=True), strict=True)
         self._lowest = min(self._lowest, steps[0])

@@ -131,7 +131,7 @@ def _run_report(row: Row) -> Report:
     missing = list(missing_of(row))
     software = _environment(row, missing)
     nodes = nodes_section(row, facts, missing)
-    lines = result_lines(row.folder)
+    lines = result_lines(row.folder, missing)
     results = results_section(lines)
     if not facts.curves and not results.tables and not facts.left_out:
         missing.append(
@@ -296,7 +296,7 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
 
 def _size_charts(rows: Mapping[str, Row]) -> list[Chart]:
     return size_charts(
-        {title: result_lines(row.folder) for title, row in [*rows.items()][:MOST_LINES]}
+        {title: result_lines(row.folder, []) for title, row in [*rows.items()][:MOST_LINES]}
     )
 
 

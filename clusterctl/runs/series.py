@@ -10,7 +10,7 @@ import json
 import math
 import re
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from clusterctl.runs.metric_files import (
 from clusterctl.runs.spread import mean_of
 from clusterctl.runs.table import TableWriter, stored
 from clusterctl.runs.telemetry_files import ENERGY, OTHER_GPUS, NodeFile
+from clusterctl.runs.tensorboard import Budget
 from clusterctl.scheduler.history import EVENTS_FILE, Attempt, attempts_of, nodes_of
 from clusterctl.scheduler.records import restarts_of
 from clusterctl.scheduler.remote_logs import END, end_of
@@ -53,7 +54,8 @@ _HYDRA_FLAGS: Final = frozenset({"-m", "--multirun"})
 _RESULTS: Final = ("bench.jsonl", "find.jsonl", "gemm.jsonl", "allreduce.jsonl")
 # The side of a benchmark that uses all ranks of the job.
 _ALL_RANKS: Final = "all"
-_MAX_RESULTS: Final = 1 << 16
+# Bytes of a file of results, which `bench` and others keep small: all lines are kept in memory.
+_RESULTS_BYTES: Final = 1 << 24
 
 
 def history_in(folder: Path) -> tuple[Attempt, ...]:
@@ -139,16 +141,10 @@ def restarts_in(
     return restarts_of(history_in(folder), accounted, steps.points)
 
 
-def result_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of the bundled jobs' files of results. Of very many lines, return the
-    last.
-    """
-    return deque(_result_lines(folder), maxlen=_MAX_RESULTS)
-
-
-def _result_lines(folder: Path) -> Iterator[Mapping[str, Any]]:
-    for name in _RESULTS:
-        yield from chain.from_iterable(json_lines(folder, name, []))
+def result_lines(folder: Path, left_out: list[str]) -> list[Mapping[str, Any]]:
+    """Return the lines of the bundled jobs' files of results. left_out: gets sentences on others."""
+    files = (json_lines(folder, name, left_out, Budget(_RESULTS_BYTES)) for name in _RESULTS)
+    return [*chain.from_iterable(chain.from_iterable(files))]
 
 
 @dataclass
@@ -191,11 +187,12 @@ def summarize(
         for name, column in block.columns.items():
             curves[name].extend(block.axis, column)
     names = Names()
-    for key, value in _measured(folder):
+    unread: list[str] = []
+    for key, value in _measured(result_lines(folder, unread)):
         if (measured := names.shown(key)) is not None:
             curves[measured].extend("", Column(None, [value]))
     metrics = {name: curve.metric() for name, curve in curves.items()}
-    left_out = [*files.left_out, *names.left_out()]
+    left_out = [*files.left_out, *unread, *names.left_out()]
     if len(config) >= MAX_NAMES:
         left_out.append(f"options of the program after the first {MAX_NAMES:,}")
     return Summary(config, given_options, metrics, tuple(left_out))
@@ -209,7 +206,7 @@ def _given(line: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(printable(str(name))[:MAX_TEXT] for name in given[:MAX_NAMES])
 
 
-def _measured(folder: Path) -> Iterator[tuple[str, float]]:
+def _measured(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     """Yield the measurements in the bundled jobs' files of results; of `bench` those on all of its
     ranks.
 
@@ -217,7 +214,7 @@ def _measured(folder: Path) -> Iterator[tuple[str, float]]:
     rank; the measurement is their mean. Only the recipe that `--find` recommends counts, not its
     trials.
     """
-    for line in _result_lines(folder):
+    for line in lines:
         if line.get("side", _ALL_RANKS) == _ALL_RANKS and line.get("kind") != "trial":
             listed = {
                 key: value if isinstance(value, list) else [value] for key, value in line.items()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.runs import metric_files
 from clusterctl.runs.charts import ProgramMetrics, line_chart
 from clusterctl.runs.curve import Curve
 from clusterctl.runs.find import Row
@@ -45,6 +46,17 @@ def test_epoch_that_is_there_again_after_a_restart_repeats_its_steps(tmp_path: P
     found, _ = curves(tmp_path, [*batches(range(3)), *batches(range(2, 5))])
     assert found["loss"].repeated == 40
     assert found["loss"].points()[-1] == (199, 10 - 4 - 39 / 40)
+
+
+def test_steps_of_very_many_epochs_are_counted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a restart, though the first epochs are forgotten."""
+    monkeypatch.setattr(metric_files, "_MAX_EPOCHS", 10)
+    lines = [*batches(range(23)), {"epoch": 22, "step": 39, "val_loss": 1}, *batches(range(20, 30))]
+    found, _ = curves(tmp_path, lines)
+    assert found["loss"].repeated == 3 * 40
+    assert found["loss"].points()[-1] == (30 * 40 - 1, 10 - 29 - 39 / 40)
 
 
 def test_steps_of_the_whole_run_stay_as_they_are(tmp_path: Path) -> None:
