@@ -533,9 +533,19 @@ def examine_cluster(
     try:
         inventory = inventory_of(workspace)
     except NotUpError:
-        report = provider.examine(spec, workspace, hosts=hosts)
+        # Machines of an owner exist before the first `up`.
+        adopts = spec.provider.adopts_hosts
+        report = provider.preflight(spec, workspace) if adopts else None
         if report is None:
             raise
+        known = {*report.facts, *(finding.host for finding in report.findings)}
+        reject_unknown(hosts, known, "the cluster has no host")
+        chosen = set(hosts) or known
+        report = replace(
+            report,
+            findings=tuple(finding for finding in report.findings if finding.host in chosen),
+            facts={host: facts for host, facts in report.facts.items() if host in chosen},
+        )
     else:
         marks = probe_requests(spec, inventory, workspace)
         with Connections(workspace.ssh_config) as connections:

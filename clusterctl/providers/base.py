@@ -335,17 +335,6 @@ class Provider(ABC):
         host.
         """
 
-    def examine(
-        self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
-    ) -> DoctorReport | None:
-        """Check existing machines before the first `up`. A provider that creates its hosts returns
-        None.
-
-        hosts: names of the hosts to check. A UsageError rejects unknown names. Empty: all hosts of
-            the spec.
-        """
-        return None
-
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
         """Return all problems that would make ``apply`` fail. None: ``check`` already finds all of
         them.

@@ -42,7 +42,6 @@ from clusterctl.providers.onprem.login import OWNER_ANSWER_S, Login
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import reject_unknown
 from clusterctl.spec.providers.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -124,21 +123,6 @@ class OnpremProvider(Provider):
                 why=f"you are {user}, and clusterctl logs in to its own machine only as you",
                 fix=f"name {user} first in `users`, or leave `users` out",
             )
-
-    def examine(
-        self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
-    ) -> DoctorReport | None:
-        hosts_of_spec = members.members(spec, self._resolved)
-        reject_unknown(hosts, [host.name for host in hosts_of_spec], "the cluster has no host")
-        only = [host.name for host in hosts_of_spec if not hosts or host.name in hosts]
-        with self._login(workspace) as login:
-            login.check_keys(only)
-            lost = login.trust(only)
-            failed = login.try_sudo([name for name in only if name not in lost])
-            lost = {**lost, **failed}
-            report = members.examine(spec, hosts_of_spec, login, (), only=only, lost=lost)
-        claims = members.claim_findings(report.facts, workspace.known_id() or "")
-        return replace(report, findings=(*report.findings, *claims))
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
         hosts = members.members(spec, self._resolved)

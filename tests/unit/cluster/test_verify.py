@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -17,13 +18,14 @@ from clusterctl.cluster.verify import (
     Verification,
     credential_findings,
     drift_findings,
+    examine_cluster,
     find_obstacles,
     reject_unfit_nodes,
     slurm_findings,
     wait_until_ready,
 )
 from clusterctl.cluster.verify import run_verification as verify_by
-from clusterctl.errors import MachineError, UnreachableError, VerifyError
+from clusterctl.errors import MachineError, NotUpError, UnreachableError, UsageError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.remote_probe import BOOTED
@@ -719,3 +721,25 @@ def test_find_obstacles_has_those_of_machine_and_provider(tmp_path: Path) -> Non
     spec = parse_spec("{version: 1, name: d, partitions: [{name: t, nodes: 1}]}", "cluster.yaml")
     found = find_obstacles(spec, Workspace(tmp_path / "d"), cast("Provider", Looks())).findings
     assert [finding.what for finding in found] == ["missing tool: gcloud", "too little quota"]
+
+
+def test_doctor_before_the_first_up_has_the_obstacles_of_the_chosen_machines(
+    tmp_path: Path,
+) -> None:
+    """Machines of an owner exist then; others do not."""
+    text = """
+    {version: 1, name: d, partitions: [{name: t, hosts: n1}],
+    provider: {type: onprem, controller: n0, hosts: {n0: 10.0.0.1, n1: 10.0.0.2}}}
+    """
+    own = parse_spec(text, "cluster.yaml")
+    others = parse_spec("{version: 1, name: d, partitions: [{name: t, nodes: 1}]}", "cluster.yaml")
+    lacks = tuple(Finding(host, "error", "disk-full", "full", "", "") for host in ("n0", "n1"))
+    looks = SimpleNamespace(preflight=lambda *_: DoctorReport(lacks, {}))
+    provider = cast("Provider", looks)
+    workspace = Workspace(tmp_path / "d")
+    assert examine_cluster(own, workspace, provider).findings == lacks
+    assert examine_cluster(own, workspace, provider, hosts=["n1"]).findings == lacks[1:]
+    with rejected("unknown-name", UsageError, "n9"):
+        examine_cluster(own, workspace, provider, hosts=["n9"])
+    with rejected("not-up", NotUpError):
+        examine_cluster(others, workspace, provider)
