@@ -203,7 +203,7 @@ class OnpremProvider(Provider):
         login = Login(self._machines(workspace), workspace, self._prompts)
         failed: list[Failure] = []
         try:
-            release.release_all(login, cluster_id)
+            release.release_all(login)
         except ProvisionError as exc:
             failed += exc.failures
         previous_hosts = load_known_hosts(workspace).values()

@@ -55,7 +55,7 @@ _LIST_TRACES: Final = (_SCRIPTS / "look.sh").read_text()
 _LIST_RUNNING: Final = (_SCRIPTS / "running.sh").read_text()
 
 
-def release_all(login: Login, cluster_id: str) -> None:
+def release_all(login: Login) -> None:
     """Remove clusterctl from all machines of the cluster. Raise an error if any
     failed.
     """
@@ -63,22 +63,11 @@ def release_all(login: Login, cluster_id: str) -> None:
     if inventory is None:
         return
     names = [host.name for host in inventory.hosts]
-    lost = login.trust(names)
-    reachable = [name for name in names if name not in lost]
-    inventory = _with_present_keys(inventory, login, reachable)
-    write_ssh_files(inventory, login.workspace)
     login.prompts.reporter.progress(f"checking {counted(len(names), 'machine')}")
-    is_ours_by_host, failed = call_on_hosts(
-        reachable, lambda host: _is_ours(host, login, cluster_id)
-    )
-    failed = {**lost, **failed}
-    ours = [host for host, is_ours in is_ours_by_host.items() if is_ours]
-    record_machines(login.workspace, changed=ours, released={*names}.difference(failed, ours))
-    released, release_failures = _release(ours, inventory, login)
-    record_machines(login.workspace, released=released)
+    released, unasked, failed = _release(names, inventory, login)
     for host in released:
         login.prompts.reporter.progress(HostStep(host, "released", len(names)))
-    raise_failures({**failed, **release_failures}, summary=NOT_RELEASED, then=THEN)
+    raise_failures({**unasked, **failed}, summary=NOT_RELEASED, then=THEN)
 
 
 def _with_present_keys(inventory: Inventory, login: Login, trusted: Collection[str]) -> Inventory:
@@ -91,42 +80,44 @@ def _with_present_keys(inventory: Inventory, login: Login, trusted: Collection[s
 
 
 def _release(
-    hosts: Sequence[str], inventory: Inventory, login: Login
-) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
-    failed = _remove_cluster(hosts, inventory, login)
-    removed = [host for host in hosts if host not in failed]
+    names: Sequence[str], inventory: Inventory, login: Login
+) -> tuple[Collection[str], Mapping[str, ClusterctlError], Mapping[str, ClusterctlError]]:
+    """Remove the cluster and its claim from those of these machines that belong to it. Return (the
+    released machines; machine to which nobody could log in -> error; other machine -> error).
+    """
+    workspace = login.workspace
+    lost = login.trust(names)
+    reachable = [name for name in names if name not in lost]
+    inventory = _with_present_keys(inventory, login, reachable)
+    write_ssh_files(inventory, workspace)
+    is_ours_by_host, failed = call_on_hosts(
+        reachable, lambda host: _is_ours(host, login, inventory.cluster_id)
+    )
+    ours = [host for host, is_ours in is_ours_by_host.items() if is_ours]
+    record_machines(workspace, changed=ours, released={*is_ours_by_host}.difference(ours))
+    not_removed = _remove_cluster(ours, inventory, login)
+    removed = [host for host in ours if host not in not_removed]
     released, still_claimed = call_on_hosts(
         removed, lambda host: login.leave(host, inventory.cluster_id)
     )
-    return released, {**failed, **still_claimed}
+    record_machines(workspace, released=released)
+    refused = {host: exc for host, exc in failed.items() if _has_logged_in(exc)}
+    unasked = {host: exc for host, exc in {**lost, **failed}.items() if host not in refused}
+    return released, unasked, {**refused, **not_removed, **still_claimed}
 
 
 def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
     """Release machines of the last `up` that ``inventory`` lacks. Return unreachable machine ->
     reason.
     """
-    workspace = login.workspace
-    previous = load_known_inventory(workspace)
-    removed = (
-        [host.name for host in previous.hosts if inventory.host(host.name) is None]
-        if previous
-        else []
-    )
+    previous = load_known_inventory(login.workspace)
+    hosts = previous.hosts if previous else ()
+    removed = [host.name for host in hosts if inventory.host(host.name) is None]
     if previous is None or not removed:
         return {}
     login.prompts.reporter.progress(f"releasing {', '.join(removed)}")
-    lost = login.trust(removed)
-    reachable = [host for host in removed if host not in lost]
-    previous = _with_present_keys(previous, login, reachable)
-    write_ssh_files(previous, workspace)
-    is_ours_by_host, failed = call_on_hosts(
-        reachable, lambda host: _is_ours(host, login, previous.cluster_id)
-    )
-    ours = [host for host, is_ours in is_ours_by_host.items() if is_ours]
-    _, release_failures = _release(ours, previous, login)
-    refused = {host: exc for host, exc in failed.items() if _has_logged_in(exc)}
-    absent = {host: exc for host, exc in {**lost, **failed}.items() if host not in refused}
-    raise_failures({**refused, **release_failures}, summary=NOT_RELEASED, then=_THEN_UP)
+    _, absent, failed = _release(removed, previous, login)
+    raise_failures(failed, summary=NOT_RELEASED, then=_THEN_UP)
     return {
         host: "it does not answer" if is_silent(exc) else exc.cause for host, exc in absent.items()
     }
@@ -216,7 +207,7 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> N
     )
     write_atomic(workspace.joining, inventory.text)
     write_ssh_files(inventory, workspace)
-    release_all(login, cluster_id)
+    release_all(login)
 
 
 def _claimed_host(name: str, settings: OnpremSettings, login: Login) -> Host:
@@ -345,7 +336,7 @@ def _release_pending(pending: PendingRelease, login: Login) -> None:
     inventory = Inventory.read(pending.workspace.inventory.read_bytes())
     inventory = replace(inventory, hosts=(host,))
     write_atomic(pending.workspace.inventory, inventory.text)
-    release_all(login, cluster_id)
+    release_all(login)
     if leftovers := find_leftovers(login, cluster_id):
         summary = f"clusterctl's files remain on {name}"
         reason = "; ".join(map(str, leftovers))
