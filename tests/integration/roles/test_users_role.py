@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.plays import run_tasks
+from clusterctl.util.assets import data_folder
+from tests.support.plays import run_play, run_tasks
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJm9W7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d clusterctl"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHmk0n7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5e mine"
@@ -291,6 +293,17 @@ def test_users_role_creates_the_shared_folder_of_a_home_outside_shared_storage(
     assert Path(ada.pw_dir, "clusterctl").readlink() == home / "clusterctl"
     assert Path(ada.pw_dir, "clusterctl.aside-clusterctl/mine").exists()
     assert "changed=0" in configure(root, ada, homes=shared)
+
+
+def test_new_folders_of_users_are_those_that_the_role_creates(tmp_path: Path) -> None:
+    """`down` removes them if they are empty."""
+    file = data_folder("ansible") / "roles/users/meta/touches.yml"
+    shown = {"ansible.builtin.debug": {"msg": "{{ users_touches.folders | join(' ') }}"}}
+    play = {"hosts": "compute", "gather_facts": False, "vars_files": [str(file)], "tasks": [shown]}
+    known = {"users_accounts": [{"name": "root"}], "users_home_root": "/s/home"}
+    done = run_play(tmp_path, play, ("ctl", "node"), known=known)
+    homes = ("/s/home/root", "/s/home/root/.ssh", "/s/home/root/clusterctl", "~root/.ssh")
+    assert [path for path in homes if path not in re.split(r"[\s\"]+", done.stdout)] == []
 
 
 def test_mpi_ssh_role_authorizes_a_key_of_the_account(root: Path, ada: pwd.struct_passwd) -> None:
