@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import CommandError, MachineError, TransferError, UsageError, printable
+from clusterctl.errors import CommandError, TransferError, UsageError, printable
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.remote_environment import build_environment, lock_of, pip_wheel
 from clusterctl.packages.standalone_python import (
@@ -28,7 +28,6 @@ from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.existing.detach import CHECK_S, AttachedFolder, folder_program
 from clusterctl.providers.existing.site_description import (
     MPI_MODULE,
-    PYTHON_MODULE,
     SiteDescription,
     is_mpi_module,
 )
@@ -248,17 +247,6 @@ def mpi_modules(modules: Iterable[str]) -> list[str]:
     return [name for names in zip_longest(*newest_first) for name in names if name][:_MOST_MODULES]
 
 
-def python_modules(modules: Iterable[str]) -> list[str]:
-    """Return the modules of a Python that jobs can use, by their names."""
-    versions = {
-        name: match[0]
-        for name in modules
-        if re.fullmatch(PYTHON_MODULE, name, re.IGNORECASE)
-        and (match := re.search(r"\d+\.\d+", name))
-    }
-    return usable_pythons(versions)
-
-
 def glibc_minor(version: str) -> int:
     """Return the x of a glibc 2.x. 0: the text is not such a version."""
     _, _, minor = version.partition(".")
@@ -285,12 +273,7 @@ def with_standalone_python(
     _reject_unfit(folder)
     own = _whole_pythons(transport, folder)
     if not own:
-        try:
-            own = _send_python(transport, site, folder, cluster_id, report)
-        except MachineError as exc:
-            if names := python_modules(site.modules):
-                exc.fix = f"use the site's Python: attach with --module {names[-1]}; or {exc.fix}"
-            raise
+        own = _send_python(transport, site, folder, cluster_id, report)
     pythons = {path: version_of(Path(path).parents[1].name) for path in own}
     newest_first = sorted(pythons.items(), key=lambda one: order_of(one[1]), reverse=True)
     return replace(site, pythons={**site.pythons, **dict(newest_first)})

@@ -18,7 +18,7 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.providers.existing.site_description import (
-    LISTED_MODULES,
+    MPI_MODULE,
     SiteDescription,
     SitePartition,
     is_mpi_module,
@@ -186,7 +186,7 @@ def probe(transport: Transport, choices: Choices) -> SiteProbe:
         TransportError: the login node can't be reached, or its answer is incomplete.
     """
     argv = ["sh", "-c", _PROGRAM, "probe", choices.account, choices.qos, choices.partition]
-    argv += [choices.python, " ".join(choices.modules), choices.slurm_path, LISTED_MODULES]
+    argv += [choices.python, " ".join(choices.modules), choices.slurm_path, f"^({MPI_MODULE})$"]
     argv += [choices.minutes, shlex.join(choices.slurm), "routed" if choices.routed else ""]
     output = transport.run(argv, timeout_s=_PROBE_S).stdout
     return parse(output, choices, transport.host)

@@ -16,15 +16,12 @@ from clusterctl.spec.names import Launcher
 from clusterctl.state.workspace import Workspace, write_atomic
 
 _NAME: Final = "site.json"
-# Patterns of names of environment modules, for Python and for grep -E: modules with an MPI library
-# that programs of the wheel mpi4py can load, and of Python. Sites put folders before a name, and
-# versions after.
+# Pattern of names of environment modules, for Python and for grep -E: modules with an MPI library
+# that programs of the wheel mpi4py can load. Sites put folders before a name, and versions after.
 MPI_MODULE: Final = (
     "(.*/)?(openmpi[0-9]*|ompi|hpcx|mpich|intel-?mpi|intel-oneapi-mpi|impi|mvapich2?|cray-mpich)"
     "([-/].*)?"
 )
-PYTHON_MODULE: Final = "(.*/)?(python3?|anaconda3?|miniconda3?|miniforge3?)([-/].*)?"
-LISTED_MODULES: Final = f"^({MPI_MODULE}|{PYTHON_MODULE})$"
 
 
 def is_mpi_module(name: str) -> bool:

@@ -444,15 +444,6 @@ def test_site_with_a_python_gets_none(home: Path, monkeypatch: pytest.MonkeyPatc
     assert list(home.iterdir()) == []
 
 
-def test_module_of_the_site_is_named_if_no_python_can_be_downloaded(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", "file:///nowhere/downloads.json")
-    names = ("python/3.9", "lang/python/3.13", "openmpi/3.11")
-    with refused("python-not-downloaded", MachineError, "--module lang/python/3.13"):
-        given(replace(OLD, modules=names))
-
-
 def test_python_that_was_removed_is_sent_again(standalone: None, home: Path) -> None:
     path = choose_python(given().pythons)
     shutil.rmtree(home / "ours")

@@ -145,8 +145,8 @@ def test_mpi_modules_below_a_folder_are_listed(commands: Commands, profile: Prof
         "mpi/openmpi-x86_64 mpi/openmpi/5.0 Apps/MPI/OpenMPI/4.1.4-GCC-12 openmpi4/4.1.6 "
         "hpcx-mt-ompi/2.17"
     )
-    names += " python/3.13 lang/Python/3.11.3 openmpi-4.1.4-gcc-11.3.0"
-    others = "hdf5-openmpi/1.12 R-mpi/3 pythonista/1 gcc/12 mpich-docs2/"
+    names += " openmpi-4.1.4-gcc-11.3.0"
+    others = "hdf5-openmpi/1.12 R-mpi/3 python/3.13 gcc/12 mpich-docs2/"
     commands("short")
     profile(f"module() {{ echo noise; printf '%s(D)\\n' {names} {others} >&2; }}\n")
     assert {*probe(LocalTransport(), Choices()).site.modules} == {*names.split()}
