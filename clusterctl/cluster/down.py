@@ -323,7 +323,10 @@ def collect_runs(
             options.on_run(run)
             runs.append(run)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
-        repair = "" if runner.workspace.removing.exists() else _REPAIR
+        # `up` starts no machine of an owner.
+        repair = exc.fix if runner.workspace.adopts_hosts else _REPAIR
+        if runner.workspace.removing.exists():
+            repair = ""
         raise not_collected_error(exc, ids, repair=repair) from exc
     return PhaseResult(tuple(runs), counted(len(runs), "run"))
 

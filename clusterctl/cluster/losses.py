@@ -78,7 +78,9 @@ def reject_losses(workspace: Workspace, copies: OnlyCopies) -> None:
             f"cluster {workspace.root.name!r} was not removed: it holds the only copy of jobs or "
             "files"
         )
-        raise copies.error(message, fix=_fix(copies, repair="`clusterctl up`"))
+        # `up` starts no machine of an owner.
+        repair = "" if workspace.adopts_hosts else "`clusterctl up`"
+        raise copies.error(message, fix=_fix(copies, repair=repair))
 
 
 def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:

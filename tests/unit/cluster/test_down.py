@@ -408,6 +408,24 @@ def test_down_that_can_not_collect_names_jobs_and_remedy() -> None:
     assert "clusterctl up" not in not_collected_error(unknown, repair="").fix
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_up_is_no_remedy_for_a_machine_of_an_owner_that_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_own: bool
+) -> None:
+    workspace = cluster_with_runs(tmp_path)
+    if is_own:
+        workspace.access_config.touch()
+
+    def silent(_: Workspace) -> None:
+        raise UnreachableError("no answer", fix="check that the machine is on")
+
+    monkeypatch.setattr(down, "applied_spec", silent)
+    with refused("runs-not-collected", CollectError) as caught:
+        down.collect_runs(PhaseRunner(workspace=workspace), DownOptions(), ())
+    assert ("that the machine is on" in caught.value.fix) is is_own
+    assert ("clusterctl up" in caught.value.fix) is not is_own
+
+
 def test_down_with_a_damaged_spec_keeps_the_terraform_state(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()

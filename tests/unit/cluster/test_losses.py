@@ -390,8 +390,10 @@ def test_check_of_onprem_machines_stops_only_for_jobs(stage: Stage) -> None:
     with rejected("only-copy", OnlyCopyError):
         stage.look()
     stage.jobs = None
-    with rejected("only-copy", OnlyCopyError):
+    stage.workspace.access_config.touch()
+    with rejected("only-copy", OnlyCopyError) as caught:
         stage.look()
+    assert "clusterctl up" not in caught.value.fix
     note_removal(stage.workspace, stage.look(discard=True))
     with rejected("only-copy", OnlyCopyError):
         stage.look()
