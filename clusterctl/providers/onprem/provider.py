@@ -312,15 +312,12 @@ class OnpremProvider(Provider):
             --preflight`.
         """
         total_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(hosts))
-        limit, login_limit = (
-            Deadline.within(seconds, self._clock) for seconds in (total_s, total_s / 3)
-        )
         names = [host.name for host in hosts]
         login.check_keys(names)
-        lost = login.trust(names, limit if find_all else NO_LIMIT, find_all=find_all)
-        if not find_all:
-            # The limit does not include the time until the user confirms host keys.
-            limit = Deadline.within(total_s, self._clock)
+        # The limits do not include the time until the user confirms host keys.
+        limit = Deadline.within(total_s, self._clock) if find_all else NO_LIMIT
+        lost = login.trust(names, limit, find_all=find_all)
+        login_limit = Deadline.within(total_s / 3, self._clock)
         known = load_known_hosts(workspace)
         silent = {name: known[name] for name in known if members.is_silent_in(name, lost)}
         reachable = [host for host in hosts if host.name not in lost]
@@ -335,12 +332,7 @@ class OnpremProvider(Provider):
         answering = [host.name for host in hosts if host.name not in silent]
         report = members.examine(spec, hosts, login, joined, only=answering, lost=lost, limit=limit)
         blocking = blocking_findings(report, hosts, new, workspace, silent)
-        return (
-            joined,
-            silent,
-            report,
-            blocking,
-        )
+        return joined, silent, report, blocking
 
     def _join(self, examination: _Examination, joining: Sequence[str], login: Login) -> None:
         inventory = examination.inventory
