@@ -212,8 +212,8 @@ def test_down_restores_machines_and_keeps_later_changes(raised: Raised) -> None:
     raised.verbs("-f", raised.file, "down", "--yes", "--discard", timeout_s=600)
     raised.sh("node2", "sed -i '/scanner/d' /etc/hosts; rm -r /etc/munge")
     conf = "/etc/slurm/slurm.conf"
-    assert "# my word" in raised.sh("node1", f"cat {conf}; rm {conf}")
-    assert conf in down.stderr
+    assert "# my word" in raised.sh("node1", f"cat {conf}; mv {conf}.before-clusterctl {conf}")
+    assert f"{conf}.before-clusterctl" in down.stderr
     assert "apt-get purge" in down.stderr
     left = {name: users_differences(raised, name) for name in ("node1", "node2", "node3")}
     assert left == {"node1": [], "node2": [], "node3": []}
