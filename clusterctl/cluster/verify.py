@@ -36,7 +36,7 @@ from clusterctl.errors import (
     VerifyError,
 )
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import NOTABLE_SKEW_S, DoctorReport, Finding
+from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.needs import UnmetNeed, lacks_of, text_of
 from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
 from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
@@ -72,6 +72,8 @@ HEALTH_S = 60
 _BUSY = "Requested nodes are busy"
 _LATE = "Job credential expired"
 _PAUSE_S = 0.2
+# The clocks of two hosts may differ so much.
+_SKEW_S = 2
 # Slurm's state of a node that slurmctld contacts only every few minutes.
 _GIVEN_UP: Final = frozenset({"DOWN", "NOT_RESPONDING"})
 _SLURMCTLD_LOG: Final = "/var/log/slurm/slurmctld.log"
@@ -303,7 +305,7 @@ def _nodes_with_lost_jobs(booted: Mapping[str, int], slurm: Nodes) -> dict[str, 
     for job in slurm.all_jobs():
         if job.state is JobState.RUNNING and job.start_time is not None:
             for node in job.nodes:
-                if job.start_time < booted.get(node, 0) - NOTABLE_SKEW_S:
+                if job.start_time < booted.get(node, 0) - _SKEW_S:
                     lost[node].append(job.id)
                 else:
                     alive.add(node)

@@ -4,9 +4,7 @@ cluster.
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,7 +28,7 @@ from clusterctl.hosts.probe import (
     parse_report,
 )
 from clusterctl.hosts.remote_probe import UNKNOWN
-from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, SHARED_MEMORY, HostRequirements
+from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, HostRequirements
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.names import SYSTEM_ACCOUNTS
 from clusterctl.spec.software import LAST_FOR_VOLTA
@@ -43,13 +41,7 @@ Level = Literal["error", "warning"]
 
 # munge rejects credentials older than 300 s. Half of that is left for clocks that drift further.
 MOST_SKEW_S: Final = 150
-NOTABLE_SKEW_S: Final = 2
-LEAST_INODES: Final = 50_000
-# The kernel gives file systems in memory fewer inodes, by the size of the memory.
-_LEAST_INODES_IN_MEMORY: Final = 1_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
-# systemd itself listens for clusterctl-fence.
-_OUR_LISTENERS: Final = _SLURM | {"systemd"}
 # Lowest PCI device number that NVIDIA's open kernel modules support.
 _TURING: Final = 0x1E00
 NO_CGROUPS: Final = "no-cgroups"
@@ -109,9 +101,7 @@ def check_hosts(
     """Return the problems of all hosts. ``leader``: the controller, which has the reference
     clock.
     """
-    findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
-    findings += _logins(answers, expected, leader)
-    findings += _refused_logins(answers, expected, leader)
+    findings = [*_clocks(answers, leader), *_duplicates(answers)]
     for host, examined in answers.items():
         for check in _CHECKS_OF_HOST:
             findings += check(host, examined.facts, expected[host])
@@ -146,65 +136,19 @@ def _system(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Findin
 
 
 @_check_of_host
-def _policies(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
-    """Yield a finding for each security policy of the host under which `up` or jobs would fail."""
-    if facts.refuses_ed25519:
-        cause = (
-            "sshd accepts no ed25519 keys, as in FIPS mode, but the keys of clusterctl have "
-            "this type"
-        )
-        fix = (
-            "use a host without FIPS mode; `sudo sshd -T | grep pubkeyaccepted` shows the "
-            "accepted types"
-        )
-        yield Finding(
-            host, "error", "ed25519-refused", "the host refuses clusterctl's SSH key", cause, fix
-        )
-
-
-@_check_of_host
 def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Check disks before the host joins. Afterwards its health check does."""
     for disk in () if expected.has_joined else facts.space:
         path = disk.paths[0]
-        is_memory = disk.paths == (SHARED_MEMORY,)
-        level: Level = "warning" if is_memory else "error"
-        least_inodes = _LEAST_INODES_IN_MEMORY if is_memory else LEAST_INODES
         needed = max(expected.free_mib[path] for path in disk.paths)
-        free_mib = disk.free >> 20
-        if disk.read_only:
-            cause = f"{path} is mounted read-only"
-            fix = "see `dmesg`: the kernel remounts a failing disk read-only"
-            yield Finding(host, "error", "read-only", "a file system can't be written", cause, fix)
-        elif free_mib < needed:
+        if (free_mib := disk.free >> 20) < needed:
             free, least = map(formatting.exact_size, (free_mib, needed))
             cause = f"{path} has {free} free, but {least} are needed"
             fix = (
                 f"find large folders on the host (`sudo du -xk {path} | sort -n | tail`), and "
                 "remove some"
             )
-            if is_memory:
-                cause += ", and programs that share memory, such as a DataLoader's workers, fail"
-                fix = (
-                    f"remove the files of ended jobs there: `ls -l {path}` on the host shows "
-                    "the owners"
-                )
-            yield Finding(host, level, "disk-full", "too little disk space", cause, fix)
-        elif disk.inodes is not None and disk.inodes < least_inodes:
-            cause = f"{path} has {disk.inodes} inodes free, but {least_inodes} are needed"
-            fix = "remove unneeded files from this file system"
-            yield Finding(host, level, "disk-full", "too few inodes", cause, fix)
-        if disk.noexec and not is_memory:
-            level = "warning" if disk.paths == ("/tmp",) else "error"  # noqa: S108
-            cause = (
-                f"{', '.join(disk.paths)} is mounted noexec, but Slurm and jobs run programs "
-                "from it"
-            )
-            fix = "on the host, run `mount -o remount,exec PATH`, and remove noexec from /etc/fstab"
-            fix += "; if only /tmp has noexec, `clusterctl submit --env TMPDIR=FOLDER` is enough"
-            yield Finding(
-                host, level, "noexec", "programs can't run from a file system", cause, fix
-            )
+            yield Finding(host, "error", "disk-full", "too little disk space", cause, fix)
     for path in sorted(
         expected.free_mib.keys() - {path for disk in facts.space for path in disk.paths}
     ):
@@ -251,15 +195,9 @@ def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator
 
 
 @_check_of_host
-def _fast_network(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield findings if MPI can't use InfiniBand or RoCE ports, or NCCL uses them by detours."""
+def _fast_network(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
+    """Yield a finding if NCCL uses InfiniBand or RoCE ports by detours."""
     ports = ", ".join(port.name for port in facts.fabric_ports) if facts.verbs else ""
-    # `up` installs the packages on a host that is new.
-    if ports and facts.ucx_fabric is False and not expected.brings:
-        cause = f"{ports} are up, but UCX lacks its transport for them, so that MPI uses TCP"
-        fix = "`dnf install ucx-ib ucx-rdmacm ucx-cma` on the host"
-        summary = "Open MPI does not use the fast network"
-        yield Finding(host, "warning", "ucx-fabric", summary, cause, fix)
     if ports and facts.gpus.driver and not facts.gpudirect:
         cause = (
             f"neither nvidia_peermem nor NVIDIA's open kernel modules are loaded, so that NCCL "
@@ -367,21 +305,6 @@ def cgroup_finding(host: str) -> Finding:
 
 
 @_check_of_host
-def _ports(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    for port, daemon in expected.ports.items():
-        holder = facts.listeners.get(port)
-        if holder is not None and holder not in _OUR_LISTENERS:
-            cause = f"{holder} listens on port {port}, which {daemon} needs"
-            fix = (
-                f"stop {holder} or change its port; `ss -lptn sport = :{port}` on the host shows "
-                "its pid"
-            )
-            yield Finding(
-                host, "error", "port-taken", "a port that the cluster needs is in use", cause, fix
-            )
-
-
-@_check_of_host
 def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield findings about existing Slurm, MariaDB and munge services that `up` would
     reconfigure.
@@ -440,44 +363,12 @@ def _unmet_needs(host: str, facts: HostFacts, expected: HostRequirements) -> Ite
         yield Finding(host, "error", need["code"], need["what"], need["why"], need["fix"])
 
 
-@_check_of_host
-def _unmounted_homes(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
-    """Yield folders of users' homes that are not mounted: homes may be in another folder than the
-    shared one, which the health check looks at.
-    """
-    for folder in facts.unmounted:
-        users = [
-            name for name, entry in facts.logins.items() if entry["home"].startswith(f"{folder}/")
-        ]
-        if users:
-            cause = (
-                f"/etc/fstab lists {folder}, but nothing is mounted there; the homes of "
-                f"{', '.join(users)} are in it"
-            )
-            fix = f"check the file server, and run `sudo mount {folder}` on the host"
-            yield Finding(
-                host, "error", "shared-folder-away", "the shared folder is not there", cause, fix
-            )
-
-
-@_check_of_host
-def _processes_left(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
-    if facts.left:
-        pids = " ".join(line.partition(" ")[0] for line in facts.left)
-        cause = f"they may hold ports, memory or GPUs: {'; '.join(facts.left)}"
-        fix = f"end them: `clusterctl ssh {host} --admin -- sudo kill -KILL {pids}`"
-        yield Finding(
-            host, "warning", "processes-left", "processes of ended jobs still run", cause, fix
-        )
-
-
 def _clocks(answers: Mapping[str, ExaminedHost], leader: str) -> Iterator[Finding]:
     reference = answers[leader].skew_s if leader in answers else 0.0
     for host, examined in answers.items():
         skew = examined.skew_s - reference
-        if abs(skew) < NOTABLE_SKEW_S:
+        if abs(skew) <= MOST_SKEW_S:
             continue
-        level: Level = "error" if abs(skew) > MOST_SKEW_S else "warning"
         skew_shown = formatting.duration(round(abs(skew)))
         reference_name = f"{leader}'s" if leader in answers else "this machine's"
         cause = (
@@ -486,94 +377,7 @@ def _clocks(answers: Mapping[str, ExaminedHost], leader: str) -> Iterator[Findin
             + reference_name
         )
         fix = "set the host's clock with `chronyc makestep` or `timedatectl set-ntp true`"
-        yield Finding(host, level, "clock", "the clock is wrong", cause, fix)
-
-
-# Groups with lower numbers are those of the distribution.
-_FIRST_GID = 1000
-_NO_SHELLS = frozenset({"nologin", "false"})
-
-
-def _logins(
-    answers: Mapping[str, ExaminedHost], expected: Mapping[str, HostRequirements], leader: str
-) -> Iterator[Finding]:
-    """Yield the differences between hosts for a job user whose account exists on several of them.
-
-    `up` creates a missing account with the home that the account has on other hosts.
-    """
-    users = {name for examined in answers.values() for name in examined.facts.logins}
-    for name in sorted(users):
-        entries = {
-            host: examined.facts.logins[name]
-            for host, examined in answers.items()
-            if name in examined.facts.logins
-        }
-        first = leader if leader in entries else next(iter(entries))
-        for host, entry in entries.items():
-            needs_login = host == leader or expected[host].own_homes
-            if needs_login and entry["shell"].rpartition("/")[2] in _NO_SHELLS:
-                cause = f"the shell of {name} is {entry['shell']}, and clusterctl logs in as {name}"
-                fix = f"`usermod --shell /bin/bash {name}` on this host"
-                yield Finding(host, "error", "no-shell", "a job user can't log in", cause, fix)
-            if needs_login and (folder := entry.get("closed")):
-                cause = f"{name} may not write in {folder}, where the files of jobs are"
-                fix = (
-                    f"`chown {name}: {shlex.quote(folder)}` and `chmod u+rwx {shlex.quote(folder)}` "
-                    "as root on this host"
-                )
-                yield Finding(
-                    host, "error", "jobs-folder-closed", "jobs can't be submitted", cause, fix
-                )
-            if expected[host].own_homes and entry["home"] != entries[first]["home"]:
-                cause = (
-                    f"the home of {name} is {entry['home']}, but {entries[first]['home']} on "
-                    f"{first}; hosts share no folder, so a job's folder needs the same path on all"
-                )
-                fix = (
-                    f"`usermod --move-home --home {entries[first]['home']} {name}` on this host, or "
-                    "give the hosts a shared folder (provider.shared)"
-                )
-                yield Finding(
-                    host, "error", "home-differs", "homes have different paths", cause, fix
-                )
-            at_leader = entries.get(leader, {"groups": entry["groups"].split()[0]})
-            more = set(entry["groups"].split()) - set(at_leader["groups"].split())
-            gids = sorted(gid for gid in map(int, more) if gid >= _FIRST_GID)
-            if gids and leader in answers:
-                cause = (
-                    f"{name} is also in group {', '.join(map(str, gids))}, but not on {leader}; jobs "
-                    "have the groups that their user has on the controller"
-                )
-                fix = f"`usermod --append --groups {gids[0]} {name}` on {leader}, if jobs need it"
-                yield Finding(
-                    host, "warning", "groups-differ", "a user's groups differ", cause, fix
-                )
-
-
-def _refused_logins(
-    answers: Mapping[str, ExaminedHost], expected: Mapping[str, HostRequirements], leader: str
-) -> Iterator[Finding]:
-    """Yield an error for each list of a host's sshd that refuses accounts as which clusterctl logs
-    in.
-
-    On the machine that runs clusterctl, clusterctl logs in to an sshd of its own.
-    """
-    for host, examined in answers.items():
-        takes_users = host == leader or expected[host].own_homes
-        by_setting: defaultdict[str, list[str]] = defaultdict(list)
-        for name, setting in examined.facts.refused.items():
-            if not expected[host].here and takes_users:
-                by_setting[setting].append(name)
-        for setting, names in by_setting.items():
-            shown = " and ".join(names)
-            cause = f"`{setting}` of sshd_config refuses {shown}, and clusterctl logs in as {shown}"
-            fix = (
-                f"change {setting.split()[0]} on this host so that it admits {shown}, then "
-                "`systemctl reload ssh` (on EL: sshd)"
-            )
-            yield Finding(
-                host, "error", "account-refused", "sshd refuses clusterctl's logins", cause, fix
-            )
+        yield Finding(host, "error", "clock", "the clock is wrong", cause, fix)
 
 
 def _duplicates(answers: Mapping[str, ExaminedHost]) -> Iterator[Finding]:
@@ -584,48 +388,6 @@ def _duplicates(answers: Mapping[str, ExaminedHost]) -> Iterator[Finding]:
             cause = f"it is the same machine as {same}"
             fix = "list each machine once in the spec"
             yield Finding(host, "error", "same-machine", "a machine has two names", cause, fix)
-
-
-def _names(
-    answers: Mapping[str, ExaminedHost], expected: Mapping[str, HostRequirements]
-) -> Iterator[Finding]:
-    """Yield a finding for each host name that a host resolves to an address other than the
-    spec's.
-    """
-    for host, examined in answers.items():
-        for name, addresses in examined.facts.resolved.items():
-            # On Debian, a host's own name is a loopback address.
-            is_loopback = name == host and all(address.startswith("127.") for address in addresses)
-            if name not in expected or not addresses or is_loopback:
-                continue
-            right = expected[name].address
-            known = {right}
-            if ":" in right and name in answers:
-                # Hosts find each other by IPv4, also if clusterctl logs in by IPv6.
-                known |= {one.partition("/")[0] for one in answers[name].facts.addresses}
-            if known.isdisjoint(addresses):
-                shown = ", ".join(addresses)
-                cause = f"the host resolves {name} to {shown}, but the spec has {right}"
-                fix = "correct /etc/hosts on the host, the name server, or the address in the spec"
-                yield Finding(
-                    host, "warning", "name", "a host name resolves to a wrong address", cause, fix
-                )
-
-
-@_check_of_host
-def _unknown_names(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield a finding if a host that has joined does not know the others. `up` writes their names."""
-    unknown = [name for name, addresses in facts.resolved.items() if not addresses]
-    if unknown and expected.has_joined:
-        more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
-        cause = f"the host has no address for {unknown[0]}{more}"
-        fix = (
-            "run `clusterctl up`, which writes the names into /etc/hosts; `hosts:` of "
-            "/etc/nsswitch.conf must have `files`"
-        )
-        yield Finding(
-            host, "error", "name-unknown", "names of the cluster's hosts are unknown", cause, fix
-        )
 
 
 def reject_full_disks(reports: Mapping[str, HostReport]) -> None:

@@ -129,8 +129,6 @@ class Space(_Answer):
     free: int
     size: int
     inodes: int | None
-    read_only: bool
-    noexec: bool = False
 
     @property
     def is_full(self) -> bool:

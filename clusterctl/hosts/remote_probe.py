@@ -22,7 +22,6 @@ import stat
 import subprocess
 import sys
 import time
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
@@ -44,8 +43,6 @@ VERBS = "/dev/infiniband"
 ACTIVE = "4: ACTIVE"
 ROCE_V2 = "RoCE v2"
 IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
-# The folders of libraries on EL and Debian, NVIDIA's UCX included.
-LIBRARIES = ("/usr/lib64", "/usr/lib/*-linux-gnu")
 # Loaded modules that let InfiniBand adapters read the memory of GPUs.
 PEER_MEMORY = ("/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem")
 NVIDIA_VERSION = "/proc/driver/nvidia/version"
@@ -57,13 +54,10 @@ CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")
 BOOTED = ["sh", "-c", "echo $(($(date +%s) - $(ps -o etimes= -p 1)))"]
 CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
 SLURMD = "/usr/sbin/slurmd"
-FENCE = "/opt/clusterctl/fence"
 HEALTH = "/opt/clusterctl/health"
 # Its checks have less time together.
 HEALTH_S = 45
 FOLDER_S = 10
-MOST_LEFT = 16
-LONGEST = 80
 SLURM_PLUGINS = ("/usr/lib64/slurm", "/usr/lib/*/slurm*")  # EL, Debian
 DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
@@ -80,15 +74,8 @@ RPM = 'command -v rpm && { rpm --query --whatprovides --queryformat= "$@"; true;
 OPENMPI_LIST = "/var/lib/dpkg/info/openmpi-bin.list"
 OPENMPI_RPM = ["rpm", "--query", "--list", "openmpi"]
 OPENMPI_PARAMS = "/openmpi-mca-params.conf"
-SSHD_SETTINGS = ["/usr/sbin/sshd", "-T"]
-LOGIN_S = 5
-# The home of a job's user, and the folders in it in which the user makes folders of jobs.
-FOLDERS_OF_JOBS = (".", "clusterctl", "clusterctl/jobs")
-TEST_FOLDER = '[ -w "$1" ] && [ -x "$1" ] || echo closed'
 # Mount points of file systems that did not answer.
 SILENT = set()  # type: Set[str]
-# sshd's lists of accounts, in the order in which it applies them.
-LISTS = ("DenyUsers", "AllowUsers", "DenyGroups", "AllowGroups")
 # Fields of /etc/passwd up to the uid.
 ROW = 3
 MISSING = "missing"
@@ -133,14 +120,6 @@ def links() -> Dict[str, Tuple[str, int]]:
         for address in link.get("addr_info", [])
         if address.get("local")
     }
-
-
-def resolved(name: str) -> List[str]:
-    try:
-        entries = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError:
-        return []
-    return sorted({str(entry[4][0]) for entry in entries})
 
 
 def answers(path: str, program: str = "stat", timeout_s: float = FOLDER_S) -> bool:
@@ -208,22 +187,8 @@ def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
             "free": free,
             "size": room.f_blocks * room.f_frsize,
             "inodes": inodes,
-            "read_only": bool(room.f_flag & os.ST_RDONLY),
-            "noexec": bool(room.f_flag & os.ST_NOEXEC),
         }
     return list(file_systems.values())
-
-
-def listeners(ports: Set[int]) -> Dict[str, str]:
-    """Return port -> program that listens on it."""
-    programs = {}
-    # A program's name may contain text like a line of ss, so each port has a call of its own.
-    for port in ports:
-        output = run(["ss", "-Hltnp", "sport = :{}".format(port)])
-        if output:
-            user = re.search(r'users:\(\("(.*?)"', output, re.DOTALL)
-            programs[str(port)] = user.group(1) if user else "?"
-    return programs
 
 
 def nvidia_devices() -> List[Tuple[int, int]]:
@@ -293,13 +258,6 @@ def fabric_port(folder: str) -> Dict[str, Any]:
     }
 
 
-def ucx_fabric() -> Optional[bool]:
-    """Return whether UCX has its transport for InfiniBand and RoCE; None without UCX."""
-    if not any(glob.glob(folder + "/libucp.so*") for folder in LIBRARIES):
-        return None
-    return any(glob.glob(folder + "/ucx/libuct_ib.so*") for folder in LIBRARIES)
-
-
 def gpudirect() -> str:
     """Return the kernel's way between GPUs and adapters; "" if data goes through host memory."""
     if any(Path(path).is_dir() for path in PEER_MEMORY):
@@ -328,11 +286,6 @@ def cgroup_plugin() -> Optional[bool]:
         return None
     name = "cgroup_v{}.so".format(2 if Path(CGROUPS_V2).exists() else 1)
     return any(glob.glob("{}/{}".format(folder, name)) for folder in SLURM_PLUGINS)
-
-
-def processes_left() -> List[str]:
-    """Return the pid and command of processes of ended jobs, if the host is a node of a cluster."""
-    return [line[:LONGEST] for line in (run([FENCE, "left"]) or "").splitlines()[:MOST_LEFT]]
 
 
 def unmet_needs() -> Optional[List[Dict[str, str]]]:
@@ -396,61 +349,6 @@ def package_marks(names: Sequence[str]) -> Dict[str, str]:
     return {name: "not installed" if name in missing else "installed" for name in names}
 
 
-def refuses_ed25519() -> bool:
-    """Return whether sshd refuses ed25519 keys, as in FIPS mode."""
-    accepted = re.search(r"^pubkeyaccepted\w+ (.*)$", run(SSHD_SETTINGS) or "", re.MULTILINE)
-    return accepted is not None and "ssh-ed25519" not in accepted.group(1).split(",")
-
-
-def refused_logins(names: Sequence[str]) -> Dict[str, str]:
-    """Return name -> the setting of sshd that refuses the account's login, for refused accounts.
-
-    An account that does not exist yet will be in a group of its own name.
-    """
-    refused = {}
-    for name in names:
-        condition = "user={},host=localhost,addr=127.0.0.1".format(name)
-        setting = refusing_setting(run([*SSHD_SETTINGS, "-C", condition]) or "", name)
-        if setting:
-            refused[name] = setting
-    return refused
-
-
-def refusing_setting(settings: str, name: str) -> str:
-    """Return the list in the output of `sshd -T` that refuses the account ``name``, or "".
-
-    A pattern USER@HOST counts only if it may admit the account: the host that will log in is not
-    known here.
-    """
-    rows = [line.split(None, 1) for line in settings.splitlines() if " " in line]
-    for setting in LISTS:
-        patterns = [pattern for key, pattern in rows if key == setting.lower()]
-        denies = setting.startswith("Deny")
-        listed = [p.partition("@")[0] for p in patterns if not (denies and "@" in p)]
-        names = group_names(name) if setting.endswith("Groups") else [name]
-        if patterns and is_listed(names, listed) == denies:
-            return "{} {}".format(setting, " ".join(patterns))
-    return ""
-
-
-def group_names(name: str) -> List[str]:
-    try:
-        gids = os.getgrouplist(name, pwd.getpwnam(name).pw_gid)
-    except KeyError:
-        return [name]
-    return [group.gr_name for group in grp.getgrall() if group.gr_gid in gids]
-
-
-def is_listed(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Return whether one of ``names`` matches sshd's ``patterns``, which have `*`, `?` and `!`."""
-
-    def matches(pattern: str) -> bool:
-        return any(fnmatchcase(name, pattern.replace("[", "[[]")) for name in names)
-
-    excluded = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
-    return any(map(matches, patterns)) and not any(map(matches, excluded))
-
-
 def openmpi_folder() -> str:
     """Return the folder of Open MPI's parameters, as the package database lists it; "" without Open
     MPI.
@@ -482,59 +380,6 @@ def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dic
         rows += [line.split(":") for line in output.splitlines()]
     numbers = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
     return {name: uid for name, uid in numbers.items() if name in names or uid in uids}
-
-
-def logins(names: Sequence[str]) -> Dict[str, Dict[str, str]]:
-    """Return name -> home, shell, groups (numbers, the primary group first) and closed folder of the
-    accounts that exist.
-    """
-    found = {}
-    for name in names:
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        groups = [entry.pw_gid, *sorted({*os.getgrouplist(name, entry.pw_gid)} - {entry.pw_gid})]
-        text = " ".join(map(str, groups))
-        found[name] = {
-            "home": entry.pw_dir,
-            "shell": entry.pw_shell,
-            "groups": text,
-            "closed": closed_folder(entry) if home_answers(entry.pw_dir) else "",
-        }
-    return found
-
-
-def closed_folder(entry: pwd.struct_passwd) -> str:
-    """Return the first of an account's home and the folders for jobs in it in which the account may
-    not write. "": no such folder, or unknown.
-    """
-    for below in FOLDERS_OF_JOBS:
-        path = os.path.normpath(os.path.join(entry.pw_dir, below))
-        try:
-            status = os.stat(path)
-        except OSError:
-            continue
-        is_own = status.st_uid == entry.pw_uid and status.st_mode & stat.S_IRWXU == stat.S_IRWXU
-        # A group or an access control list may also allow it.
-        ask = ["su", "-s", "/bin/sh", "-c", TEST_FOLDER, entry.pw_name, "sh", path]
-        if not is_own and "closed" in (run(ask, LOGIN_S) or ""):
-            return path
-    return ""
-
-
-def unmounted(fstab: str = "/etc/fstab", mounts: str = "/proc/self/mounts") -> List[str]:
-    """Return the folders that are mounted at a boot, by /etc/fstab, and are not mounted now. Does
-    not look into them, because a file server may hang.
-    """
-    mounted = {row[1] for row in map(str.split, read(mounts).splitlines()) if row[1:]}
-    rows = [row for row in map(str.split, read(fstab).splitlines()) if row[3:]]
-    folders = {
-        row[1].rstrip("/")
-        for row in rows
-        if row[1].startswith("/") and row[0][0] != "#" and "noauto" not in row[3].split(",")
-    }
-    return sorted(folders - mounted - {""})
 
 
 def digest(data: bytes) -> str:
@@ -756,15 +601,10 @@ class OwnFacts:
     time: float
     uid: int
     addresses: Tuple[str, ...]
-    resolved: Mapping[str, Tuple[str, ...]]
-    listeners: Mapping[int, str]
     selinux: str
     units: FrozenSet[str]
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
-    logins: Mapping[str, Mapping[str, str]] = {}
-    refused: Mapping[str, str] = {}
-    refuses_ed25519: bool = False
     booted: int = 0
     credential: str = ""
     mtus: Mapping[str, int] = {}
@@ -772,13 +612,10 @@ class OwnFacts:
     cgroups: bool = True
     cgroup_plugin: Optional[bool] = None
     verbs: bool = False
-    ucx_fabric: Optional[bool] = None
     gpudirect: str = ""
-    left: Tuple[str, ...] = ()
     unmet: Optional[Tuple[Mapping[str, str], ...]] = ()
     databases: Tuple[str, ...] = ()
     slurm_state: Tuple[str, ...] = ()
-    unmounted: Tuple[str, ...] = ()
     files: Tuple[str, ...] = ()
     packages: FrozenSet[str] = frozenset()
     texts: Mapping[str, str] = {}
@@ -796,32 +633,24 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "addresses": list(addresses),
         "interfaces": {address: name for address, (name, _) in addresses.items()},
         "mtus": {address: mtu for address, (_, mtu) in addresses.items()},
-        "resolved": {name: resolved(name) for name in request["names"]},
         "space": space(request["paths"]),
-        "listeners": listeners(set(request["ports"])),
         "selinux": {"1": "enforcing", "0": "permissive"}.get(read(SELINUX).strip(), "disabled"),
         "firewall": firewall(),
-        "refuses_ed25519": refuses_ed25519(),
         "units": [n for n, mark in unit_marks(units).items() if mark.startswith("running")],
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
         "cgroup_plugin": cgroup_plugin(),
         "verbs": os.path.isdir(VERBS),
         "fabric_ports": fabric_ports(),
-        "ucx_fabric": ucx_fabric(),
         "gpudirect": gpudirect(),
-        "left": processes_left(),
         "unmet": unmet_needs(),
         "databases": databases(),
-        "unmounted": unmounted(),
         "slurm_state": sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16],
         "files": sorted(path for pattern in request["files"] for path in glob.glob(pattern)),
         "packages": packages(request["packages"]) if request["packages"] else [],
         "texts": {path: read(path)[:TEXT] for path in request["texts"]},
         "accounts": accounts(request["accounts"], set(request["uids"])),
         "groups": accounts(request["accounts"], set(request["uids"]), "group"),
-        "logins": logins(request["users"]),
-        "refused": refused_logins(request["entrants"]),
     }
 
 

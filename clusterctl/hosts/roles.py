@@ -9,7 +9,7 @@ files that a host's owner had, so that `down` can move them back. Keys that only
                                   `software.apptainer`)
     variables: {x_y: software.y}  variables of the role that get the value of a key of the spec
     packages: as needed           packages depend on the host; or a list; default: the role's *_packages
-    ports: {6817: slurmctld}      listening daemons by port
+    ports: [6817]                 ports on which its daemons listen
     drift:                        items that `up` and `plan` compare with their state after the last `up`
       - files, blocks, paths, readable (patterns of files and folders that every user must be able to
         use), openmpi (files beside Open MPI's parameters), units (with the files that each reads at
@@ -48,8 +48,6 @@ from clusterctl.util.own_name import OWN
 CLAIM: Final = "/etc/clusterctl/cluster.json"
 # Files of which each host reports the start of the text in ``HostFacts.texts``.
 TEXTS: Final = (CLAIM,)
-# Only jobs need shared memory.
-SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
 _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
@@ -123,14 +121,10 @@ def role_units(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
     )
 
 
-def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
-    """Return port -> daemon that listens on it, for hosts of the groups ``roles``."""
+def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> tuple[int, ...]:
+    """Return the ports on which daemons listen, for hosts of the groups ``roles``."""
     touches = _applied(spec, roles).values()
-    return {
-        port: daemon
-        for role_touches in touches
-        for port, daemon in role_touches.get("ports", {}).items()
-    }
+    return tuple(port for role_touches in touches for port in role_touches.get("ports", ()))
 
 
 def can_share_configuration(spec: ClusterSpec) -> bool:
@@ -368,7 +362,6 @@ def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
 class HostRequirements:
     """The requirements of the cluster for a host.
 
-    ports: port -> daemon that will listen.
     accounts: account -> uid and gid.
     free_mib: path -> disk space, of a host that has not joined yet.
     gpus: number of GPUs, if the spec gives it.
@@ -376,11 +369,8 @@ class HostRequirements:
     driver, branch: kind and branch of the NVIDIA driver that `up` installs, if any.
     here: clusterctl runs on the host.
     cgroups: Slurm will limit jobs by control groups.
-    own_homes: the host has its own homes, because hosts share no folder.
     """
 
-    address: str
-    ports: Mapping[int, str]
     accounts: Mapping[str, int]
     free_mib: Mapping[str, int]
     gpus: int | None = None
@@ -389,7 +379,6 @@ class HostRequirements:
     branch: str | None = None
     here: bool = False
     cgroups: bool = False
-    own_homes: bool = False
 
     @property
     def has_joined(self) -> bool:
@@ -404,7 +393,6 @@ _BEFORE: Final = {
     "/var": 2048,
     "/opt": 1024,
     "/tmp": 256,  # noqa: S108
-    SHARED_MEMORY: 32,
 }
 # CuPy with CUDA's libraries, and their wheels until they are unpacked.
 _CUPY: Final = {"/opt": 7168}
@@ -415,19 +403,14 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
     `doctor`.
     """
     roles = sorted({member.roles for member in members})
-    ports = {port for group in roles for port in role_ports(spec, group)}
     packages = {
         name for os in releases() for group in roles for name in role_packages(spec, group, os)
     }
     request: dict[str, Sequence[str | int]] = {
-        "names": [member.name for member in members],
-        "ports": sorted(ports),
         "paths": [*_BEFORE],
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
         "accounts": [*required_accounts(spec)],
         "uids": [*required_accounts(spec).values()],
-        "users": [user.name for user in spec.users],
-        "entrants": [user.name for user in spec.users],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),
         "texts": [*TEXTS],
         "packages": sorted(packages),
@@ -454,8 +437,6 @@ def requirements_of_hosts(
     none: frozenset[str] = frozenset()
     return {
         member.name: HostRequirements(
-            address=member.address,
-            ports=role_ports(spec, member.roles),
             accounts=required_accounts(spec),
             free_mib={}
             if member.name in installed
@@ -466,7 +447,6 @@ def requirements_of_hosts(
             branch=nvidia.of_branch,
             here=member.name in here,
             cgroups=cgroups and member.is_compute,
-            own_homes=not spec.provider.shares_folder,
         )
         for member in members
     }

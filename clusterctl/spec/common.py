@@ -365,11 +365,6 @@ class ProviderSettings(SpecModel):
         return None
 
     @property
-    def shares_folder(self) -> bool:
-        """Whether hosts share a folder, which has the homes of the job users."""
-        return True
-
-    @property
     def switches(self) -> Mapping[str, Switch]:
         """Name -> switch of the fast network between hosts. Empty if the spec has no key
         `fabric`.

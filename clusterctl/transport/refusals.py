@@ -148,7 +148,10 @@ def _host_error(
         problem = f"{host} does not accept the cluster's SSH key" + (
             f" for user {user}" if user else ""
         )
-        fix = "run `clusterctl up` again, which installs the key"
+        fix = (
+            "run `clusterctl up` again, which installs the key; if it is refused again, `sudo "
+            "journalctl -u 'ssh*'` on the host says why, such as AllowUsers or FIPS mode"
+        )
         return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
     mistake = find_mistake(stderr)
     if mistake is not None and mistake.where != str(config):

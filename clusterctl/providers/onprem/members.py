@@ -59,14 +59,13 @@ UNFIT: Final = frozenset(
         *("release-differs", "address", "slurm-release", "slurm-source", "cuda-toolkit"),
         # Accounts of the spec that a machine can't have: `up` would fail when others have them.
         *("uid-differs", "uid-taken", "gid-differs", "gid-taken"),
-        *("account-refused", "no-shell", "home-differs"),
     }
 )
 # Codes of errors that `up` repairs on hosts of the cluster, where an unfinished `up` may have left
 # them. What it can't repair, it reports.
 _REPAIRED: Final = frozenset(
     {
-        *("health-silent", "name-unknown", "firewall", "shared-folder-away", "nfs-server-failed"),
+        *("health-silent", "firewall", "shared-folder-away", "nfs-server-failed"),
         *("unit-failed", "database-failed", "slurmd-unfit", "slurmd-restarts", "gpu-devices"),
         *("slurmctld-restarts", "slurmdbd-restarts", "job-python", "account-differs"),
         "home-missing",
@@ -388,28 +387,13 @@ def _examine_network(
     findings = (
         finding for group in parallel_map(parts, lambda part: tuple(part())) for finding in group
     )
-    return (*_different_mtus(check, mtus), *dict.fromkeys(findings))
+    return tuple(dict.fromkeys(findings))
 
 
 def _mtu_of(facts: HostFacts, address: str) -> int:
     return next(
         (mtu for interface, mtu in facts.mtus.items() if interface.startswith(f"{address}/")), 0
     )
-
-
-def _different_mtus(check: _NetworkCheck, mtus: Mapping[str, int]) -> Iterator[Finding]:
-    controller = mtus.get(check.hosts[0].name)
-    for name in check.new:
-        if controller and mtus.get(name, controller) not in {0, controller}:
-            reason = (
-                f"on the cluster's network, the host has {mtus[name]} and the controller "
-                f"{controller}"
-            )
-            fix = (
-                f"`ip link set dev DEVICE mtu {controller}` on this host, and in its network "
-                "settings"
-            )
-            yield Finding(name, "warning", "mtu", "the hosts have different MTUs", reason, fix)
 
 
 def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
@@ -556,7 +540,7 @@ def notes(
     """Return findings as lines for a plan, except problems that `up` solves or other checks
     report.
 
-    joined: names of the cluster's hosts. `up` writes a new address into their /etc/hosts.
+    joined: names of the cluster's hosts.
     """
     later = set()
     if spec.software.nvidia.has_driver:
@@ -566,8 +550,7 @@ def notes(
     return tuple(
         str(finding)
         for finding in findings
-        if finding.code not in later
-        and not (finding.host in joined and finding.code in {*_REPAIRED, "name"})
+        if finding.code not in later and not (finding.host in joined and finding.code in _REPAIRED)
     )
 
 

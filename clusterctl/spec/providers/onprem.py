@@ -132,10 +132,6 @@ class OnpremSettings(ProviderSettings):
     def switches(self) -> Mapping[str, Switch]:
         return self.fabric
 
-    @property
-    def shares_folder(self) -> bool:
-        return self.shared.kind != "none"
-
     def faults(self, spec: ClusterBase) -> Iterator[SpecFault]:
         names = {name: key for key in self.hosts for name in expand(key)}
         yield from _host_faults(self)

@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +35,6 @@ from clusterctl.spec.scheduler import NEEDS
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT
 from tests.support.messages import refused
-from tests.support.sshd import allow_sshd
 from tests.unit.hosts.answers import DISK, answer
 
 
@@ -94,53 +92,6 @@ def test_files_beside_open_mpis_parameters_have_marks() -> None:
     assert looked(ProbeRequest())["openmpi"] == ""
 
 
-@pytest.mark.platform("stand-in", "host-policies")
-@pytest.mark.parametrize(
-    ("accepted", "refuses"),
-    [
-        ("pubkeyacceptedalgorithms ecdsa-sha2-nistp256,rsa-sha2-256", True),
-        ("pubkeyacceptedalgorithms ssh-ed25519-cert-v01@openssh.com,rsa-sha2-256", True),
-        ("pubkeyacceptedalgorithms rsa-sha2-256,ssh-ed25519", False),
-        ("pubkeyacceptedkeytypes ssh-ed25519", False),
-        ("", False),
-    ],
-)
-def test_sshd_is_asked_whether_it_accepts_ed25519_keys(
-    accepted: str, refuses: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host's policy of cryptography can refuse them without FIPS mode in the kernel."""
-    monkeypatch.setattr(remote_probe, "SSHD_SETTINGS", ["echo", f"port 22\n{accepted}"])
-    assert remote_probe.refuses_ed25519() is refuses
-
-
-@pytest.mark.parametrize(
-    ("lines", "refused"),
-    [
-        ("", {}),
-        ("AllowUsers rocky root", {"clusterctl": "AllowUsers", "daemon": "AllowUsers"}),
-        ("AllowUsers rocky cluster* daemon@10.0.0.0/8", {}),
-        ("AllowUsers *,!daemon clusterctl", {"daemon": "AllowUsers"}),
-        ("AllowGroups root\nAllowGroups daemon", {"clusterctl": "AllowGroups"}),
-        ("DenyGroups daemon", {"daemon": "DenyGroups"}),
-        ("DenyUsers daemon@192.0.2.1", {}),
-        ("Match User clusterctl\n  DenyUsers *", {"clusterctl": "DenyUsers"}),
-    ],
-)
-def test_lists_of_sshd_that_refuse_accounts_are_facts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, refused: dict[str, str]
-) -> None:
-    """clusterctl does not exist yet, daemon does."""
-    allow_sshd()
-    key = tmp_path / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    config = tmp_path / "sshd_config"
-    config.write_text(f"HostKey {key}\n{lines}\n")
-    argv = [*remote_probe.SSHD_SETTINGS, "-f", str(config)]
-    monkeypatch.setattr(remote_probe, "SSHD_SETTINGS", argv)
-    settings = remote_probe.refused_logins(["clusterctl", "daemon"])
-    assert {name: setting.split()[0] for name, setting in settings.items()} == refused
-
-
 def test_block_mark_ignores_lines_outside_the_block(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     request = ProbeRequest(blocks={str(hosts): ("# BEGIN", "# END")})
@@ -155,10 +106,9 @@ def test_block_mark_ignores_lines_outside_the_block(tmp_path: Path) -> None:
     assert mark("# BEGIN\n10.0.0.1 a\n") == "missing"
 
 
-def test_fast_network_is_read_from_the_kernel_and_the_libraries(
+def test_fast_network_is_read_from_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of EL's packages ucx and ucx-ib, and of Debian's libucx0."""
     states = {
         "mlx5_0/ports/1": "4: ACTIVE",
         "mlx5_1/ports/1": "1: DOWN",
@@ -169,23 +119,18 @@ def test_fast_network_is_read_from_the_kernel_and_the_libraries(
         (tmp_path / "class" / port / "state").write_text(f"{state}\n")
     for name, path in {"ADAPTERS": "class", "NVIDIA_VERSION": "version"}.items():
         monkeypatch.setattr(remote_probe, name, str(tmp_path / path))
-    monkeypatch.setattr(remote_probe, "LIBRARIES", (f"{tmp_path}/lib64", f"{tmp_path}/lib/*-gnu"))
     monkeypatch.setattr(remote_probe, "PEER_MEMORY", (str(tmp_path / "nvidia_peermem"),))
 
-    def read() -> tuple[list[str], bool | None, str]:
-        ports = [port["name"] for port in remote_probe.fabric_ports()]
-        return ports, remote_probe.ucx_fabric(), remote_probe.gpudirect()
+    def read() -> tuple[list[str], str]:
+        return [port["name"] for port in remote_probe.fabric_ports()], remote_probe.gpudirect()
 
-    assert read() == (["mlx5_0:1", "mlx5_2:2"], None, "")
-    (tmp_path / "lib64/ucx").mkdir(parents=True)
-    (tmp_path / "lib64/libucp.so.0").touch()
+    assert read() == (["mlx5_0:1", "mlx5_2:2"], "")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n")
-    assert read() == (["mlx5_0:1", "mlx5_2:2"], False, "")
-    (tmp_path / "lib64/ucx/libuct_ib.so.0").touch()
+    assert read()[1] == ""
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64\n")
-    assert read() == (["mlx5_0:1", "mlx5_2:2"], True, "dma-buf")
+    assert read()[1] == "dma-buf"
     (tmp_path / "nvidia_peermem").mkdir()
-    assert read()[2] == "nvidia_peermem"
+    assert read()[1] == "nvidia_peermem"
 
 
 def test_absent_mark_sees_a_dangling_link(tmp_path: Path) -> None:
@@ -656,25 +601,3 @@ def test_accounts_of_a_directory_service_are_asked_by_name(
     assert remote_probe.accounts(["nobody-there", "anna"], set()) == {"anna": 10001}
     assert remote_probe.accounts(["root"], {10000, 10001}) == {"root": 0, "anna": 10001}
     assert remote_probe.accounts(["root"], set()) == {"root": 0}
-
-
-@pytest.mark.parametrize(
-    ("uid", "mode", "is_closed"),
-    [("nobody", 0o700, False), (0, 0o700, True), (0, 0o777, False), ("nobody", 0o500, True)],
-)
-@pytest.mark.parametrize("below", [".", "clusterctl/jobs"])
-def test_folder_of_jobs_that_its_user_may_not_write_is_found(
-    below: str, uid: str | int, mode: int, *, is_closed: bool
-) -> None:
-    account = pwd.getpwnam("nobody")
-    with tempfile.TemporaryDirectory() as home:
-        jobs = Path(home, "clusterctl", "jobs")
-        jobs.mkdir(parents=True)
-        for folder in (Path(home), jobs.parent, jobs):
-            folder.chmod(0o700)
-            os.chown(folder, account.pw_uid, -1)
-        closed = Path(home, below)
-        shutil.chown(closed, uid)
-        closed.chmod(mode)
-        entry = SimpleNamespace(pw_name="nobody", pw_uid=account.pw_uid, pw_dir=home)
-        assert remote_probe.closed_folder(entry) == (str(closed) if is_closed else "")

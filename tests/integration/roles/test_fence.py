@@ -366,22 +366,6 @@ def test_epilog_keeps_daemons_without_job_variables_while_the_user_has_steps(
     assert after_job(fence, monkeypatch, tmp_path, ended=(20, 21, 22, 23, 31)) == {24, 25}
 
 
-def test_fence_left_lists_processes_of_ended_jobs(
-    fence: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    fence.main(["left"])
-    assert capsys.readouterr().out == "31 python other.py\n"
-    for pid in (20, 22, 30):
-        shutil.rmtree(tmp_path / f"proc/{pid}")
-    (tmp_path / "proc/50/cmdline").write_bytes(b"env\0-i\n\xff\0")
-    fence.main(["left"])
-    by_pid = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
-    assert by_pid == {"24": "python train.py", "31": "python other.py", "50": "env -i\\n\\ufffd"}
-
-
 def test_fence_socket_unit_has_the_port_of_the_watcher() -> None:
     socket = data_folder("ansible") / "roles/slurmd/files/clusterctl-fence.socket"
     assert f"ListenStream={FENCE_PORT}\n" in socket.read_text()

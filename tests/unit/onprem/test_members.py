@@ -244,12 +244,3 @@ def test_notes_leave_out_errors_that_up_repairs_on_hosts_of_the_cluster() -> Non
     findings.append(Finding("n1", "error", "gpus-missing", "", "", ""))
     found = notes(spec_of(), findings, joined=["n1"])
     assert [note.partition(":")[0] for note in found] == ["n2", "n1"]
-
-
-def test_notes_leave_out_addresses_that_up_corrects_on_hosts_of_the_cluster() -> None:
-    """A machine that replaces another has another address."""
-    findings = [
-        Finding(host, "warning", "name", "a wrong address", "", "") for host in ("n1", "n2")
-    ]
-    (note,) = notes(spec_of(), findings, joined=["n1"])
-    assert note.startswith("n2")

@@ -14,7 +14,6 @@ daemons.
                  the files of dead steps.
     fence stop   When slurmd has ended: sets this node down in Slurm if the machine is shutting down.
                  (Slurm would use the node again if slurmd still answered.)
-    fence left   Prints a line for each process of a job that has ended: pid and command.
 
 As Slurm's Epilog, with SLURM_JOB_ID, SLURM_JOB_UID and SLURMD_NODENAME, it kills the processes that
 this job has left, and removes the files that the job has left in memory.
@@ -367,22 +366,6 @@ def owner(pid: int) -> str:
     return ""
 
 
-def print_left() -> None:
-    every = list(scan())
-    present = {process.job for process in every if process.is_stepd}
-    for process in every:
-        # An orphan without the variable may be of any present job.
-        is_left = (
-            process.job not in present if process.job.isdigit() else process.job and not present
-        )
-        with suppress(OSError):
-            if is_left:
-                command = (ROOT / f"proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ")
-                sys.stdout.write(
-                    f"{process.pid} {ascii(command.decode(errors='replace').strip())[1:-1]}\n"
-                )
-
-
 def files_of_steps(job: str) -> list[Path]:
     return [
         path
@@ -465,8 +448,6 @@ def main(words: list[str]) -> int:
         start()
     elif words == ["stop"]:
         stop()
-    elif words == ["left"]:
-        print_left()
     elif is_epilog:
         job = os.environ["SLURM_JOB_ID"]
         uid = os.environ["SLURM_JOB_UID"]
