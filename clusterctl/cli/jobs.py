@@ -29,14 +29,15 @@ from clusterctl.scheduler.base import (
     JobState,
     NodeInfo,
     elapsed_of,
-    reason_in_words,
     state_counts,
     worst_job,
 )
+from clusterctl.scheduler.ending import Ending, summary_of
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, Session, open_session
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.util import formatting
+from clusterctl.util.formatting import Fact
 from clusterctl.util.numbers import counted
 
 if TYPE_CHECKING:
@@ -231,8 +232,13 @@ def _reasons(waits: Sequence[Diagnosis]) -> list[str]:
     for wait in waits:
         tasks.setdefault((wait.job_id.partition("_")[0], wait.cause), []).append(wait)
     return [
-        waiting[0].summary_of(array_id) if len(waiting) > 1 else waiting[0].summary
-        for (array_id, _), waiting in tasks.items()
+        summary_of(
+            array_id if len(waiting) > 1 else waiting[0].job_id,
+            waiting[0].facts.job.name,
+            waiting[0].state,
+            cause,
+        )
+        for (array_id, cause), waiting in tasks.items()
     ]
 
 
@@ -381,12 +387,7 @@ def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]], told: Telling)
 
 
 def _in_a_line(job: JobInfo) -> str:
-    where = f" on {','.join(job.nodes)}" if job.nodes else ""
-    code = f", exit {job.exit}" if job.exit else ""
-    reason = f" ({words})" if (words := reason_in_words(job.reason)) else ""
-    hang = f", {job.hang}" if job.hang else ""
-    alarms = "".join(f", {alarm}" for alarm in job.alarms)
-    return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{reason}{hang}{alarms}"
+    return ", ".join(map(str, filter(None, [Ending.of([job]).line, job.hang, *job.alarms])))
 
 
 def _show_in_full(
@@ -414,19 +415,20 @@ def _show_in_full(
         "diagnosis": diagnosis.as_dict() if diagnosis is not None else None,
         "restarts": told,
     }
-    of_job = ROWS.items() if len(tasks) == 1 else ()
-    rows: list[tuple[str, str | None]] = [(name, text(job)) for name, text in of_job]
-    rows += [
-        ("folder", job.work_dir),
-        ("script", script),
-        ("files", _shown_files(files) if script else ""),
-    ]
-    rows += [("collected", _collected(entry, job, is_here=is_here))] if script else []
+    ending = Ending.of(tasks, diagnosis)
+    facts = [*ending.facts, *_facts_of_live(job)] if len(tasks) == 1 else []
+    facts.append(Fact("folder", job.work_dir))
+    if script:
+        facts += [
+            Fact("script", script),
+            Fact("files", _shown_files(files)),
+            Fact("collected", _collected(entry, job, is_here=is_here)),
+        ]
     lines = [] if len(tasks) == 1 else [*_task_table(screen, tasks, most), ""]
-    lines += [f"{name:<10} {value}" for name, value in rows if value]
+    lines += [f"{fact.label:<10} {fact.text}" for fact in facts if fact.is_known]
     lines += ["", *map(str, restarts)] if restarts else []
-    if diagnosis is not None:
-        lines += ["", diagnosis.summary, *diagnosis.details(), f"fix: {diagnosis.fix_with_log}"]
+    if ending.cause:
+        lines += ["", ending.summary, *ending.details(), f"fix: {ending.fix}"]
     if len(tasks) == 1 and job.state is JobState.COMPLETED and job.token:
         lines += [f"note: {notice}" for notice in notices_of_completed(session, job)]
     screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)
@@ -465,33 +467,14 @@ def _task_table(screen: Screen, tasks: Sequence[JobInfo], most: int | None) -> l
     return [*job_table(screen, tasks), "", *lines, Notice("many-tasks", text)]
 
 
-def _elapsed_and_limit(job: JobInfo) -> str:
-    limit = (
-        "no limit" if job.time_limit_s is None else f"limit {formatting.duration(job.time_limit_s)}"
-    )
-    return f"{formatting.duration(job.elapsed_s)}, {limit}"
-
-
-# Name of a row of the view of a single job -> its text. Rows without a text are not shown.
-ROWS: Final[Mapping[str, Callable[[JobInfo], str]]] = {
-    "job": lambda job: job.id,
-    "name": lambda job: job.name,
-    "user": lambda job: job.user,
-    "state": lambda job: job.state.value,
-    "reason": lambda job: reason_in_words(job.reason),
-    "exit": lambda job: job.exit,
-    "partition": lambda job: job.partition,
-    "account": lambda job: job.account,
-    "qos": lambda job: job.qos,
-    "nodes": lambda job: ", ".join(job.nodes),
-    "resources": lambda job: job.tres,
-    "submitted": lambda job: formatting.moment(job.submit_time),
-    "started": lambda job: formatting.moment(job.start_time),
-    "ended": lambda job: formatting.moment(job.end_time),
-    "elapsed": _elapsed_and_limit,
-    "hang": lambda job: str(job.hang or ""),
-    "alarms": lambda job: ", ".join(map(str, job.alarms)),
-}
+def _facts_of_live(job: JobInfo) -> list[Fact]:
+    return [
+        Fact("qos", job.qos),
+        Fact("resources", job.tres),
+        Fact("limit", job.time_limit_s, "duration"),
+        Fact("hang", str(job.hang or "")),
+        Fact("alarms", ", ".join(map(str, job.alarms))),
+    ]
 
 
 def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:

@@ -24,6 +24,7 @@ from clusterctl.jobs.log_text import MOST_KEPT, KeptLogs, labelled
 from clusterctl.jobs.messages import chosen_receivers
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.scheduler.base import worst_job
+from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
 from clusterctl.state.run_names import job_id_of
 from clusterctl.util.process import start_in_thread
@@ -107,7 +108,8 @@ def logs(
             "logs": [asdict(log) for log in collected.texts()],
         }
     if causes:
-        screen.note(f"{causes[0].summary}; fix: {causes[0].fix}")
+        ending = Ending.of([causes[0].facts.job], causes[0])
+        screen.note(f"{ending.summary}; fix: {causes[0].fix}")
         state = {"diagnosis": causes[0].as_dict()}
     screen.result({**screen.partial_answer, **state})
 

@@ -96,13 +96,9 @@ def replay(
         more = _note_differences(screen, row, replay, changes, session.site, request)
         rows = submit_and_note(screen, session, prepared, more)
         if watching is not None:
-            is_followed = watch_jobs(screen, session, rows, (replay.job,), watching)
+            ends = watch_jobs(screen, session, rows, (replay.job,), watching)
             losses, lines = _collected(session, row, replay, rows[0]["job_id"])
-            show = (
-                screen.note
-                if is_followed
-                else partial(screen.result, answer_of([rows[0] | losses]))
-            )
+            show = partial(screen.result, answer_of([rows[0] | losses])) if ends else screen.note
             show(*lines)
             return
     show_submitted(screen, rows, [])

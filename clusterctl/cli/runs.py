@@ -43,7 +43,6 @@ from clusterctl.runs.facts import (
     resource_facts,
     task_table,
     time_facts,
-    times,
     usual_metrics,
 )
 from clusterctl.runs.find import (
@@ -80,7 +79,6 @@ _NONE: Final = formatting.NONE
 # What `runs show` shows of a run.
 _SHOWN: Final = (
     job_facts,
-    times,
     time_facts,
     resource_facts,
     configuration,

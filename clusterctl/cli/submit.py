@@ -59,9 +59,9 @@ from clusterctl.jobs.prepare import (
     submit_prepared,
 )
 from clusterctl.jobs.submit import PreparedJob, SubmittedJob, Submitter
-from clusterctl.jobs.watch import LogChunk, notices_of_completed
-from clusterctl.scheduler.base import JobState
+from clusterctl.jobs.watch import LogChunk
 from clusterctl.scheduler.claims import WAIT_S, FirstGroup
+from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, options_set
@@ -540,8 +540,8 @@ def show_or_watch(
     """Show submitted jobs, or wait for them and show how they ended. rows: a dict per job."""
     if watching is None:
         show_submitted(screen, rows, jobs)
-    elif not watch_jobs(screen, session, rows, jobs, watching):
-        lines = [f"job {row['job_id']} {row['state']}" for row in rows]
+    elif ends := watch_jobs(screen, session, rows, jobs, watching):
+        lines = [end.line for end in ends]
         if not rows[-1].keys() & {"sweep", "scaling"}:
             lines[-1] += "; `clusterctl collect` copies its run here"
         screen.result(answer_of(rows), *lines)
@@ -565,8 +565,9 @@ def watch_jobs(
     rows: Sequence[JobRow],
     jobs: Sequence[JobSpec],
     watching: WatchOptions,
-) -> bool:
-    """Wait for submitted jobs, or follow a single job. Return whether the job's output was shown.
+) -> Sequence[Ending]:
+    """Wait for submitted jobs, or follow a single job. Return how they ended; () if the job's output
+    was shown.
 
     rows: a dict per job, as `-o json` shows it. How the job ended is added, and for a sweep its
         ranking, and to the last job of a scaling its table.
@@ -582,15 +583,12 @@ def watch_jobs(
         if watching.follow and not screen.json:
             with screen.logs() as show:
                 follow_job(screen, session, ids[0], timeout_s, show=show, telling=told)
-            return True
+            return ()
         waited = wait_for(screen, session, ids, timeout_s, told)
-        for row, job, end in zip(rows, jobs, waited.rows(), strict=True):
+        ends = [*waited.ends()]
+        for row, end in zip(rows, ends, strict=True):
             # Jobs that were not seen before the wait timed out have no name.
-            row.update({**end, "name": row["name"]})
-            is_single = row["state"] == JobState.COMPLETED and not job.array
-            tasks = waited.tasks_of(row["job_id"])
-            for notice in notices_of_completed(session, tasks[0]) if is_single else ():
-                screen.note(f"note: {notice}")
+            row.update({**end.as_dict(), "name": row["name"]})
         if waited.timeout is None and any(job.sweep or job.scaling for job in jobs):
             # A slow import, which most jobs do not need.
             from clusterctl.cli.runs import show_tables
@@ -598,7 +596,7 @@ def watch_jobs(
             show_tables(screen, session, rows, jobs, waited.jobs)
         screen.partial_answer = answer_of(rows)
         waited.raise_errors()
-    return False
+    return ends
 
 
 def answer_of(rows: Sequence[JobRow]) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import JobIds, option
@@ -16,7 +15,8 @@ from clusterctl.jobs import watch
 from clusterctl.jobs.messages import TELLS_NOBODY, Telling, chosen_receivers
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
-from clusterctl.scheduler.base import JobInfo, JobState, worst_job
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.run_names import job_id_of
@@ -51,25 +51,13 @@ class Waited:
     def tasks_of(self, job_id: str) -> list[JobInfo]:
         return [job for job in self.jobs if job_id in (job.id, job.whole_id)]
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield how each job ended, or its present state, as `-o json` shows it.
-
-        exit_code, diagnosis: of an array, those of its worst task. states: the number of tasks in
-        each state.
-        """
+    def ends(self) -> Iterator[Ending]:
+        """Yield how each job ended, or its present state."""
         for job_id in self.ids:
             tasks = self.tasks_of(job_id)
-            worst = worst_job(tasks) if tasks else None
             own_ids = {task.id for task in tasks}
             diagnosis = next((each for each in self.failures if each.job_id in own_ids), None)
-            yield {
-                "job_id": job_id,
-                "name": worst.name if worst else None,
-                "state": worst.state.value if worst else None,
-                "exit_code": worst.exit_code if worst else None,
-                "states": dict(Counter(task.state.value for task in tasks)),
-                "diagnosis": diagnosis.as_dict() if diagnosis else None,
-            }
+            yield Ending.of(tasks, diagnosis, job_id=job_id) if tasks else Ending(job_id=job_id)
 
 
 def wait(screen: Screen, ids: JobIds, timeout: Timeout = None, notify: Notify = None) -> None:
@@ -88,10 +76,10 @@ def wait(screen: Screen, ids: JobIds, timeout: Timeout = None, notify: Notify = 
             known_jobs(session, others)
         with telling(screen, receivers) as told:
             waited = wait_for(screen, session, ids, timeout_s, told)
-    rows = [*waited.rows()]
-    screen.partial_answer = {"jobs": rows}
+    ends = [*waited.ends()]
+    screen.partial_answer = {"jobs": [end.as_dict() for end in ends]}
     waited.raise_errors()
-    screen.result({"jobs": rows}, *(f"job {row['job_id']} {row['state']}" for row in rows))
+    screen.result(screen.partial_answer, *(end.line for end in ends))
 
 
 def wait_for(
@@ -112,6 +100,9 @@ def wait_for(
     except WaitTimeoutError as exc:
         return Waited(tuple(ids), exc.jobs, timeout=exc)
     telling.look(session, ended)
+    for job in ended:
+        if job.task is None and job.state is JobState.COMPLETED and job.token:
+            screen.note(*(f"note: {text}" for text in watch.notices_of_completed(session, job)))
     return Waited(tuple(ids), ended, watch.diagnose(session, ended, waiting=True))
 
 

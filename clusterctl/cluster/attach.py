@@ -20,6 +20,7 @@ from clusterctl.providers.base import Provider
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.advice import ANOTHER_FOLDER
 from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.spec.job import job_spec
 from clusterctl.spec.names import Launcher
@@ -163,7 +164,7 @@ def _proof_of(
         job.id,
         run.nodes,
         why=f"{launcher}: {diagnosis.cause if diagnosis else f'{job.state.value}, no answer'}",
-        fix=diagnosis.fix_with_log if diagnosis else "",
+        fix=Ending.of([job], diagnosis).fix,
         lacks_python=job.exit_code in _NOT_FOUND and _LACKS_PYTHON in _text(folder / "stderr.log"),
     )
 

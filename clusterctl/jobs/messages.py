@@ -20,14 +20,12 @@ from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
     Outcome,
-    reason_in_words,
     state_counts,
     worst_job,
 )
+from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.state.workspace import state_home
-from clusterctl.util import formatting
 
 if TYPE_CHECKING:
     from clusterctl.util.receivers import MessageQueue, Receiver
@@ -211,16 +209,20 @@ class Telling:
         """Send a message for each happening. of_all: the states of all tasks of an ended array."""
         for happening in news:
             diagnosis = _diagnosis(session, job) if happening in _BAD_ENDS else None
+            ending = Ending.of([job], diagnosis)
+            problems = _problems(job, happening, ending)
             job_id = job.whole_id if of_all else job.id
             cluster = session.inventory.cluster
-            lines = [of_all, *_lines(job, happening, diagnosis)]
+            lines = [of_all, *problems]
+            if happening not in {JobEvent.HANG, JobEvent.ALARM}:
+                lines += [*ending.details(), f"fix: {ending.fix}" if ending.cause else ""]
             values = {
                 "EVENT": happening.value,
                 "CLUSTER": cluster,
                 "JOB": job_id,
                 "JOB_NAME": job.name,
                 "STATE": job.state.value,
-                "CAUSE": _cause(job, happening, diagnosis),
+                "CAUSE": "; ".join(problems),
             }
             title = f"job {job_id} ({job.name}) {_VERBS[happening]} on {cluster}"
             from clusterctl.util.receivers import Message  # noqa: PLC0415 - as above
@@ -262,30 +264,10 @@ def _diagnosis(session: Session, job: JobInfo) -> Diagnosis | None:
         return None
 
 
-def _cause(job: JobInfo, happening: JobEvent, diagnosis: Diagnosis | None) -> str:
-    """Return the problem of a job. "": it has no known problem."""
-    match happening:
-        case JobEvent.HANG:
-            return str(job.hang)
-        case JobEvent.ALARM:
-            return "; ".join(map(str, job.alarms))
-    return diagnosis.cause if diagnosis is not None else ""
-
-
-def _lines(job: JobInfo, happening: JobEvent, diagnosis: Diagnosis | None) -> list[str]:
-    """Return the text of a message."""
-    reason = f" ({words})" if (words := reason_in_words(job.reason)) else ""
-    where = f" on {fold_nodes(job.nodes)}" if job.nodes else ""
-    elapsed = f" after {formatting.duration(job.elapsed_s)}" if job.elapsed_s else ""
+def _problems(job: JobInfo, happening: JobEvent, ending: Ending) -> list[str]:
     match happening:
         case JobEvent.HANG:
             return [str(job.hang)]
         case JobEvent.ALARM:
             return [str(alarm) for alarm in job.alarms]
-        case JobEvent.START | JobEvent.RESTART:
-            return [f"{job.state.value}{where}{reason}"]
-    state = f"{job.state.value}{where}{elapsed}"
-    if diagnosis is None:
-        return [f"{state}{reason}"]
-    quoted = (f"| {line}" for line in diagnosis.lines)
-    return [diagnosis.cause, state, *quoted, *diagnosis.told_hints, f"fix: {diagnosis.fix}"]
+    return [ending.cause]

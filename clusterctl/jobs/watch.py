@@ -44,12 +44,12 @@ from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
     Outcome,
-    reason_in_words,
     state_counts,
     unknown_or_task,
     unmanaged_job_error,
     worst_job,
 )
+from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES
@@ -252,8 +252,6 @@ class ChangeNotes:
 
     def _report(self, job: JobInfo, *, array: bool) -> None:
         """Report a job. Tasks of an array are reported only if they failed or were cancelled."""
-        location = f" on {','.join(job.nodes)}" if job.nodes else ""
-        reason = f" ({words})" if (words := reason_in_words(job.reason)) else ""
         if not array and job.ended and job.restarts:
             for attempt in restarts_of_job(self.session, job):
                 self.note(f"job {job.id}: {attempt}")
@@ -265,7 +263,7 @@ class ChangeNotes:
                     self._alarms.add(key)
                     self.note(Notice("job-alarm", f"job {job.id}: {alarm}"))
         elif not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
-            self.note(f"job {job.id} {job.state.value}{location}{reason}")
+            self.note(Ending.of([job]).line)
         if job.failed_to_launch:
             self.note(
                 f"job {job.id} is held, as a node could not start it: "
@@ -393,11 +391,20 @@ def raise_failures(
         return
     head = failures[0]
     kind = _ERRORS[worst_job(jobs).outcome]
+    ends = [Ending.of([failure.facts.job], failure) for failure in failures]
     error = kind(
-        head.summary + _others(failures),
-        why="\n".join(head.details(log_is_shown=log_is_shown)),
-        fix=head.fix_with_log,
-        failures=tuple(_failure(failure, kind) for failure in failures),
+        ends[0].summary + _others(failures),
+        why="\n".join(ends[0].details(log_is_shown=log_is_shown)),
+        fix=ends[0].fix,
+        failures=tuple(
+            Failure(
+                kind.code,
+                "\n".join([end.summary, end.outcome, *end.log]),
+                host=failure.host or None,
+                fix=end.fix,
+            )
+            for end, failure in zip(ends, failures, strict=True)
+        ),
     )
     error.answer = {"diagnosis": head.as_dict()}
     raise error
@@ -410,11 +417,6 @@ def _others(failures: Sequence[Diagnosis]) -> str:
     ends = ", ".join(f"{count} with {end}" for end, count in counts.most_common(_MOST_ENDS))
     told = f": {ends}" if counts.keys() - {head} else ""
     return f" (and {len(others)} more{told})" if others else ""
-
-
-def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
-    cause = "\n".join([f"{diagnosis.summary} ({diagnosis.facts.state})", *diagnosis.lines])
-    return Failure(kind.code, cause, host=diagnosis.host or None, fix=diagnosis.fix_with_log)
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,7 +357,7 @@ class Rehearser:
         if hang := observed.history[-1].hang:
             return hang.summary
         diagnosis = diagnosis_of(self.session, [self._info(observed)])
-        return diagnosis.summary if diagnosis else "it made no progress"
+        return diagnosis.cause if diagnosis else "it made no progress"
 
 
 def reject_other_clusters(session: Session) -> None:

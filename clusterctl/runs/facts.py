@@ -6,6 +6,7 @@ renders them as text, HTML, Markdown or JSON. So each fact has one wording and o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,17 +15,18 @@ from typing import Any, Final
 from clusterctl.errors import CollectError
 from clusterctl.runs.compare import compare, environment_of, hardware_of, mapping, software_of
 from clusterctl.runs.curve import STEP
-from clusterctl.runs.find import KINDS, Row, is_usual, key_of, metric_names
-from clusterctl.runs.page import Chart, Fact, Kind, Section, Series, Table
+from clusterctl.runs.find import KINDS, Row, is_usual, key_of, metric_names, worst_task
+from clusterctl.runs.page import Chart, Kind, Section, Series, Table
 from clusterctl.runs.resources import resources_of
 from clusterctl.runs.series import config_of
 from clusterctl.runs.time_use import Use, total_time_use
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.diagnosis import fix_with_log, hints_in_words
+from clusterctl.scheduler.ending import Ending
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
 from clusterctl.state.run_record import Metric, Value
 from clusterctl.util import formatting
+from clusterctl.util.formatting import Fact
 from clusterctl.util.numbers import counted
 
 MOST_NAMED: Final = 16
@@ -41,37 +43,54 @@ def facts_of(row: Row, *parts: Callable[[Row], Section]) -> list[Section]:
     return [section for part in parts if (section := part(row)).has_content]
 
 
+def ending_of(row: Row) -> Ending:
+    """Return how a run, or a task of an array, ended."""
+    run, record = row.run, row.record
+    tasks = row.task_records
+    told = worst_task(tasks)
+    job_id = str(row.value("job"))
+    diagnosis = run.diagnosis or {}
+    is_own = row.task is None or diagnosis.get("job_id") in {None, row.task.id}
+    return Ending(
+        job_id=job_id,
+        name=run.name,
+        user=run.user,
+        partition=run.partition,
+        account=run.account,
+        state=record.state,
+        states=Counter(task.state for task in tasks),
+        when="" if run.final else "when it was collected",
+        reason=told.reason if told else "",
+        exit_code=told.exit_code if told else None,
+        signal=told.signal if told else None,
+        nodes=record.nodes,
+        submit_time=run.submit_time,
+        start_time=record.start_time,
+        end_time=record.end_time,
+        elapsed_s=record.elapsed_s,
+        node_hours=record.node_hours,
+        cost_usd=run.cost_usd if row.task is None else None,
+        attempts=record.attempts,
+        diagnosis=diagnosis if is_own else None,
+        logs=f"{run.cluster}/{diagnosis.get('job_id') or job_id}",
+    )
+
+
 def line_of(row: Row, folder: Path) -> str:
     """Return a run in a line. folder: its folder, as the line shows it."""
-    run = row.run
-    cost = "" if run.cost_usd is None else f", {formatting.cost(run.cost_usd)}"
     advice = "".join(f"; {text}" for text in [resources_of(row).advice] if text)
-    return f"job {run.job_id} ({run.name}) {state_of(row)}: {folder}{cost}{advice}"
-
-
-def state_of(row: Row) -> str:
-    state = row.record.state
-    return state if row.run.final else f"{state} when it was collected"
+    return f"{ending_of(row).line}: {folder}{advice}"
 
 
 def job_facts(row: Row) -> Section:
     run = row.run
-    record = row.record
-    keys = "job name exit user cluster partition nodes elapsed node_hours gpu_energy cost".split()
-    facts = {key: Fact(label_of(key), row.value(key), KINDS.get(key, "")) for key in keys}
-    texts = {
-        "attempts": "; ".join(map(str, record.attempts if record.attempts[1:] else ())),
-        "account": run.account,
-        "on": first_few(record.nodes, MOST_NAMED),
-        "not collected": first_few([skipped.path for skipped in run.not_here], MOST_NAMED),
-        "left out": "; ".join(record.left_out),
-    }
+    keys = "cluster gpu_energy collected".split()
     listed = [
         Fact("run", row.shown),
-        facts.pop("job"),
-        Fact("state", state_of(row)),
-        *facts.values(),
-        *(Fact(label, text) for label, text in texts.items()),
+        *ending_of(row).facts,
+        *(Fact(label_of(key), row.value(key), KINDS.get(key, "")) for key in keys),
+        Fact("not collected", first_few([skipped.path for skipped in run.not_here], MOST_NAMED)),
+        Fact("left out", "; ".join(row.record.left_out)),
     ]
     if row.task is None:
         listed += [Fact("files", run.files), Fact("size", run.bytes, "size")]
@@ -80,12 +99,6 @@ def job_facts(row: Row) -> Section:
 
 def label_of(key: str) -> str:
     return key.replace("_", " ").replace("gpu", "GPU")
-
-
-def times(row: Row) -> Section:
-    keys = ("submitted", "started", "ended", "collected")
-    facts = [Fact(key, row.value(key), KINDS[key]) for key in keys]
-    return Section("Times", facts=[fact for fact in facts if fact.is_known])
 
 
 def time_facts(row: Row) -> Section:
@@ -236,45 +249,12 @@ def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
 
 
 def log_lines(row: Row) -> Section:
-    diagnosis = _diagnosis(row)
-    log = diagnosis.get("lines")
-    lines = [str(line) for line in log] if isinstance(log, list) else []
-    # A single line with the cause is told as the outcome.
-    cause = diagnosis.get("cause")
-    is_told = len(lines) == 1 and bool(cause) and str(cause) in lines[0]
-    return Section("From the log", log=() if is_told else lines)
+    return Section("From the log", log=ending_of(row).log)
 
 
 def outcome(row: Row) -> Section:
-    """Return how the run ended: state, duration, nodes, cost; for a failure also cause and
-    remedy.
-    """
-    return Section("Outcome", [*outcome_lines(row)])
-
-
-def outcome_lines(row: Row) -> Iterator[str]:
-    record = row.record
-    elapsed = row.text("elapsed")
-    location = f" on {counted(len(record.nodes), 'node')}" if record.nodes else ""
-    after = f" after {elapsed}" if elapsed != formatting.NONE else ""
-    hours = row.record.node_hours
-    cost = f": {formatting.hours(hours)} node hours" if hours else ""
-    if row.run.cost_usd is not None and row.task is None:
-        cost += f", {formatting.cost(row.run.cost_usd)}"
-    yield f"{state_of(row)}{after}{location}{cost}"
-    diagnosis = _diagnosis(row)
-    if diagnosis.get("cause"):
-        job_id = diagnosis.get("job_id") or row.value("job")
-        which = f"task {job_id}: " if row.tasks else ""
-        log = f"`clusterctl logs {row.run.cluster}/{job_id}`"
-        yield f"{which}{diagnosis['cause']}; fix: {fix_with_log(diagnosis.get('fix', ''), log)}"
-        yield from hints_in_words(diagnosis)
-
-
-def _diagnosis(row: Row) -> Mapping[str, Any]:
-    """Return why a run failed; empty for an array's task if this is not the diagnosed task."""
-    diagnosis = row.run.diagnosis or {}
-    return diagnosis if row.task is None or diagnosis.get("job_id") in {None, row.task.id} else {}
+    """Return how the run ended: state, duration, nodes; for a failure also cause and remedy."""
+    return Section("Outcome", ending_of(row).verdict)
 
 
 def missing_of(row: Row) -> Iterator[str]:

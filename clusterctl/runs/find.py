@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.scheduler.base import JobState, format_exit
+from clusterctl.scheduler.base import JobState, badness, format_exit
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import did_you_mean, first_few
 from clusterctl.state.chosen import ChosenCluster
@@ -165,13 +165,16 @@ def _metric_value(metrics: Mapping[str, Metric], key: str) -> float | None:
     return None
 
 
+def worst_task(tasks: Sequence[TaskRecord]) -> TaskRecord | None:
+    """Return the task that has failed first, as ``worst_job`` does. None: there are no tasks."""
+    return min(tasks, key=lambda task: badness(JobState.__members__.get(task.state)), default=None)
+
+
 def _exit(row: Row) -> Value:
-    """Return the exit code or the name of the signal that ended the job (or an array's first failed
-    task).
+    """Return the exit code of the job, or of an array's first failed task, or the name of the
+    signal that ended it.
     """
-    tasks = row.task_records
-    failed = (task for task in tasks if task.exit_code or task.signal)
-    task = next(failed, tasks[0] if tasks else None)
+    task = worst_task(row.task_records)
     text = format_exit(task.exit_code, task.signal) if task else ""
     return int(text) if text.isdecimal() else text or None
 

@@ -20,10 +20,10 @@ from markupsafe import Markup, escape
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.ledger import is_own_report
-from clusterctl.state.run_record import Value
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util import formatting
 from clusterctl.util.assets import data_folder
+from clusterctl.util.formatting import Fact
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -120,23 +120,6 @@ class Table:
 
     def as_markdown(self) -> str:
         return "\n".join(_markdown_lines(_clean(asdict(self)))).lstrip("\n") + "\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A value with its name. kind: see ``formatting.shown``."""
-
-    label: str
-    value: Value
-    kind: str = ""
-
-    @property
-    def text(self) -> str:
-        return formatting.shown(self.value, self.kind)
-
-    @property
-    def is_known(self) -> bool:
-        return self.text != formatting.NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ from clusterctl.scheduler.base import (
     Outcome,
     worst_job,
 )
+from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.history import nodes_of
 from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
@@ -151,60 +151,54 @@ class Recorder:
         with TableWriter(tree) as table:
             for job in self.jobs:
                 folder = _folder_of(job, tree)
-                started = (nodes_of(history_in(folder)), *(each.nodes for each in job.attempts))
-                for node in dict.fromkeys((*chain.from_iterable(started), *job.nodes)):
+                for node in dict.fromkeys((*nodes_of(history_in(folder)), *job.all_nodes)):
                     file = NodeFile(folder, node)
                     deque(table.blocks(file), maxlen=0)
                     left_out.setdefault(folder, []).extend(file.left_out)
         return left_out
 
-    def _task(self, job: JobInfo, tree: Path, steps: StepsUse) -> TaskRecord:
-        """Return the record of a job or of an array's task, with its attempts."""
+    def _whole(self, job: JobInfo, tree: Path) -> JobInfo:
+        """Return a job or an array's task with all its attempts."""
         folder = _folder_of(job, tree)
         history = history_in(folder)
         job = with_recorded_exit(job, history)
         # The accounting also has the end of an attempt that was killed.
         job = with_all_attempts(job, history, () if job.attempts else sample_times(folder, history))
-        nodes = job.nodes or (job.attempts[-1].nodes if job.attempts else ())
-        task = TaskRecord.model_validate(replace(job, nodes=nodes), from_attributes=True)
+        return replace(job, nodes=job.nodes or (job.attempts[-1].nodes if job.attempts else ()))
+
+    def _task(self, job: JobInfo, tree: Path, steps: StepsUse) -> TaskRecord:
+        folder = _folder_of(job, tree)
+        task = TaskRecord.model_validate(job, from_attributes=True)
         joules = gpu_energy_j(folder, task.attempts)
         used = used_by(folder, task, steps)
         return task.model_copy(update={"gpu_energy_j": joules, "used": used})
 
     def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
-        jobs = self.jobs
-        head = worst_job(jobs)
+        jobs = [self._whole(job, tree) for job in self.jobs]
+        ending = Ending.of(jobs, job_id=jobs[0].whole_id)
         steps = uses_by_job(self.accounting or "")
         tasks = tuple(self._task(job, tree, steps.get(job.id, StepsUse())) for job in jobs)
-        starts = [task.start_time for task in tasks if task.start_time is not None]
-        submits = [job.submit_time for job in jobs if job.submit_time is not None]
-        ends = [job.end_time for job in jobs if job.end_time is not None]
         ended = all(job.ended for job in jobs)
-        start = min(starts, default=None)
-        end = max(ends, default=None) if ended else None
-        elapsed_s = end - start if start is not None and end is not None else None
         spec = self.session.spec
-        price = provider_of(spec.provider).node_price(spec, head.partition)
+        price = provider_of(spec.provider).node_price(spec, ending.partition)
         node_hours = sum(task.node_hours for task in tasks)
-        shown = head if ended else next(job for job in jobs if not job.ended)
-        used = (attempt.nodes for task in tasks for attempt in task.attempts)
         return RunRecord(
             token=self.entry.token,
             cluster=self.session.inventory.cluster,
             scheduler=spec.scheduler,
-            job_id=head.whole_id,
+            job_id=ending.job_id,
             name=self.entry.name,
-            user=head.user,
-            partition=head.partition,
-            account=head.account,
-            state=shown.state.value,
+            user=ending.user,
+            partition=ending.partition,
+            account=ending.account,
+            state=ending.state,
             final=ended,
             tasks=tasks,
-            nodes=tuple(dict.fromkeys(chain(*used, *(job.nodes for job in jobs)))),
-            submit_time=min(submits, default=None),
-            start_time=start,
-            end_time=end,
-            elapsed_s=elapsed_s if tasks[0].number else tasks[0].elapsed_s,
+            nodes=ending.nodes,
+            submit_time=ending.submit_time,
+            start_time=ending.start_time,
+            end_time=ending.end_time,
+            elapsed_s=ending.elapsed_s if ended else None,
             price_per_hour=price,
             cost_usd=round(price * node_hours, 6) if price is not None and ended else None,
             collected_at=time.time(),

@@ -31,6 +31,7 @@ from clusterctl.runs.facts import (
     SPEEDS,
     configuration,
     difference_sections,
+    ending_of,
     environment,
     facts_of,
     job_facts,
@@ -38,7 +39,6 @@ from clusterctl.runs.facts import (
     log_lines,
     metric_lines,
     missing_of,
-    outcome_lines,
     resource_facts,
     table_of,
     time_facts,
@@ -167,10 +167,9 @@ def _run_report(row: Row) -> Report:
         *software,
     ]
     verdict = [
-        *outcome_lines(row),
+        *(told := ending_of(row).verdict),
         *_restart_lines(restarts),
-        *hangs[-1:],
-        *alarms[-1:],
+        *(line for line in [*hangs[-1:], *alarms[-1:]] if not _is_in(line, told)),
         *metric_lines(row),
         *speed,
         *ranks.lines,
@@ -198,6 +197,12 @@ def _has_completed(row: Row) -> bool | None:
             JobState(row.record.state).outcome
         )
     return None
+
+
+def _is_in(line: str, lines: Sequence[str]) -> bool:
+    """Return whether other lines have this line, without its time."""
+    text = line.partition(" UTC: ")[2]
+    return any(text in other for other in lines)
 
 
 def _restart_lines(restarts: Sequence[Attempt]) -> Iterator[str]:
@@ -273,7 +278,7 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
         )
         # The table has the state and the times of a run that completed.
         if figures or not _has_completed(row):
-            verdict.append(f"{row.shown}: {next(outcome_lines(row))}{figures}")
+            verdict.append(f"{row.shown}: {ending_of(row).outcome}{figures}")
     keys = usual_metrics(compared, _MORE_METRICS)
     results = [
         table_of("run", titled, [*keys, "state", "nodes", "elapsed"]),
@@ -423,7 +428,7 @@ def _array_verdict(
 
     tasks: by number. outcomes: for each task, whether it completed.
     """
-    ended, *details = outcome_lines(run)
+    ended, *details = ending_of(run).verdict
     yield ended
     if ranking is not None and ranking.goal is not None:
         yield _best_line(ranking)

@@ -177,8 +177,8 @@ def format_exit(exit_code: int | None, number: int | None) -> str:
 class JobInfo:
     """A job, or a task of a job array.
 
-    SQUEUE_VALUES and SACCT_VALUES (slurm_parse.py) say where Slurm's values come from; COLUMNS and
-    ROWS (cli/jobs.py) show them to people, ``as_dict`` to programs.
+    SQUEUE_VALUES and SACCT_VALUES (slurm_parse.py) say where Slurm's values come from; COLUMNS
+    (cli/jobs.py) and ``Ending.facts`` show them to people, ``as_dict`` to programs.
 
     Times are Unix seconds. Fields without a value, such as the exit code of an active job, are
     None.
@@ -251,15 +251,31 @@ class JobInfo:
         """Seconds of all known attempts, until now by the local clock if the job runs. None: the
         job has not started.
         """
-        attempts = self.attempts
-        if not attempts and self.start_time:
-            attempts = (AttemptRecord(start_time=self.start_time, end_time=self.end_time),)
-        if attempts and attempts[-1].end_time is None:
-            # The accounting has the time for which a job is suspended only when it runs again.
-            suspended_s = max(self.suspended_s, attempts[-1].suspended_s)
-            attempts = (*attempts[:-1], replace(attempts[-1], suspended_s=suspended_s))
         now = int(time.time())
+        attempts = self.known_attempts
         return sum(attempt.seconds_until(now) for attempt in attempts) if attempts else None
+
+    @property
+    def known_attempts(self) -> tuple[AttemptRecord, ...]:
+        """The attempts or, if they are unknown, the last by the times of the job."""
+        if not self.start_time:
+            return self.attempts
+        last = AttemptRecord(start_time=self.start_time, end_time=self.end_time, nodes=self.nodes)
+        *earlier, last = self.attempts or [last]
+        # The accounting has the time for which a job is suspended only when it runs again.
+        suspended_s = max(self.suspended_s, last.suspended_s)
+        return (*earlier, replace(last, suspended_s=suspended_s))
+
+    @property
+    def node_hours(self) -> float:
+        """Of all attempts that have ended. A shared node counts in full."""
+        return sum(len(each.nodes) * each.seconds for each in self.known_attempts) / 3600
+
+    @property
+    def all_nodes(self) -> tuple[str, ...]:
+        """The nodes of all attempts."""
+        own = (node for attempt in self.attempts for node in attempt.nodes)
+        return tuple(dict.fromkeys((*own, *self.nodes)))
 
     @property
     def first_start(self) -> int | None:
@@ -499,11 +515,16 @@ def refusing_wrong_ids(argument: str) -> Iterator[None]:
 
 
 def worst_job(jobs: Sequence[JobInfo]) -> JobInfo:
-    """Return the job with the worst outcome. From worst to best: failed, cancelled, active,
+    """Return the first job with the worst outcome. From worst to best: failed, cancelled, active,
     completed.
     """
+    return min(jobs, key=lambda job: badness(job.state))
+
+
+def badness(state: JobState | None) -> int:
+    """Return 0 for the worst outcome. None: a state that is not known."""
     order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
-    return min(jobs, key=lambda job: order.index(job.outcome))
+    return order.index(state.outcome if state else Outcome.GOES_ON)
 
 
 def elapsed_of(tasks: Sequence[JobInfo]) -> int | None:

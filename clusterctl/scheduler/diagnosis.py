@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from clusterctl.errors import Quoted
 from clusterctl.scheduler.advice import Advice
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, plain, reason_in_words
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, plain, reason_in_words
 from clusterctl.scheduler.certain_hints import certain_hints, hints_of_frames, hints_of_script
-from clusterctl.scheduler.excerpt import OF_JOB, OF_OTHERS, Excerpt, excerpt_of
+from clusterctl.scheduler.ending import OF_JOB, SHOW_LOG
+from clusterctl.scheduler.excerpt import OF_OTHERS, Excerpt, excerpt_of
 from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import FailedRank
 from clusterctl.scheduler.hints import Hint, hint_of_end, hinted_lines, hints_of_line
@@ -26,8 +25,6 @@ from clusterctl.scheduler.log_text import is_statement, short
 from clusterctl.scheduler.waiting_causes import waiting_cause
 
 _MOST_HINTS: Final = 4
-# The end of a fix that names the log.
-SHOW_LOG: Final = "`clusterctl logs`"
 # The fix if the log is empty.
 _NO_LOG: Final = "submit again with more output: `set -x` in a shell script shows each command"
 # Causes that name the failed part without the reason, which the program's lines may tell.
@@ -56,7 +53,7 @@ class Diagnosis:
     note: str = ""
 
     def with_note(self, note: str) -> Diagnosis:
-        return replace(self, note=f"({note})")
+        return replace(self, note=note)
 
     @property
     def job_id(self) -> str:
@@ -172,48 +169,13 @@ class Diagnosis:
         return f"{unknown}; the whole log: {SHOW_LOG}"
 
     @property
-    def fix_with_log(self) -> str:
-        """The fix, with the command that shows the job's log, if the job may have written one."""
-        may_have_log = self.facts.job.ended and (bool(self.excerpt.lines) or not self.was_read)
-        show = f"`clusterctl logs {self.job_id}`"
-        return fix_with_log(self.fix, show) if may_have_log else self.fix
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The lines of the log, or the note in their place."""
-        return self.excerpt.lines or tuple(filter(None, [self.note]))
-
-    @property
-    def summary(self) -> str:
-        """A line such as ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4
-        GiB``.
-        """
-        return self.summary_of(self.job_id)
-
-    def summary_of(self, job_id: str) -> str:
-        """Return the summary for another id, such as that of all tasks of an array."""
-        job = self.facts.job
-        verb = {Outcome.FAILED: "failed", Outcome.CANCELLED: "ended", Outcome.GOES_ON: "is waiting"}
-        return f"job {job_id} ({job.name}) {verb.get(job.outcome, 'completed')}: {self.cause}"
-
-    @property
-    def told_hints(self) -> tuple[str, ...]:
-        """The hints in words."""
-        return tuple(hint.told(self.fix) for hint in self.hints)
-
-    def details(self, *, log_is_shown: bool = False) -> Iterator[str]:
-        """Yield the lines that a person sees below the summary and above the fix.
-
-        log_is_shown: the job's log is on the screen already, so that it is not quoted.
-        """
-        # Without a known cause, the summary has the rank and its end.
-        yield self.facts.state if self.known else self.facts.ending
-        yield from (remark for remark in self.facts.remarks if self.cause not in remark)
-        if not log_is_shown:
-            if self.excerpt.lines and self.excerpt.source != OF_JOB:
-                yield f"{self.excerpt.source} wrote last:"
-            yield from (Quoted(f"| {line}") for line in self.lines)
-        yield from self.told_hints
+    def remarks(self) -> list[str]:
+        """Other facts that may explain the end, without what the cause says."""
+        facts = self.facts
+        # Without a known cause, the cause has the rank and its end.
+        is_known = self.known is not None and facts.end != self.state
+        first = [f"the first end: {facts.end}{facts.at}"] if is_known else []
+        return [each for each in (*first, *facts.remarks) if self.cause not in each]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as `-o json` and run.json show it."""
@@ -230,27 +192,13 @@ class Diagnosis:
             "host": self.host,
             "exit_code": self.exit_code,
             "signal": self.signal,
-            "lines": list(self.lines),
+            "remarks": self.remarks,
+            "lines": list(self.excerpt.lines),
+            "note": self.note,
             "facts": self.facts.as_dict(),
             "shown": plain(self.excerpt),
             "hints": [hint.as_dict() for hint in self.hints],
         }
-
-
-def hints_in_words(diagnosis: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the hints of a diagnosis that was saved in run.json."""
-    # The file may be damaged.
-    with suppress(TypeError, AttributeError):
-        hints = [Hint(**hint) for hint in diagnosis.get("hints") or ()]
-        return tuple(hint.told(str(diagnosis.get("fix"))) for hint in hints)
-    return ()
-
-
-def fix_with_log(fix: str, command: str) -> str:
-    """Return a fix with the command that shows the job's log: once, if the fix is to read it."""
-    if fix.endswith(SHOW_LOG):
-        return f"{fix.removesuffix(SHOW_LOG)}{command}"
-    return f"{fix}; the whole log: {command}"
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:

@@ -50,7 +50,7 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     except (SchedulerError, TransportError) as exc:
         return diagnose(bare).with_note(f"the job's log can't be read: {exc.what}")
     diagnosis = diagnose(evidence_of(session, job, logs))
-    if diagnosis.lines:
+    if diagnosis.excerpt.lines:
         return diagnosis
     if not logs:
         return diagnosis.with_note("clusterctl reads only logs of jobs that it has submitted")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
+from clusterctl.scheduler.ending import OF_JOB
 from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.failed_rank import FailedRank
 from clusterctl.scheduler.log_text import (
@@ -80,7 +81,6 @@ _OF_RUNTIME: Final = re.compile(
 # A message of mpirun between two rules. Its first line names the problem.
 _BANNER: Final = re.compile(r"^-{70,}\n(?P<line>.+)(?:\n.*){0,60}?\n-{70,}$", re.MULTILINE)
 _LOOK_BACK = 800  # characters before a traceback
-OF_JOB: Final = "the job"
 OF_OTHERS: Final = "other processes of the job"
 
 

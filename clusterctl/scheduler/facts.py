@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clusterctl.scheduler.advice import OWN, Advice
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, StepInfo, reason_in_words
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, StepInfo
 from clusterctl.scheduler.failed_rank import (
     FailedRank,
     failed_by_itself,
@@ -40,8 +40,6 @@ _STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
 _STEP_KILLED: Final = re.compile(
     r"^slurmstepd\S*: error: StepId=(\S+) exceeded (?:job |step )?memory limit", re.MULTILINE
 )
-# Reasons of Slurm that the exit code tells, too.
-_SAYS_NOTHING: Final = frozenset({"", "None", "NonZeroExitCode", "JobLaunchFailure"})
 _NO_PROGRESS: Final = "no-progress"
 
 
@@ -216,7 +214,7 @@ class Facts:
             memory_limit=(
                 int(float(memory[1]) * _UNITS[memory[2]] / max(1, len(job.nodes))) if memory else 0
             ),
-            elapsed_s=max(0, (job.end_time or 0) - job.last_start) if job.last_start else 0,
+            elapsed_s=job.known_attempts[-1].seconds if job.known_attempts else 0,
             cancelled_by=evidence.cancelled_by,
             lacks_errexit=is_failed and _lacks_errexit(evidence.script),
             attempt=attempt,
@@ -250,23 +248,6 @@ class Facts:
     def unfit_nodes(self) -> str:
         """The unmet needs of nodes, such as ``the shared folder /shared is not mounted (n2)``."""
         return "; ".join(f"{lack} ({node})" for node, lack in self.unfit.items())
-
-    @property
-    def ending(self) -> str:
-        """State of the job, time, and Slurm's reason: ``FAILED after 6m40s of 2h``."""
-        job = self.job
-        reason = "" if job.reason in _SAYS_NOTHING else reason_in_words(job.reason)
-        after = f" after {formatting.duration(self.elapsed_s)}" if self.elapsed_s else ""
-        limit = f" of {formatting.duration(job.time_limit_s)}" if after and job.time_limit_s else ""
-        return f"{job.state.value}{after}{limit}" + (f", reason {reason}" if reason else "")
-
-    @property
-    def state(self) -> str:
-        """The same, and how the first failed rank ended: ``FAILED after 6m40s of 2h, rank 1 on n2,
-        exit code 1``.
-        """
-        end = "" if self.end == self.job.state.value else self.end
-        return ", ".join(filter(None, (self.ending, str(self.failed), end)))
 
     @property
     def remarks(self) -> Iterator[str]:

@@ -43,7 +43,6 @@ _LONGEST_ERROR: Final = 2000
 DELAY_S: Final = 60.0
 # Shells exit so with the number of the signal that ended their command.
 _BY_SIGNAL: Final = 128
-_HOUR_S: Final = 3600
 # So long after its start in Slurm, an attempt has recorded its start.
 _LAUNCH_S: Final = 15
 _Record = Mapping[str, Any]
@@ -94,7 +93,7 @@ def final_states(jobs: Sequence[JobInfo]) -> dict[str, Change]:
     states: dict[str, Change] = {
         "state": worst_job(jobs).state.value,
         "state_at": time.time(),
-        "node_hours": sum((job.elapsed_s or 0) * len(job.nodes) for job in jobs) / _HOUR_S,
+        "node_hours": sum(job.node_hours for job in jobs),
     }
     if tasks:
         states["task_states"] = " ".join(
@@ -150,7 +149,13 @@ def with_all_attempts(
         if not attempts or (attempts[-1].end_time or start) < start - SKEW_S:
             # The last attempt may have been killed before the job could record its start.
             attempts.append(AttemptRecord(start_time=start, nodes=job.nodes))
-        attempts[-1] = replace(attempts[-1], end_time=job.end_time)
+        last = attempts[-1]
+        attempts[-1] = replace(
+            last,
+            end_time=job.end_time,
+            state=last.state or (job.state.value if job.ended else ""),
+            suspended_s=max(last.suspended_s, job.suspended_s),
+        )
     # The accounting may have missed the end of an attempt.
     attempts[:-1] = [
         replace(attempt, end_time=later.start_time) if attempt.end_time is None else attempt

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -139,6 +140,23 @@ def shown(value: object, kind: str) -> str:
     if not kind or not isinstance(value, int | float):
         return given(value)
     return _KINDS[kind](value) if kind in _KINDS else quantity(float(value), kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A value with its name. kind: see ``shown``."""
+
+    label: str
+    value: str | int | float | None
+    kind: str = ""
+
+    @property
+    def text(self) -> str:
+        return shown(self.value, self.kind)
+
+    @property
+    def is_known(self) -> bool:
+        return self.text != NONE
 
 
 def moment(at: float | None, *, utc: bool = False) -> str:

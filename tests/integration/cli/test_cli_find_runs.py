@@ -140,8 +140,10 @@ def test_runs_show_prints_the_diagnosis_and_that_the_job_ran_on(cli_with_runs: C
     text = cli_with_runs("runs", "show", "3").stdout
     lines = text.splitlines()
     assert ["exit", "SIGKILL"] in [line.split() for line in lines]
-    assert lines.index("| killed") < lines.index("OUT_OF_MEMORY after 1m on 1 node")
-    assert f"{output['cause']}; fix: {output['fix']}" in text
+    assert lines.index("| killed") < lines.index(
+        "OUT_OF_MEMORY after 1m on demo-train-1 (exit SIGKILL)"
+    )
+    assert f"failed: {output['cause']}\nfix: {output['fix']}" in text
     assert "RUNNING when it" in cli_with_runs("runs", "show", "4").stdout
     assert (
         cli_with_runs("runs", "--where", "exit=0", "--columns", "state").stdout.count("COMPLETED")

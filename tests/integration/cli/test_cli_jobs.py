@@ -336,8 +336,9 @@ def test_wait_prints_a_line_for_each_change_without_a_terminal(
 
     set_clock(Clock(sleep=next_round))
     jobs.jobs(TEXT, watch=True)
-    assert capsys.readouterr().out.splitlines() == [
-        f"job {first} (first) COMPLETED on n1, exit 0",
+    begun, *later = capsys.readouterr().out.splitlines()
+    assert begun.startswith(f"job {first} (first) COMPLETED")
+    assert later == [
         f"job {second} (second) PENDING",
         f"job {second} (second) CANCELLED",
     ]
@@ -348,7 +349,8 @@ def test_wait_prints_a_line_for_each_change_without_a_terminal(
 def test_watching_jobs_that_have_ended_ends(played_session, cluster, tmp_path, capsys) -> None:
     job_id = ended(played_session, cluster, tmp_path, "true")
     jobs.jobs(TEXT, [job_id], watch=True)
-    assert capsys.readouterr().out == "job 1 (mine) COMPLETED on n1, exit 0\n"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("job 1 (mine) COMPLETED")
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
@@ -411,7 +413,7 @@ def test_wait_for_array_shows_counts_and_failures(played_session, capsys, monkey
         "job 7: 3 PENDING",
         "job 7: 1 COMPLETED, 1 RUNNING, 1 PENDING",
         "job 7: 1 COMPLETED, 1 FAILED, 1 RUNNING",
-        "job 7_1 FAILED",
+        "job 7_1 (grid) FAILED",
         "job 7: 2 COMPLETED, 1 FAILED",
     ]
 

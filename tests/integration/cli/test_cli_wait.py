@@ -22,7 +22,7 @@ from tests.integration.cli.conftest import Answer
 from tests.support.played.cluster import PlayedCluster
 from tests.support.processes import eventually
 
-OF_END = {"job_id", "name", "state", "exit_code", "states", "diagnosis"}
+OF_END = {"job_id", "state", "exit_code", "elapsed_s", "attempts", "states", "diagnosis"}
 SetClock = Callable[[Clock], None]
 
 
@@ -55,14 +55,8 @@ def test_wait_returns_when_all_jobs_have_ended(
         (first, "COMPLETED", 0),
         (second, "COMPLETED", 0),
     ]
-    assert found["jobs"][0] == {
-        "job_id": first,
-        "name": "a",
-        "state": "COMPLETED",
-        "exit_code": 0,
-        "states": {"COMPLETED": 1},
-        "diagnosis": None,
-    }
+    ended = found["jobs"][0]
+    assert (ended["name"], ended["states"], ended["diagnosis"]) == ("a", {"COMPLETED": 1}, None)
 
 
 def test_wait_that_times_out_tells_the_present_states(
@@ -100,7 +94,7 @@ def test_array_is_told_by_its_worst_task() -> None:
         for number, state in enumerate(states)
     )
     failure = diagnose(Evidence(job=tasks[1]))
-    whole, task = Waited(("7", "7_0"), tasks, (failure,)).rows()
+    whole, task = (end.as_dict() for end in Waited(("7", "7_0"), tasks, (failure,)).ends())
     assert whole["states"] == {"COMPLETED": 2, "FAILED": 1}
     assert (whole["state"], whole["exit_code"]) == ("FAILED", 1)
     assert whole["diagnosis"]["job_id"] == "7_1"
@@ -123,7 +117,20 @@ def test_wait_tells_the_cause_of_a_failed_job_and_submit_that_waits_the_same(
     assert failed["diagnosis"]["fix"]
     assert failed["diagnosis"]["lines"] == ["no such data"]
     assert failed["diagnosis"] == found["diagnosis"]
-    assert failed == {key: submitted[key] for key in OF_END}
+    assert {key: failed[key] for key in OF_END} == {key: submitted[key] for key in OF_END}
+
+
+def test_collected_run_has_the_end_that_wait_told(
+    answer: Answer, submit: Callable[[str], str]
+) -> None:
+    job_id = submit("echo no such data >&2; exit 3")
+    (told,) = answer("wait", job_id, rc=4)["jobs"]
+    answer("collect", job_id)
+    run = answer("runs", "show", job_id)["run"]
+    of_run = ("state", "nodes", "submit_time", "start_time", "end_time", "elapsed_s", "diagnosis")
+    assert {key: run[key] for key in of_run} == {key: told[key] for key in of_run}
+    of_task = ("state", "reason", "exit_code", "signal", "attempts", "node_hours")
+    assert {key: run["tasks"][0][key] for key in of_task} == {key: told[key] for key in of_task}
 
 
 @pytest.mark.parametrize(

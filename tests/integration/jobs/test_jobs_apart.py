@@ -373,7 +373,7 @@ def test_logs_are_read_beside_an_unreachable_node(
         "of n1\n"
     )
     broken = without_n2(apart, cluster, tmp_path)
-    assert diagnose_job(broken, ended).lines == ("of n1",)
+    assert diagnose_job(broken, ended).excerpt.lines == ("of n1",)
     for names in (("n2",), ("n2", "o1")):  # the first has the job's own
         found = diagnose_job(broken, replace(ended, nodes=names))
-        assert found.lines == ("(the job's log can't be read: no connection)",)
+        assert found.note == "the job's log can't be read: no connection"

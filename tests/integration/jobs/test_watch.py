@@ -463,14 +463,15 @@ def test_wait_raises_the_error_of_the_final_state(
     with pytest.raises(error) as caught:
         raise_unless_completed(session, wait(session, [job_id]))
     assert caught.value.exit_code == exit_code
-    assert f"{state}, reason SomeReason" in caught.value.why
+    assert f"{state} (SomeReason)" in caught.value.why
     assert "wrote nothing" in caught.value.why
 
 
 def test_log_of_a_job_of_another_program_is_not_called_empty(session) -> None:
     other = JobInfo(number=99, name="x", user="ada", state=JobState.FAILED, reason="", exit_code=1)
-    (line,) = diagnose_job(session, other).lines
-    assert "wrote nothing" not in line
+    found = diagnose_job(session, other)
+    assert found.note
+    assert "wrote nothing" not in found.note
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,11 @@ def test_message_hides_secrets_and_control_characters(
     """A log may contain a token, and a service shows messages to others."""
     token = "hf_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8x"
     diagnosis = SimpleNamespace(
-        cause="it \x1b[31m failed", fix="-", lines=[f"token={token}"] * 99, told_hints=()
+        as_dict=lambda: {
+            "cause": "it \x1b[31m failed",
+            "fix": "-",
+            "lines": [f"token={token}"] * 99,
+        }
     )
     monkeypatch.setattr(evidence, "diagnose_jobs", lambda *_: (diagnosis,))
     failed = replace(RUNNING, state=JobState.FAILED, name="a\nb")

@@ -90,7 +90,8 @@ def test_facts_have_the_same_text_in_each_view(tmp_path: Path) -> None:
         "1h30m",
         "0.0123 USD",
         "big.bin",
-        "exit code 3; fix: read it; the whole log: `clusterctl logs demo/1`",
+        "job 1 (train) failed: exit code 3",
+        "fix: read it; the whole log: `clusterctl logs demo/1`",
     } <= texts
     terminal = "\n".join(line for section in sections for line in section.as_text(rows))
     report = report_of([row])

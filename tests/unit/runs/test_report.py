@@ -87,7 +87,7 @@ def test_report_of_a_run_has_verdict_and_charts(tmp_path: Path) -> None:
     assert report.ok is True
     assert report.missing == []
     text = "\n".join(report.verdict)
-    measured = ("COMPLETED after 1m on 2 nodes, 1.50 USD", "2.24321 to 0.846123, in 40")
+    measured = ("COMPLETED after 1m on demo-train-[1-2], 1.50 USD", "2.24321 to 0.846123, in 40")
     for words in (
         *measured,
         "640 samples per second",
@@ -153,9 +153,10 @@ def test_report_has_the_same_facts_in_each_format(tmp_path: Path) -> None:
     as_markdown = report.as_markdown()
     as_html = report.as_html()
     assert json.loads(json.dumps(as_json, allow_nan=False)) == as_json
+    shown = as_html.replace('<span class="whole">', "").replace("</span>", "")
     for line in report.verdict:
-        assert line in as_html
-        assert line.replace("_", r"\_") in as_markdown
+        assert line in shown
+        assert line in as_markdown.replace("\\", "")
     for title in charts(report):
         assert f">{title}<" in as_html
     assert "two | &lt;b&gt;words&lt;/b&gt;" in as_html
@@ -189,9 +190,9 @@ def test_straggler_is_named(tmp_path: Path) -> None:
     ("state", "fields", "sentences"),
     [
         ("FAILED", {"diagnosis": {"job_id": "1", "cause": "out of memory", "fix": "--mem", "lines": ["x"]}},
-         "out of memory; fix: --mem"),
-        ("CANCELLED", {"elapsed_s": None}, "CANCELLED on 2 nodes"),
-        ("NODE_FAIL", {}, "NODE_FAIL after 1m on 2 nodes"),
+         "failed: out of memory\nfix: --mem"),
+        ("CANCELLED", {"elapsed_s": None}, "CANCELLED on demo-train-[1-2]"),
+        ("NODE_FAIL", {}, "NODE_FAIL after 1m on demo-train-[1-2]"),
         ("RUNNING", {"final": False, "end_time": None}, "RUNNING when it was collected"),
     ],
 )  # fmt: skip
@@ -454,7 +455,7 @@ def test_failed_tasks_are_named_with_the_command_for_them(tmp_path: Path) -> Non
     verdict = report_of([Row(run)]).verdict
     assert {"FAILED: 7_1, 7_4", "TIMEOUT: 7_2"} <= {*verdict}
     (cause,) = [line for line in verdict if diagnosis["cause"] in line]
-    assert cause.count("7_4") == 2
+    assert "7_4" in cause
     assert ["replay" in line for line in verdict].count(True) == 1
     running = run.model_copy(update={"final": False})
     (row.folder / "run.json").write_text(running.as_json())
@@ -662,9 +663,7 @@ def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> Non
 
 
 def test_verdict_has_each_figure_once(tmp_path: Path) -> None:
-    """Both ends are the extremes. The log has only the line of the cause. The cost is below a
-    cent.
-    """
+    """Both ends are the extremes. The cost is below a cent."""
     lines = [{"step": n, "grad_norm": float(n)} for n in (1, 2, 3)]
     diagnosis = {
         "job_id": "1",
@@ -683,7 +682,6 @@ def test_verdict_has_each_figure_once(tmp_path: Path) -> None:
     (sentences,) = [line for line in report.verdict if "grad_norm" in line]
     assert "between" not in sentences
     assert "0.0068 USD" in report.verdict[0]
-    assert all(section.title != "From the log" for section in report.sections)
 
 
 def test_usual_metrics_come_first_also_with_a_slash(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from clusterctl.scheduler import advice
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo, reason_in_words
-from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting, fix_with_log
+from clusterctl.scheduler.diagnosis import Diagnosis, diagnose, diagnose_waiting
+from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.excerpt import OF_OTHERS
 from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.history import Attempt
@@ -99,6 +100,10 @@ def job_with(**fields: Any) -> JobInfo:
 
 def diagnosis_of(log: str, **job: Any) -> Diagnosis:
     return diagnose(Evidence(job=job_with(**job), log=log))
+
+
+def ending_of(found: Diagnosis) -> Ending:
+    return Ending.of([found.facts.job], found)
 
 
 def names(found: Diagnosis) -> set[str]:
@@ -305,7 +310,7 @@ LOGS = (
 def test_diagnosis_of_recorded_logs_has_the_code_of_the_cause(code: str, log: str) -> None:
     found = diagnosis_of(log)
     assert code in names(found), found
-    assert found.summary.startswith("job 12 (train) failed: ")
+    assert ending_of(found).summary.startswith("job 12 (train) failed: ")
     assert "{" not in found.cause + found.fix
 
 
@@ -368,7 +373,7 @@ STATES = (
 def test_diagnosis_of_slurms_state_and_reason(code: str, state: str, reason: str) -> None:
     found = diagnosis_of(TRACEBACK + "ValueError: x\n", state=JobState(state), reason=reason)
     assert (found.code, found.state) == (code, state)
-    verb = found.summary.removeprefix("job 12 (train) ").partition(":")[0]
+    verb = ending_of(found).summary.removeprefix("job 12 (train) ").partition(":")[0]
     assert verb in ({"is waiting"} if state == "PENDING" else {"failed", "ended"})
     # Only a job that can start some day is told to wait.
     assert not (
@@ -455,8 +460,9 @@ def test_job_requeued_in_held_state_after_a_failed_launch_was_held_by_slurm() ->
 
 
 def test_command_that_shows_the_log_is_given_once() -> None:
-    assert diagnosis_of("odd\n").fix_with_log.count("clusterctl logs 12") == 1
-    assert fix_with_log("rename x", "less log") == "rename x; the whole log: less log"
+    assert ending_of(diagnosis_of("odd\n")).fix.count("clusterctl logs 12") == 1
+    ending = Ending(job_id="12", diagnosis={"fix": "rename x", "lines": ["odd"]}, logs="demo/12")
+    assert ending.fix == "rename x; the whole log: `clusterctl logs demo/12`"
 
 
 @pytest.mark.parametrize("more", ["", "the plain model is used\nthe model is too bad\n"])
@@ -467,7 +473,7 @@ def test_fix_is_that_of_a_hint_only_if_its_line_is_the_last(more: str) -> None:
     (hint,) = (hint for hint in found.hints if hint.name == "missing-package")
     assert hint.is_certain
     assert (found.fix == hint.fix) == (not more)
-    assert ("if this line matters" in found.told_hints[0]) == bool(more)
+    assert ("if this line matters" in ending_of(found).hints[0]) == bool(more)
 
 
 MEASURED = re.compile(r"n\d|[\d.]+ GiB").findall
@@ -501,12 +507,12 @@ def test_out_of_memory_message_of_slurmstepd_has_peak_and_limit() -> None:
     found = diagnosis_of(log, reason="JobLaunchFailure", exit_code=0, signal=9)
     assert (found.code, found.rank) == ("out-of-memory", 1)
     assert MEASURED(found.cause) == ["n2", "4.4 GiB", "4 GiB"]
-    assert "JobLaunchFailure" not in found.facts.state
+    assert "JobLaunchFailure" not in ending_of(found).outcome
 
 
 def test_cancelled_job_names_the_user_and_timeout_the_limit() -> None:
     found = diagnose(Evidence(job=replace(JOB, state=JobState.CANCELLED), cancelled_by="bob"))
-    assert found.summary.endswith(" by bob")
+    assert found.cause.endswith(" by bob")
     job = replace(JOB, state=JobState.TIMEOUT, time_limit_s=300, start_time=1000, end_time=1310)
     words = diagnose(Evidence(job=job)).cause.split()
     assert [word for word in words if word[0].isdigit()] == ["5m", "5m10s"]
@@ -549,7 +555,7 @@ def test_diagnosis_names_the_rank_that_failed_first(
 ) -> None:
     found = diagnose(Evidence(job=JOB, log=log, tasks_per_node=1))
     assert (found.rank, found.host) == (rank, host)
-    assert how in found.facts.state
+    assert how == found.facts.end
     assert f"rank {rank} on {host}" in found.cause
 
 
@@ -717,7 +723,7 @@ def test_answer_has_the_facts_the_shown_lines_and_the_hints() -> None:
 def test_last_words_on_stderr_are_told_beside_a_traceback_on_stdout() -> None:
     printed = TRACEBACK + "KeyError: 'handled'\n"
     found = diagnose(Evidence(job=JOB, log=f"{printed}\nno folds are left\n", stdout=printed))
-    assert (found.code, found.lines[-1]) == ("exit-code", "no folds are left")
+    assert (found.code, found.excerpt.lines[-1]) == ("exit-code", "no folds are left")
     assert "last line: no folds are left;" in found.cause
 
 
@@ -742,13 +748,13 @@ def test_traceback_is_of_the_rank_that_failed_first() -> None:
     assert mixed.excerpt.exception == "KeyError: 'a bug'"
     both = TRACEBACK + "ValueError: of rank 0\n"
     own = diagnose(Evidence(job=JOB, log=first + both + ends, ranks={0: both, 1: first}))
-    assert own.lines[-1] == "KeyError: 'a bug'"
+    assert own.excerpt.lines[-1] == "KeyError: 'a bug'"
 
 
 def test_messages_of_surviving_ranks_are_not_the_cause() -> None:
     log = (CAPTURES / "killed-torchrun.log").read_text()  # of torch 2.13, on two nodes
     found = diagnose(Evidence(job=JOB, log=log, ranks={0: log.partition("E1123")[0], 1: ""}))
-    assert (found.signal, found.rank, found.host, found.lines) == (
+    assert (found.signal, found.rank, found.host, found.excerpt.lines) == (
         "SIGKILL",
         1,
         "n2",
@@ -756,13 +762,13 @@ def test_messages_of_surviving_ranks_are_not_the_cause() -> None:
     )
     assert found.code == "signal"
     unrecorded = diagnose(Evidence(job=JOB, log=log))
-    assert "reset by peer" in unrecorded.lines[-1]
+    assert "reset by peer" in unrecorded.excerpt.lines[-1]
 
 
 def test_traceback_of_torchrun_is_left_out() -> None:
     log = "[rank1]: " + TRACEBACK.replace("\n", "\n[rank1]: ") + "ValueError: x\n"
     found = diagnosis_of(log + TORCHRUN.format(second=1, host="n1", rank=1, code=1))
-    assert found.lines[-1] == "ValueError: x"
+    assert found.excerpt.lines[-1] == "ValueError: x"
     assert (
         found.cause
         == "exit code 1 in rank 1 on n1; last exception at /jobs/x/x.py:7: ValueError: x"
@@ -780,13 +786,13 @@ def test_silent_rank_is_shown_without_lines_of_the_launcher() -> None:
         "mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 (x).\n"
         f"{'-' * 74}\n"
     )
-    assert diagnosis_of(MPIRUN + banner).lines == ()
-    assert diagnosis_of("srun: error: n2: task 1: Killed\n").lines == ()
+    assert diagnosis_of(MPIRUN + banner).excerpt.lines == ()
+    assert diagnosis_of("srun: error: n2: task 1: Killed\n").excerpt.lines == ()
 
 
 def test_escape_sequences_of_a_log_are_removed() -> None:
     found = diagnosis_of("Traceback (most recent call last):\n" * 2**10 + "\x1b[2J")
-    assert all(line.isprintable() for line in found.lines)
+    assert all(line.isprintable() for line in found.excerpt.lines)
 
 
 @pytest.mark.timeout(60)  # seconds; some took minutes
@@ -1129,7 +1135,7 @@ def test_stopped_restarts_have_reason_and_cause(reason: str) -> None:
     is_over = reason == "chain-over"
     assert found.code == ("stopped-chain-over" if is_over else "python-exception")
     assert ("KeyError: 'a bug'" in found.cause) is not is_over
-    assert any("not restarted" in line for line in found.details()) is not is_over
+    assert any("not restarted" in line for line in found.remarks) is not is_over
     assert found.as_dict()["facts"]["not_restarted"] == reason
     usage = diagnose(Evidence(job=JOB, log=log, attempt=attempt_with(event="stop", reason="usage")))
     assert usage.code == "python-exception"
@@ -1164,7 +1170,7 @@ def test_messages_of_clusterctl_are_not_quoted() -> None:
         '/var/spool/slurmd/job00012/slurm_script: line 39: 77 Killed    srun --mpi=pmix "$python"\n'
     )
     found = diagnose(Evidence(job=replace(JOB, exit_code=7), log="epoch 1\n" + messages))
-    assert found.lines == ("epoch 1",)
+    assert found.excerpt.lines == ("epoch 1",)
 
 
 def test_lost_client_of_pmix_is_not_the_cause() -> None:
@@ -1276,7 +1282,7 @@ def test_reason_tells_a_signal_in_words(reason: str, words: str) -> None:
 def test_details_have_the_reason_in_words() -> None:
     found = diagnose(Evidence(job=replace(NO_LOG, state=JobState.FAILED), log="", was_read=True))
     assert found.as_dict()["reason"] == NO_LOG.reason
-    assert "RaisedSignal" not in found.facts.state
+    assert "RaisedSignal" not in ending_of(found).outcome
 
 
 def test_job_on_a_node_without_its_shared_folder_is_unfit() -> None:
@@ -1321,7 +1327,7 @@ def test_cancelled_job_shows_its_unfit_node_beside_the_cause(log: str) -> None:
     evidence = Evidence(job=STOPPED, log=log, was_read=True, cancelled_by="root", **OPERATOR)
     found = diagnose(replace(evidence, unfit={"n2": "GPU 0: 96 C"}))
     assert found.code == "cancelled"
-    assert "unfit node: GPU 0: 96 C (n2)" in found.details()
+    assert "unfit node: GPU 0: 96 C (n2)" in found.remarks
 
 
 def test_job_without_a_log_on_a_fit_node_names_its_folder() -> None:

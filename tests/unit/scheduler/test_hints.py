@@ -195,7 +195,7 @@ def test_fix_of_a_certain_hint_is_that_of_the_diagnosis() -> None:
     found = hinted(line, left_here=left_here, excluded=("kept",))
     assert [hint.name for hint in found.hints] == ["file-stayed-at-home"]
     assert found.fix == "submit with --include /kept/data.csv and without --exclude kept"
-    assert found.fix not in found.told_hints[0]
+    assert found.fix not in found.hints[0].told(found.fix)
 
 
 @pytest.mark.parametrize(

@@ -36,4 +36,4 @@ def test_last_line_is_shown_and_the_headline_names_no_more_than_the_facts(
     assert all(f"last {quote}".startswith(QUOTES) for quote in quotes)
     written = [line for line in log.split("\n") if line.strip()]
     own = [line for line in written if not line.lstrip(" ").startswith(SURROUNDING)] or written
-    assert own[-1].strip()[:50] in "\n".join(found.lines), found.lines
+    assert own[-1].strip()[:50] in "\n".join(found.excerpt.lines), found

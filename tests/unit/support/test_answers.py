@@ -9,16 +9,10 @@ import pytest
 
 from clusterctl.cli.output import Screen
 from clusterctl.cli.verbs import VERBS
+from clusterctl.scheduler.ending import Ending
 from tests.support.answers import Type, faults_of, hold, hold_output, read_page, verb_of
 
-END = {
-    "job_id": "7",
-    "name": "a",
-    "state": "COMPLETED",
-    "exit_code": 0,
-    "states": {"COMPLETED": 1},
-    "diagnosis": None,
-}
+END = Ending(job_id="7").as_dict()
 GOOD: Mapping[str, Any] = {"ok": True, "failures": [], "jobs": [END]}
 FAILURE = {
     "code": "x",

@@ -1,0 +1,268 @@
+"""How a job ended, or its present state, in the words of every view.
+
+What the cluster tells of a live job and what a collected run has of it (runs/facts.py) become the
+same value. `wait`, `submit --wait`, `jobs ID`, messages, the line of `collect`, `runs show` and
+reports choose its parts. What is not known, such as the cost before `collect`, is absent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from clusterctl.errors import Quoted
+from clusterctl.scheduler.base import (
+    GOING_ON,
+    JobInfo,
+    JobState,
+    Outcome,
+    elapsed_of,
+    format_exit,
+    plain,
+    reason_in_words,
+    worst_job,
+)
+from clusterctl.scheduler.slurm_values import fold_nodes
+from clusterctl.spec.names import first_few
+from clusterctl.state.attempts import AttemptRecord
+from clusterctl.util import formatting
+from clusterctl.util.formatting import Fact
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.diagnosis import Diagnosis
+
+# The end of a fix that names the log.
+SHOW_LOG: Final = "`clusterctl logs`"
+# Whose lines an excerpt has.
+OF_JOB: Final = "the job"
+_MOST_NAMED: Final = 16
+_VERBS: Final = {
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "ended",
+    Outcome.GOES_ON: "is waiting",
+}
+# Reasons of Slurm that the exit code tells, too.
+_SAYS_NOTHING: Final = frozenset({"NonZeroExitCode", "JobLaunchFailure"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a job, an array or a task of an array ended, or its present state.
+
+    state: Slurm's; of an array, of its worst task or, while tasks wait or run, of one of those.
+        reason, exit_code, signal: of the same task. states: state -> number of tasks.
+    when: what a person reads after the state, such as "when it was collected".
+    nodes: of all attempts. start_time, end_time: Unix seconds, of the first and last attempt.
+        elapsed_s: seconds of all attempts without suspended time; of an array, from the first start
+        to the last end. attempts: empty for an array.
+    diagnosis: why the job, or the first failed task, ended so, or why it waits, as run.json has it.
+    logs: the job in the command that shows its log.
+    """
+
+    job_id: str
+    name: str = ""
+    user: str = ""
+    partition: str = ""
+    account: str = ""
+    state: str = JobState.UNKNOWN.value
+    states: Mapping[str, int] = field(default_factory=dict)
+    when: str = ""
+    reason: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: tuple[str, ...] = ()
+    submit_time: int | None = None
+    start_time: int | None = None
+    end_time: int | None = None
+    elapsed_s: int | None = None
+    node_hours: float = 0.0
+    cost_usd: float | None = None
+    attempts: tuple[AttemptRecord, ...] = ()
+    diagnosis: Mapping[str, Any] | None = None
+    logs: str = ""
+
+    @classmethod
+    def of(
+        cls, jobs: Sequence[JobInfo], diagnosis: Diagnosis | None = None, *, job_id: str = ""
+    ) -> Ending:
+        """Return what is known of a job or task, or of an array by its tasks. job_id: of an array
+        with a single task.
+        """
+        shown = next((job for job in jobs if not job.ended), worst_job(jobs))
+        starts = [job.first_start for job in jobs if job.first_start is not None]
+        ends = [job.end_time for job in jobs if job.end_time is not None]
+        submits = [job.submit_time for job in jobs if job.submit_time is not None]
+        return cls(
+            job_id=job_id or (shown.id if len(jobs) == 1 else shown.whole_id),
+            name=shown.name,
+            user=shown.user,
+            partition=shown.partition,
+            account=shown.account,
+            state=shown.state.value,
+            states=Counter(job.state.value for job in jobs),
+            reason=shown.reason,
+            exit_code=shown.exit_code,
+            signal=shown.signal,
+            nodes=tuple(dict.fromkeys(chain(*(job.all_nodes for job in jobs)))),
+            submit_time=min(submits, default=None),
+            start_time=min(starts, default=None),
+            end_time=max(ends, default=None) if all(job.ended for job in jobs) else None,
+            elapsed_s=elapsed_of(jobs),
+            node_hours=sum(job.node_hours for job in jobs),
+            attempts=jobs[0].known_attempts if len(jobs) == 1 else (),
+            diagnosis=None if diagnosis is None else diagnosis.as_dict(),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the end as `-o json` shows it. Times are Unix seconds."""
+        keys = (
+            "job_id name state reason exit_code signal exit nodes submit_time start_time end_time"
+        )
+        keys += " elapsed_s suspended_s node_hours attempts"
+        return {
+            **{key: plain(getattr(self, key)) for key in keys.split()},
+            "states": dict(self.states),
+            "diagnosis": self.diagnosis,
+        }
+
+    @property
+    def exit(self) -> str:
+        """Name of the signal, otherwise the exit code. "" if both are unknown."""
+        return format_exit(self.exit_code, self.signal)
+
+    @property
+    def suspended_s(self) -> int:
+        """Seconds for which Slurm had stopped the job."""
+        return sum(attempt.suspended_s for attempt in self.attempts)
+
+    @property
+    def told_state(self) -> str:
+        return " ".join(filter(None, [self.state, self.when]))
+
+    @property
+    def outcome(self) -> str:
+        """A text such as ``FAILED after 6m40s on n[1-2] (exit 3)``. An array has the
+        number of tasks in each state.
+        """
+        counts = ", ".join(f"{count} {state}" for state, count in self.states.items())
+        state = counts if sum(self.states.values()) > 1 else self.told_state
+        ended = self.elapsed_s and self.state not in GOING_ON
+        after = f" after {formatting.duration(self.elapsed_s)}" if ended else ""
+        on = f" on {fold_nodes(self.nodes)}" if self.nodes else ""
+        code = f"exit {self.exit}" if self.exit not in {"", "0"} and state == self.state else ""
+        why = self.told_reason or code
+        cost = "" if self.cost_usd is None else f", {formatting.cost(self.cost_usd)}"
+        return f"{state}{after}{on}{f' ({why})' if why else ''}{cost}"
+
+    @property
+    def told_reason(self) -> str:
+        """Slurm's reason, unless the exit code tells it."""
+        return "" if self.reason in _SAYS_NOTHING else reason_in_words(self.reason)
+
+    @property
+    def line(self) -> str:
+        return f"job {self.job_id} ({self.name}) {self.outcome}"
+
+    @property
+    def facts(self) -> list[Fact]:
+        """The known values, with their names."""
+        listed = [
+            Fact("job", self.job_id),
+            Fact("name", self.name),
+            Fact("user", self.user),
+            Fact("state", self.told_state),
+            Fact("reason", self.told_reason),
+            Fact("exit", self.exit),
+            Fact("partition", self.partition),
+            Fact("account", self.account),
+            Fact("nodes", first_few(self.nodes, _MOST_NAMED)),
+            Fact("submitted", self.submit_time, "moment"),
+            Fact("started", self.start_time, "moment"),
+            Fact("ended", self.end_time, "moment"),
+            Fact("elapsed", self.elapsed_s, "duration"),
+            Fact("suspended", self.suspended_s or None, "duration"),
+            Fact("node hours", self.node_hours or None, "hours"),
+            Fact("cost", self.cost_usd, "cost"),
+            Fact("attempts", "; ".join(map(str, self.attempts[1:] and self.attempts))),
+        ]
+        return [fact for fact in listed if fact.is_known]
+
+    # --- Why ------------------------------------------------------------------------------------
+    @property
+    def cause(self) -> str:
+        return self._told("cause")
+
+    @property
+    def summary(self) -> str:
+        """A line such as ``job 12 (train) failed: out of memory on n2: 3.9 GiB used of 4 GiB``."""
+        job_id = self._told("job_id") or self.job_id
+        return summary_of(job_id, self.name, self._told("state") or self.state, self.cause)
+
+    @property
+    def fix(self) -> str:
+        """The fix, with the command that shows the job's log: once, if the fix is to read it."""
+        fix = self._told("fix")
+        command = f"`clusterctl logs {self.logs or self._told('job_id')}`"
+        if fix.endswith(SHOW_LOG):
+            return f"{fix.removesuffix(SHOW_LOG)}{command}"
+        return f"{fix}; the whole log: {command}" if self._texts("lines") else fix
+
+    @property
+    def remarks(self) -> list[str]:
+        """Other facts that may explain the end."""
+        return self._texts("remarks")
+
+    @property
+    def hints(self) -> list[str]:
+        if not (self.diagnosis or {}).get("hints"):
+            return []
+        from clusterctl.scheduler.hints import Hint  # noqa: PLC0415 - slow, and most jobs have none
+
+        # The file of a run may be damaged.
+        with suppress(TypeError, AttributeError):
+            hints = [Hint(**hint) for hint in (self.diagnosis or {})["hints"]]
+            return [hint.told(self._told("fix")) for hint in hints]
+        return []
+
+    @property
+    def log(self) -> list[str]:
+        """The last lines of the log of the rank that failed first, or a note in their place."""
+        shown = (self.diagnosis or {}).get("shown")
+        source = str(shown.get("source", OF_JOB)) if isinstance(shown, dict) else OF_JOB
+        if lines := self._texts("lines"):
+            return [*([f"({source}:)"] if source != OF_JOB else []), *lines]
+        note = self._told("note")
+        return [f"({note})"] if note else []
+
+    def details(self, *, log_is_shown: bool = False) -> Iterator[str]:
+        """Yield the lines that a person sees below the summary and above the fix.
+
+        log_is_shown: the job's log is on the screen already, so that it is not quoted.
+        """
+        yield self.outcome
+        yield from self.remarks
+        yield from (() if log_is_shown else (Quoted(f"| {line}") for line in self.log))
+        yield from self.hints
+
+    @property
+    def verdict(self) -> list[str]:
+        """The outcome and, of a failure, cause, remarks, hints and fix."""
+        why = [self.summary, *self.remarks, *self.hints, f"fix: {self.fix}"]
+        return [self.outcome, *(why if self.cause else ())]
+
+    def _told(self, key: str) -> str:
+        return str((self.diagnosis or {}).get(key) or "")
+
+    def _texts(self, key: str) -> list[str]:
+        texts = (self.diagnosis or {}).get(key)
+        return [*map(str, texts)] if isinstance(texts, list) else []
+
+
+def summary_of(job_id: str, name: str, state: str, cause: str) -> str:
+    """Return why a job in a state of Slurm ended or waits, in a line."""
+    outcome = JobState.__members__.get(state, JobState.UNKNOWN).outcome
+    return f"job {job_id} ({name}) {_VERBS.get(outcome, 'completed')}: {cause}"

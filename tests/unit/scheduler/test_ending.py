@@ -1,0 +1,42 @@
+"""How jobs ended, in values and words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.ending import Ending
+
+JOB = JobInfo(
+    number=7,
+    name="grid",
+    user="ada",
+    state=JobState.FAILED,
+    reason="NonZeroExitCode",
+    exit_code=3,
+    nodes=("n1", "n2"),
+    start_time=100,
+    end_time=109,
+    suspended_s=7,
+)
+
+
+def test_suspended_time_is_no_time_of_the_job() -> None:
+    ending = Ending.of([JOB])
+    assert (ending.elapsed_s, ending.suspended_s) == (2, 7)
+    assert ending.node_hours == 4 / 3600
+    assert "2s" in ending.outcome
+
+
+def test_array_that_goes_on_is_told_by_a_task_that_goes_on() -> None:
+    going_on = replace(JOB, task=2, state=JobState.RUNNING, exit_code=None, end_time=None)
+    ending = Ending.of([replace(JOB, task=1), going_on])
+    assert (ending.job_id, ending.state, ending.exit_code) == ("7", "RUNNING", None)
+    assert (ending.end_time, dict(ending.states)) == (None, {"FAILED": 1, "RUNNING": 1})
+
+
+def test_command_of_the_log_names_the_job_once() -> None:
+    diagnosis = {"job_id": "7", "cause": "x", "fix": "not known; the whole log: `clusterctl logs`"}
+    ending = Ending(job_id="7", state="FAILED", diagnosis={**diagnosis, "lines": ["x"]})
+    assert ending.fix.count("clusterctl logs 7") == 1
+    assert Ending(job_id="7", diagnosis={"fix": "rename x"}).fix == "rename x"
