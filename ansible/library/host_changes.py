@@ -72,16 +72,18 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        with alone(module.params["path"]):
-            result = act(module)
-        module.exit_json(**result)
+        module.exit_json(**act(module))
     except (RecordError, OSError) as exc:
         module.fail_json(msg=str(exc))
 
 
 def act(module: AnsibleModule) -> dict[str, object]:
     """Do what the parameter ``state`` says, and return the module's result."""
-    record = Record.read(module.params["path"], module.params["cluster"])
+    with alone(module.params["path"]):
+        return _act(module, Record.read(module.params["path"], module.params["cluster"]))
+
+
+def _act(module: AnsibleModule, record: Record) -> dict[str, object]:
     if module.params["state"] == "removed":
         if module.check_mode or not record.exists:
             return {"changed": record.exists, "done": [], "clusterctl_notes": []}
