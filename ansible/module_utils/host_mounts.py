@@ -9,6 +9,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from ansible.module_utils.file_servers import FILE_SERVERS
+
 # The file server is away, or has forgotten the file: nothing that a job could have made.
 LOST = frozenset(
     {
@@ -26,9 +28,6 @@ LOST = frozenset(
 )
 # The file server answers, and refuses: root_squash, a read-only export.
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_SERVERS = frozenset(
-    "9p afs beegfs ceph cifs gpfs lustre nfs nfs4 panfs pvfs2 smb3 smbfs virtiofs wekafs".split()
-)
 # Such as fuse.sshfs and fuse.glusterfs; a disk by FUSE is "fuseblk".
 _FUSE = "fuse."
 # mountinfo writes blanks and backslashes in octal.
@@ -74,7 +73,7 @@ class Mounts:
         folder = Path(os.path.realpath(Path(path).parent), Path(path).name)
         for place in map(str, (folder, *folder.parents)):
             if (kind := types.get(place)) is not None:
-                return place if kind in _SERVERS or kind.startswith(_FUSE) else ""
+                return place if kind in FILE_SERVERS or kind.startswith(_FUSE) else ""
         return ""
 
     def is_servers_error(self, path: str, exc: OSError) -> bool:

@@ -54,6 +54,7 @@ from clusterctl.transport.remote_content import (
     send_requested_files,
 )
 from clusterctl.transport.remote_open import FOLDER, Beat, Opener, open_file
+from clusterctl.util.file_servers import FILE_SERVERS
 
 DIGEST = 8  # bytes
 DEEPEST = 100  # folders
@@ -117,10 +118,7 @@ OF_PROGRAMS = re.compile(
     rb"nvidia-mps|matplotlib-|systemd-private-|dbus-|snap-private|\.X|\.ICE|hsperfdata_|krb5cc_)[^/]*|"
     rb"ssh-[A-Za-z0-9]{10,12}"
 )
-NETWORK = frozenset(
-    b"9p afs autofs beegfs ceph cifs gpfs lustre nfs nfs4 panfs pvfs2 smb3 smbfs virtiofs wekafs "
-    b"fuse".split()
-)
+NETWORK = frozenset(kind.encode() for kind in (*FILE_SERVERS, "autofs", "fuse"))
 
 
 def is_worthless(name: bytes) -> bool:

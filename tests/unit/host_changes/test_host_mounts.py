@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from clusterctl.transport import remote_copies
-
 Changes = Callable[..., dict[str, Any]]
 Util = Callable[[str], ModuleType]
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -145,9 +143,3 @@ def test_mount_on_top_of_another_and_blanks_in_its_name_are_understood(
     mounts = util("host_mounts").Mounts(str(server.table))
     assert mounts.server_mount(f"{server.point}/a") == str(server.point)
     assert mounts.is_mount_point(str(server.point))
-
-
-def test_programs_for_hosts_know_the_same_network_file_systems(util: Util) -> None:
-    """They run alone on other machines, and so can't share a list."""
-    servers = util("host_mounts")._SERVERS
-    assert {kind.decode() for kind in remote_copies.NETWORK} == servers | {"autofs", "fuse"}

@@ -1,0 +1,1 @@
+../../clusterctl/util/file_servers.py
