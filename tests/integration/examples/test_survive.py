@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.manual import blocks
+
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
@@ -104,3 +106,41 @@ def test_killed_training_resumes_bit_identical(
     assert run(killed, program)
     expected, weights = (torch.load(folder / "model.pt") for folder in (whole, killed))
     assert all(torch.equal(expected[name], weights[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "state", "requeued"),
+    [
+        (75, "", "RUNNING", True),
+        (0, "", "RUNNING", False),
+        (75, "20", "RUNNING", False),
+        (143, "", "COMPLETING", False),  # after scancel
+    ],
+)
+def test_script_for_another_slurm_requeues_a_failed_attempt(
+    tmp_path: Path, status: int, restarts: str, state: str, requeued: bool
+) -> None:
+    """The script of docs/restarts.md, with commands of Slurm that are played."""
+    (script,) = (
+        block.text
+        for block in blocks(EXAMPLES.parent / "docs" / "restarts.md")
+        if block.file == "survive.sbatch"
+    )
+    commands = {
+        "srun": f'echo "$MASTER_ADDR $MASTER_PORT" >ranks; exit {status}',
+        "scontrol": '[ "$1" = show ] && printf "n1\\nn2\\n" || echo "$*" >requeued',
+        "squeue": f"echo {state}",
+    }
+    for name, body in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_RESTART_COUNT": restarts,
+    }
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == status
+    assert (tmp_path / "ranks").read_text() == "n1 29500\n"
+    assert (tmp_path / "requeued").exists() == requeued
