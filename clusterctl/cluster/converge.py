@@ -475,7 +475,9 @@ def inputs_of(
         **render_host_files(spec, inventory, slurm, drivers),
         inventory_file.GPUS_FILE: gpus_file(spec, inventory, reports),
     }
-    secrets = (workspace.munge_key.read_bytes(), workspace.admin_key)
+    # `up` restores a missing key from a host.
+    munge_key = workspace.munge_key.read_bytes() if workspace.has_munge_key else b""
+    secrets = (munge_key, workspace.admin_key)
     variables = inventory_file.cluster_variables(spec, inventory, workspace)
     hosts = inventory_file.inventory_text(inventory, workspace, variables)
     cards = json.dumps(

@@ -77,6 +77,8 @@ def test_changed_spec_hardware_or_torn_up_outdate_all_hosts(workspace: Workspace
     ):
         assert found is not None
         assert found.code == "hosts-outdated"
+    workspace.munge_key.unlink()
+    assert why_outdated(workspace, views()) == found
     workspace.configured.unlink()
     assert why_outdated(workspace, views()) is converge.UNFINISHED
 
