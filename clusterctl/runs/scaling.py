@@ -88,9 +88,6 @@ _UNITS: Final = {"nodes": ("node", "nodes"), "tasks": ("task", "tasks"), "gpus":
 # A size pays if at least this share of what was added turns into speed.
 _PAYS: Final = 0.5
 _ENOUGH: Final = 3  # sizes, to say up to where more of them pay
-# From this factor, and this many seconds, two runs took clearly different times.
-_CLEAR: Final = 1.1
-_CLEAR_S: Final = 1.0
 _DASHED: Final = (7, 5)
 
 
@@ -172,37 +169,11 @@ class Scaling:
             f"{kind} scaling by {self._title(self.metric)}: on {self._named(last)} "
             f"{slower if speed_up.mean < 1 else faster}, efficiency {efficiency} %"
         )
-        yield from self._contradiction(curve)
 
     @property
     def _direction(self) -> str:
         """The direction of the metric as text; "" for the time, whose direction nobody doubts."""
         return "" if self.goal is None or self.metric == _TIME else f" ({self.goal.words})"
-
-    def _contradiction(self, curve: ScalingCurve) -> Iterator[str]:
-        """Yield a sentence if a size is faster by the metric and slower by the times, or vice
-        versa.
-        """
-        first, *others = curve.sizes
-        for size in reversed(others if self.metric != _TIME and _TIME in first.figures else ()):
-            if _SPEED_UP not in size.figures or _TIME not in size.figures:
-                continue
-            speed_up = size.figures[_SPEED_UP]
-            before = first.figures[_TIME]
-            after = size.figures[_TIME]
-            grown = size.size / first.size if self.weak else 1.0
-            by_time = before.mean / after.mean * grown if after.mean > 0 else 1.0
-            low, high = sorted((speed_up.mean, by_time))
-            least = max(_CLEAR_S, before.deviation, after.deviation)
-            is_clear = abs(after.mean - grown * before.mean) >= least
-            if is_clear and low * _CLEAR <= 1 <= high / _CLEAR:
-                yield (
-                    f"{self.metric} and the times contradict each other: by {self.metric}, "
-                    f"{self._named(size)} have a speed-up of {speed_up}, but the time went from "
-                    f"{before} s to {after} s; check --goal, which is {self.goal}, and what the "
-                    "program measures"
-                )
-                return
 
     def _paying(self, curve: ScalingCurve) -> Iterator[str]:
         """Yield a sentence on the size from which more does not pay, if the figures are clear
@@ -528,14 +499,14 @@ def _ranks(row: Row, per_node: object) -> int:
 def _seconds(row: Row, metrics: ProgramMetrics) -> tuple[float | None, str]:
     """Return how long the program ran, and how that was measured."""
     # A restarted program knows only the time since its last start.
-    if metrics.seconds and sum(len(task.known_attempts) for task in row.task_records) <= 1:
+    if metrics.seconds and sum(len(task.attempts) for task in row.task_records) <= 1:
         return metrics.seconds, "the program measured its own time"
     if "iteration_ms" in row.metrics:
         return None, ""
     spans = [(each.started or 0.0, each.ended) for each in history_in(row.folder) if each.start]
     seconds = [ended - started for started, ended in spans if ended is not None]
     if seconds and len(seconds) == len(spans):
-        stopped = sum(each.suspended_s for task in row.task_records for each in task.known_attempts)
+        stopped = sum(each.suspended_s for task in row.task_records for each in task.attempts)
         return max(
             0.0, sum(seconds) - stopped
         ), "the job recorded when its program started and ended"
@@ -608,7 +579,7 @@ def _figures(
     joules = record.gpu_energy_j
     figures["energy_kj"] = None if joules is None else joules / 1000
     # The energy is that of all attempts; after a restart, some samples were computed twice.
-    is_whole = sum(len(task.known_attempts) for task in row.task_records) <= 1
+    is_whole = sum(len(task.attempts) for task in row.task_records) <= 1
     if is_whole and not metrics.left_out and joules and (samples := finite(metrics.samples_done)):
         figures[_PER_JOULE] = samples / joules
     figures["node_hours"] = record.node_hours or None

@@ -185,26 +185,20 @@ def test_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
 
 
 def scaled(out: Path, metric: str, values: Sequence[float], **options: Any) -> Scaling:
-    """A scaling with a run on 1, 2, 4, ... nodes, by a metric. times: how long each took, in
-    seconds.
-    """
-    times = options.pop("times", [60] * len(values))
+    """A scaling with a run on 1, 2, 4, ... nodes, by a metric."""
+    scaling = {**SCALING, "repeats": 1, "metric": metric, **options}
     rows = []
-    for at, (value, seconds) in enumerate(zip(values, times, strict=True)):
-        more = {
-            "scaling": {**SCALING, "repeats": 1, "metric": metric, **options},
-            "elapsed_s": seconds,
-        }
-        nodes = 2**at
-        names = [f"demo-train-{number}" for number in range(1, nodes + 1)]
+    for at, value in enumerate(values):
+        names = [f"demo-train-{number}" for number in range(1, 2**at + 1)]
         task = {
             "id": str(at + 1),
             "state": "COMPLETED",
             "start_time": TIME,
-            "end_time": TIME + seconds,
+            "end_time": TIME + 60,
+            "nodes": names,
         }
-        tasks = [{**task, "nodes": names}]
-        rows.append(Row(measured(out, at + 1, nodes, [{metric: value}], tasks=tasks, **more)))
+        run = measured(out, at + 1, 2**at, [{metric: value}], tasks=[task], scaling=scaling)
+        rows.append(Row(run))
     return scaling_of(rows)
 
 
@@ -248,29 +242,6 @@ def test_scaling_by_metric_of_unknown_direction_has_no_speed_up(tmp_path: Path) 
     assert (scaling.goal, sizes_of(scaling)[2].figures["widgets"]) == (None, spread(15))
     assert "speed_up" not in sizes_of(scaling)[2].figures
     assert "--set scaling.goal=" in scaling.missing[-1]
-
-
-@pytest.mark.parametrize(
-    ("values", "times", "options", "contradicts"),
-    [
-        ((100, 200), (60, 90), {}, True),
-        ((200, 100), (60, 30), {}, True),
-        ((100, 200), (60, 35), {}, False),
-        ((100, 200), (60, 62), {}, False),
-        ((100, 101), (60, 90), {}, False),
-        ((100, 180), (60, 66), {"weak": True}, False),
-        ((100, 180), (60, 200), {"weak": True}, True),
-    ],
-)
-def test_metric_that_contradicts_the_times_is_named(
-    tmp_path: Path,
-    values: Sequence[float],
-    times: Sequence[int],
-    options: Mapping[str, Any],
-    contradicts: bool,
-) -> None:
-    scaling = scaled(tmp_path, "gflops", values, times=times, **options)
-    assert any("contradict" in line for line in scaling.verdict()) is contradicts
 
 
 def test_verdict_of_the_same_speed_has_no_factor(tmp_path: Path) -> None:
