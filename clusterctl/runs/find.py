@@ -79,7 +79,7 @@ class Row:
     def pauses(self) -> Sequence[tuple[float, float]]:
         """The times between the attempts of a requeued job or task, in Unix seconds."""
         tasks = self.task_records
-        attempts = tasks[0].known_attempts if len(tasks) == 1 else ()
+        attempts = tasks[0].attempts if len(tasks) == 1 else ()
         return [(a.end_time or b.start_time, b.start_time) for a, b in pairwise(attempts)]
 
     @property
@@ -140,8 +140,7 @@ class Row:
         metric = self.metrics.get(key) or self.metrics.get(key.removeprefix("metric."))
         if metric is None or metric.last is not None or not metric.nonfinite:
             return None
-        # A record of an earlier version does not tell which.
-        return metric.last_nonfinite or "nan"
+        return metric.last_nonfinite
 
     def known_keys(self) -> Iterator[str]:
         """Yield all keys that ``value`` accepts, except ``KEY.min`` and ``KEY.max``."""

@@ -106,7 +106,7 @@ class _NodeUse:
 
 def resources_of(row: Row) -> Resources:
     """Return what a run or task asked for and used; of an array, the most of its tasks."""
-    tasks = [task for task in row.task_records if task.known_attempts and task.tres]
+    tasks = [task for task in row.task_records if task.attempts and task.tres]
     if not tasks:
         return Resources()
     uses = [task.used for task in tasks]
@@ -191,7 +191,7 @@ def _advice(
             yield f"--mem {formatting.exact_size(wanted)}", margin
     longest = max(task.elapsed_s or 0 for task in tasks)
     limit = tasks[0].time_limit_s
-    if shortest >= _SHORTEST_S and all(len(task.known_attempts) == 1 for task in tasks):
+    if shortest >= _SHORTEST_S and all(len(task.attempts) == 1 for task in tasks):
         seconds = _rounded_s(max(_LEAST_S, longest * _TIME))
         if limit is not None and seconds <= (1 - _SAVES) * limit:
             margin = f"time: {100 * _TIME - 100:.0f} % more than it took, and at least 10m"
@@ -248,7 +248,7 @@ def _rounded_s(seconds: float) -> int:
 
 def used_by(folder: Path, task: TaskRecord, steps: StepsUse) -> Used:
     """Return what a job or array task used. folder: of its files. steps: by Slurm's accounting."""
-    names = [*dict.fromkeys(node for each in task.known_attempts for node in each.nodes)]
+    names = [*dict.fromkeys(node for each in task.attempts for node in each.nodes)]
     asked = amounts_of(task.tres)
     count = max(1, int(asked.get("node", 1)))
     nodes = [_node_use(folder, name) for name in names]

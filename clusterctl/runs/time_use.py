@@ -151,15 +151,9 @@ def find_time_use(
     They sum to the time from the submission to the end or, of a job that has not ended, until it
     was collected. Empty if there is no time. records: of the metrics in the folder.
     """
-    attempts = task.known_attempts
+    attempts = task.attempts
     end: float | None = task.end_time
     is_packed = bool(task.number) and not run.is_array
-    if not task.number:
-        # Records of earlier versions have the times of the run alone.
-        end = run.end_time if end is None else end
-        if not attempts and run.start_time is not None:
-            whole = AttemptRecord(start_time=run.start_time, end_time=run.end_time, nodes=run.nodes)
-            attempts = (whole,)
     if end is None:
         end = (attempts[-1].end_time if attempts else None) if run.final else run.collected_at
     first = attempts[0].start_time if attempts else None

@@ -44,7 +44,7 @@ def usage_of_runs(by: Sequence[By], since: str, cluster: str | None = None) -> U
 def _held_by_run(run: RunRecord) -> Iterator[Held]:
     for task in run.tasks:
         amounts = amounts_of(task.tres)
-        for attempt in task.known_attempts:
+        for attempt in task.attempts:
             yield Held(
                 job=f"{run.token}/{task.id}",
                 user=run.user,

@@ -128,7 +128,7 @@ class TaskRecord(_Stored):
 
     nodes: those of the last attempt. start_time: of the first attempt. end_time: of the job.
     attempts: an entry for each start, so several for a requeued job. Empty: the job has not
-        started, or an earlier version collected it.
+        started.
     interruptions: the job's restarts, as `clusterctl jobs ID -o json` shows them.
     node_hours: of all attempts. A shared node counts in full; an attempt that has not ended: 0.
     gpu_energy_j: joules that the GPUs used in all attempts, by their counters. None: no counter is
@@ -159,25 +159,15 @@ class TaskRecord(_Stored):
     time_use: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
 
     @property
-    def known_attempts(self) -> tuple[AttemptRecord, ...]:
-        """The attempts; for a record of an earlier version the last attempt."""
-        if self.attempts or self.start_time is None:
-            return self.attempts
-        last = AttemptRecord(start_time=self.start_time, end_time=self.end_time, nodes=self.nodes)
-        return (last,)
-
-    @property
     def elapsed_s(self) -> int | None:
         """Seconds of all attempts together; None before the first start or the last end."""
-        attempts = self.known_attempts
-        is_over = bool(attempts) and attempts[-1].end_time is not None
-        return sum(attempt.seconds for attempt in attempts) if is_over else None
+        is_over = bool(self.attempts) and self.attempts[-1].end_time is not None
+        return sum(attempt.seconds for attempt in self.attempts) if is_over else None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def node_hours(self) -> float:
-        attempts = self.known_attempts
-        return sum(len(attempt.nodes) * attempt.seconds for attempt in attempts) / 3600
+        return sum(len(attempt.nodes) * attempt.seconds for attempt in self.attempts) / 3600
 
     @property
     def number(self) -> str:

@@ -182,13 +182,14 @@ def test_runs_whose_metric_became_nan_or_infinite_are_found(cli_with_runs: Clust
 
 
 def test_sweep_by_its_metric(cli_with_runs: Clusterctl) -> None:
-    values = ((0.1, 2.0), (0.01, 1.0), (1, None))
+    diverged = {"last": None, "nonfinite": 1, "last_nonfinite": "nan"}
+    values = ((0.1, {"last": 2.0}), (0.01, {"last": 1.0}), (1, diverged))
     tasks = [
         {
             "id": f"7_{n}",
             "state": "COMPLETED",
             "config": {"lr": lr},
-            "metrics": {"eval_loss": {"last": loss, "nonfinite": int(loss is None)}},
+            "metrics": {"eval_loss": loss},
         }
         for n, (lr, loss) in enumerate(values)
     ]

@@ -10,6 +10,7 @@ from typing import Any
 from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.series import summarize
 from clusterctl.runs.time_use import Records, find_time_use
+from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.run_record import RunRecord, TaskRecord
 
 TIME = 1_760_000_000
@@ -72,14 +73,25 @@ def made_run(
     made = RunRecord.model_validate({**fields_of_record, "directory": folder})
     tasks = tuple(
         task if task.time_use else task.model_copy(update={"time_use": time_use_in(made, task)})
-        for task in made.tasks
+        for task in map(with_attempt, made.tasks)
     )
     (folder / "run.json").write_text(made.model_copy(update={"tasks": tasks}).as_json())
     return RunRecord.load(folder)
 
 
+def with_attempt(task: TaskRecord) -> TaskRecord:
+    """The task with an attempt of its times, unless it has others or never started."""
+    if task.attempts or task.start_time is None:
+        return task
+    attempt = AttemptRecord(start_time=task.start_time, end_time=task.end_time, nodes=task.nodes)
+    return task.model_copy(update={"attempts": (attempt,)})
+
+
 def time_use_in(run: RunRecord, task: TaskRecord) -> dict[str, float]:
     """How a task used its time, as `collect` finds it in the files that are there now."""
+    if task.start_time is None and not task.number:
+        task = task.model_copy(update={"start_time": run.start_time, "end_time": run.end_time})
+    task = with_attempt(task)
     folder = task.folder_in(run.directory)
     records = Records()
     for block in MetricFiles(folder).blocks():
