@@ -86,9 +86,8 @@ _BY_CHANCE: Final = 1e-4
 
 
 def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Section:
-    """Return charts over the time of the job: of the loss, and of each figure with a line per node.
-
-    A figure with a single sample per node is a line of text. ``missing``: gets messages.
+    """Return charts over the time of the job: of the loss, and of each figure with a line per node,
+    unless that has a single sample. ``missing``: gets messages.
     """
     record = row.record
     nodes = row.record.nodes[:_MOST_NODES]
@@ -111,7 +110,6 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
     if len(record.nodes) > len(nodes):
         missing.append(f"in the charts, {counted(len(record.nodes) - len(nodes), 'more node')}")
     charts = []
-    texts = []
     for figure in (each for each in FIGURES if each.in_charts):
         lines = [
             Series(node, each.curves[figure.title].points(), at)
@@ -120,21 +118,9 @@ def nodes_section(row: Row, metrics: ProgramMetrics, missing: list[str]) -> Sect
         ]
         if any(len(line.points) > 1 for line in lines):
             charts.append(_time_chart(figure.title, lines, figure.unit, row, (start, end)))
-        elif lines:
-            values = [
-                (line.name, value)
-                for line in lines
-                for _, value in line.points
-                if value is not None
-            ]
-            shown = ", ".join(
-                f"{node} {formatting.quantity(value, figure.unit)}" for node, value in values
-            )
-            texts.append(f"{figure.title}: {shown}")
     if charts and (losses := loss_lines(metrics)):
         charts.insert(0, _time_chart("Loss over time", losses, "", row, (start, end)))
-    text = f"a single sample per node, so without a chart: {'; '.join(texts)}"
-    return Section("Nodes", [text] if texts else [], charts)
+    return Section("Nodes", charts=charts)
 
 
 def _time_chart(

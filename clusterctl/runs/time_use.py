@@ -61,6 +61,7 @@ class Use(StrEnum):
 # Telemetry can show that nothing was done in these.
 _MAY_BE_IDLE: Final = frozenset({Use.START_UP, Use.USEFUL, Use.REDONE, Use.RUNNING})
 _SHORTEST_IDLE_S: Final = 60.0
+# All are in memory, 200 bytes each, as an attempt is divided as a whole.
 _MOST_RECORDS: Final = 1 << 20
 _Span = tuple[float, float]
 
