@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.providers.gcp.terraform import STATE_FILE
@@ -21,7 +20,6 @@ _DISCOUNTED: Final = ("SPOT", "FLEX_START")
 # Google's definition of a month.
 HOURS_A_MONTH: Final = 730.0
 LOCAL_SSD_GIB: Final = 375
-_NO_PRICES: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 def table() -> dict[str, Any]:
@@ -62,24 +60,15 @@ def total(parts: Iterable[float | None]) -> float | None:
     return None if None in costs else sum(filter(None, costs))
 
 
-def of_machine(
-    name: str,
-    gpus: Mapping[str, int],
-    *,
-    model: str,
-    own_prices: Mapping[str, float] = _NO_PRICES,
-) -> float | None:
+def of_machine(name: str, gpus: Mapping[str, int], *, model: str) -> float | None:
     """Return the hourly price of a machine type without disks. ``gpus``: Google's name of added GPU
     -> count.
 
     model: the provisioning model, such as STANDARD; FLEX_START has no prices in the table.
-    own_prices: machine type -> the user's price including GPUs, which overrides the price table.
     """
     spot = model == "SPOT"
     prices = table()
     machine = gcp_machines.machines().get(name)
-    if name in own_prices:
-        return own_prices[name]
     if model == "FLEX_START":
         return None
     if not spot and name in prices["machines"]:
@@ -117,15 +106,12 @@ class BilledHost:
     local_ssds: int = 0
     disks: tuple[tuple[str, float], ...] = ()
 
-    def usd_per_hour(self, own_prices: Mapping[str, float] = _NO_PRICES) -> float | None:
-        """Return the hourly price. Only disks cost if the host is off.
-
-        own_prices: as for ``of_machine``.
-        """
+    def usd_per_hour(self) -> float | None:
+        """Return the hourly price. Only disks cost if the host is off."""
         parts = [of_disk(kind, gib) for kind, gib in self.disks]
         if not self.is_off:
             parts += [
-                of_machine(self.machine, self.gpus, model=self.model, own_prices=own_prices),
+                of_machine(self.machine, self.gpus, model=self.model),
                 self._usd_of_local_ssds(),
             ]
         return total(parts)
@@ -151,20 +137,17 @@ def provisioning_model(instance: Attributes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostPrices:
-    """The user's prices for partitions and machine types. All other prices come from the price
-    table.
-    """
+    """The user's prices for partitions. All other prices come from the price table."""
 
     cluster: str
     partitions: Mapping[str, float] = field(default_factory=dict)
-    machines: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def by(cls, spec: ClusterSpec) -> HostPrices:
         partition_prices = {
             p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None
         }
-        return cls(spec.name, partition_prices, gcp.settings_of(spec).prices)
+        return cls(spec.name, partition_prices)
 
     def of(self, instance: Attributes) -> float | None:
         """Return the hourly price of an instance, as Terraform describes it, with boot and local
@@ -173,7 +156,7 @@ class HostPrices:
         node = re.fullmatch(rf"{re.escape(self.cluster)}-(.+)-[0-9]+", str(instance.get("name")))
         if node and node[1] in self.partitions and instance.get("current_status") not in OFF:
             return self.partitions[node[1]]
-        return _host_of_terraform(instance).usd_per_hour(self.machines)
+        return _host_of_terraform(instance).usd_per_hour()
 
 
 def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
@@ -194,7 +177,7 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
             (gcp_nodes.disk_type(disk, types), disk.size / GIB_MIB) for disk, types in disks
         ),
     )
-    return host.usd_per_hour(settings.prices)
+    return host.usd_per_hour()
 
 
 def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:

@@ -37,7 +37,6 @@ from clusterctl.providers.gcp.orphans import ANYWHERE, SearchArea
 from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import (
-    BACKEND_FILE,
     LOCK_FILE,
     Terraform,
     TerraformPlan,
@@ -49,7 +48,7 @@ from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.providers import gcp, gcp_nodes
-from clusterctl.spec.providers.gcp import GcpSettings, GcsState
+from clusterctl.spec.providers.gcp import GcpSettings
 from clusterctl.spec.providers.gcp_machines import GcpMachineType
 from clusterctl.spec.providers.gcp_nodes import GcpDisk, GcpNodes, image_of
 from clusterctl.spec.units import GIB_MIB
@@ -298,13 +297,7 @@ class GcpProvider(Provider):
         name = str(spec.storage.name)
         folder = storage.folder(self._settings.project, name)
         self._api.reporter.progress(f"creating storage {name}")
-        write_module(
-            folder,
-            storage.own_variables(spec),
-            self._settings.state,
-            cluster=f"storage/{name}",
-            module="gcp-storage",
-        )
+        write_module(folder, storage.own_variables(spec), module="gcp-storage")
         terraform = self._terraform_in(folder, "")
         terraform.init()
         apply.apply_plan(terraform, terraform.plan(), clock=self._api.clock)
@@ -347,7 +340,7 @@ class GcpProvider(Provider):
             name: host | boot.get(host.get("partition", ""), {}) for name, host in hosts.items()
         }
         module_variables["hosts"] = {**hosts, **more_hosts}
-        write_module(workspace.terraform, module_variables, self._settings.state, cluster=spec.name)
+        write_module(workspace.terraform, module_variables)
         return digest((workspace.terraform / VARIABLES).read_bytes())
 
     def _terraform(
@@ -503,7 +496,7 @@ def variables(
 def services(settings: GcpSettings) -> list[str]:
     """Return the Google APIs that the cluster needs, in the order in which they are shown."""
     names = [*_SERVICES]
-    if settings.bucket or settings.state:
+    if settings.bucket:
         names.append("storage")
     if settings.filestore:
         names.append("file")
@@ -545,7 +538,6 @@ def _disk(disk: GcpDisk, allowed_types: Sequence[str]) -> Variables:
     return {"size_gib": disk.size // GIB_MIB, "type": gcp_nodes.disk_type(disk, allowed_types)}
 
 
-_BACKEND: Final = "clusterctl_backend.tf.json"
 _VERSIONS: Final = "versions.tf"
 APPLIED: Final = "clusterctl_applied.json"
 
@@ -609,22 +601,13 @@ def record_applied(folder: Path) -> None:
     write_atomic(folder / APPLIED, (folder / VARIABLES).read_bytes())
 
 
-def write_module(
-    folder: Path,
-    variables: Mapping[str, Any],
-    state: GcsState | None,
-    *,
-    cluster: str,
-    module: str = "gcp",
-) -> None:
+def write_module(folder: Path, variables: Mapping[str, Any], *, module: str = "gcp") -> None:
     """Update clusterctl's files in Terraform's folder. Leave the user's files `*_override.tf`
     unchanged.
 
-    cluster: the end of the prefix of a state in a bucket. module: the name of the root module.
+    module: the name of the root module.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    backend = _backend(state, cluster)
-    _refuse_moved_state(folder, backend)
     source = data_folder("terraform") / module
     files = {path.relative_to(source): path.read_bytes() for path in tree_files(source)}
     for path in [*folder.glob("*.tf"), *folder.glob("modules/**/*.tf")]:
@@ -636,33 +619,7 @@ def write_module(
         (folder / LOCK_FILE).unlink(missing_ok=True)
     for inner, content in files.items():
         _write(folder / inner, content)
-    for name in (BACKEND_FILE, _BACKEND):
-        if name in backend:
-            _write(folder / name, backend[name].encode())
-        else:
-            (folder / name).unlink(missing_ok=True)
     _write(folder / VARIABLES, (json.dumps(variables, indent=2) + "\n").encode())
-
-
-def _backend(state: GcsState | None, cluster: str) -> dict[str, str]:
-    if state is None:
-        return {}
-    location = {"bucket": state.bucket, "prefix": f"{state.prefix}/{cluster}"}
-    lines = [f"{name} = {json.dumps(value)}\n" for name, value in location.items()]
-    return {BACKEND_FILE: "".join(lines), _BACKEND: '{"terraform": {"backend": {"gcs": {}}}}\n'}
-
-
-def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
-    """Raise a UsageError if the state's location changed: Terraform would create all resources
-    again.
-    """
-    if not (folder / APPLIED).exists():
-        return
-    path = folder / BACKEND_FILE
-    recorded_backend = path.read_text() if path.is_file() else None
-    if recorded_backend != backend.get(BACKEND_FILE):
-        place = f"the bucket that {path} names" if recorded_backend else folder
-        raise fixed.error(["provider.state"], f"the state is stored in {place}")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -41,7 +41,6 @@ Existing = Callable[[Sequence["ResourceChange"]], Mapping[str, str]]
 FLAG: Final = python_terraform.IsFlagged
 PLAN_FILE: Final = "plan.tfplan"
 STATE_FILE: Final = "terraform.tfstate"
-BACKEND_FILE: Final = "backend.tfbackend"
 # The versions and checksums of the providers that `init` has chosen.
 LOCK_FILE: Final = ".terraform.lock.hcl"
 _IMPORTS: Final = "clusterctl-adopt.tf.json"
@@ -89,9 +88,8 @@ class Terraform:
         """Download Terraform's providers, in the versions of the lock file, and set up the
         backend.
         """
-        backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
         with self.shared_providers() as env:
-            options = {"input": False, "reconfigure": FLAG, "backend_config": backend}
+            options = {"input": False, "reconfigure": FLAG}
             self._run_for_text("Terraform could not be set up", "init", env=env, **options)
 
     def plan(self, *, destroy: bool = False, targets: Sequence[str] = ()) -> TerraformPlan:

@@ -21,7 +21,6 @@ from clusterctl.spec.base import (
     SpecFault,
     SpecModel,
     Toggle,
-    Usd,
     at_least,
     spelled,
 )
@@ -43,7 +42,6 @@ from clusterctl.spec.providers.gcp_machines import (
     default_machine,
     gpu_type,
     unknown_gpu,
-    unknown_machine,
     with_added,
     with_stated,
 )
@@ -116,17 +114,6 @@ class GcsBucket(SpecModel):
     )
 
 
-class GcsState(SpecModel):
-    """A bucket for Terraform's state, which then outlives this machine; by default the state is
-    local.
-    """
-
-    bucket: Annotated[str, PATTERNS["bucket"]] = Field(description="an existing bucket")
-    prefix: Annotated[str, PATTERNS["folder"]] = Field(
-        "clusterctl", description="folder in the bucket"
-    )
-
-
 class NodeImage(SpecModel):
     """An image in the project, with the software that all nodes share, which new nodes start
     from.
@@ -147,7 +134,7 @@ class GcpSettings(ProviderSettings):
     adopts_hosts: ClassVar[bool] = False
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
-    reaches: ClassVar[tuple[str, ...]] = ("project", "zone", "state")
+    reaches: ClassVar[tuple[str, ...]] = ("project", "zone")
     is_cloud: ClassVar[bool] = True
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = 10_000
@@ -187,7 +174,6 @@ class GcpSettings(ProviderSettings):
     enable_apis: Toggle = Field(
         True, description="enable the required APIs; if false, `up` only lists them"
     )
-    state: GcsState | None = Field(None, description="a bucket for Terraform's state")
     auto_down: Annotated[DurationS, at_least("10m")] | None = Field(
         None,
         description="idle time after which the cluster deletes its nodes and stops its controller",
@@ -195,11 +181,6 @@ class GcpSettings(ProviderSettings):
     secure_boot: Toggle = Field(
         False, description="load only signed drivers; NVIDIA's often are unsigned"
     )
-    prices: Mapping[str, Usd] = Field(
-        {},
-        description="your prices in USD per hour, by machine type; they override the built-in table",
-    )
-
     machine_types: Mapping[str, MachineFacts] = Field(
         {}, description="machine types that clusterctl does not know, by name"
     )
@@ -565,9 +546,6 @@ def _other_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFaul
             "without Slurm, an image saves little time, because each node needs its own SSH keys"
         )
         yield SpecFault("bake-without-slurm", ("provider", "image", "bake"), message, "remove bake")
-    for name in provider.prices:
-        if name not in (machine_types := provider.known_machines):
-            yield unknown_machine(name, ("provider", "prices", name), machine_types, at_key=True)
     for name, facts in provider.machine_types.items():
         if facts.gpus and facts.gpus.type and gpu_type(facts.gpus.type) is None:
             yield unknown_gpu(facts.gpus.type, ("provider", "machine_types", name, "gpus", "type"))

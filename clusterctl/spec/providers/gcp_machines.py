@@ -200,9 +200,7 @@ def with_added(machine: GcpMachineType, gpus: Gpus) -> GcpMachineType:
     return replace(machine, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
 
 
-def unknown_machine(
-    name: str, at: Loc, machine_types: Mapping[str, GcpMachineType], *, at_key: bool = False
-) -> SpecFault:
+def unknown_machine(name: str, at: Loc, machine_types: Mapping[str, GcpMachineType]) -> SpecFault:
     """Return a fault about a machine type that neither clusterctl nor the spec knows. Google may
     offer it.
     """
@@ -213,7 +211,7 @@ def unknown_machine(
     guess = did_you_mean(name, machine_types)
     hint = f"{guess} If Google offers it: {describe}" if guess else describe
     message = f"clusterctl does not know the machine type {shown(name)}"
-    return SpecFault("unknown-machine-type", at, message, hint, at_key=at_key)
+    return SpecFault("unknown-machine-type", at, message, hint)
 
 
 def unknown_gpu(name: str, at: Loc) -> SpecFault:

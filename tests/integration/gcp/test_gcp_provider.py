@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import MachineError, StalePlanError, UsageError
+from clusterctl.errors import MachineError, StalePlanError
 from clusterctl.providers.gcp import provider
 from clusterctl.providers.gcp.preflight import job_environment, network_note
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers import gcp_machines
-from clusterctl.spec.providers.gcp import GcsState
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
@@ -35,7 +34,6 @@ def spec_of(nodes: int = 2, **provider: Any) -> ClusterSpec:
         "type": "gcp",
         "project": PROJECT,
         "zone": "us-central1-a",
-        "prices": {"g2-standard-4": 0.7},
     }
     train = {"name": "train", "nodes": nodes, "gpus": {"type": "l4", "count": 1}}
     return ClusterSpec.model_validate(
@@ -138,7 +136,7 @@ def test_stopped_node_is_planned_to_start_and_costs_only_its_disk_until_then(
     assert [(host.name, host.action) for host in planned.changes] == [("demo-train-1", "change")]
     assert new.cost is not None
     assert planned.cost is not None
-    assert planned.cost.then - planned.cost.now == pytest.approx(0.7)
+    assert planned.cost.then - planned.cost.now == pytest.approx(0.706824)
     assert planned.cost.then == new.cost.then
     assert not planned.other
 
@@ -212,13 +210,13 @@ def test_destroy_removes_a_host_that_is_missing_in_the_state(
 
 def test_terraform_folder_is_updated_without_user_files(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
-    provider.write_module(place, {"a": 1}, None, cluster="demo")
+    provider.write_module(place, {"a": 1})
     kept = {"terraform.tfstate": "{}", ".terraform.lock.hcl": "", "my_override.tf": ""}
     for name, text in {**kept, "of_an_older_module.tf": "", "modules/nodes/old.tf": ""}.items():
         (place / name).write_text(text)
     (place / "main.tf").write_text("# of an older module\n")
     before = (place / "outputs.tf").stat().st_mtime_ns
-    provider.write_module(place, {"a": 2}, None, cluster="demo")
+    provider.write_module(place, {"a": 2})
     assert all((place / name).read_text() == text for name, text in kept.items())
     assert not (place / "of_an_older_module.tf").exists()
     assert not (place / "modules/nodes/old.tf").exists()
@@ -231,32 +229,15 @@ def test_terraform_folder_is_updated_without_user_files(tmp_path: Path) -> None:
 def test_lock_file_of_another_release_is_removed_with_its_module(tmp_path: Path) -> None:
     """Otherwise `init` refuses the version that the new module pins."""
     place = tmp_path / "terraform"
-    provider.write_module(place, {}, None, cluster="demo")
+    provider.write_module(place, {})
     lock_file = place / ".terraform.lock.hcl"
     lock_file.touch()
-    provider.write_module(place, {}, None, cluster="demo")
+    provider.write_module(place, {})
     assert lock_file.exists()
     versions = place / "versions.tf"
     versions.write_text(versions.read_text().replace("~> ", "~> 1"))
-    provider.write_module(place, {}, None, cluster="demo")
+    provider.write_module(place, {})
     assert not lock_file.exists()
-
-
-def test_state_in_a_bucket_is_not_replaced_by_another(tmp_path: Path) -> None:
-    place = tmp_path / "terraform"
-    state = GcsState(bucket="team-state", prefix="hpc")
-    provider.write_module(place, {}, state, cluster="demo")
-    assert (
-        place / "backend.tfbackend"
-    ).read_text() == 'bucket = "team-state"\nprefix = "hpc/demo"\n'
-    assert json.loads((place / "clusterctl_backend.tf.json").read_text()) == {
-        "terraform": {"backend": {"gcs": {}}}
-    }
-    provider.record_applied(place)
-    provider.write_module(place, {}, state, cluster="demo")
-    for other in (None, GcsState(bucket="other-state", prefix="hpc")):
-        with refused("fixed-while-up", UsageError, where="provider.state"):
-            provider.write_module(place, {}, other, cluster="demo")
 
 
 def test_check_refuses_a_gcloud_that_is_missing_logged_out_or_broken(

@@ -31,7 +31,6 @@ provider:
   project: {PROJECT}
   zone: us-central1-a
   partitions: {{train: {{machine_type: g2-standard-8}}}}
-  prices: {{g2-standard-8: 0.75}}
 partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 """
 

@@ -41,7 +41,7 @@ def up_with(spec: ClusterSpec, folder: Path) -> Workspace:
     workspace = workspace_in(folder)
     made = variables(spec, CLUSTER_ID, PUBLIC_KEY)
     assert isinstance(spec.provider, GcpSettings)
-    write_module(workspace.terraform, made, spec.provider.state, cluster="demo")
+    write_module(workspace.terraform, made)
     record_applied(workspace.terraform)
     return workspace
 
@@ -115,15 +115,13 @@ class PlannedError(Exception):
         ({"labels": {"team": "x"}, "secure_boot": True}, True),
         ({"partitions": {"train": {"image": IMAGE, "gvnic": False}}}, True),
         ({"zone": "us-east1-c"}, False),
-        ({"state": {"bucket": "another-bucket"}}, False),
     ],
 )
 def test_changes_in_place_and_of_what_does_not_exist_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: dict[str, Any], is_up: bool
 ) -> None:
     """A plan that the user declined has written Terraform's files, and nothing exists."""
-    state = {} if is_up else {"state": {"bucket": "team-state"}}
-    workspace = up_with(spec_of(**state), tmp_path)
+    workspace = up_with(spec_of(), tmp_path)
     if not is_up:
         (workspace.terraform / APPLIED).unlink()
     other = spec_of(**after)

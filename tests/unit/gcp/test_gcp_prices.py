@@ -30,10 +30,8 @@ PUBLISHED = {
 }
 
 
-def of(
-    name: str, gpus: dict[str, int] | None = None, *, spot: bool = False, **own: float
-) -> float | None:
-    return costs.of_machine(name, gpus or {}, model="SPOT" if spot else "STANDARD", own_prices=own)
+def of(name: str, gpus: dict[str, int] | None = None, *, spot: bool = False) -> float | None:
+    return costs.of_machine(name, gpus or {}, model="SPOT" if spot else "STANDARD")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -144,13 +142,9 @@ class TestHosts:
         assert price == pytest.approx(5.068798 + 0.01)
 
     def test_host_price_of_the_spec_has_precedence(self) -> None:
-        own = {"g2-standard-4": 0.5}
-        assert costs.HostPrices.by(spec(prices=own)).of(instance()) == pytest.approx(0.51)
-        assert costs.HostPrices.by(spec(2.5, prices=own)).of(instance()) == 2.5
-        assert costs.HostPrices.by(spec(2.5, prices=own)).of(
-            instance("demo-other-part-1")
-        ) == pytest.approx(0.51)
-        assert costs.HostPrices.by(spec(2.5)).of(instance("demo-ctl")) == pytest.approx(0.716824)
+        assert costs.HostPrices.by(spec(2.5)).of(instance()) == 2.5
+        for name in ("demo-other-part-1", "demo-ctl"):
+            assert costs.HostPrices.by(spec(2.5)).of(instance(name)) == pytest.approx(0.716824)
 
     def test_host_price_with_an_unknown_part_is_none(self) -> None:
         price = costs.HostPrices.by(spec()).of
