@@ -250,9 +250,10 @@ def _with_summary(
         return summary, more
 
     def all_told(tasks: Sequence[TaskRecord]) -> tuple[TaskRecord, ...]:
-        each = ((task, *told(task)) for task in tasks)
         return tuple(
-            task.model_copy(update={**vars(summary), **more}) for task, summary, more in each
+            task.model_copy(update={**vars(summary), **more})
+            for task in tasks
+            for summary, more in (told(task),)
         )
 
     with TableWriter(tree) as table:

@@ -24,6 +24,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
+from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.ledger import UNCHANGED, Ledger
 from clusterctl.state.run_record import RunRecord, TaskRecord
 from tests.support.disks import FAULTS, small_disk
@@ -114,11 +115,12 @@ def priced(session: Session, usd_per_hour: float) -> Session:
 
 
 def test_cost_counts_all_nodes_of_all_tasks() -> None:
-    tasks = [
-        TaskRecord(id="7_1", state="COMPLETED", nodes=("n1", "n2"), start_time=1000, end_time=4600),
-        TaskRecord(id="7_2", state="FAILED", nodes=("n3",), start_time=1000, end_time=2800),
-        TaskRecord(id="7_3", state="CANCELLED", nodes=(), start_time=None, end_time=2800),
+    attempts = [
+        (AttemptRecord(start_time=1000, end_time=4600, nodes=("n1", "n2")),),
+        (AttemptRecord(start_time=1000, end_time=2800, nodes=("n3",)),),
+        (),
     ]
+    tasks = [TaskRecord(id="7", state="COMPLETED", attempts=each) for each in attempts]
     assert sum(task.node_hours for task in tasks) == 2.5
 
 
