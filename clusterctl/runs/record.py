@@ -48,7 +48,7 @@ from clusterctl.scheduler.base import (
     worst_job,
 )
 from clusterctl.scheduler.ending import Ending
-from clusterctl.scheduler.evidence import diagnose_run
+from clusterctl.scheduler.evidence import diagnose_job
 from clusterctl.scheduler.history import nodes_of
 from clusterctl.scheduler.records import with_accounted, with_all_attempts, with_recorded_exit
 from clusterctl.scheduler.session import Session
@@ -137,7 +137,7 @@ class Recorder:
         sweep = _json(kept.get(SWEEP_FILE, b""))
         record = _with_summary(record, tree, facts, sweep, left_out)
         if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
-            diagnosis = diagnose_run(self.session, job, tree).as_dict()
+            diagnosis = diagnose_job(self.session, job).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
         (tree / RUN_FILE).write_text(record.as_json())
         write_sums(tree, manifest.sha256)

@@ -7,11 +7,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import SchedulerError, TransportError
-from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import (
     NO_LOG_SIGNAL,
@@ -116,24 +114,6 @@ def _sent(session: Session, job: JobInfo) -> tuple[LocalFiles, _Json, _Json]:
     facts, source = (_read(files.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
     program_dir = entry.program_dir if entry is not None else ""
     return LocalFiles.of(facts, source, program_dir), source, facts
-
-
-def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:
-    """Return the diagnosis of a job from ``tree``, the local folder with the job's collected
-    files.
-    """
-    logs = remote_logs.ends(str(tree), _task(job))
-    is_silent = not (logs["stdout"] or logs["stderr"] or any(logs["ranks"].values()))
-    # The file system of this machine tells nothing about the job's.
-    logs["full"] = is_silent and job.outcome is Outcome.FAILED and _is_full_there(session, job)
-    return diagnose(evidence_of(session, job, logs))
-
-
-def _is_full_there(session: Session, job: JobInfo) -> bool:
-    """Return whether the file system of the job's folder has no room. False if that is unknown."""
-    with suppress(SchedulerError, TransportError):
-        return bool(_read_logs(session, job).get("full"))
-    return False
 
 
 def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:

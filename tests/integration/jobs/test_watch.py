@@ -39,7 +39,7 @@ from clusterctl.jobs.watch import (
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.diagnosis import diagnose
-from clusterctl.scheduler.evidence import diagnose_job, diagnose_run, evidence_of
+from clusterctl.scheduler.evidence import diagnose_job
 from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.history import attempts_of
 from clusterctl.scheduler.session import Session
@@ -499,15 +499,6 @@ def test_file_system_without_room_is_full(tmp_path: Path) -> None:
     assert remote_logs.is_full("/proc")
     assert not remote_logs.is_full(str(tmp_path))
     assert not remote_logs.is_full(str(tmp_path / "gone"))
-
-
-def test_disk_of_this_machine_tells_nothing_about_a_collected_run(session: Session) -> None:
-    """A folder in /proc is one on a full disk."""
-    failed = JobInfo(number=9, name="x", user="ada", state=JobState.FAILED, reason="", exit_code=1)
-    job = replace(failed, nodes=("n1",), start_time=1, end_time=9)
-    logs = remote_logs.ends("/proc", "")
-    assert diagnose(evidence_of(session, job, logs)).code == "disk-full"
-    assert diagnose_run(session, job, Path("/proc")).code == "exit-code"
 
 
 def test_follow_prints_each_log_byte_once(session, tmp_path):
