@@ -13,9 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from datetime import UTC, datetime
 from enum import Enum, StrEnum
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from clusterctl.errors import (
@@ -223,9 +221,7 @@ class JobInfo:
     alarms: tuple[Alarm, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the job as printed by `-o json`: its values, with times as Unix seconds and as
-        ISO 8601 in UTC.
-        """
+        """Return the job as printed by `-o json`: its values, with times as Unix seconds."""
         values = {
             each.name: plain(getattr(self, each.name))
             for each in fields(self)
@@ -236,9 +232,6 @@ class JobInfo:
             **values,
             "elapsed_s": self.elapsed_s,
             "exit": self.exit,
-            "submitted": _in_utc(self.submit_time),
-            "started": _in_utc(self.start_time),
-            "ended": _in_utc(self.end_time),
         }
 
     @property
@@ -347,20 +340,6 @@ def plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     return value
-
-
-@lru_cache
-def _in_utc(timestamp: int | None) -> str | None:
-    """Return a Unix time in ISO 8601; None if it is unknown, or out of range in a damaged
-    record.
-    """
-    with suppress(OverflowError, ValueError, OSError):
-        return (
-            None
-            if timestamp is None
-            else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%dT%H:%M:%SZ}"
-        )
-    return None
 
 
 @dataclass(frozen=True)

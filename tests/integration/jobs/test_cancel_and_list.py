@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +171,6 @@ def test_job_as_dict_is_plain_json(session, cluster, tmp_path):
         "cpu=1,mem=1G,node=1",
     )
     assert record["elapsed_s"] == record["end_time"] - record["start_time"]
-    assert datetime.fromisoformat(record["submitted"]).timestamp() == record["submit_time"]
-    assert record["submitted"].endswith("Z")
 
 
 class Recording:

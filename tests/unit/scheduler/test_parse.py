@@ -124,11 +124,6 @@ def test_exit_signal_has_its_name():
     assert replace(job, signal=None, exit_code=None).exit == ""
 
 
-def test_time_that_no_calendar_has_spoils_nothing():
-    told = replace(QUEUED["11"], submit_time=10**18).as_dict()
-    assert (told["submit_time"], told["submitted"]) == (10**18, None)
-
-
 def test_waiting_job_has_a_reason_and_no_guessed_times():
     job = QUEUED["16"]
     assert (job.state, job.reason) == (JobState.PENDING, "JobHeldUser")
