@@ -167,9 +167,10 @@ def _run_report(row: Row) -> Report:
         *software,
     ]
     verdict = [
-        *(told := ending_of(row).verdict),
+        *ending_of(row).verdict,
         *_restart_lines(restarts),
-        *(line for line in [*hangs[-1:], *alarms[-1:]] if not _is_in(line, told)),
+        # The remarks on a failure have them.
+        *([*hangs[-1:], *alarms[-1:]] if row.run.diagnosis is None else []),
         *metric_lines(row),
         *speed,
         *ranks.lines,
@@ -197,12 +198,6 @@ def _has_completed(row: Row) -> bool | None:
             JobState(row.record.state).outcome
         )
     return None
-
-
-def _is_in(line: str, lines: Sequence[str]) -> bool:
-    """Return whether other lines have this line, without its time."""
-    text = line.partition(" UTC: ")[2]
-    return any(text in other for other in lines)
 
 
 def _restart_lines(restarts: Sequence[Attempt]) -> Iterator[str]:

@@ -170,12 +170,13 @@ class Diagnosis:
 
     @property
     def remarks(self) -> list[str]:
-        """Other facts that may explain the end, without what the cause says."""
+        """Other facts that may explain the end, without what the cause says, and the hints."""
         facts = self.facts
         # Without a known cause, the cause has the rank and its end.
         is_known = self.known is not None and facts.end != self.state
         first = [f"the first end: {facts.end}{facts.at}"] if is_known else []
-        return [each for each in (*first, *facts.remarks) if self.cause not in each]
+        remarks = [each for each in (*first, *facts.remarks) if self.cause not in each]
+        return [*remarks, *(hint.told(self.fix) for hint in self.hints)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as `-o json` and run.json show it."""

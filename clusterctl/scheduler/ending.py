@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -213,20 +212,8 @@ class Ending:
 
     @property
     def remarks(self) -> list[str]:
-        """Other facts that may explain the end."""
+        """Other facts that may explain the end, and the hints."""
         return self._texts("remarks")
-
-    @property
-    def hints(self) -> list[str]:
-        if not (self.diagnosis or {}).get("hints"):
-            return []
-        from clusterctl.scheduler.hints import Hint  # noqa: PLC0415 - slow, and most jobs have none
-
-        # The file of a run may be damaged.
-        with suppress(TypeError, AttributeError):
-            hints = [Hint(**hint) for hint in (self.diagnosis or {})["hints"]]
-            return [hint.told(self._told("fix")) for hint in hints]
-        return []
 
     @property
     def log(self) -> list[str]:
@@ -244,14 +231,13 @@ class Ending:
         log_is_shown: the job's log is on the screen already, so that it is not quoted.
         """
         yield self.outcome
-        yield from self.remarks
         yield from (() if log_is_shown else (Quoted(f"| {line}") for line in self.log))
-        yield from self.hints
+        yield from self.remarks
 
     @property
     def verdict(self) -> list[str]:
-        """The outcome and, of a failure, cause, remarks, hints and fix."""
-        why = [self.summary, *self.remarks, *self.hints, f"fix: {self.fix}"]
+        """The outcome and, of a failure, cause, remarks and fix."""
+        why = [self.summary, *self.remarks, f"fix: {self.fix}"]
         return [self.outcome, *(why if self.cause else ())]
 
     def _told(self, key: str) -> str:

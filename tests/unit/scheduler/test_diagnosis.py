@@ -473,7 +473,7 @@ def test_fix_is_that_of_a_hint_only_if_its_line_is_the_last(more: str) -> None:
     (hint,) = (hint for hint in found.hints if hint.name == "missing-package")
     assert hint.is_certain
     assert (found.fix == hint.fix) == (not more)
-    assert ("if this line matters" in ending_of(found).hints[0]) == bool(more)
+    assert ("if this line matters" in found.remarks[-1]) == bool(more)
 
 
 MEASURED = re.compile(r"n\d|[\d.]+ GiB").findall
