@@ -33,6 +33,7 @@ from clusterctl.jobs.prepare import Submission
 from clusterctl.jobs.replay import Replay, ReplayCode, replay_job
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
+from clusterctl.runs.facts import line_of
 from clusterctl.runs.find import Row, named_run
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import Session, open_session, site_of
@@ -156,7 +157,7 @@ def _collected(
 ) -> tuple[dict[str, Any], list[str]]:
     """Collect job ``job_id``, and compare its losses with run ``row``. Return (JSON, lines)."""
     (run,) = collect(session, [job_id])
-    lines = [f"job {job_id} ({run.name}) {run.state}: {run.directory}"]
+    lines = [line_of(Row(run), run.directory)]
     if "of_failed" in replay.known:
         return {"dir": str(run.directory)}, lines
     losses = compare_losses(row, Row(run))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -94,7 +94,7 @@ def wait_for(
     try:
         with (
             screen.working(f"waiting for job {', '.join(ids)}"),
-            _detaching(screen, ids, changes.seen),
+            _detaching(screen, ids),
         ):
             ended = watch.wait(session, ids, timeout_s=timeout_s, on_change=changes)
     except WaitTimeoutError as exc:
@@ -124,7 +124,7 @@ def follow_job(
     """
     # The log of a rank has no alarms.
     changes = ChangeNotes(session, screen.note, telling, log_is_shown=not rank)
-    with _detaching(screen, [job_id], changes.seen):
+    with _detaching(screen, [job_id]):
         ended = watch.follow(
             session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes
         )
@@ -134,34 +134,15 @@ def follow_job(
 
 
 @contextmanager
-def _detaching(screen: Screen, ids: Sequence[str], seen: Mapping[str, JobInfo]) -> Iterator[None]:
-    """If Ctrl-C or a signal ends the ``with`` block, tell the user what the jobs do without it.
-
-    seen: job or task -> how it was last seen.
-    """
+def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
+    """If Ctrl-C or a signal ends the ``with`` block, tell the user that the jobs go on."""
     try:
         yield
     except ENDINGS:
-        left = _left(ids, [*seen.values()])
-        text = f"detached; {left}; follow it with `clusterctl logs {ids[0]} -f`"
+        job = f"job {', '.join(ids)} is not cancelled"
+        text = f"detached; {job}; follow it with `clusterctl logs {ids[0]} -f`"
         screen.note(Notice("detached", text))
         raise
-
-
-def _left(ids: Sequence[str], seen: Sequence[JobInfo]) -> str:
-    """Return what jobs do that nobody waits for any more."""
-    by_state: dict[str, list[str]] = {}
-    for job_id in ids:
-        tasks = [job for job in seen if job_id in (job.id, job.whole_id)]
-        active = [job for job in tasks if not job.ended]
-        if any(job.state is not JobState.PENDING for job in active):
-            does = "keeps running"
-        elif active:
-            does = "stays in the queue"
-        else:
-            does = "has ended" if tasks else "is not cancelled"
-        by_state.setdefault(does, []).append(job_id)
-    return "; ".join(f"job {', '.join(names)} {does}" for does, names in by_state.items())
 
 
 def timeout_of(text: str | None, flag: str = "--timeout") -> float | None:

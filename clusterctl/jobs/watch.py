@@ -179,13 +179,8 @@ class _Watched:
         waiting = diagnose(
             self._session, [job for job in active if job.state is JobState.PENDING], waiting=True
         )
-        causes = {
-            diagnosis.job_id: f" ({diagnosis.facts.job.reason}): {diagnosis.cause}"
-            for diagnosis in waiting
-        }
-        states = [
-            f"{job.id} is {job.state.value}{causes.get(job.id, '')}" for job in self.seen.values()
-        ]
+        causes = {each.job_id: f": {each.cause}" for each in waiting}
+        states = [Ending.of([job]).line + causes.get(job.id, "") for job in self.seen.values()]
         end = f"`clusterctl cancel {job_id}` ends it; without that, it"
         problem = f"{subject} not ended within {self._timeout_s:g} s"
         fix = (
@@ -221,21 +216,18 @@ def reported_state(job: JobInfo) -> tuple[object, ...]:
 class ChangeNotes:
     """Reports changes of jobs to the user, by calling ``note`` with each line, and by messages.
 
-    log_is_shown: the user sees the jobs' logs, which have a line for each alarm. seen: job or task
-        -> how it was last reported.
+    log_is_shown: the user sees the jobs' logs, which have a line for each alarm.
     """
 
     session: Session
     note: LineReporter
     telling: Telling = TELLS_NOBODY
     log_is_shown: bool = False
-    seen: dict[str, JobInfo] = field(default_factory=dict, init=False)
     # (Job ID, kind, summary) of each alarm that was reported.
     _alarms: set[tuple[str, str, str]] = field(default_factory=set)
 
     def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
         """Report the jobs that changed. ``jobs`` are all watched jobs."""
-        self.seen.update({job.id: job for job in jobs})
         for whole_id in dict.fromkeys(job.whole_id for job in changed):
             tasks = [job for job in jobs if job.whole_id == whole_id]
             if len(tasks) > 1:

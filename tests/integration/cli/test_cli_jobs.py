@@ -6,7 +6,7 @@ import io
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -365,24 +365,12 @@ def test_detaching_from_logs_is_no_error(played_session, capfd, monkeypatch, end
     assert "logs 1 -f`" in details
 
 
-@pytest.mark.parametrize(
-    ("state", "says"),
-    [
-        (JobState.RUNNING, "job 1 keeps running;"),
-        (JobState.PENDING, "job 1 stays in the queue;"),
-        (None, "job 1 is not cancelled;"),
-    ],
-)
-def test_detaching_from_a_wait_says_what_the_job_does(
-    played_session, cluster, capfd, monkeypatch, *, state, says
+def test_detaching_from_a_wait_lets_the_job_go_on(
+    played_session, cluster, capfd, monkeypatch
 ) -> None:
-    """None: the first answer had not come yet."""
     job_id = submitted(played_session, cluster.root, "sleep 60")
 
-    def ends(*_: object, on_change: Callable[..., None], **__: object) -> None:
-        if state is not None:
-            job = JobInfo(number=1, name="mine", user="ada", state=state, reason="")
-            on_change([job], [job])
+    def ends(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(waiting.watch, "wait", ends)
@@ -390,7 +378,7 @@ def test_detaching_from_a_wait_says_what_the_job_does(
         waiting.wait(TEXT, [job_id])
     details = capfd.readouterr().err
     assert shows(details, "detached")
-    assert says in details
+    assert "not cancelled" in details
 
 
 def test_wait_for_array_shows_counts_and_failures(played_session, capsys, monkeypatch) -> None:
