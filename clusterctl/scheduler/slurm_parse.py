@@ -198,10 +198,12 @@ def _queued(record: _Record) -> Iterator[JobInfo]:
     values = _values(record, SQUEUE_VALUES)
     ran_s = values.pop("ran_s", None)
     job = JobInfo(**values)
-    is_started = job.state in {JobState.RUNNING, JobState.SUSPENDED} and job.start_time is not None
-    lasted_s = int(time.time()) - (job.start_time or 0)
-    is_known = is_started and ran_s is not None
-    yield replace(job, suspended_s=max(0, lasted_s - ran_s)) if is_known else job
+    until = job.end_time if job.ended else int(time.time())
+    has_run = job.ended or job.state in {JobState.RUNNING, JobState.SUSPENDED}
+    if has_run and None not in {job.start_time, until, ran_s}:
+        lasted_s = (until or 0) - (job.start_time or 0)
+        job = replace(job, suspended_s=max(0, lasted_s - ran_s))
+    yield job
 
 
 def _accounted(record: _Record) -> Iterator[JobInfo]:

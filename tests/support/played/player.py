@@ -188,6 +188,7 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
     if not found and option(argv, "jobs"):
         fail("slurm_load_jobs error: Invalid job id specified")
     for job_id, job in found:
+        used_s = max(0, job.get("end", 0) - job.get("start", 0)) if "start" in job else 0
         values = {
             "JobID": job_id,
             "ArrayJobID": job_id,
@@ -203,7 +204,7 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
             "tres-alloc": "cpu=1,mem=1G,node=1",
             "Comment": job["comment"] or "(null)",
             "RestartCnt": str(job.get("restarts", 0)),
-            "TimeUsed": "0:00",
+            "TimeUsed": f"{used_s // 3600}:{used_s % 3600 // 60:02}:{used_s % 60:02}",
         }
         for task in job.get("tasks", ["N/A"]):
             say_record(argv, {**values, "ArrayTaskID": str(task), **common(job)})

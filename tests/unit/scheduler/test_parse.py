@@ -195,15 +195,16 @@ def test_component_of_a_heterogeneous_job_has_its_number():
     assert (jobs["35"].name, jobs["36"].name, jobs["35"].reason) == ("het.sh", "het.sh", "")
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
 @pytest.mark.parametrize("ran_s", [0, 30])
-def test_suspended_time_of_a_running_job_does_not_count(ran_s):
+def test_suspended_time_of_a_job_does_not_count(*, ran_s, has_ended):
     """It started an hour ago, and may have been suspended in its first second."""
     names = slurm_parse.SQUEUE.fields
     fields = capture("squeue").split(CAPTURED)[: len(names)]
     more = {
-        "State": "RUNNING",
+        "State": "FAILED" if has_ended else "RUNNING",
         "StartTime": str(int(time.time()) - 3600),
-        "EndTime": "N/A",
+        "EndTime": str(int(time.time())) if has_ended else "N/A",
         "TimeUsed": f"0:{ran_s:02}",
     }
     fields = [more.get(name, field) for name, field in zip(names, fields, strict=True)]
