@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from clusterctl.cli.all_clusters import all_clusters, are_all, ask_all
-from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import Words, argument, job_ids, option
-from clusterctl.cli.output import ENDINGS, Screen
+from clusterctl.cli.output import Screen
 from clusterctl.cluster.status import Status, status_of
-from clusterctl.errors import Notice, TransportError, excluded, unaccompanied
+from clusterctl.errors import Notice, TransportError
 from clusterctl.jobs.events import restarts_of_job
 from clusterctl.jobs.kept_files import summary
-from clusterctl.jobs.messages import Telling, chosen_receivers
 from clusterctl.jobs.queue import JobList, find_or_list
-from clusterctl.jobs.watch import diagnosis_of, notices_of_completed, reported_state
+from clusterctl.jobs.watch import diagnosis_of, notices_of_completed
 from clusterctl.scheduler.base import (
     GOING_ON,
     JobInfo,
@@ -50,7 +46,6 @@ _NONE: Final = "-"
 _MOST_WAITING: Final = 10
 # The number of ended jobs in the list, in addition to active jobs.
 _RECENT: Final = 20
-_REFRESH_S: Final = 2.0
 _MOST_FILES: Final = 100
 # Of more nodes, those that are alike share a line.
 _MOST_NODES: Final = 16
@@ -273,8 +268,6 @@ def jobs(
             "--all",
         ),
     ] = False,
-    watch: Annotated[bool, option("Show changes of jobs until Ctrl-C.")] = False,
-    notify: Notify = None,
 ) -> None:
     """List your jobs, newest first, or show a single job in full.
 
@@ -283,21 +276,12 @@ def jobs(
     of its collected run, and of a failure the facts and hints. With `--cluster all`: the jobs of all
     your clusters.
     """
-    if watch and screen.json:
-        raise excluded("--watch", "-o json")
-    if notify and not watch:
-        raise unaccompanied("--notify", "--watch")
     ids = ids or []
     most = None if everything else _RECENT
     if are_all(screen, ids):
-        _list_all(screen, most, watch=watch)
+        _list_all(screen, most)
         return
     with open_session(screen.chosen().of_jobs(ids), patience_s=SHOWN_PATIENCE_S) as session:
-        if watch:
-            # The user ends the watch by Ctrl-C or a signal.
-            with telling(screen, chosen_receivers(notify or ())) as told, suppress(*ENDINGS):
-                _watch(screen, _rounds(session, ids, most, told), told)
-            return
         listing = find_or_list(session, ids, most)
         if ids and len({job.whole_id for job in listing.jobs}) == 1:
             _show_in_full(screen, session, listing.jobs, most)
@@ -320,10 +304,8 @@ def jobs(
         screen.note(listing.unlisted_notice)
 
 
-def _list_all(screen: Screen, most: int | None, *, watch: bool) -> None:
+def _list_all(screen: Screen, most: int | None) -> None:
     """List the jobs of all clusters, newest first."""
-    if watch:
-        raise excluded("--watch", "--cluster all")
     clusters = all_clusters(screen)
 
     def ask(name: str) -> JobList:
@@ -351,43 +333,6 @@ def _list_all(screen: Screen, most: int | None, *, watch: bool) -> None:
     for listing in answers.found.values():
         if listing.unlisted:
             screen.note(listing.unlisted_notice)
-
-
-def _rounds(
-    session: Session, ids: Sequence[str], most: int | None, told: Telling
-) -> Iterator[tuple[JobInfo, ...]]:
-    """Every 2 s yield all listed jobs, or with ``ids`` only these jobs, until all of them have
-    ended. Messages about them are sent.
-    """
-    while True:
-        told.look(session, infos := find_or_list(session, ids, most).jobs)
-        yield infos
-        if ids and all(job.ended for job in infos):
-            return
-        session.scheduler.clock.sleep(max(_REFRESH_S, session.site.pace.changed_s))
-
-
-def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]], told: Telling) -> None:
-    """Show the jobs that ``rounds`` yields every 2 s: as a table on a terminal, else a line per
-    change.
-    """
-    if sys.stdout.isatty():
-        with screen.redrawing() as draw:
-            for infos in rounds:
-                draw(job_table(screen, infos))
-                screen.note(*told.failures())
-        return
-    shown: dict[str, Any] = {}
-    for infos in rounds:
-        for job in reversed(infos):
-            if shown.get(job.id) != reported_state(job):
-                shown[job.id] = reported_state(job)
-                screen.result({}, _in_a_line(job))
-        screen.note(*told.failures())
-
-
-def _in_a_line(job: JobInfo) -> str:
-    return ", ".join(map(str, filter(None, [Ending.of([job]).line, job.hang, *job.alarms])))
 
 
 def _show_in_full(

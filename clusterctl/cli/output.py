@@ -225,15 +225,14 @@ class Screen:
                 print(text, file=sys.stderr, flush=True)
 
     @contextmanager
-    def redrawing(self, *, full: bool = False) -> Iterator[Callable[[Sequence[str]], None]]:
-        """Yield a function that prints lines. Each call replaces the lines of the previous call.
-
-        full: use the whole screen, and show what was there before when the ``with`` block ends.
+    def redrawing(self) -> Iterator[Callable[[Sequence[str]], None]]:
+        """Yield a function that fills the screen with lines. What was there before is shown again when
+        the ``with`` block ends.
         """
         pictures = _pictures()
         console = pictures.console(stderr=False, color=self.color, wrap=True)
         with pictures.Live(
-            console=console, auto_refresh=False, vertical_overflow="crop", screen=full
+            console=console, auto_refresh=False, vertical_overflow="crop", screen=True
         ) as live:
             yield lambda lines: live.update(
                 pictures.Text.from_ansi(self._shown(lines, stderr=False)), refresh=True

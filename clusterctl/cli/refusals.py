@@ -50,7 +50,7 @@ HABITS: Final = {
     "init onprem": "init --provider onprem",
     "node list": "status",
     "runs compare": "runs diff",
-    "jobs --follow": "jobs --watch",
+    "jobs --follow": "top",
     "submit mpirun": "submit SCRIPT -- ARGUMENTS",
     "submit python": "submit SCRIPT -- ARGUMENTS",
     "submit torchrun": "submit SCRIPT --launcher torchrun -- ARGUMENTS",

@@ -240,7 +240,7 @@ def _show(
     with ExitStack() as stack:
         stack.callback(lambda: screen.note(*unsent))
         keys = stack.enter_context(_keyboard())
-        draw = stack.enter_context(screen.redrawing(full=True))
+        draw = stack.enter_context(screen.redrawing())
         while True:
             failure = ""
             try:

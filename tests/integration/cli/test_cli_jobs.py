@@ -320,40 +320,6 @@ def test_jobs_shows_a_job_with_a_removed_folder(played_session, cluster, tmp_pat
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
-def test_wait_prints_a_line_for_each_change_without_a_terminal(
-    played_session, cluster, capsys, set_clock, ending
-) -> None:
-    """Until Ctrl-C, or the end of a terminal, which is no error."""
-    first = ended(played_session, cluster, cluster.root, "true", "first")
-    with cluster.state() as state:
-        state["hold"] = True
-    second = submitted(played_session, cluster.root, "true", "second")
-
-    def next_round(_: float) -> None:
-        if cluster.job(second)["state"] == "CANCELLED":
-            raise ending
-        cluster.change(second, state="CANCELLED", end=2)
-
-    set_clock(Clock(sleep=next_round))
-    jobs.jobs(TEXT, watch=True)
-    begun, *later = capsys.readouterr().out.splitlines()
-    assert begun.startswith(f"job {first} (first) COMPLETED")
-    assert later == [
-        f"job {second} (second) PENDING",
-        f"job {second} (second) CANCELLED",
-    ]
-    with refused("options-exclusive", UsageError, "--watch"):
-        jobs.jobs(JSON, watch=True)
-
-
-def test_watching_jobs_that_have_ended_ends(played_session, cluster, tmp_path, capsys) -> None:
-    job_id = ended(played_session, cluster, tmp_path, "true")
-    jobs.jobs(TEXT, [job_id], watch=True)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("job 1 (mine) COMPLETED")
-
-
-@pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
 def test_detaching_from_logs_is_no_error(played_session, capfd, monkeypatch, ending) -> None:
     def ends(*_: object, **__: object) -> None:
         raise ending

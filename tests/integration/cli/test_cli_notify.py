@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli import jobs, logs, submit, top
+from clusterctl.cli import logs, submit, top
 from clusterctl.cli.output import Screen
 from clusterctl.errors import JobFailedError, UsageError
 from clusterctl.runs.collect import collect
 from clusterctl.util import receivers
-from clusterctl.util.progress import Clock
 from tests.support.clocks import replace_clock
 from tests.support.messages import refused, shows
 from tests.support.played.cluster import submitted
@@ -153,25 +152,6 @@ def test_receiver_that_crashes_loses_no_other_message(
         assert any(f"({name})" in note for note in notes) is is_named
 
 
-def test_jobs_watch_tells_what_changes(
-    played_session, cluster, keeper, tmp_path, set_clock
-) -> None:
-    with cluster.state() as state:
-        state["hold"] = True
-    job_id = submitted(played_session, cluster.root, "true")
-    states = iter([{"state": "RUNNING", "node": "n1"}, {"state": "COMPLETED", "end": 2}])
-
-    def next_round(_: float) -> None:
-        if (fields := next(states, None)) is None:
-            raise KeyboardInterrupt
-        cluster.change(job_id, **fields)
-
-    set_clock(Clock(sleep=next_round))
-    jobs.jobs(TEXT, watch=True, notify=[keeper])
-    assert kept(tmp_path, "start")[1]["CLUSTERCTL_JOB"] == job_id
-    assert kept(tmp_path, "completed")[1]["CLUSTERCTL_STATE"] == "COMPLETED"
-
-
 def test_top_tells_what_changes(
     *, played_session, cluster, keeper, tmp_path, monkeypatch, capsys
 ) -> None:
@@ -187,9 +167,8 @@ def test_top_tells_what_changes(
     assert kept(tmp_path, "completed")[1]["CLUSTERCTL_JOB"] == job_id
 
 
-@pytest.mark.parametrize("verb", [top.top, lambda *a, **k: jobs.jobs(*a, watch=True, **k)])
 def test_message_that_was_not_sent_is_noted_while_the_command_runs(
-    *, verb, played_session, cluster, tmp_path, monkeypatch, set_clock
+    *, played_session, cluster, tmp_path, monkeypatch
 ) -> None:
     notes: list[str] = []
     monkeypatch.setattr(Screen, "note", lambda _, *lines: notes.extend(lines))
@@ -209,18 +188,16 @@ def test_message_that_was_not_sent_is_noted_while_the_command_runs(
         assert looks < 300
 
     replace_clock(monkeypatch, top, sleep=look)
-    set_clock(Clock(sleep=look))
-    verb(TEXT, [job_id], notify=["false"])
+    top.top(TEXT, [job_id], notify=["false"])
 
 
 @pytest.mark.parametrize(
     "call",
     [
         lambda notify: submit.submit(TEXT, "bench", notify=notify),
-        lambda notify: jobs.jobs(TEXT, notify=notify),
         lambda notify: logs.logs(TEXT, "1", notify=notify),
     ],
-    ids=["submit", "jobs", "logs"],
+    ids=["submit", "logs"],
 )
 def test_notify_needs_a_command_that_watches(played_session, call) -> None:
     with refused("option-needs-option", UsageError, "--notify"):

@@ -40,7 +40,7 @@ SLIPS = {
     "tail 'a b'": ("bad-command-line", "'tail'", "`clusterctl logs -f`"),
     "drain demo-1": ("bad-command-line", "'drain'", "`clusterctl node drain`"),
     "runs compare 1 2": ("bad-command-line", "'compare'", "`clusterctl runs diff`"),
-    "jobs --follow": ("bad-command-line", "--follow", "`clusterctl jobs --watch`"),
+    "jobs --follow": ("bad-command-line", "--follow", "`clusterctl top`"),
     "submit train -n4": ("bad-command-line", "-n", "--nodes NODES --tasks-per-node TASKS`"),
     "submit train --node 2": ("bad-command-line", "--nodes", "`clusterctl submit JOB -- --node`"),
     "submit train --nodes2 4": ("bad-command-line", "--nodes2", "did you mean --nodes?"),

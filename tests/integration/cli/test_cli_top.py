@@ -138,5 +138,3 @@ def test_jobs_of_all_clusters_are_one_list_whose_ids_name_the_cluster(
     jobs.jobs(Screen(json=False, color=False, cluster="all"))
     shown = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in shown[1:]} == {f"demo/{job_id}" for job_id in ids}
-    with refused("options-exclusive", UsageError):
-        jobs.jobs(Screen(json=False, color=False, cluster="all"), watch=True)

@@ -1,19 +1,11 @@
-"""The list of nodes in `status`, the table of jobs, and how long `jobs --watch` watches."""
+"""The list of nodes in `status`, and the table of jobs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
-from types import SimpleNamespace
-from typing import Any, cast
 
-import pytest
-
-from clusterctl.cli import jobs
-from clusterctl.cli.jobs import _rounds, job_table, node_rows
+from clusterctl.cli.jobs import job_table, node_rows
 from clusterctl.cli.output import Screen
-from clusterctl.jobs.messages import TELLS_NOBODY
-from clusterctl.jobs.queue import JobList
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 
 
@@ -38,21 +30,6 @@ def test_many_nodes_that_are_alike_share_a_row_and_those_out_of_service_come_fir
         ("n60", "power supply"),
         ("n[1-49,52-59,61-64]", ""),
     ]
-
-
-@pytest.mark.parametrize(("ids", "count"), [([], 3), (["12"], 1)])
-def test_only_a_watch_of_given_jobs_ends_with_them(
-    monkeypatch: pytest.MonkeyPatch, ids: list[str], count: int
-) -> None:
-    done = JobInfo(number=12, name="train", user="ada", state=JobState.COMPLETED, reason="")
-    monkeypatch.setattr(jobs, "find_or_list", lambda *_: JobList((done,)))
-    clock = SimpleNamespace(sleep=lambda _: None)
-    session = SimpleNamespace(
-        scheduler=SimpleNamespace(clock=clock),
-        site=SimpleNamespace(pace=SimpleNamespace(changed_s=0)),
-    )
-    rounds = _rounds(cast(Any, session), ids, None, TELLS_NOBODY)
-    assert len([*islice(rounds, 3)]) == count
 
 
 def test_table_of_jobs_has_users_and_reasons_only_if_they_tell_something() -> None:

@@ -12,7 +12,7 @@ from clusterctl.jobs.watch import LogChunk
 
 
 def test_lines_and_logs_reach_a_pipe_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else `jobs --watch` and `logs -f` would seem to hang in front of another program."""
+    """Else `logs -f` would seem to hang in front of another program."""
     raw = io.BytesIO()
     pipe = io.TextIOWrapper(io.BufferedWriter(raw))  # type: ignore[type-var]
     monkeypatch.setattr(sys, "stdout", pipe)
