@@ -28,13 +28,13 @@ from pathlib import Path
 from support.clusters import BIN, Cluster, raised
 from support.rounds import machine, measure
 
-from clusterctl.runs.fetch import Source, fetch_tree, sender
+from clusterctl.runs.fetch import RunSource, fetch_tree, sender
 from clusterctl.scheduler.session import Session, connect_session
 from clusterctl.state.inventory import job_inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import fetch
 from clusterctl.transport.put import Upload, store_of
-from clusterctl.transport.tree import Kind, hash_items, list_items
+from clusterctl.transport.tree import ItemKind, hash_items, list_items
 
 RUNS = 20
 NOT_SLOWER = 1.1
@@ -298,7 +298,7 @@ def folders(bench: Bench) -> None:
 
             def send() -> None:
                 items = list_items([path])[0]
-                hashes = hash_items([item for item in items if item.kind is Kind.FILE])
+                hashes = hash_items([item for item in items if item.kind is ItemKind.FILE])
                 Upload(bench.session.transport).new_folder(
                     items, hashes, target, store=store_of(area), ours={"job.sbatch": b"true\n"}
                 )
@@ -334,7 +334,7 @@ def runs(bench: Bench) -> None:
         def bring() -> None:
             with closing(sender(bench.session.transport)) as one:
                 for run in range(1, RUNS + 1):
-                    source = Source(f"{home}/{top}/{run}", files="files")
+                    source = RunSource(f"{home}/{top}/{run}", files="files")
                     fetch_tree(one, source, out / str(run))
 
         seconds = timed(bring)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "Cluster",
+    "ClusterMoment",
     "ClusterctlError",
     "Job",
-    "Moment",
     "Rehearsal",
     "Report",
     "Row",
     "Status",
-    "Usage",
+    "UsageReport",
     "compare",
     "frame",
     "list_runs",

@@ -29,7 +29,7 @@ from clusterctl.jobs.prepare import Preparer, Submission, read_jobs, submit_prep
 from clusterctl.jobs.replay import ReplayCode, replay_job
 from clusterctl.jobs.stacks import stacks_of
 from clusterctl.jobs.submit import Submitter
-from clusterctl.jobs.top import Moment, watching
+from clusterctl.jobs.top import ClusterMoment, watching
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
 from clusterctl.rehearse.rehearsal import LIMIT_S, MTBF_S, Rehearsal, Rehearser, job_to_rehearse
@@ -52,7 +52,7 @@ from clusterctl.scheduler.session import (
     Session,
     open_session,
 )
-from clusterctl.scheduler.usage import Usage, usage_keys
+from clusterctl.scheduler.usage import UsageReport, usage_keys
 from clusterctl.spec.job_keywords import JobKeywords, ReplayKeywords
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
@@ -69,14 +69,14 @@ from clusterctl.util.progress import SILENT, LineReporter, PhaseLines
 
 __all__ = [
     "Cluster",
+    "ClusterMoment",
     "ClusterctlError",
     "Job",
-    "Moment",
     "Rehearsal",
     "Report",
     "Row",
     "Status",
-    "Usage",
+    "UsageReport",
     "compare",
     "frame",
     "list_runs",
@@ -243,7 +243,7 @@ class Cluster:
         """Return the state of the nodes, and the pending and running jobs."""
         return status_of(self._chosen.workspace())
 
-    def top(self, ids: _Names = ()) -> Moment:
+    def top(self, ids: _Names = ()) -> ClusterMoment:
         """Return the activity of the nodes and jobs now; with IDs, of these jobs."""
         ids = _as_list(ids)
         with watching(self._chosen.of_jobs(ids).workspace(), ids) as cluster:
@@ -409,7 +409,7 @@ class Cluster:
             self._note(listing.unlisted_notice)
         return listing.jobs
 
-    def usage(self, by: str | Sequence[str] = "user", since: str = "30d") -> Usage:
+    def usage(self, by: str | Sequence[str] = "user", since: str = "30d") -> UsageReport:
         """Return the hours and the cost of the jobs of all users.
 
         by: keys to group by: user, account, partition, month. since: such as 30d or 2026-01-31.

@@ -29,7 +29,7 @@ DONE: Final = "ok"
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class CallBound:
     """The most that a call can use. None: unknown. ``jobs`` counts each task of an array; ``nodes``
     are those of a cluster.
     """
@@ -40,11 +40,11 @@ class Bound:
     nodes: int = 0
 
 
-FREE: Final = Bound()
+FREE: Final = CallBound()
 
 
 @dataclass(slots=True)
-class Call:
+class RecordedCall:
     """A call of an agent.
 
     cluster: its name, and what tells it from another cluster of this name.
@@ -59,7 +59,7 @@ class Call:
     arguments: Mapping[str, Any]
     project: str
     cluster: str
-    bound: Bound
+    bound: CallBound
     code: str = ""
     refused: bool = False
     jobs: Sequence[str] = ()
@@ -74,7 +74,7 @@ class History:
         resume`; those before a `down` or `detach`, which removes what the cluster's ledger tells of its jobs.
     """
 
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, RecordedCall] = field(default_factory=dict)
     failures: list[tuple[float, int]] = field(default_factory=list)
 
     def jobs_of(self, cluster: str) -> set[str]:
@@ -135,7 +135,7 @@ class Journal:
         *,
         project: str,
         cluster: str,
-        bound: Bound,
+        bound: CallBound,
     ) -> str:
         """Write that a call is carried out from now on. Return its id."""
         call = secrets.token_hex(6)
@@ -195,18 +195,18 @@ def _apply(history: History, row: Mapping[str, Any]) -> None:
     if event == "keep":
         history.failures.append((seconds, int(row["failures"])))
         for ended, (node_hours, usd) in row["used"].items():
-            history.calls[ended].bound = Bound(0, node_hours, usd)
+            history.calls[ended].bound = CallBound(0, node_hours, usd)
         return
     call_id = str(row["call"])
     if event in {"begin", "refuse"}:
-        history.calls[call_id] = Call(
+        history.calls[call_id] = RecordedCall(
             id=call_id,
             time=seconds,
             verb=str(row["verb"]),
             arguments=dict(row["arguments"]),
             project=str(row["project"]),
             cluster=str(row["cluster"]),
-            bound=Bound(**row.get("bound", {})),
+            bound=CallBound(**row.get("bound", {})),
             code=str(row.get("code", "")),
             refused=event == "refuse",
         )

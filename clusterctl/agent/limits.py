@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from clusterctl.agent.journal import FREE, Bound, Call, History, Journal
+from clusterctl.agent.journal import FREE, CallBound, History, Journal, RecordedCall
 from clusterctl.errors import MachineError
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.state.ledger import JobEntry, Ledger
@@ -28,7 +28,7 @@ _Entries = Mapping[str, Sequence[JobEntry]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallCluster:
     """The cluster that a call is about.
 
     id: its name, and what tells it from another cluster of this name. here: whether it is on this
@@ -43,11 +43,11 @@ class Place:
     account: str = ""
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = CallCluster()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedCall:
     """A call that an agent asks for.
 
     changes: whether the call changes the cluster or submits jobs. submits: whether it submits jobs.
@@ -56,15 +56,15 @@ class Asked:
     """
 
     verb: str
-    place: Place = NOWHERE
+    place: CallCluster = NOWHERE
     changes: bool = False
     submits: bool = False
-    bound: Bound = FREE
+    bound: CallBound = FREE
     accounts: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class AgentUsage:
     """What agents use of the limits now."""
 
     node_hours: float
@@ -79,7 +79,7 @@ def identity(workspace: Workspace) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class LedgerUse:
     """What the jobs of a call use, by the ledger of their cluster.
 
     active: jobs that are pending or running; of an array that has not ended, all tasks. node_hours,
@@ -96,7 +96,7 @@ class Use:
     open: Sequence[str] = ()
 
     @classmethod
-    def of(cls, call: Call, entries: _Entries | None) -> Use:
+    def of(cls, call: RecordedCall, entries: _Entries | None) -> LedgerUse:
         """entries: of the call's cluster. None: it was removed."""
         bound = call.bound
         if not call.jobs:
@@ -127,11 +127,12 @@ class Use:
         return cls(0, node_hours, usd, is_bound=False, ends=ends)
 
 
-def uses(calls: Iterable[Call]) -> dict[str, Use]:
+def uses(calls: Iterable[RecordedCall]) -> dict[str, LedgerUse]:
     """Return the id of each call -> what its jobs use. Each cluster's ledger is read once."""
     entries_of = cache(_entries_of)
     return {
-        call.id: Use.of(call, entries_of(call.cluster) if call.jobs else None) for call in calls
+        call.id: LedgerUse.of(call, entries_of(call.cluster) if call.jobs else None)
+        for call in calls
     }
 
 
@@ -166,7 +167,7 @@ def _end_of(entry: JobEntry) -> str:
     return "" if entry.refused or entry.state in _ENDED_BY_OTHERS else FAILED
 
 
-def usage(history: History, now: float | None = None) -> Usage:
+def usage(history: History, now: float | None = None) -> AgentUsage:
     """Return what agents use of the limits now.
 
     A call counts for a day from its begin: with its jobs' real use as far as it is known, otherwise
@@ -177,7 +178,7 @@ def usage(history: History, now: float | None = None) -> Usage:
     calls = [call for call in history.calls.values() if call.jobs or now - call.time < DAY_S]
     found = uses(calls)
     recent = [found[call.id] for call in calls if now - call.time < DAY_S]
-    return Usage(
+    return AgentUsage(
         node_hours=sum(use.node_hours or 0.0 for use in recent),
         usd=sum(use.usd or 0.0 for use in recent),
         jobs=sum(use.active for use in found.values()),
@@ -196,7 +197,7 @@ def _failures(history: History, ends: Sequence[tuple[float, str]]) -> int:
     return count
 
 
-def check(limits: AgentLimits, file: Path, history: History, asked: Asked) -> None:
+def check(limits: AgentLimits, file: Path, history: History, asked: RequestedCall) -> None:
     """Raise LimitError if a limit forbids the call. file: the user's configuration, for messages."""
     _check_place(limits, file, asked)
     if not asked.submits and not asked.changes:
@@ -224,7 +225,7 @@ def check(limits: AgentLimits, file: Path, history: History, asked: Asked) -> No
             _check_sum(file, name, limit, before, more)
 
 
-def _check_place(limits: AgentLimits, file: Path, asked: Asked) -> None:
+def _check_place(limits: AgentLimits, file: Path, asked: RequestedCall) -> None:
     place = asked.place
     if asked.verb in limits.verbs_off:
         raise LimitError(

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.agent.journal import Bound
+from clusterctl.agent.journal import CallBound
 from clusterctl.errors import UsageError
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.disk import translating_write_errors
@@ -29,7 +29,7 @@ _AGAIN: Final = "call the command without a token: its dry run gives a new one"
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedCall:
     """The call that a token carries out.
 
     digest: that of the dry run. cluster: the name and the id of the cluster then.
@@ -41,7 +41,7 @@ class Planned:
     project: str
     cluster: str
     digest: str
-    bound: Bound
+    bound: CallBound
     accounts: tuple[str, ...] = ()
 
 
@@ -51,7 +51,7 @@ class Tokens:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / _FOLDER
 
-    def give(self, planned: Planned) -> str:
+    def give(self, planned: PlannedCall) -> str:
         """Return a new token that carries out this call."""
         self._remove_old()
         token = secrets.token_urlsafe(18)
@@ -61,7 +61,9 @@ class Tokens:
         write_atomic(self._path(token), json.dumps(row))
         return token
 
-    def take(self, token: str, verb: str, arguments: Mapping[str, Any], project: str) -> Planned:
+    def take(
+        self, token: str, verb: str, arguments: Mapping[str, Any], project: str
+    ) -> PlannedCall:
         """Return the call of a token, and let nobody use the token again.
 
         Raises:
@@ -101,13 +103,13 @@ class Tokens:
                 fix=f"pass the arguments of its dry run unchanged, or {_AGAIN}",
             )
         write_atomic(self._path(token), json.dumps({**row, "used": time.time()}))
-        return Planned(
+        return PlannedCall(
             verb=row["verb"],
             arguments=row["arguments"],
             project=row["project"],
             cluster=row["cluster"],
             digest=row["digest"],
-            bound=Bound(**row["bound"]),
+            bound=CallBound(**row["bound"]),
             accounts=tuple(row["accounts"]),
         )
 

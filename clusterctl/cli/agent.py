@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from clusterctl.agent.journal import DONE, Call, Journal
-from clusterctl.agent.limits import Use, usage, uses
+from clusterctl.agent.journal import DONE, Journal, RecordedCall
+from clusterctl.agent.limits import LedgerUse, usage, uses
 from clusterctl.cli.agent_calls import Uses
 from clusterctl.cli.agent_tools import limits_of_user
 from clusterctl.cli.options import option
@@ -107,7 +107,7 @@ def _shown(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _answer(call: Call, use: Use) -> dict[str, Any]:
+def _answer(call: RecordedCall, use: LedgerUse) -> dict[str, Any]:
     """Return a call as `-o json` shows it: with what it used, or can use at most."""
     return {
         "id": call.id,
@@ -126,7 +126,7 @@ def _answer(call: Call, use: Use) -> dict[str, Any]:
     }
 
 
-def _row(call: Call, use: Use) -> list[str]:
+def _row(call: RecordedCall, use: LedgerUse) -> list[str]:
     words = shlex.join([call.verb, *_words(call.arguments)])
     cost = [formatting.hours(use.node_hours), formatting.cost(use.usd, "")]
     return [

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.agent.journal import DONE, FREE, Bound, History, Journal
-from clusterctl.agent.limits import NOWHERE, Asked, Place, check, identity, uses
-from clusterctl.agent.tokens import VALID_S, Planned, Tokens
+from clusterctl.agent.journal import DONE, FREE, CallBound, History, Journal
+from clusterctl.agent.limits import NOWHERE, CallCluster, RequestedCall, check, identity, uses
+from clusterctl.agent.tokens import VALID_S, PlannedCall, Tokens
 from clusterctl.cli.agent_program import (
-    Answer,
+    CommandAnswer,
     Program,
     Runner,
     environment,
@@ -51,7 +51,7 @@ _SELDOM_S: Final = 300.0
 
 def place_of(
     verb: str, arguments: Mapping[str, Any], project: Path, confined: Confinement
-) -> Place:
+) -> CallCluster:
     """Return the cluster that a call is about. LimitError: its spec is a file outside."""
     scope = VERBS[verb].scope
     if scope is Scope.NONE:
@@ -59,7 +59,7 @@ def place_of(
     name = arguments.get("cluster", ALL if scope is Scope.EVERY else None)
     if name == ALL:
         most = max((_commands(Workspace.of(each)) for each in clusters_up()), default=0)
-        return Place(ALL, ALL, here=False, commands=most)
+        return CallCluster(ALL, ALL, here=False, commands=most)
     file = arguments.get("file")
     confined.reject_read(file or SPEC_NAME)
     chosen = ChosenCluster(project / file if file else None, name, SILENT.note)
@@ -69,7 +69,7 @@ def place_of(
     workspace = chosen.workspace()
     inventory = inventory_if_known(workspace)
     traits = inventory.traits if inventory is not None else spec_of(chosen).provider
-    return Place(
+    return CallCluster(
         name=workspace.root.name,
         id=identity(workspace),
         here=traits.shares_kernel,
@@ -153,7 +153,7 @@ class Calls:
         given: Mapping[str, Any],
         heard: Callable[[str], None] = lambda _: None,
         started: Callable[[Program], None] = lambda _: None,
-    ) -> Answer:
+    ) -> CommandAnswer:
         """Carry out a call, or refuse it. Return what the agent is told.
 
         heard: called with each note of the command. started: called with the program that runs.
@@ -172,7 +172,7 @@ class Calls:
             )
             return self._refuse(call, error)
 
-    def _refuse(self, call: _Call, error: ClusterctlError) -> Answer:
+    def _refuse(self, call: _Call, error: ClusterctlError) -> CommandAnswer:
         """Write that a call was refused, and return the answer."""
         try:
             with self.journal.lock():
@@ -207,7 +207,7 @@ class _Call:
     given: dict[str, Any]
     heard: Callable[[str], None]
     started: Callable[[Program], None]
-    place: Place = NOWHERE
+    place: CallCluster = NOWHERE
 
     def __post_init__(self) -> None:
         self.token = self.given.pop("token", None)
@@ -217,7 +217,7 @@ class _Call:
         """The arguments for the journal, which no agent can make large."""
         return {str(name)[:40]: _short(value) for name, value in [*self.given.items()][:60]}
 
-    def answer(self) -> Answer:
+    def answer(self) -> CommandAnswer:
         if self.verb not in TOOLS:
             raise UsageError(
                 "agents have no such command",
@@ -232,7 +232,7 @@ class _Call:
         self._confined = self.calls.confined(self._limits)
         self._check_discard()
         self.place = place_of(self.verb, self.given, self.calls.project, self._confined)
-        asked = Asked(
+        asked = RequestedCall(
             verb=self.verb,
             place=self.place,
             changes=not effect.only_shows and effect is not Effect.FETCHES,
@@ -253,7 +253,7 @@ class _Call:
                 limit={"name": "discard", "value": False},
             )
 
-    def _simple(self, asked: Asked) -> Answer:
+    def _simple(self, asked: RequestedCall) -> CommandAnswer:
         """Carry out a call that neither costs nor destroys."""
         with self.calls.journal.lock() as history:
             check(self._limits, config_file(), history, asked)
@@ -274,7 +274,7 @@ class _Call:
             return self.given
         return {**self.given, "timeout": f"{seconds}s"}
 
-    def _dry_run(self, asked: Asked) -> Answer:
+    def _dry_run(self, asked: RequestedCall) -> CommandAnswer:
         with self.calls.journal.lock() as history:
             check(self._limits, config_file(), history, asked)
             self._check_jobs(history)
@@ -284,7 +284,7 @@ class _Call:
         digest = answer.body.get("digest")
         if answer.code != DONE or not isinstance(digest, str):
             return answer
-        planned = Planned(
+        planned = PlannedCall(
             verb=self.verb,
             arguments=self.given,
             project=str(self.calls.project),
@@ -299,9 +299,9 @@ class _Call:
             self._check_planned(history, asked, planned)
             token = self.calls.tokens.give(planned)
         told = {"token": token, "token_valid_s": VALID_S}
-        return Answer({**_without_scripts(answer.body), **told}, answer.rc)
+        return CommandAnswer({**_without_scripts(answer.body), **told}, answer.rc)
 
-    def _carry_out(self, asked: Asked) -> Answer:
+    def _carry_out(self, asked: RequestedCall) -> CommandAnswer:
         self._ask_of_jobs()
         with self.calls.journal.lock() as history:
             project = str(self.calls.project)
@@ -319,7 +319,7 @@ class _Call:
         if VERBS[self.verb].effect is Effect.SUBMITS:
             self.calls.uses.ask(self.place.id)
 
-    def _check_planned(self, history: History, asked: Asked, planned: Planned) -> None:
+    def _check_planned(self, history: History, asked: RequestedCall, planned: PlannedCall) -> None:
         """Raise LimitError if a limit forbids what a dry run has shown."""
         own = self.place.account
         # clusterctl writes the user's own default account into scripts.
@@ -351,7 +351,7 @@ class _Call:
                     limit={"name": "others_jobs", "value": False},
                 )
 
-    def _begin(self, bound: Bound) -> str:
+    def _begin(self, bound: CallBound) -> str:
         """Write that the call begins."""
         return self.calls.journal.begin(
             self.verb,
@@ -361,7 +361,9 @@ class _Call:
             bound=bound,
         )
 
-    def _run(self, call: str, words: Sequence[str], *, acts: bool, free: bool = False) -> Answer:
+    def _run(
+        self, call: str, words: Sequence[str], *, acts: bool, free: bool = False
+    ) -> CommandAnswer:
         """Run the command, and write how it ended.
 
         acts: whether it is carried out to its end, even if the client or the server is gone.
@@ -391,23 +393,23 @@ class _Call:
             write_end(self.calls.journal, call, answer, seconds=seconds, free=free)
         except ClusterctlError as exc:
             # The call counts at its bound, and the agent must know what it did.
-            return Answer({**answer.body, "journal": exc.cause}, answer.rc)
+            return CommandAnswer({**answer.body, "journal": exc.cause}, answer.rc)
         if self.verb in {"wait", "cancel"}:
             self.calls.uses.forget(self.place.id)
         return answer
 
 
-def _bound_of(verb: str, at_most: Mapping[str, Any]) -> Bound:
+def _bound_of(verb: str, at_most: Mapping[str, Any]) -> CallBound:
     """Return the most that a call can use, by its dry run."""
     effect = VERBS[verb].effect
     if effect is Effect.SUBMITS:
         tasks = at_most.get("tasks")
         jobs = at_most.get("jobs")
         count = None if tasks is None or jobs is None else max(tasks, jobs)
-        return Bound(count, at_most.get("node_hours"), at_most.get("usd"))
+        return CallBound(count, at_most.get("node_hours"), at_most.get("usd"))
     # The node hours of a cluster are those of its jobs.
     if effect is Effect.RAISES:
-        return Bound(0, 0.0, at_most.get("usd"), int(at_most.get("nodes") or 0))
+        return CallBound(0, 0.0, at_most.get("usd"), int(at_most.get("nodes") or 0))
     return FREE
 
 

@@ -36,7 +36,7 @@ _MOST_REASON: Final = 2000  # letters
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandAnswer:
     """What a command answered. body: its JSON. rc: its exit code."""
 
     body: dict[str, Any]
@@ -75,7 +75,7 @@ class Program:
     _process: subprocess.Popen[bytes] | None = None
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, heard: Callable[[str], None] = lambda _: None) -> Answer:
+    def run(self, heard: Callable[[str], None] = lambda _: None) -> CommandAnswer:
         """Run it. heard: called with each line of its notes, in another thread."""
         # -P: a module of the project never takes the place of clusterctl's.
         python = [sys.executable, "-P", "-m"]
@@ -119,19 +119,19 @@ class Program:
 
 
 # Runs a program. The second argument is called with each line of its notes.
-Runner = Callable[[Program, Callable[[str], None]], Answer]
+Runner = Callable[[Program, Callable[[str], None]], CommandAnswer]
 
 
-def run_program(program: Program, heard: Callable[[str], None]) -> Answer:
+def run_program(program: Program, heard: Callable[[str], None]) -> CommandAnswer:
     return program.run(heard)
 
 
-def _answer(stdout: bytes, rc: int, notes: str) -> Answer:
+def _answer(stdout: bytes, rc: int, notes: str) -> CommandAnswer:
     body: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         body = json.loads(stdout)
     if isinstance(body, dict):
-        return Answer(body, rc)
+        return CommandAnswer(body, rc)
     return error_answer(
         ClusterctlError(
             "the command has not answered",
@@ -143,15 +143,15 @@ def _answer(stdout: bytes, rc: int, notes: str) -> Answer:
     )
 
 
-def error_answer(error: ClusterctlError, rc: int | None = None) -> Answer:
+def error_answer(error: ClusterctlError, rc: int | None = None) -> CommandAnswer:
     """Return the answer for an error, as `-o json` shows it."""
     failures = [asdict(failure) for failure in error.failures]
     body = {"ok": False, "failures": failures, **error.answer}
-    return Answer(body, error.exit_code if rc is None else rc)
+    return CommandAnswer(body, error.exit_code if rc is None else rc)
 
 
 def write_end(
-    journal: Journal, call: str, answer: Answer, *, seconds: float, free: bool = False
+    journal: Journal, call: str, answer: CommandAnswer, *, seconds: float, free: bool = False
 ) -> None:
     """Write how a call ended, unless that is written. free: it can have used nothing."""
     jobs = [] if free else _jobs_of(answer.body)

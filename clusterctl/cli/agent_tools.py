@@ -21,7 +21,7 @@ from clusterctl.cli.main import LazyVerb
 from clusterctl.cli.verbs import VERBS, Scope
 from clusterctl.errors import UsageError
 from clusterctl.spec.agent import AgentLimits, read_limits
-from clusterctl.spec.names import Local, did_you_mean, reject_unknown
+from clusterctl.spec.names import LocalValue, did_you_mean, reject_unknown
 from clusterctl.spec.units import shown
 from clusterctl.state.ledger import RUNS
 from clusterctl.state.workspace import config_file
@@ -163,7 +163,7 @@ def _declared(verb: str) -> Iterator[Argument]:
             required=param.required,
             choices=tuple(param.type.choices) if is_choice else (),
             # Otherwise runs of jobs that were submitted in other folders are written there.
-            default=str(RUNS) if getattr(param, "local", None) is Local.WRITTEN else None,
+            default=str(RUNS) if getattr(param, "local", None) is LocalValue.WRITTEN else None,
         )
 
 

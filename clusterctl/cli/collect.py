@@ -26,7 +26,7 @@ from clusterctl.runs.trackers import (
     LEFT,
     SENT,
     TRACKERS,
-    Synced,
+    SyncResult,
     chosen_trackers,
     sync_error,
     sync_run,
@@ -34,11 +34,11 @@ from clusterctl.runs.trackers import (
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import RUNS
-from clusterctl.state.run_record import RunRecord, Skipped, WhatDownDoes
+from clusterctl.state.run_record import RunRecord, SkippedFile, WhatDownDoes
 from clusterctl.state.workspace import Workspace
 
 _MOST_REASONS = 8
-# What a line says of a recording, by ``Synced.state``.
+# What a line says of a recording, by ``SyncResult.state``.
 _STATES: Final = MappingProxyType(
     {
         SENT: "sent by",
@@ -167,7 +167,7 @@ def collect(
         raise error
 
 
-def _sync_line(synced: Synced) -> str:
+def _sync_line(synced: SyncResult) -> str:
     reason = f": {synced.reason}" if synced.reason else ""
     return f"job {synced.job_id}: {synced.path}: {_STATES[synced.state]} {synced.tool}{reason}"
 
@@ -200,7 +200,7 @@ def left_notes(run: RunRecord, workspace: Workspace) -> list[Notice]:
     """Return a note for the files of a job that `down` refuses to delete, for those that it
     deletes without asking, and for those that do not exist. Empty if everything was collected.
     """
-    left: dict[WhatDownDoes, list[Skipped]] = {}
+    left: dict[WhatDownDoes, list[SkippedFile]] = {}
     for skipped in run.not_here:
         left.setdefault(skipped.down, []).append(skipped)
     if not left:
@@ -235,7 +235,7 @@ def left_notes(run: RunRecord, workspace: Workspace) -> list[Notice]:
     return notes
 
 
-def _shown(run: RunRecord, left: Sequence[Skipped]) -> str:
+def _shown(run: RunRecord, left: Sequence[SkippedFile]) -> str:
     by_reason: dict[str, list[str]] = {}
     for skipped in left:
         leads_to = f" -> {skipped.target}" if skipped.target else ""

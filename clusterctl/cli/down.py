@@ -37,7 +37,7 @@ from clusterctl.providers.base import Prompts, pending_releases
 from clusterctl.providers.registry import provider_of
 from clusterctl.providers.storage import REMOVE
 from clusterctl.spec.models import DEFAULT_PROVIDER
-from clusterctl.spec.names import Local
+from clusterctl.spec.names import LocalValue
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
@@ -73,7 +73,7 @@ _DOWN_FLAGS: Final = {
         "job was submitted; if that can't be written, ./runs.",
         parser=folder_path,
         metavar="PATH",
-        local=Local.WRITTEN,
+        local=LocalValue.WRITTEN,
     ),
     "no_wait": NoWait,
     "gone": flag(

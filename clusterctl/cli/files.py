@@ -10,7 +10,7 @@ from clusterctl.cli.options import argument
 from clusterctl.cli.output import Screen
 from clusterctl.jobs import files
 from clusterctl.jobs.secret_files import left_out_notice
-from clusterctl.spec.names import Local
+from clusterctl.spec.names import LocalValue
 from clusterctl.transport.get import DownloadResult
 from clusterctl.transport.put import UploadResult
 from clusterctl.util import formatting
@@ -23,7 +23,7 @@ def put(
         argument(
             "Files and folders here, then the folder on the cluster, or a file's new name.",
             metavar="LOCAL... [REMOTE]",
-            local=Local.HERE_FIRST,
+            local=LocalValue.HERE_FIRST,
         ),
     ],
 ) -> None:
@@ -56,7 +56,7 @@ def get(
         argument(
             "Files and folders on the cluster, then the folder here, or a file's new name.",
             metavar="REMOTE... [LOCAL]",
-            local=Local.HERE_LAST,
+            local=LocalValue.HERE_LAST,
         ),
     ],
 ) -> None:

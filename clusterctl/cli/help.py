@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from clusterctl.spec.names import Local, Topic
+from clusterctl.spec.names import LocalValue, Topic
 
 # Returns completions of the typed text.
 Completer = Callable[[click.Context, str], list[Any]]
@@ -18,7 +18,7 @@ Completer = Callable[[click.Context, str], list[Any]]
 class _Parameter(click.Parameter):
     """The common base of options and arguments. local: see ``JobOption``."""
 
-    local: Local | None
+    local: LocalValue | None
     completer: Completer | None = None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:

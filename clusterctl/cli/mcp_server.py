@@ -24,7 +24,7 @@ from mcp.server.stdio import stdio_server
 from clusterctl import __version__
 from clusterctl.cli.agent_answers import Answers, compact, for_agents
 from clusterctl.cli.agent_calls import Calls
-from clusterctl.cli.agent_program import Answer, Program, error_answer
+from clusterctl.cli.agent_program import CommandAnswer, Program, error_answer
 from clusterctl.cli.agent_tools import (
     TOOLS,
     help_of,
@@ -160,8 +160,8 @@ class _Requests:
         return _result(text, is_error=not answer.body.get("ok"))
 
     async def _with_progress(
-        self, context: Context, call: Callable[..., Answer], limiter: anyio.CapacityLimiter
-    ) -> Answer:
+        self, context: Context, call: Callable[..., CommandAnswer], limiter: anyio.CapacityLimiter
+    ) -> CommandAnswer:
         """Run a call in a thread, and report its notes. If the request is cancelled, what only
         reads is ended; the rest is carried out.
         """
@@ -177,7 +177,7 @@ class _Requests:
             else:
                 self._programs.append(program)
 
-        found: list[Answer] = []
+        found: list[CommandAnswer] = []
 
         async def report() -> None:
             count = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from clusterctl.cli.options import Words, option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice
-from clusterctl.jobs.messages import TELLS_NOBODY, Telling
+from clusterctl.jobs.messages import TELLS_NOBODY, JobMessages
 
 if TYPE_CHECKING:
     from clusterctl.util.receivers import Receiver
@@ -27,10 +27,10 @@ Notify = Annotated[
 @contextmanager
 def telling(
     screen: Screen, receivers: Sequence[Receiver], *, submitted: bool = False
-) -> Iterator[Telling]:
+) -> Iterator[JobMessages]:
     """Send messages about jobs in the ``with`` block.
 
-    submitted: see ``Telling``.
+    submitted: see ``JobMessages``.
     """
     if not receivers:
         yield TELLS_NOBODY
@@ -41,4 +41,4 @@ def telling(
     text = f"messages are sent to {names} while this command runs, from this machine"
     screen.note(Notice("messages-while-running", text))
     with posting(receivers, screen.note) as post:
-        yield Telling(post, submitted=submitted)
+        yield JobMessages(post, submitted=submitted)

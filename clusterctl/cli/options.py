@@ -32,7 +32,7 @@ from clusterctl.errors import (
     foreign_package_error,
     printable,
 )
-from clusterctl.spec.names import Local
+from clusterctl.spec.names import LocalValue
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.transport.sudo import PASSWORDS
 from clusterctl.util.confine import reject_written
@@ -143,7 +143,7 @@ class ParameterDeclaration:
     least: float | None = None
     most: float | None = None
     hidden: bool = False
-    local: Local | None = None
+    local: LocalValue | None = None
     topic: str = ""
     is_usual: bool = False
 
@@ -238,7 +238,7 @@ OutFolder = Annotated[
         "Folder for collected runs. Default: ./runs.",
         parser=folder_path,
         metavar="PATH",
-        local=Local.WRITTEN,
+        local=LocalValue.WRITTEN,
     ),
 ]
 JobId = Annotated[

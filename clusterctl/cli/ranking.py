@@ -10,7 +10,7 @@ from typing import Final
 from clusterctl.cli.all_clusters import ALL, ClusterAnswers, all_clusters, ask_all
 from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError
-from clusterctl.jobs.first import Place, reject_unfit
+from clusterctl.jobs.first import JobPlace, reject_unfit
 from clusterctl.jobs.where import Candidate, candidates_of, ranked
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
@@ -51,7 +51,7 @@ def rank(screen: Screen, request: Request, *, is_for_first: bool = False) -> Pla
     return PlaceRanking(places, answers)
 
 
-def best_places(screen: Screen, request: Request, count: int) -> tuple[Place, ...]:
+def best_places(screen: Screen, request: Request, count: int) -> tuple[JobPlace, ...]:
     """Return the first places of the ranking that accept the job, at most ``count``.
 
     Raises UsageError if there are fewer than two.

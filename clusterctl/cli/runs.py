@@ -47,8 +47,8 @@ from clusterctl.runs.facts import (
 )
 from clusterctl.runs.find import (
     FIELDS,
-    Ranking,
     Row,
+    TaskRanking,
     failed_tasks,
     latest_tasks,
     named_rows,
@@ -64,12 +64,12 @@ from clusterctl.runs.query import RunQuery, all_columns, cells, select_runs
 from clusterctl.runs.report import report_of, report_path
 from clusterctl.runs.scaling import is_scaling, scaling_of
 from clusterctl.runs.tabular import as_csv, latex
-from clusterctl.runs.time_use import Use, total_time_use
+from clusterctl.runs.time_use import TimeUse, total_time_use
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.metrics import goal_given
-from clusterctl.spec.names import Local
+from clusterctl.spec.names import LocalValue
 from clusterctl.util import formatting
 
 # The maximum number of listed runs without --limit.
@@ -96,7 +96,7 @@ Run = Annotated[
         "A run: its folder, its name in ./runs, or its job ID. For an array, 12_3 names one task.",
         metavar="RUN",
         tab=run_names,
-        local=Local.NAME,
+        local=LocalValue.NAME,
     ),
 ]
 
@@ -121,7 +121,7 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
         "List the tasks of this sweep, the best first.",
         metavar="RUN",
         tab=run_names,
-        local=Local.NAME,
+        local=LocalValue.NAME,
     ),
     "goal": flag(
         str,
@@ -368,8 +368,8 @@ def _show_groups(
 def _ledger_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
     """Return how runs used their time for the JSON answer, and as a table of shares in percent."""
     ledgers = [total_time_use([row]) for row in rows]
-    total = {use: sum(ledger.get(use, 0.0) for ledger in ledgers) for use in Use}
-    uses = [use for use in Use if total[use]]
+    total = {use: sum(ledger.get(use, 0.0) for ledger in ledgers) for use in TimeUse}
+    uses = [use for use in TimeUse if total[use]]
 
     def line(name: str, ledger: Mapping[str, float]) -> list[str]:
         whole = sum(ledger.values())
@@ -393,7 +393,7 @@ def _ledger_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], 
     return answer, screen.table(head, lines)
 
 
-def _ranking(run: Row, ranking: Ranking) -> tuple[dict[str, Any], list[str], list[str]]:
+def _ranking(run: Row, ranking: TaskRanking) -> tuple[dict[str, Any], list[str], list[str]]:
     """Return the ranking of a collected sweep for the JSON answer, the keys of its table, and the
     lines below.
     """
@@ -556,9 +556,12 @@ def scaling_table(screen: Screen, rows: Sequence[Row]) -> tuple[dict[str, Any], 
 def diff(
     screen: Screen,
     first: Annotated[
-        str, argument("A run, as in `runs show`.", metavar="A", tab=run_names, local=Local.NAME)
+        str,
+        argument("A run, as in `runs show`.", metavar="A", tab=run_names, local=LocalValue.NAME),
     ],
-    second: Annotated[str, argument("Another run.", metavar="B", tab=run_names, local=Local.NAME)],
+    second: Annotated[
+        str, argument("Another run.", metavar="B", tab=run_names, local=LocalValue.NAME)
+    ],
 ) -> None:
     """Compare two runs.
 
@@ -588,7 +591,9 @@ def rm(
     screen: Screen,
     run: Annotated[
         list[str],
-        argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=Local.NAME),
+        argument(
+            "Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=LocalValue.NAME
+        ),
     ],
     yes: Annotated[bool, option("Do not ask.", "--yes", "-y")] = False,
 ) -> None:
@@ -656,7 +661,9 @@ def report(
     screen: Screen,
     run: Annotated[
         list[str],
-        argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=Local.NAME),
+        argument(
+            "Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=LocalValue.NAME
+        ),
     ],
     out: ReportFile = None,
     open_: Annotated[bool, option("Open the report in the browser.", "--open")] = False,
@@ -705,7 +712,9 @@ def figure(
     metric: Annotated[str, argument("A metric, such as loss.", metavar="METRIC")],
     run: Annotated[
         list[str],
-        argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=Local.NAME),
+        argument(
+            "Runs, as in `runs show`.", metavar="RUN...", tab=run_names, local=LocalValue.NAME
+        ),
     ],
     out: Annotated[
         Path | None,

@@ -43,7 +43,7 @@ from clusterctl.jobs.bundled import (
 )
 from clusterctl.jobs.first import (
     FirstStartedJob,
-    Place,
+    JobPlace,
     new_first,
     places_of,
     reject_unfit,
@@ -65,7 +65,7 @@ from clusterctl.scheduler.ending import Ending
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS, options_set
-from clusterctl.spec.names import Local, Topic
+from clusterctl.spec.names import LocalValue, Topic
 from clusterctl.spec.program import BUNDLED_JOBS, MODULE_FLAG, Weights
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
@@ -146,7 +146,7 @@ Target = Annotated[
         "or a job file (.yaml).",
         metavar="JOB",
         tab=jobs_to_submit,
-        local=Local.NAME,
+        local=LocalValue.NAME,
     ),
 ]
 TrainedRun = Annotated[
@@ -155,7 +155,7 @@ TrainedRun = Annotated[
         "For eval, sample, predict and export: the trained run, by folder, by name in ./runs, "
         "or by job ID.",
         tab=run_names,
-        local=Local.NAME,
+        local=LocalValue.NAME,
         topic=Topic.BUNDLED,
     ),
 ]
@@ -284,7 +284,7 @@ def _submit_first(
     chosen = screen.chosen()
     (request,) = submission.requests
     job = request.job
-    found: tuple[Place, ...] = ()
+    found: tuple[JobPlace, ...] = ()
     if best := BEST.fullmatch(text):
         found = best_places(screen, request, int(best[1]))
         screen.note(f"--first {','.join(place.shown for place in found)}")

@@ -25,9 +25,9 @@ from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import SchedulerError, TransportError, UsageError, excluded, printable
-from clusterctl.jobs.messages import Telling, chosen_receivers
+from clusterctl.jobs.messages import JobMessages, chosen_receivers
 from clusterctl.jobs.readings import GpuUse, JobUse, MetricValue, NodeUse, RankUse
-from clusterctl.jobs.top import ClusterWatch, Moment, watching
+from clusterctl.jobs.top import ClusterMoment, ClusterWatch, watching
 from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
@@ -91,7 +91,7 @@ class TopView:
     cluster: str = ""
     job: str = ""
 
-    def moved(self, moments: Mapping[str, Moment], step: int = 0) -> TopView:
+    def moved(self, moments: Mapping[str, ClusterMoment], step: int = 0) -> TopView:
         """Return the choice ``step`` jobs further. A job that is not there any more is replaced by
         the first that runs.
         """
@@ -107,7 +107,7 @@ class TopView:
         return jobs[min(max(0, jobs.index(self) + step), len(jobs) - 1)]
 
 
-def _groups(moment: Moment) -> list[list[JobInfo]]:
+def _groups(moment: ClusterMoment) -> list[list[JobInfo]]:
     """Return the jobs, each with its tasks: the user's own before those of other users, of these
     those that run before those that wait, and at last those that have ended.
     """
@@ -170,7 +170,7 @@ def top(
 
 
 def _watches(
-    screen: Screen, stack: ExitStack, ids: Sequence[str], told: Telling
+    screen: Screen, stack: ExitStack, ids: Sequence[str], told: JobMessages
 ) -> dict[str, ClusterWatch]:
     """Open the chosen cluster, or all clusters. Return name -> watch."""
     if are_all(screen, ids):
@@ -182,7 +182,7 @@ def _watches(
     return {workspace.root.name: stack.enter_context(watching(workspace, ids, told))}
 
 
-Looks = ClusterAnswers[Moment]
+Looks = ClusterAnswers[ClusterMoment]
 
 
 def _look(watches: Mapping[str, ClusterWatch]) -> Looks:
@@ -195,7 +195,7 @@ def _look(watches: Mapping[str, ClusterWatch]) -> Looks:
 
 
 def _print(
-    screen: Screen, watches: Mapping[str, ClusterWatch], interval_s: float, told: Telling
+    screen: Screen, watches: Mapping[str, ClusterWatch], interval_s: float, told: JobMessages
 ) -> None:
     """Print a line for each running job, again and again, until given jobs have ended."""
     has_looked = False
@@ -230,7 +230,7 @@ def _plain_lines(looks: Looks) -> list[str]:
 
 
 def _show(
-    screen: Screen, watches: Mapping[str, ClusterWatch], interval_s: float, told: Telling
+    screen: Screen, watches: Mapping[str, ClusterWatch], interval_s: float, told: JobMessages
 ) -> None:
     """Draw the screen again and again until the user ends it, or given jobs have ended."""
     view = TopView()
@@ -353,7 +353,9 @@ def _shares(numbers: Sequence[int], room: int) -> list[int]:
     return shares
 
 
-def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[ScreenSection]:
+def _cluster_sections(
+    screen: Screen, moment: ClusterMoment, chosen: str
+) -> Iterator[ScreenSection]:
     """Yield the sections about a cluster. chosen: the marked job. "": no job is marked."""
     asked = f"Slurm was asked {moment.asked_s:.0f} s ago"
     pace = f", at most every {moment.pace_s:.0f} s on average" if moment.pace_s else ""
@@ -381,7 +383,7 @@ def _cluster_sections(screen: Screen, moment: Moment, chosen: str) -> Iterator[S
         yield ScreenSection((f"not read: {counted(moment.unread, 'more running job')}",))
 
 
-def _place(moment: Moment, chosen: str) -> int:
+def _place(moment: ClusterMoment, chosen: str) -> int:
     """Return the number of the chosen job in the table; 0 if it is not there."""
     ids = [tasks[0].whole_id for tasks in _groups(moment)]
     return ids.index(chosen) if chosen in ids else 0
@@ -414,7 +416,7 @@ def _out_of_service(nodes: Sequence[NodeInfo]) -> list[list[str]]:
 
 
 def _shown_nodes(
-    moment: Moment, chosen: str
+    moment: ClusterMoment, chosen: str
 ) -> tuple[dict[str, NodeInfo | None], dict[str, NodeUse]]:
     """Return name -> node, and name -> use, of the nodes that can be used or run jobs of the user.
 
@@ -484,7 +486,7 @@ def _use(use: JobUse) -> list[str]:
     ]
 
 
-def _job_table(moment: Moment, chosen: str) -> tuple[list[str], list[list[str]]]:
+def _job_table(moment: ClusterMoment, chosen: str) -> tuple[list[str], list[list[str]]]:
     several = len({job.user for job in moment.jobs}) > 1
     heads = ["", "JOB", "NAME", "USER", "STATE", "NODES", "TIME", *_USE, "REASON"]
     rows = []
@@ -517,7 +519,7 @@ def _state(jobs: Sequence[JobInfo], uses: Sequence[JobUse]) -> str:
 
 
 def _job_sections(
-    screen: Screen, moment: Moment, job_id: str, prefix: str
+    screen: Screen, moment: ClusterMoment, job_id: str, prefix: str
 ) -> Iterator[ScreenSection]:
     """Yield the sections about a job, or about an array with the tasks that run. prefix: of its ID."""
     jobs = [job for job in moment.jobs if job.whole_id == job_id]

@@ -11,7 +11,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import Notice, UsageError
 from clusterctl.runs.usage import usage_of_cluster, usage_of_runs
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
-from clusterctl.scheduler.usage import By, Usage, UsageRow, usage_keys
+from clusterctl.scheduler.usage import UsageGrouping, UsageReport, UsageRow, usage_keys
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
@@ -23,7 +23,7 @@ def usage(
     by: Annotated[
         str,
         option("Group by user, account, partition, month, or several of them.", metavar="KEY,..."),
-    ] = By.USER.value,
+    ] = UsageGrouping.USER.value,
     since: Annotated[str, option("Count since 30d, 12h, or 2026-01-31.", metavar="TIME")] = "30d",
     runs: Annotated[
         bool,
@@ -38,7 +38,7 @@ def usage(
     The hours of nodes, CPUs and GPUs are from Slurm's accounting, with the jobs of all users that
     you may see; on a cluster without accounting, from the runs that were collected on this machine.
     """
-    names = [name.strip() for name in by.split(",") if name.strip()] or [By.USER.value]
+    names = [name.strip() for name in by.split(",") if name.strip()] or [UsageGrouping.USER.value]
     keys = usage_keys(names)
     if screen.cluster == ALL:
         raise UsageError(
@@ -65,7 +65,7 @@ def usage(
     screen.result(_answer(found), *_table(screen, found))
 
 
-def _answer(found: Usage) -> dict[str, Any]:
+def _answer(found: UsageReport) -> dict[str, Any]:
     def row(each: UsageRow) -> dict[str, Any]:
         values = asdict(each)
         key = values.pop("key")
@@ -81,7 +81,7 @@ def _answer(found: Usage) -> dict[str, Any]:
     }
 
 
-def _table(screen: Screen, found: Usage) -> list[str]:
+def _table(screen: Screen, found: UsageReport) -> list[str]:
     if not found.rows:
         since = formatting.moment(found.since)
         is_accounted = found.source == "accounting"

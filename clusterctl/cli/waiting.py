@@ -12,7 +12,7 @@ from clusterctl.cli.options import JobIds, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, UsageError, WaitTimeoutError
 from clusterctl.jobs import watch
-from clusterctl.jobs.messages import TELLS_NOBODY, Telling, chosen_receivers
+from clusterctl.jobs.messages import TELLS_NOBODY, JobMessages, chosen_receivers
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo, JobState
@@ -30,7 +30,7 @@ Timeout = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class WaitResult:
     """What waiting for jobs has shown.
 
     jobs: all jobs, or tasks of arrays, as they were last seen. failures: why jobs failed, were
@@ -87,8 +87,8 @@ def wait_for(
     session: Session,
     ids: list[str],
     timeout_s: float | None,
-    telling: Telling = TELLS_NOBODY,
-) -> Waited:
+    telling: JobMessages = TELLS_NOBODY,
+) -> WaitResult:
     """Wait until jobs have ended or the time is over. ``telling`` sends messages about them."""
     changes = ChangeNotes(session, screen.note, telling)
     try:
@@ -98,12 +98,12 @@ def wait_for(
         ):
             ended = watch.wait(session, ids, timeout_s=timeout_s, on_change=changes)
     except WaitTimeoutError as exc:
-        return Waited(tuple(ids), exc.jobs, timeout=exc)
+        return WaitResult(tuple(ids), exc.jobs, timeout=exc)
     telling.look(session, ended)
     for job in ended:
         if job.task is None and job.state is JobState.COMPLETED and job.token:
             screen.note(*(f"note: {text}" for text in watch.notices_of_completed(session, job)))
-    return Waited(tuple(ids), ended, watch.diagnose(session, ended, waiting=True))
+    return WaitResult(tuple(ids), ended, watch.diagnose(session, ended, waiting=True))
 
 
 def follow_job(
@@ -114,7 +114,7 @@ def follow_job(
     *,
     show: OnOutput,
     rank: str = "",
-    telling: Telling = TELLS_NOBODY,
+    telling: JobMessages = TELLS_NOBODY,
 ) -> tuple[JobInfo, ...]:
     """Show the output of a job until it has ended. Return the job, or all tasks of a job array.
 

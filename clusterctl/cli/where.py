@@ -17,7 +17,7 @@ from clusterctl.jobs.where import NOW_S, Candidate
 from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_options import OPTIONS
-from clusterctl.spec.names import Local
+from clusterctl.spec.names import LocalValue
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
@@ -45,7 +45,7 @@ def where(
             "A job as for `submit`. Without it, only the options count.",
             metavar="JOB",
             tab=jobs_to_submit,
-            local=Local.NAME,
+            local=LocalValue.NAME,
         ),
     ] = _NO_PROGRAM,
     variant: Annotated[Words, option("The variant of the job file.")] = None,

@@ -133,7 +133,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class ClusterRemoval:
     """The effect of `down`.
 
     hosts: the names of the hosts. collected, discarded: the jobs whose runs are collected, or
@@ -149,7 +149,7 @@ class Removal:
     digest: str
 
 
-def preview(workspace: Workspace, options: DownOptions) -> Removal:
+def preview(workspace: Workspace, options: DownOptions) -> ClusterRemoval:
     """Return the effect of `down`. Raises the errors of ``down`` about the options."""
     reject_unknown(workspace)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
@@ -170,7 +170,7 @@ def preview(workspace: Workspace, options: DownOptions) -> Removal:
             [options.discard, sorted(options.gone), options.out],
         ]
     )
-    return Removal(tuple(host.name for host in hosts), brought, removed, copies, digest)
+    return ClusterRemoval(tuple(host.name for host in hosts), brought, removed, copies, digest)
 
 
 def reject_unknown(workspace: Workspace) -> None:
@@ -196,7 +196,7 @@ def reject_unknown_unless_locked(workspace: Workspace) -> None:
 
 
 def down_locked(
-    runner: PhaseRunner, options: DownOptions, shown: Removal | None = None
+    runner: PhaseRunner, options: DownOptions, shown: ClusterRemoval | None = None
 ) -> DownResult:
     """Do the same as ``down``, for a caller that already holds the cluster's lock.
 
@@ -221,7 +221,7 @@ def run_phases(
     runner: PhaseRunner,
     options: DownOptions,
     discarded: tuple[JobEntry, ...],
-    shown: Removal | None = None,
+    shown: ClusterRemoval | None = None,
 ) -> DownResult:
     """Run the phases of `down`. ``discarded``: submissions with runs to delete instead of
     collect.
@@ -254,7 +254,7 @@ def run_phases(
     return DownResult(runs, phases, settings.shares_kernel, True, discarded, storage, lost, images)
 
 
-def _reject_unshown(shown: Removal, discarded: Sequence[JobEntry], lost: OnlyCopies) -> None:
+def _reject_unshown(shown: ClusterRemoval, discarded: Sequence[JobEntry], lost: OnlyCopies) -> None:
     """Raise UsageError if jobs or files would be lost that were not there when the digest was
     compared.
     """

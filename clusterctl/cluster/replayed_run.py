@@ -9,7 +9,7 @@ from typing import Final
 from clusterctl import __version__
 from clusterctl.errors import UsageError
 from clusterctl.jobs.replay import Replay, ReplayCode, ReplayRequest
-from clusterctl.runs.compare import Difference
+from clusterctl.runs.compare import RunDifference
 from clusterctl.runs.find import Row, latest_tasks
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.request import Request
@@ -75,7 +75,7 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
 
 def differences(
     row: Row, replay: Replay, changes: Mapping[str, str], site: Site, request: Request
-) -> list[Difference]:
+) -> list[RunDifference]:
     """Return known differences between run ``row`` and its replay on cluster ``site``."""
     run = row.run
     job = request.job
@@ -92,7 +92,7 @@ def differences(
         ),
     ]
     # Values that the record of an older version lacks are "".
-    listed = [Difference(*v) for v in compared if v[2] != "" and str(v[2]) != str(v[3])]
-    listed += [Difference("code", *file) for file in replay.changed_files[:_MAX_FILES]]
+    listed = [RunDifference(*v) for v in compared if v[2] != "" and str(v[2]) != str(v[3])]
+    listed += [RunDifference("code", *file) for file in replay.changed_files[:_MAX_FILES]]
     more = len(replay.changed_files) - _MAX_FILES
-    return [*listed, *([Difference("code", "more files", None, more)] if more > 0 else [])]
+    return [*listed, *([RunDifference("code", "more files", None, more)] if more > 0 else [])]

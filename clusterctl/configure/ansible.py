@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Final, Literal
 
 from clusterctl.configure import events, inventory_file
-from clusterctl.configure.events import Event, Recap, Status, TaskResult
+from clusterctl.configure.events import Event, Recap, TaskResult, TaskStatus
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
@@ -309,7 +309,7 @@ def preview(
         failures = exc.failures
         if failures[0].host is None:
             raise
-    return tuple(task for task in results if task.how == Status.CHANGED), failures
+    return tuple(task for task in results if task.how == TaskStatus.CHANGED), failures
 
 
 def _play(

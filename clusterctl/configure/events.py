@@ -30,7 +30,7 @@ Event = Mapping[str, Any]
 _DISCONNECTED: Final = ("Mitogen was disconnected", "respondent Context has disconnected")
 
 
-class Status(StrEnum):
+class TaskStatus(StrEnum):
     OK = "ok"
     CHANGED = "changed"
     FAILED = "failed"
@@ -70,11 +70,11 @@ class Recap:
 
 def result_of(event: Event) -> TaskResult | None:
     """Return the task result that an event reports, if any."""
-    if event["event"] not in set(Status):
+    if event["event"] not in set(TaskStatus):
         return None
-    status = Status(event["event"])
-    diff = "\n".join(_diffs(event["result"])) if status is Status.CHANGED else ""
-    failed = status in {Status.FAILED, Status.UNREACHABLE}
+    status = TaskStatus(event["event"])
+    diff = "\n".join(_diffs(event["result"])) if status is TaskStatus.CHANGED else ""
+    failed = status in {TaskStatus.FAILED, TaskStatus.UNREACHABLE}
     notes = tuple(event["result"].get("clusterctl_notes", ()))
     name = _task_name(event, ": ")
     return TaskResult(event["host"], name, event["of"], status, failed, diff, notes)
@@ -98,7 +98,7 @@ def _failure(event: Event) -> Failure:
     cause = _cause(event["result"])
     where = (event["host"], _task_name(event, " / "))
     is_lost = any(words in cause for words in _DISCONNECTED)
-    if is_lost or event["event"] == Status.UNREACHABLE:
+    if is_lost or event["event"] == TaskStatus.UNREACHABLE:
         if is_lost:
             cause = "the connection was lost during this task"
         return Failure("unreachable", cause, *where, "check that the host is up", retryable=True)

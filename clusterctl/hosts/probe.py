@@ -122,7 +122,7 @@ class System(_Answer):
         return f"{self.id}-{self.version}".rstrip("-")
 
 
-class Space(_Answer):
+class DiskSpace(_Answer):
     """A file system's free space and size in bytes. ``inodes``: free inodes, if limited."""
 
     paths: tuple[str, ...]
@@ -184,7 +184,7 @@ class HostFacts(OwnFacts, _Answer):
     """
 
     system: System
-    space: tuple[Space, ...]
+    space: tuple[DiskSpace, ...]
     gpus: GpuFacts
     firewall: Firewall = Firewall()
     fabric_ports: tuple[FabricPort, ...] = ()
@@ -201,7 +201,7 @@ class NodeAnswer(_Answer):
     system: System
     said: str | None
     checksums: Checksums
-    space: tuple[Space, ...]
+    space: tuple[DiskSpace, ...]
     cards: int
     openmpi: str = ""
     cgroup_plugin: bool | None = None
@@ -227,7 +227,7 @@ class HostReport:
 
     facts: NodeFacts | None
     checksums: Checksums
-    full: tuple[Space, ...] = ()
+    full: tuple[DiskSpace, ...] = ()
     distribution: str = ""
     driver: Driver = field(default_factory=Driver)
     cards: int = 0

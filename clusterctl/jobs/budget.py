@@ -9,7 +9,7 @@ from typing import Final
 
 from clusterctl.errors import Notice, SchedulerError, UsageError
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.usage import By, month_start, next_month, usage_of_jobs
+from clusterctl.scheduler.usage import UsageGrouping, month_start, next_month, usage_of_jobs
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import LineReporter
@@ -44,7 +44,9 @@ def check_budget(session: Session, note: LineReporter) -> None:
 
     spec = session.spec
     provider = provider_of(spec.provider)
-    usage = usage_of_jobs(jobs, [By.MONTH], first, lambda name: provider.node_price(spec, name))
+    usage = usage_of_jobs(
+        jobs, [UsageGrouping.MONTH], first, lambda name: provider.node_price(spec, name)
+    )
     if usage.unread:
         text = f"{counted(usage.unread, 'record')} of jobs can't be read, so that more is used than is known"
         note(Notice("budget-unchecked", f"note: the budget was not wholly checked: {text}"))

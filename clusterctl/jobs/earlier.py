@@ -15,7 +15,7 @@ from clusterctl.spec.names import FOLDER, FROM_RUN
 from clusterctl.spec.remote_folders import RUNS
 from clusterctl.state.ledger import FROM_JOB, PROGRAM_FOLDER, Ledger, program_path
 from clusterctl.state.run_names import NamedRun, find_run
-from clusterctl.transport.copies import Copies, record_copies
+from clusterctl.transport.copies import LocalCopies, record_copies
 from clusterctl.transport.put import Upload
 from clusterctl.transport.tree import list_items
 from clusterctl.util import formatting
@@ -114,7 +114,7 @@ def _send(session: Session | None, run: NamedRun) -> tuple[str, str]:
         sent = Upload(transport).into(items, folder)
         # If this machine's disk is full, `down` treats the files on the cluster as only copies.
         with suppress(MachineError):
-            copies = Copies(
+            copies = LocalCopies(
                 transport.host, sent.folder, str(here), sent=True, renamed=os.fsdecode(FROM_JOB)
             )
             record_copies(session.workspace, [copies])

@@ -15,10 +15,10 @@ from clusterctl.jobs.secret_files import reject_own_keys, without_secrets
 from clusterctl.scheduler.session import open_session
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import cache_home, state_home
-from clusterctl.transport.copies import Copies, record_copies
+from clusterctl.transport.copies import LocalCopies, record_copies
 from clusterctl.transport.get import DownloadResult, fetch
 from clusterctl.transport.put import Upload, UploadResult
-from clusterctl.transport.tree import Kind, Progress, list_items
+from clusterctl.transport.tree import ItemKind, Progress, list_items
 from clusterctl.util.confine import reject_read
 
 
@@ -64,7 +64,9 @@ def put(
     own = tuple(
         item.origin
         for item in items
-        if "/" in item.path and item.kind is Kind.FOLDER and item.origin.resolve() in own_folders
+        if "/" in item.path
+        and item.kind is ItemKind.FOLDER
+        and item.origin.resolve() in own_folders
     )
     items = tuple(item for item in items if not any(map(item.origin.is_relative_to, own)))
     given = {item.path for item in items if "/" not in item.path}
@@ -73,7 +75,7 @@ def put(
         reject_own_keys(items, session.ledger.workspace)
         if remote is None:
             remote = session.site.upload_folder
-        elif len(items) == 1 and items[0].kind is Kind.FILE:
+        elif len(items) == 1 and items[0].kind is ItemKind.FILE:
             kind = session.transport.run(["sh", "-c", _KIND, "kind", remote]).stdout.strip()
             if _is_name(paths[-1], items[0].path, kind):
                 remote, name = os.path.split(remote)
@@ -91,7 +93,7 @@ def put(
                 )
             raise
         copies = [
-            Copies(
+            LocalCopies(
                 session.transport.host,
                 f"{sent.folder}/{item.path}",
                 str(item.origin.absolute()),
@@ -105,7 +107,7 @@ def put(
             record_copies(session.ledger.workspace, copies)
     tops = [item for item in items if "/" not in item.path]
     is_place = len(tops) == 1 and (
-        tops[0].kind is Kind.FOLDER or tops[0].path != tops[0].origin.name
+        tops[0].kind is ItemKind.FOLDER or tops[0].path != tops[0].origin.name
     )
     place = f"{sent.folder}/{tops[0].path}" if is_place else sent.folder
     return PutResult(sent, tuple(skipped), own, secrets, place)

@@ -28,7 +28,7 @@ _LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobPlace:
     """Where a job can run. None: the default partition or account of the cluster."""
 
     cluster: str
@@ -48,7 +48,7 @@ class Place:
         return request.of(request.job.model_copy(update=changes))
 
 
-def places_of(text: str, inventory: Inventory, clusters: Sequence[str]) -> tuple[Place, ...]:
+def places_of(text: str, inventory: Inventory, clusters: Sequence[str]) -> tuple[JobPlace, ...]:
     """Parse places such as ``train,other@account`` or ``train,cluster/partition``.
 
     inventory: of the chosen cluster. clusters: the names of all clusters.
@@ -60,11 +60,11 @@ def places_of(text: str, inventory: Inventory, clusters: Sequence[str]) -> tuple
         where, _, account = word.strip().partition("@")
         cluster, slash, partition = where.partition("/")
         if slash:
-            place = Place(cluster, partition or None, account or None)
+            place = JobPlace(cluster, partition or None, account or None)
         elif where in partitions or (account and not where):
-            place = Place(inventory.cluster, where or None, account or None)
+            place = JobPlace(inventory.cluster, where or None, account or None)
         else:
-            place = Place(where, None, account or None)
+            place = JobPlace(where, None, account or None)
         if place.cluster not in clusters:
             raise UsageError(
                 f"--first: {word!r} is neither a partition nor a cluster",

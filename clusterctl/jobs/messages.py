@@ -135,7 +135,7 @@ def _is_restarted(before: JobInfo, job: JobInfo) -> bool:
     return before.restarts < job.restarts
 
 
-class Telling:
+class JobMessages:
     """Sends messages about the events of jobs. post: None: it sends no messages.
 
     submitted: whether this command has submitted the jobs, so that all events are reported.
@@ -151,9 +151,9 @@ class Telling:
         self._seen: dict[str, JobInfo] = {}
         self._told: set[tuple[str, JobEvent]] = set()
 
-    def of_cluster(self) -> Telling:
-        """Return a further ``Telling``, for the jobs of another cluster."""
-        return self if self._post is None else Telling(self._post, submitted=self._tells_old)
+    def of_cluster(self) -> JobMessages:
+        """Return a further ``JobMessages``, for the jobs of another cluster."""
+        return self if self._post is None else JobMessages(self._post, submitted=self._tells_old)
 
     def look(self, session: Session, jobs: Sequence[JobInfo]) -> None:
         """Send messages about the events since the last look."""
@@ -241,7 +241,7 @@ class Telling:
         yield from self._post.failures() if self._post is not None else ()
 
 
-TELLS_NOBODY: Final = Telling()
+TELLS_NOBODY: Final = JobMessages()
 
 
 def _shown(text: str) -> str:

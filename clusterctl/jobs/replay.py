@@ -33,10 +33,10 @@ from clusterctl.spec.job_options import Resubmission, job_options, options_with,
 from clusterctl.spec.metrics import goal_of
 from clusterctl.spec.program import BUNDLED_JOBS, is_module
 from clusterctl.spec.sbatch import SINGLETON, directives_of, quoted
-from clusterctl.spec.sweep import Form, are_pairs, configured_name, sweep_arguments
+from clusterctl.spec.sweep import ArgumentForm, are_pairs, configured_name, sweep_arguments
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE, run_path
 from clusterctl.transport.remote_open import read_json
-from clusterctl.transport.tree import Item, Kind, hash_items
+from clusterctl.transport.tree import Item, ItemKind, hash_items
 from clusterctl.util.assets import file_sha256
 
 _OPTION: Final = re.compile(
@@ -381,7 +381,7 @@ def _start_options(
         )
     # Variables without a value would take this machine's value.
     env = {name: value for name, value in env.items() if isinstance(value, str)}
-    args = with_changes(args, again.changes, pairs=form == Form.PAIR or are_pairs(args))
+    args = with_changes(args, again.changes, pairs=form == ArgumentForm.PAIR or are_pairs(args))
     return {"args": args, "env": env, "sweep": sweep, "container": recorded.get("container")}, array
 
 
@@ -469,10 +469,11 @@ def _recover(run: Path, top: Path, commit: str) -> Source:
             fix=f"restore the file in {top}{f' from commit {commit[:12]}' if commit else ''}, "
             "or replay with the current files: --code current",
         )
-    items = [Item(path, Kind.FOLDER, top / path, 0o755, time.time_ns()) for path in folders]
+    items = [Item(path, ItemKind.FOLDER, top / path, 0o755, time.time_ns()) for path in folders]
     items += [items_found[file.path] for file in files]
     items += [
-        Item(path, Kind.LINK, top / path, 0o777, 0, target=target) for path, target in links.items()
+        Item(path, ItemKind.LINK, top / path, 0o777, 0, target=target)
+        for path, target in links.items()
     ]
     return Source(top, tuple(items))
 
@@ -541,7 +542,9 @@ def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[
             mode = stat.S_IMODE(status.st_mode) & 0o666
             if file.executable:
                 mode |= mode >> 2 & 0o111
-            items.append(Item(file.path, Kind.FILE, path, mode, status.st_mtime_ns, status.st_size))
+            items.append(
+                Item(file.path, ItemKind.FILE, path, mode, status.st_mtime_ns, status.st_size)
+            )
     hashes = hash_items(items)
     expected = {file.path: file.sha256 for file in files}
     return {item.path: item for item in items if hashes[item.origin] == expected[item.path]}

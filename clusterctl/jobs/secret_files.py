@@ -20,7 +20,7 @@ from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.spec.names import DATA, first_few
 from clusterctl.state.inventory import applied_if_known
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.tree import Item, Kind, unreadable_error
+from clusterctl.transport.tree import Item, ItemKind, unreadable_error
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
@@ -79,13 +79,13 @@ def without_secrets(
             name.is_relative_to(secret)
             and (
                 path.is_relative_to(name)
-                or (item.kind is Kind.FOLDER and name.is_relative_to(path))
+                or (item.kind is ItemKind.FOLDER and name.is_relative_to(path))
             )
             for name in paths
         ):
             sent.append(item)
         else:
-            is_folder = item.kind is Kind.FOLDER or path != secret
+            is_folder = item.kind is ItemKind.FOLDER or path != secret
             left_out[f"{secret}/" if is_folder else str(secret)] = None
     if unreadable:
         raise unreadable_error(unreadable)
@@ -97,10 +97,10 @@ def _secret_of(item: Item) -> PurePath | None:
     is a file with secrets. None: the item is no secret. Raises OSError if a file can't be read.
     """
     path = PurePath(item.path)
-    is_folder = item.kind is Kind.FOLDER
+    is_folder = item.kind is ItemKind.FOLDER
     if length := _listed(path.parts, is_folder=is_folder):
         return PurePath(*path.parts[:length])
-    if item.kind is not Kind.FILE:
+    if item.kind is not ItemKind.FILE:
         return None
     # A link is sent as the file outside to which it leads.
     is_secret = (
@@ -164,7 +164,7 @@ def reject_own_keys(
             keys[file.read_bytes()] = file
     sizes = {len(content) for content in keys} - {0}
     for item in items:
-        if item.kind is not Kind.FILE or item.size not in sizes:
+        if item.kind is not ItemKind.FILE or item.size not in sizes:
             continue
         with suppress(OSError):
             if key := keys.get(item.origin.read_bytes()):

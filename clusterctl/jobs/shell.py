@@ -62,7 +62,7 @@ from clusterctl.state.ledger import IMAGE_FILE, PROGRAM_FOLDER
 from clusterctl.transport.base import MARK, Transport, remove_folder, wrap_command
 from clusterctl.transport.login import login_of
 from clusterctl.transport.openssh import OpenSSH, start_conversation
-from clusterctl.transport.tree import Kind
+from clusterctl.transport.tree import ItemKind
 from clusterctl.util.assets import payload_hash, render
 
 _SIGN_OF_LIFE_S = 10.0
@@ -189,7 +189,7 @@ class SessionFolder:
     def _changed_files(self) -> Iterator[tuple[str, str]]:
         facts_sent: dict[bytes, bytes] = {}
         for item in self.source.items if self.source is not None else ():
-            is_file = item.kind is Kind.FILE
+            is_file = item.kind is ItemKind.FILE
             sent = b"%d %d" % (item.size, item.mtime_ns // 10**9) if is_file else b"l"
             facts_sent[os.fsencode(item.path)] = sent
         for host, transport in self.hosts:

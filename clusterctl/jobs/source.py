@@ -25,7 +25,7 @@ from clusterctl.state.ledger import TASK, copied_folders, is_own_report, is_run
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.tree import (
     Item,
-    Kind,
+    ItemKind,
     gitignore_spec,
     literal_pattern,
     unreadable_error,
@@ -71,7 +71,7 @@ class Source:
 
     @property
     def files(self) -> tuple[Item, ...]:
-        return tuple(item for item in self.items if item.kind is Kind.FILE)
+        return tuple(item for item in self.items if item.kind is ItemKind.FILE)
 
     @property
     def bytes(self) -> int:
@@ -82,12 +82,12 @@ class Source:
         items = []
         for item in self.items:
             now = item
-            if item.kind is Kind.FILE:
+            if item.kind is ItemKind.FILE:
                 try:
                     found = Item.of(item.path, item.origin, item.origin.stat())
                 except OSError:
                     found = None
-                if found is not None and found.kind is Kind.FILE:
+                if found is not None and found.kind is ItemKind.FILE:
                     now = replace(found, mode=item.mode)
                 elif item.path != self.script:
                     continue
@@ -206,7 +206,7 @@ def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
     """
     sha = hashlib.sha256()
     for item in sorted(items, key=lambda item: item.path):
-        content = hashes[item.origin] if item.kind is Kind.FILE else item.target
+        content = hashes[item.origin] if item.kind is ItemKind.FILE else item.target
         for part in (item.kind, item.path, content, "x" if _is_executable(item) else ""):
             raw = os.fsencode(part)
             sha.update(len(raw).to_bytes(8, "little"))
@@ -218,16 +218,16 @@ def manifest(items: Sequence[Item], hashes: Mapping[Path, str]) -> bytes:
     """Return the text of source.json, which lists a job's files. hashes: local path -> sha256."""
     files = []
     links = []
-    folders = [item.path for item in items if item.kind is Kind.FOLDER]
+    folders = [item.path for item in items if item.kind is ItemKind.FOLDER]
     for item in items:
-        if item.kind is Kind.FILE:
+        if item.kind is ItemKind.FILE:
             facts = {
                 "sha256": hashes[item.origin],
                 "size": item.size,
                 "executable": _is_executable(item),
             }
             files.append({"path": item.path, **facts})
-        elif item.kind is Kind.LINK:
+        elif item.kind is ItemKind.LINK:
             links.append({"path": item.path, "target": item.target})
     lists = {"files": files, "links": links, "folders": folders}
     document = {"version": 1, "hash": source_hash(items, hashes), **lists}
@@ -235,7 +235,7 @@ def manifest(items: Sequence[Item], hashes: Mapping[Path, str]) -> bytes:
 
 
 def _is_executable(item: Item) -> bool:
-    return item.kind is Kind.FILE and bool(item.mode & stat.S_IXUSR)
+    return item.kind is ItemKind.FILE and bool(item.mode & stat.S_IXUSR)
 
 
 @dataclass(slots=True)
@@ -419,7 +419,7 @@ class _Selection:
     def _item(self, path: str, status: os.stat_result) -> Item | None:
         try:
             item = Item.of(path, self.folder / path, status)
-            return self._link(item) if item is not None and item.kind is Kind.LINK else item
+            return self._link(item) if item is not None and item.kind is ItemKind.LINK else item
         except FileNotFoundError:
             # Another program removed it just now.
             return None
@@ -437,7 +437,9 @@ class _Selection:
             if not Path(item.target).is_absolute() and not text.startswith(".."):
                 return item
             target = os.path.relpath(end, item.origin.parent.resolve())
-            return Item(item.path, Kind.LINK, item.origin, item.mode, item.mtime_ns, target=target)
+            return Item(
+                item.path, ItemKind.LINK, item.origin, item.mode, item.mtime_ns, target=target
+            )
         status = end.stat()
         if stat.S_ISDIR(status.st_mode):
             above = Path(os.path.commonpath((root, end)))
@@ -469,12 +471,12 @@ class _Selection:
         if item is None or item.path in self.folders:
             return
         self.add_folder(os.path.dirname(item.path))
-        if item.kind is Kind.FOLDER:
+        if item.kind is ItemKind.FOLDER:
             self.folders.add(item.path)
-        elif item.kind is Kind.FILE:
+        elif item.kind is ItemKind.FILE:
             reject_read(item.origin)
         self.items.append(item)
-        self.files += item.kind is Kind.FILE
+        self.files += item.kind is ItemKind.FILE
         self.bytes += item.size
         if self.files > MAX_FILES or self.bytes > MAX_BYTES:
             limit = f"{MAX_FILES:,} files" if self.files > MAX_FILES else formatting.size(MAX_BYTES)

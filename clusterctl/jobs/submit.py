@@ -57,10 +57,10 @@ from clusterctl.state.ledger import (
     JobEntry,
 )
 from clusterctl.transport.base import Transport, remove_folder
-from clusterctl.transport.copies import Copies, record_copies
+from clusterctl.transport.copies import LocalCopies, record_copies
 from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.put import Upload, UploadResult, begin_new_folder, store_of
-from clusterctl.transport.tree import Item, Kind, Progress, hash_items, literal_pattern
+from clusterctl.transport.tree import Item, ItemKind, Progress, hash_items, literal_pattern
 from clusterctl.util import formatting
 from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.digest import plan_changed
@@ -484,8 +484,8 @@ class Submitter:
             raise plan_changed(f"a file that {name} would send has changed")
         if source is not None:
             files = {**files, SOURCE_FILE: manifest(items, hashes)}
-        payload = Item(payload_hash(), Kind.ARCHIVE, data_folder("payload"), mode=0, mtime_ns=0)
-        program = Item(PROGRAM_FOLDER, Kind.FOLDER, Path(), 0o755, time.time_ns())
+        payload = Item(payload_hash(), ItemKind.ARCHIVE, data_folder("payload"), mode=0, mtime_ns=0)
+        program = Item(PROGRAM_FOLDER, ItemKind.FOLDER, Path(), 0o755, time.time_ns())
         items = [
             program,
             *(replace(item, path=f"{PROGRAM_FOLDER}/{item.path}") for item in items),
@@ -585,7 +585,7 @@ class Submitter:
         remove_folder(hosts, entry.remote_dir or "")
 
 
-def _copies(host: str, program_dir: str, source: Source) -> Iterator[Copies]:
+def _copies(host: str, program_dir: str, source: Source) -> Iterator[LocalCopies]:
     """Yield a record of each local folder with files that were copied to a program's folder on
     ``host``.
     """
@@ -599,7 +599,7 @@ def _copies(host: str, program_dir: str, source: Source) -> Iterator[Copies]:
             top = f"{program_dir}/{first}"
         names.setdefault((top, local_path.removesuffix(f"/{path}")), []).append(path)
     for (top, folder), paths in names.items():
-        yield Copies(host, top, folder, tuple(paths), sent=True)
+        yield LocalCopies(host, top, folder, tuple(paths), sent=True)
 
 
 def client_facts(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from clusterctl.jobs.events import QueryTimer, with_hangs
-from clusterctl.jobs.messages import TELLS_NOBODY, Telling
+from clusterctl.jobs.messages import TELLS_NOBODY, JobMessages
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.readings import NO_TELEMETRY_S, JobUse, Readings, read
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, plain
@@ -37,7 +37,7 @@ _SAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ClusterMoment:
     """The state of a cluster at a time.
 
     asked_s: how long ago the scheduler was asked. pace_s: it is asked at most once in this time, in
@@ -86,7 +86,11 @@ class ClusterWatch:
     """
 
     def __init__(
-        self, session: Session, to: Connect, ids: Sequence[str] = (), told: Telling = TELLS_NOBODY
+        self,
+        session: Session,
+        to: Connect,
+        ids: Sequence[str] = (),
+        told: JobMessages = TELLS_NOBODY,
     ) -> None:
         self._session = session
         self._to = to
@@ -97,7 +101,7 @@ class ClusterWatch:
         self._overview = Overview((), is_ready=False)
         self._readings: dict[str, Readings] = {}
 
-    def look(self) -> Moment:
+    def look(self) -> ClusterMoment:
         """Return the state of the cluster now.
 
         Raises:
@@ -117,7 +121,7 @@ class ClusterWatch:
         read(self._session, read_jobs, self._readings, clock.now())
         now = clock.now()
         silent_s = max(NO_TELEMETRY_S, _SAMPLES * self._session.inventory.interval_s)
-        return Moment(
+        return ClusterMoment(
             cluster=self._session.inventory.cluster,
             user=self._session.inventory.job_user,
             asked_s=now - self._asked_at,
@@ -155,7 +159,7 @@ class ClusterWatch:
 
 @contextmanager
 def watching(
-    workspace: Workspace, ids: Sequence[str] = (), told: Telling = TELLS_NOBODY
+    workspace: Workspace, ids: Sequence[str] = (), told: JobMessages = TELLS_NOBODY
 ) -> Iterator[ClusterWatch]:
     """Open a connection to a cluster to look at it. ids, told: see ``ClusterWatch``.
 

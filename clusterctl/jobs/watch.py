@@ -38,7 +38,7 @@ from clusterctl.jobs.events import (
     with_attempts,
     with_hangs,
 )
-from clusterctl.jobs.messages import TELLS_NOBODY, Telling
+from clusterctl.jobs.messages import TELLS_NOBODY, JobMessages
 from clusterctl.scheduler.base import (
     AccountingAwayError,
     JobInfo,
@@ -221,7 +221,7 @@ class ChangeNotes:
 
     session: Session
     note: LineReporter
-    telling: Telling = TELLS_NOBODY
+    telling: JobMessages = TELLS_NOBODY
     log_is_shown: bool = False
     # (Job ID, kind, summary) of each alarm that was reported.
     _alarms: set[tuple[str, str, str]] = field(default_factory=set)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, Notice, SlurmAwayError, SlurmError
-from clusterctl.jobs.first import Place
+from clusterctl.jobs.first import JobPlace
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
@@ -56,7 +56,7 @@ class Candidate:
         there now, although Slurm may accept it. never_starts: not even in an empty cluster.
     """
 
-    place: Place
+    place: JobPlace
     accepted: bool | None
     words: str
     asked_at: float | None
@@ -179,7 +179,7 @@ def _places(
     request: Request,
     nodes: Sequence[NodeInfo],
     infos: Sequence[PartitionInfo],
-) -> Iterator[Place]:
+) -> Iterator[JobPlace]:
     """Yield the places that the job's options leave open. If the site chooses the partition of each
     job, a place has no partition.
     """
@@ -200,7 +200,7 @@ def _places(
             accounts = session.scheduler.accounts(session.inventory.job_user)
     for partition in partitions:
         for account in accounts or (None,):
-            yield Place(session.inventory.cluster, partition, account)
+            yield JobPlace(session.inventory.cluster, partition, account)
 
 
 def _script(session: Session, request: Request) -> str:
@@ -236,7 +236,7 @@ def _with_trials(session: Session, memory: _Memory, scripts: Sequence[str]) -> _
 
 def _candidate(
     session: Session,
-    place: Place,
+    place: JobPlace,
     trial: SbatchTrial | None,
     *,
     capacity: Capacity,
@@ -317,7 +317,7 @@ def _beyond(limit: str) -> Obstacle:
     return Obstacle(notice, blocks=True, never=True)
 
 
-def _nodes_of(place: Place, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:
+def _nodes_of(place: JobPlace, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:
     """Return the nodes of a place's partition, or else of all."""
     return (node for node in nodes if place.partition in {None, *node.partitions})
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from clusterctl.runs.compare import mapping
-from clusterctl.runs.curve import STEP, Column, Curve, Sample
+from clusterctl.runs.curve import STEP, Column, Curve, FiniteValues
 from clusterctl.runs.facts import SPEEDS
 from clusterctl.runs.find import Row, metric_of
 from clusterctl.runs.groups import MeanLines, grouped, is_seed
@@ -114,7 +114,7 @@ class ProgramMetrics:
     """
 
     curves: dict[str, Curve] = field(default_factory=lambda: defaultdict(Curve))
-    samples: dict[str, Sample] = field(default_factory=dict)
+    samples: dict[str, FiniteValues] = field(default_factory=dict)
     parts: Sequence[Curve] = field(default_factory=lambda: [Curve() for _ in PARTS])
     stalls: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_STALLS))
     stall_ms: float = 0.0
@@ -134,7 +134,7 @@ class ProgramMetrics:
     def of(cls, row: Row, metric: str = "") -> ProgramMetrics:
         """Return the metrics of a run or a task. metric: a metric whose median is needed."""
         metrics = cls()
-        metrics.samples = {name: Sample() for name in (*SPEEDS, EXPOSED, metric, STEP)}
+        metrics.samples = {name: FiniteValues() for name in (*SPEEDS, EXPOSED, metric, STEP)}
         files = MetricFiles(row.folder)
         for block in stored(files):
             metrics._add(block)

@@ -35,10 +35,10 @@ from clusterctl.runs.fetch import (
     MAX_CHECKPOINT,
     MAX_FILE,
     CollectedFiles,
-    Manifest,
     Outputs,
+    RunManifest,
+    RunSource,
     Selection,
-    Source,
     fetch_from_hosts,
     sender,
     shown_path,
@@ -92,7 +92,7 @@ from clusterctl.state.ledger import (
 from clusterctl.state.run_names import job_id_of
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
-from clusterctl.transport.get import Sender
+from clusterctl.transport.get import RemoteSender
 from clusterctl.transport.tree import Progress, with_title
 from clusterctl.util.disk import write_error_fix, write_error_reason
 from clusterctl.util.numbers import counted
@@ -431,7 +431,7 @@ class _Collection:
         self.listed = listed
         self.progress: Progress = lambda *_: None
         self.jobs: dict[str, list[JobInfo]] = {}
-        self.senders: dict[str, Sender] = {}  # by host
+        self.senders: dict[str, RemoteSender] = {}  # by host
 
     def close(self) -> None:
         for open_sender in self.senders.values():
@@ -591,7 +591,7 @@ class _Collection:
         entry: JobEntry,
         run: RunRecord,
         tree: Path,
-        manifest: Manifest,
+        manifest: RunManifest,
         damaged: Sequence[bytes],
     ) -> list[bytes]:
         """Add damaged files to ``tree`` as far as possible. Return those that the cluster does not
@@ -630,7 +630,7 @@ class _Collection:
         home: CollectedFiles = MappingProxyType({}),
         *,
         still_changing: bool = False,
-    ) -> Manifest:
+    ) -> RunManifest:
         """Copy a job's files from ``nodes`` to ``work/tree``, except files copied earlier
         (``home``).
         """
@@ -641,7 +641,7 @@ class _Collection:
             raise CollectError(message, code="job-folder-unknown", why=reason)
         outputs = _outputs(self.session.ledger.kept(entry.token))
         options = (job_id, still_changing, self.selection, outputs, home, self.progress)
-        source = Source(entry.remote_dir, *options, files=entry.files or "")
+        source = RunSource(entry.remote_dir, *options, files=entry.files or "")
         hosts = self.session.hosts_with_files(nodes)
         for host, transport in hosts:
             self.senders.setdefault(host, sender(transport))

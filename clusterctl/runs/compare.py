@@ -42,7 +42,7 @@ _MOST_MIB: Final = 1 << 40  # of a node
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RunDifference:
     """A value that differs between two runs: ``a`` in the first run, ``b`` in the second; None if
     missing.
 
@@ -180,7 +180,7 @@ def _losses(row: Row) -> tuple[_LossesOfRun, bool]:
     return losses, True
 
 
-def compare(a: Row, b: Row) -> tuple[Difference, ...]:
+def compare(a: Row, b: Row) -> tuple[RunDifference, ...]:
     """Return the differences of two runs, section after section. CollectError: a run's file is
     damaged.
     """
@@ -199,10 +199,10 @@ def compare(a: Row, b: Row) -> tuple[Difference, ...]:
 
 def _differences(
     section: str, a: Mapping[str, Value], b: Mapping[str, Value]
-) -> Iterator[Difference]:
+) -> Iterator[RunDifference]:
     for key in dict.fromkeys((*a, *b)):
         if a.get(key) != b.get(key):
-            yield Difference(section, key, a.get(key), b.get(key))
+            yield RunDifference(section, key, a.get(key), b.get(key))
 
 
 def environment_of(row: Row) -> Mapping[str, Any]:
@@ -270,7 +270,7 @@ def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
 
 def _code(
     a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]
-) -> Iterator[Difference]:
+) -> Iterator[RunDifference]:
     """Yield differences in submitted files, clusterctl's version and, if files differ, git
     commits.
     """
@@ -279,7 +279,7 @@ def _code(
     changed = list(_differences("code", files_a, files_b))
     yield from changed[:_MAX_FILES]
     if (more := len(changed) - _MAX_FILES) > 0:
-        yield Difference("code", "more files", None, more)
+        yield RunDifference("code", "more files", None, more)
     versions = (
         {"clusterctl": mapping(facts, "client").get("clusterctl")} for facts in (facts_a, facts_b)
     )

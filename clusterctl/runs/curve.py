@@ -43,7 +43,7 @@ class Point(NamedTuple):
 
 
 @dataclass(slots=True)
-class Bucket:
+class CurveBin:
     """Consecutive values of a metric: their number, and the first, last, lowest and highest of
     them.
 
@@ -62,7 +62,7 @@ class Bucket:
     total: float
 
     @classmethod
-    def of(cls, points: Sequence[Point], finite: Sequence[Point], gap: Point | None) -> Bucket:
+    def of(cls, points: Sequence[Point], finite: Sequence[Point], gap: Point | None) -> CurveBin:
         """Return the bucket of ``points``. finite: those whose values are finite."""
         low = min(finite, key=lambda point: point.y, default=None)
         high = max(finite, key=lambda point: point.y, default=None)
@@ -74,7 +74,7 @@ class Bucket:
         """The mean of the finite values."""
         return self.total / self.finite if self.finite else None
 
-    def then(self, later: Bucket) -> Bucket:
+    def then(self, later: CurveBin) -> CurveBin:
         """Return a bucket with these values and the later ones."""
         low = self.low
         high = self.high
@@ -82,7 +82,7 @@ class Bucket:
             low = later.low
         if high is None or (later.high is not None and later.high.y > high.y):
             high = later.high
-        return Bucket(
+        return CurveBin(
             self.count + later.count,
             self.first,
             later.last,
@@ -100,14 +100,14 @@ class Bucket:
         listed = (self.first, self.low, self.high, self.gap, self.last)
         return sorted({point for point in listed if point is not None}, key=lambda point: point.row)
 
-    def unplaced(self) -> Bucket:
+    def unplaced(self) -> CurveBin:
         """Return the bucket without the places of its values."""
         first = self.first._replace(x=None)
         last = self.last._replace(x=None)
         low, high, gap = (
             point and point._replace(x=None) for point in (self.low, self.high, self.gap)
         )
-        return Bucket(self.count, first, last, low, high, gap, self.finite, self.total)
+        return CurveBin(self.count, first, last, low, high, gap, self.finite, self.total)
 
 
 class Column(NamedTuple):
@@ -130,7 +130,7 @@ class Column(NamedTuple):
         placed = zip(self.xs or (), self.ys, strict=True)
         return [y for x, y in placed if start <= x <= end and not math.isnan(y)]
 
-    def bucket(self, start: int, end: int) -> Bucket:
+    def bucket(self, start: int, end: int) -> CurveBin:
         """Return the bucket of the values from ``start`` to before ``end``."""
         ys = self.ys[start:end]
         total = sum(ys)
@@ -138,10 +138,10 @@ class Column(NamedTuple):
             points = [self._point(at) for at in range(start, end)]
             finite = [point for point in points if math.isfinite(point.y)]
             gap = next((point for point in points if not math.isfinite(point.y)), None)
-            return Bucket.of(points, finite, gap)
+            return CurveBin.of(points, finite, gap)
         first = self._point(start)
         if end - start == 1:
-            return Bucket(1, first, first, first, first, None, 1, total)
+            return CurveBin(1, first, first, first, first, None, 1, total)
         lowest = min(ys)
         highest = max(ys)
         low = high = first
@@ -149,7 +149,7 @@ class Column(NamedTuple):
             low = self._point(start + ys.index(lowest))
             high = self._point(start + ys.index(highest))
         count = end - start
-        return Bucket(count, first, self._point(end - 1), low, high, None, count, total)
+        return CurveBin(count, first, self._point(end - 1), low, high, None, count, total)
 
     def _point(self, at: int) -> Point:
         x = None if self.xs is None else self.xs[at]
@@ -211,7 +211,7 @@ class Curve:
     """
 
     axis: str = ""
-    buckets: list[Bucket] = field(default_factory=list)
+    buckets: list[CurveBin] = field(default_factory=list)
     repeated: int = 0
     unplaced: int = 0
     same: int = 0
@@ -279,9 +279,9 @@ class Curve:
                     self.repeated += 1
 
     @property
-    def whole(self) -> Bucket | None:
+    def whole(self) -> CurveBin | None:
         """The figures of all values."""
-        return reduce(Bucket.then, self.buckets) if self.buckets else None
+        return reduce(CurveBin.then, self.buckets) if self.buckets else None
 
     @property
     def drawn_axis(self) -> str:
@@ -349,7 +349,7 @@ class Curve:
         """Return the means of at most ``most`` equal parts, as (place of the last value, mean)."""
         size = math.ceil(len(self.buckets) / most)
         parts = (self.buckets[at : at + size] for at in range(0, len(self.buckets), size or 1))
-        joined = [reduce(Bucket.then, part) for part in parts]
+        joined = [reduce(CurveBin.then, part) for part in parts]
         by_row = self.drawn_axis != self.axis
         return [
             ((part.last.row if by_row else part.last.x) or 0, part.mean)
@@ -381,7 +381,7 @@ def _latest(points: Sequence[Point]) -> Iterator[list[Point]]:
 
 
 @dataclass(slots=True)
-class Sample:
+class FiniteValues:
     """The finite values of a metric: all, or every second, fourth ... of very many."""
 
     values: array[float] = field(default_factory=lambda: array("d"))

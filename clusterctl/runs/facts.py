@@ -19,7 +19,7 @@ from clusterctl.runs.find import KINDS, Row, is_usual, key_of, metric_names, wor
 from clusterctl.runs.page import Chart, Kind, Section, Series, Table
 from clusterctl.runs.resources import resources_of
 from clusterctl.runs.series import config_of
-from clusterctl.runs.time_use import Use, total_time_use
+from clusterctl.runs.time_use import TimeUse, total_time_use
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.ending import Ending
 from clusterctl.spec.metrics import Goal, goal_of
@@ -115,14 +115,14 @@ def time_facts(row: Row) -> Section:
     ]
     rows.append(("all", formatting.duration(total), formatting.percent(100)))
     head = ("use", "time of all tasks" if row.tasks else "time", "share")
-    is_divided = uses.keys() & {Use.DATA, Use.CHECKPOINT, Use.EVALUATION}
+    is_divided = uses.keys() & {TimeUse.DATA, TimeUse.CHECKPOINT, TimeUse.EVALUATION}
     text = (
         "the program recorded no time of its data, checkpoints and evaluations, which is within "
         "useful"
     )
     return Section(
         "Time",
-        [text] if Use.USEFUL in uses and not is_divided else (),
+        [text] if TimeUse.USEFUL in uses and not is_divided else (),
         [Chart("Time of the job", bars, x="", y=unit, kind=Kind.BARS)],
         [Table(head, rows)],
     )

@@ -42,12 +42,12 @@ from clusterctl.state.ledger import (
     UNCHANGED,
     WRITTEN_FILES,
 )
-from clusterctl.state.run_record import Skipped, WhatDownDoes, strictness
+from clusterctl.state.run_record import SkippedFile, WhatDownDoes, strictness
 from clusterctl.transport.base import Transport, remote_argv
-from clusterctl.transport.get import MOST_ENTRIES, Sender
+from clusterctl.transport.get import MOST_ENTRIES, RemoteSender
 from clusterctl.transport.remote_copies import PARTIAL, stops_down
-from clusterctl.transport.remote_incoming import Entry
-from clusterctl.transport.tree import Kind, Progress, gitignore_spec
+from clusterctl.transport.remote_incoming import IncomingEntry
+from clusterctl.transport.tree import ItemKind, Progress, gitignore_spec
 from clusterctl.util import formatting
 from clusterctl.util.confine import refused_name
 from clusterctl.util.numbers import counted
@@ -79,7 +79,7 @@ _Key = tuple[bytes, bytes, int]
 
 
 class _Left(NamedTuple):
-    """A file or folder that stays on the cluster. down: see ``Skipped``. target: of a link."""
+    """A file or folder that stays on the cluster. down: see ``SkippedFile``. target: of a link."""
 
     path: bytes
     reason: str
@@ -88,8 +88,8 @@ class _Left(NamedTuple):
     down: WhatDownDoes
     target: bytes = b""
 
-    def record(self) -> Skipped:
-        return Skipped(
+    def record(self) -> SkippedFile:
+        return SkippedFile(
             path=shown_path(self.path),
             reason=self.reason,
             bytes=self.size,
@@ -99,7 +99,7 @@ class _Left(NamedTuple):
         )
 
 
-def _left_entry(entry: Entry, selection: Selection, job_id: str) -> _Left:
+def _left_entry(entry: IncomingEntry, selection: Selection, job_id: str) -> _Left:
     """Return what the program on the cluster says of a path that it does not send."""
     reason = printable(entry.payload)
     down: WhatDownDoes = "refuses" if entry.mode else "deletes"
@@ -112,11 +112,11 @@ def _left_entry(entry: Entry, selection: Selection, job_id: str) -> _Left:
     )
 
 
-def _left_file(entry: Entry, reason: str) -> _Left:
+def _left_file(entry: IncomingEntry, reason: str) -> _Left:
     return _Left(entry.path, reason, entry.size, 1, _down_of(entry))
 
 
-def _down_of(file: Entry) -> WhatDownDoes:
+def _down_of(file: IncomingEntry) -> WhatDownDoes:
     return "refuses" if stops_down(file.path, stat.S_IFREG, file.size) else "deletes"
 
 
@@ -173,7 +173,7 @@ CHECKPOINTS = ("latest", "all", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class RunManifest:
     """The files of a run's folder, and its empty folders. All paths are relative to the run's
     folder.
 
@@ -184,7 +184,7 @@ class Manifest:
 
     files: Mapping[bytes, int]
     sha256: Mapping[bytes, str]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedFile, ...]
     folders: tuple[bytes, ...]
     links: Links = field(default_factory=dict)
 
@@ -229,7 +229,7 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RunSource:
     """A job's folder on the cluster, and the rules for copying it.
 
     still_changing: the job is running, so files that keep changing are skipped.
@@ -249,14 +249,14 @@ class Source:
     files: str = ""
 
 
-def sender(transport: Transport) -> Sender:
+def sender(transport: Transport) -> RemoteSender:
     """Return a client of a program on the host that lists a job's folder and sends its files."""
-    return Sender(
+    return RemoteSender(
         transport, remote_argv(REMOTE_PROGRAM, *sorted(map(os.fsdecode, _OURS))), many=True
     )
 
 
-def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
+def fetch_tree(sender: RemoteSender, source: RunSource, tree: Path) -> RunManifest:
     """Copy a job's files and empty folders, except ``source.home``. Remove other files in ``tree``.
 
     Raises:
@@ -295,7 +295,9 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
                 exc.what, code=exc.code, where=where, why=exc.why, fix=exc.fix
             ) from exc
         hashed |= {_key(entry): arrived[entry.index] for entry in missing if entry.index in arrived}
-        files = [entry for entry in entries if entry.kind == Kind.FILE and entry.local not in home]
+        files = [
+            entry for entry in entries if entry.kind == ItemKind.FILE and entry.local not in home
+        ]
         changing = [entry for entry in files if _key(entry) not in hashed]
         if not changing:
             break
@@ -305,12 +307,14 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
         raise _restless(changing, folder)
     hashes = {entry.local: hashed[_key(entry)] for entry in files if _key(entry) in hashed}
     parents = {entry.local.rpartition(b"/")[0] for entry in entries}
-    folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in parents)
+    folders = tuple(
+        e.local for e in entries if e.kind == ItemKind.FOLDER and e.local not in parents
+    )
     if not is_new:
         _remove_leftovers(os.fsencode(tree), {*hashes, *folders})
     skipped += [_left_file(entry, "it changed while it was read") for entry in changing]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
-    return Manifest(
+    return RunManifest(
         sizes | {name: size for name, (size, _) in home.items()},
         hashes | {name: sha256 for name, (_, sha256) in home.items()},
         _skipped_records(skipped),
@@ -319,7 +323,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     )
 
 
-def _restless(files: Sequence[Entry], folder: str) -> CollectError:
+def _restless(files: Sequence[IncomingEntry], folder: str) -> CollectError:
     return CollectError(
         f"{counted(len(files), 'file')} kept changing while being copied, such as "
         f"{shown_path(files[0].path)}",
@@ -331,11 +335,11 @@ def _restless(files: Sequence[Entry], folder: str) -> CollectError:
     )
 
 
-def _key(entry: Entry) -> _Key:
+def _key(entry: IncomingEntry) -> _Key:
     return entry.path, entry.local, entry.size
 
 
-def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
+def _skipped_records(skipped: Sequence[_Left]) -> tuple[SkippedFile, ...]:
     """Return a record for each of the largest skipped files, and a single record for all smaller
     files.
     """
@@ -347,7 +351,7 @@ def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
         files = sum(row.files for row in unnamed)
         reason = f"{len(unnamed):,} more, which are not listed"
         down = max((row.down for row in unnamed), key=strictness)
-        named.append(Skipped(path=".", reason=reason, bytes=size, files=files, down=down))
+        named.append(SkippedFile(path=".", reason=reason, bytes=size, files=files, down=down))
     return tuple(named)
 
 
@@ -366,7 +370,9 @@ def _remove_leftovers(tree: bytes, keep: set[bytes]) -> None:
                 os.rmdir(path)
 
 
-def fetch_from_hosts(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) -> Manifest:
+def fetch_from_hosts(
+    hosts: Sequence[tuple[str, RemoteSender]], source: RunSource, work: Path
+) -> RunManifest:
     """Copy the job's folder from all hosts and merge the copies into ``work/tree``.
 
     If two hosts have different files of the same name, the first host's file keeps the path, and
@@ -388,12 +394,12 @@ def fetch_from_hosts(hosts: Sequence[tuple[str, Sender]], source: Source, work: 
     return _merge(manifests, nodes, tree)
 
 
-def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
+def _merge(manifests: Mapping[str, RunManifest], nodes: Path, tree: Path) -> RunManifest:
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     sizes: dict[bytes, int] = {}
     hashes: dict[bytes, str] = {}
-    skipped: dict[tuple[str, str], Skipped] = {}
+    skipped: dict[tuple[str, str], SkippedFile] = {}
     for host, manifest in manifests.items():
         for local, size in manifest.files.items():
             if hashes.get(local) == manifest.sha256[local]:
@@ -421,7 +427,7 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
         for manifest in reversed([*manifests.values()])
         for path, to in manifest.links.items()
     }
-    return Manifest(sizes, hashes, tuple(skipped.values()), tuple(empty), links)
+    return RunManifest(sizes, hashes, tuple(skipped.values()), tuple(empty), links)
 
 
 def _free_place(tree: Path, local: bytes, host: str) -> bytes:
@@ -442,8 +448,11 @@ def _free_place(tree: Path, local: bytes, host: str) -> bytes:
 
 
 def choose_entries(
-    listing: Sequence[Entry], left_entries: Sequence[Entry], source: Source, tree: Path
-) -> tuple[list[Entry], Links, list[_Left]]:
+    listing: Sequence[IncomingEntry],
+    left_entries: Sequence[IncomingEntry],
+    source: RunSource,
+    tree: Path,
+) -> tuple[list[IncomingEntry], Links, list[_Left]]:
     """Return (the files and folders to copy, the links to make, the files left on the cluster).
 
     Sets the path and mode that each copied file or folder gets in the run's folder. A folder is
@@ -456,26 +465,26 @@ def choose_entries(
     skipped = [_left_entry(entry, selection, source.job_id) for entry in left_entries]
     parents = {entry.path.rpartition(b"/")[0] for entry in (*listing, *left_entries)}
     outputs = None if selection.everything else source.outputs
-    unwanted = list[Entry]()
-    links = list[Entry]()
+    unwanted = list[IncomingEntry]()
+    links = list[IncomingEntry]()
     max_holes = sys.maxsize if selection.everything else _MOST_HOLES
     coming: set[bytes] = set()
     for entry in listing:
-        if entry.kind == Kind.FOLDER and entry.path in parents:
+        if entry.kind == ItemKind.FOLDER and entry.path in parents:
             continue
         path = path_of_program(entry.path, source.files)
-        is_folder = entry.kind == Kind.FOLDER
+        is_folder = entry.kind == ItemKind.FOLDER
         if (
             outputs
             and path
             and not outputs.take(path, is_folder=is_folder, is_job=not source.files)
         ):
-            if entry.kind == Kind.FILE and not outputs.has_sent(path, entry.size):
+            if entry.kind == ItemKind.FILE and not outputs.has_sent(path, entry.size):
                 unwanted.append(entry)
         elif name := refused_name(os.fsdecode(entry.path)):
             reason = f"programs on this machine obey {name}: only the user may collect it"
             skipped.append(_left_file(entry, reason))
-        elif entry.kind == Kind.LINK:
+        elif entry.kind == ItemKind.LINK:
             links.append(entry)
         elif reason := _skip_reason(entry, max_holes, selection.max_file, source.job_id):
             skipped.append(_left_file(entry, reason))
@@ -511,14 +520,14 @@ def choose_entries(
     return [entry for entry in chosen if by_local.get(entry.local) is entry], made, skipped
 
 
-def _set_modes(entries: Iterable[Entry], files: str, mode: int) -> None:
+def _set_modes(entries: Iterable[IncomingEntry], files: str, mode: int) -> None:
     """Set the modes of files and folders of a run. The program's keep theirs, within the user's
     umask.
 
     files: the folder of the program's files. mode: that of a new folder of the user.
     """
     for entry in entries:
-        is_folder = entry.kind == Kind.FOLDER
+        is_folder = entry.kind == ItemKind.FOLDER
         if path_of_program(entry.path, files):
             entry.mode |= stat.S_IRWXU if is_folder else stat.S_IRUSR
         else:
@@ -526,9 +535,11 @@ def _set_modes(entries: Iterable[Entry], files: str, mode: int) -> None:
         entry.mode &= mode & 0o777
 
 
-def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, list[Entry]]:
+def _by_folder(
+    unwanted: Iterable[IncomingEntry], coming: Collection[bytes]
+) -> dict[bytes, list[IncomingEntry]]:
     # Unwanted files are listed by their topmost folder without a path in ``coming``.
-    folders: dict[bytes, list[Entry]] = {}
+    folders: dict[bytes, list[IncomingEntry]] = {}
     for entry in unwanted:
         path = entry.path
         parent = entry.path.rpartition(b"/")[0]
@@ -539,7 +550,7 @@ def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[byt
     return folders
 
 
-def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
+def _skip_reason(entry: IncomingEntry, max_holes: int, max_file: int, job_id: str) -> str:
     """Return why a file is not copied; "" if it is copied. max_holes: limit for a sparse file's
     holes.
     """

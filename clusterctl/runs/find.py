@@ -258,7 +258,7 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class TaskRanking:
     """The tasks of a sweep by a metric, best first. Tasks that did not complete are behind all
     others.
 
@@ -282,7 +282,7 @@ class Ranking:
 
 def ranked(
     run: Row, metric: str | None = None, *, goal: Goal | None = None, reverse: bool = False
-) -> Ranking:
+) -> TaskRanking:
     """Return the ranking of the tasks of a sweep.
 
     For a task that was submitted again, the newest run is used. The default metric is defined by
@@ -334,7 +334,7 @@ def ranked(
         *ordered(behind, metric, reverse=is_descending),
     ]
     has_best = goal is not None and bool(best_first) and best_first[0].value(metric) is not None
-    return Ranking(rows, metric, goal, best_first[0] if has_best else None)
+    return TaskRanking(rows, metric, goal, best_first[0] if has_best else None)
 
 
 def _goal_of(metric: str, run: Row) -> Goal | None:

@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from clusterctl.errors import printable
 from clusterctl.runs.curve import ROW, STEP, Column
-from clusterctl.runs.tensorboard import Budget, EventFiles
+from clusterctl.runs.tensorboard import EventFiles, ReadBudget
 from clusterctl.state.ledger import METRICS_FILE, METRICS_PLACES, SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json, read_whole
 from clusterctl.util import formatting
@@ -106,7 +106,7 @@ class MetricFiles:
     """
 
     folder: Path
-    budget: Budget = field(default_factory=Budget)
+    budget: ReadBudget = field(default_factory=ReadBudget)
     left_out: list[str] = field(default_factory=list)
 
     @property
@@ -154,7 +154,7 @@ class MetricFiles:
         several runs, ``rank`` if several ranks wrote the same step.
         """
         texts: dict[bytes, set[bytes]] = defaultdict(set)
-        for chunk in _chunks(self.folder, METRICS_FILE, [], Budget()):
+        for chunk in _chunks(self.folder, METRICS_FILE, [], ReadBudget()):
             # Searching for the bytes alone is far faster.
             has_writers = b'"rank"' in chunk or b'"run"' in chunk
             for key, text in _WRITER.findall(chunk) if has_writers else ():
@@ -165,7 +165,7 @@ class MetricFiles:
         runs: set[str] = set()
         # By the hash of a line's place and keys.
         ranks: dict[int, int] = {}
-        for chunk in _chunks(self.folder, METRICS_FILE, [], Budget()) if wanted else ():
+        for chunk in _chunks(self.folder, METRICS_FILE, [], ReadBudget()) if wanted else ():
             for line in _parsed(_lines_of(chunk)):
                 kind = _text(line, "kind")
                 if kind == "run":
@@ -230,7 +230,7 @@ class MetricFiles:
         paths = [
             path
             for path in paths
-            if not _OVER_TIME.isdisjoint(next(self._csv_rows(path, [], Budget()), ()))
+            if not _OVER_TIME.isdisjoint(next(self._csv_rows(path, [], ReadBudget()), ()))
         ]
         row = 0
         for prefix, path in zip(_prefixes(paths), paths, strict=True):
@@ -250,7 +250,7 @@ class MetricFiles:
                 yield from _blocks_of(numbers, names, row, steps, prefix)
                 row += len(listed)
 
-    def _csv_rows(self, path: str, left_out: list[str], budget: Budget) -> Iterator[list[str]]:
+    def _csv_rows(self, path: str, left_out: list[str], budget: ReadBudget) -> Iterator[list[str]]:
         lines = (
             line.decode(errors="replace")
             for chunk in _chunks(self.folder, path, left_out, budget)
@@ -342,7 +342,7 @@ def open_below(folder: Path, path: str) -> BufferedReader:
 
 
 def json_lines(
-    folder: Path, name: str, left_out: list[str], budget: Budget | None = None
+    folder: Path, name: str, left_out: list[str], budget: ReadBudget | None = None
 ) -> Iterator[list[_Line]]:
     """Yield the JSON objects in a file's lines, many at a time. left_out: gets sentences on the
     others.
@@ -350,7 +350,7 @@ def json_lines(
     if _is_as_submitted(folder, name, _submitted_files(folder)):
         return
     torn = 0
-    for chunk in _chunks(folder, name, left_out, budget or Budget()):
+    for chunk in _chunks(folder, name, left_out, budget or ReadBudget()):
         lines = _lines_of(chunk)
         objects = _parsed(lines)
         torn += len(lines) - len(objects)
@@ -359,7 +359,7 @@ def json_lines(
         left_out.append(f"{counted(torn, 'line')} of {name}, torn or no JSON object")
 
 
-def _chunks(folder: Path, name: str, left_out: list[str], budget: Budget) -> Iterator[bytes]:
+def _chunks(folder: Path, name: str, left_out: list[str], budget: ReadBudget) -> Iterator[bytes]:
     """Yield a file in chunks of whole lines, without very long lines.
 
     Of a very large file, yield the first line and the end. left_out: gets sentences on the rest.
@@ -745,7 +745,7 @@ def _order(path: str) -> list[str | int]:
 def _submitted_files(folder: Path) -> Mapping[str, str]:
     try:
         source = read_json(
-            os.fsencode(folder), SOURCE_FILE.encode(), Budget().left // _COST_OF_BYTE
+            os.fsencode(folder), SOURCE_FILE.encode(), ReadBudget().left // _COST_OF_BYTE
         )
         return {str(entry["path"]): str(entry["sha256"]) for entry in source["files"]}
     except (OSError, ValueError, TypeError, KeyError):

@@ -32,12 +32,12 @@ from clusterctl.state.ledger import FROM_JOB, SENT_FILES, JobEntry, Ledger, note
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv, split_lines
-from clusterctl.transport.copies import Copies, encode_digests, read_copies, record_copies
-from clusterctl.transport.get import Sender, writing_into
+from clusterctl.transport.copies import LocalCopies, encode_digests, read_copies, record_copies
+from clusterctl.transport.get import RemoteSender, writing_into
 from clusterctl.transport.remote_copies import digest
-from clusterctl.transport.remote_incoming import Entry
+from clusterctl.transport.remote_incoming import IncomingEntry
 from clusterctl.transport.ssh import Connections
-from clusterctl.transport.tree import Kind, Progress, with_title
+from clusterctl.transport.tree import ItemKind, Progress, with_title
 from clusterctl.util import formatting
 from clusterctl.util.confine import refused_name
 from clusterctl.util.numbers import counted
@@ -273,14 +273,14 @@ class Search:
             )
             with (
                 writing_into(out),
-                closing(Sender(self.to(source_host), argv)) as sender,
+                closing(RemoteSender(self.to(source_host), argv)) as sender,
                 sender.listed(encode_digests(self.known)) as download,
             ):
                 entries = self._writable(download.entries)
                 if not entries:
                     continue
                 for entry in entries:
-                    entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
+                    entry.mode |= 0o700 if entry.kind == ItemKind.FOLDER else 0o600
                 folder = self._folder_of(host, top, out.absolute(), entries)
                 arrived = download.bring(
                     entries, folder, progress=with_title(folder.name, progress)
@@ -289,11 +289,11 @@ class Search:
             self.known.extend(
                 digest(os.fsencode(host), source + b"/" + entry.path, entry.size, entry.mtime_ns)
                 for entry in entries
-                if entry.kind == Kind.FILE and entry.index in arrived
+                if entry.kind == ItemKind.FILE and entry.index in arrived
             )
         return tuple(folders)
 
-    def _writable(self, listed: Sequence[Entry]) -> list[Entry]:
+    def _writable(self, listed: Sequence[IncomingEntry]) -> list[IncomingEntry]:
         """Return the entries that this command may write, with the folders that these are in. Note
         the names of others.
         """
@@ -303,10 +303,10 @@ class Search:
                 self.refused.add(name)
             else:
                 entries.append(entry)
-        has_files = any(entry.kind != Kind.FOLDER for entry in entries)
+        has_files = any(entry.kind != ItemKind.FOLDER for entry in entries)
         return entries if has_files else []
 
-    def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
+    def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[IncomingEntry]) -> Path:
         """Return the local folder of an earlier copy of ``top`` if no file is replaced, else a new
         folder.
         """
@@ -332,16 +332,16 @@ class Search:
             with suppress(FileExistsError):
                 folder.mkdir(parents=True)
                 break
-        record_copies(self.workspace, [Copies(host, top, str(folder))])
+        record_copies(self.workspace, [LocalCopies(host, top, str(folder))])
         note_copied_folder(folder)
         return folder
 
 
-def _is_taken(folder: Path, entry: Entry) -> bool:
+def _is_taken(folder: Path, entry: IncomingEntry) -> bool:
     """Return whether ``folder`` already has the entry's path, unless both are folders."""
     path = os.path.join(os.fsencode(folder), entry.path)
     is_folder = os.path.isdir(path) and not os.path.islink(path)
-    return os.path.lexists(path) and not (entry.kind == Kind.FOLDER and is_folder)
+    return os.path.lexists(path) and not (entry.kind == ItemKind.FOLDER and is_folder)
 
 
 def search_all(
@@ -430,7 +430,7 @@ def _not_understood(host: str) -> TransportError:
     return TransportError(message, code="answer-garbled", where=host, host=host)
 
 
-def _copies(workspace: Workspace) -> Iterator[Copies]:
+def _copies(workspace: Workspace) -> Iterator[LocalCopies]:
     """Yield the local folders with copies of the cluster's files: sent or fetched files, collected
     runs.
     """
@@ -438,5 +438,5 @@ def _copies(workspace: Workspace) -> Iterator[Copies]:
         if entry.run_dir and entry.remote_dir:
             renamed = os.fsdecode(FROM_JOB)
             files = entry.files or ""
-            yield Copies("", entry.remote_dir, entry.run_dir, renamed=renamed, files=files)
+            yield LocalCopies("", entry.remote_dir, entry.run_dir, renamed=renamed, files=files)
     yield from read_copies(workspace)

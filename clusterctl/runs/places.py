@@ -23,8 +23,8 @@ from clusterctl.state.ledger import (
     run_path,
     split_path,
 )
-from clusterctl.transport.remote_incoming import Entry
-from clusterctl.transport.tree import Kind
+from clusterctl.transport.remote_incoming import IncomingEntry
+from clusterctl.transport.tree import ItemKind
 
 # Names that clusterctl writes into a run's folder. A job's file or folder of such a name is
 # renamed.
@@ -48,7 +48,9 @@ def path_of_program(path: bytes, files: str) -> bytes | None:
     return path[len(top) :] if path.startswith(top) else None
 
 
-def place_entries(chosen: Sequence[Entry], listing: Sequence[Entry], files: str) -> None:
+def place_entries(
+    chosen: Sequence[IncomingEntry], listing: Sequence[IncomingEntry], files: str
+) -> None:
     """Set the path that each chosen entry gets in the run's folder; b"" for the program's folder
     itself.
 
@@ -64,7 +66,7 @@ def place_entries(chosen: Sequence[Entry], listing: Sequence[Entry], files: str)
     tasks = {path for path, below in paths.items() if below is None and TASK.fullmatch(path)}
     for entry in chosen:
         entry.local = run_path(paths[entry.path] or b"", siblings)
-        if entry.kind != Kind.FOLDER and entry.local in tasks:
+        if entry.kind != ItemKind.FOLDER and entry.local in tasks:
             entry.local += FROM_JOB
     # Beside the program's folder are clusterctl's files. A program may have written more files
     # there.
@@ -74,7 +76,7 @@ def place_entries(chosen: Sequence[Entry], listing: Sequence[Entry], files: str)
     used |= {above + name for above, name, _ in outer}
     for entry in chosen:
         if not entry.local and entry.path != os.fsencode(files):
-            is_of_task = entry.kind == Kind.FOLDER and entry.path in tasks
+            is_of_task = entry.kind == ItemKind.FOLDER and entry.path in tasks
             entry.local = entry.path if is_of_task else _free(entry.path, reserved, used)
 
 
@@ -89,7 +91,7 @@ def _free(path: bytes, reserved: Collection[bytes], used: Collection[bytes]) -> 
     return above + new + rest
 
 
-def target_of(link: Entry) -> bytes:
+def target_of(link: IncomingEntry) -> bytes:
     return base64.b64decode(link.payload)
 
 
@@ -100,7 +102,7 @@ def add_with_parents(paths: set[bytes], path: bytes) -> None:
 
 
 def choose_links(
-    links: Iterable[Entry], coming: Collection[bytes], top: str, files: str = ""
+    links: Iterable[IncomingEntry], coming: Collection[bytes], top: str, files: str = ""
 ) -> dict[bytes, bytes]:
     """Return the links to make: path -> path of the target, both in the job's folder. Targets come
     first.
@@ -130,7 +132,7 @@ def _is_own(path: bytes, files: str) -> bool:
     return is_own(split_path(path)[1]) and (not files or path_of_program(path, files) is None)
 
 
-def _path_in_run(link: Entry, top: bytes) -> bytes:
+def _path_in_run(link: IncomingEntry, top: bytes) -> bytes:
     """Return the path in the job's folder that a link leads to; b"" if it leads elsewhere.
 
     No copied file has a path such as `a/../b`, which may lead elsewhere because `a` may be a link.

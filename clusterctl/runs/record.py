@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import provider_of
-from clusterctl.runs.fetch import Manifest
+from clusterctl.runs.fetch import RunManifest
 from clusterctl.runs.folder import ACCOUNTING, write_kept, write_sums
 from clusterctl.runs.packed import packed_tasks
 from clusterctl.runs.resources import used_by
@@ -66,7 +66,7 @@ from clusterctl.state.ledger import (
 from clusterctl.state.run_record import (
     RunRecord,
     ScalingRecord,
-    Skipped,
+    SkippedFile,
     TaskRecord,
 )
 
@@ -115,7 +115,7 @@ class Recorder:
         jobs = [with_accounted(job, accounted) for job in jobs]
         return cls(session, entry, jobs, accounting, missing, version, is_away)
 
-    def write(self, tree: Path, manifest: Manifest) -> RunRecord:
+    def write(self, tree: Path, manifest: RunManifest) -> RunRecord:
         """Write clusterctl's files and the checksums of all files into ``tree``. Return the run's
         record.
         """
@@ -124,7 +124,7 @@ class Recorder:
         }
         write_kept(tree, kept)
         if self.missing:
-            missing = Skipped(path=ACCOUNTING, reason=self.missing, files=0, down="")
+            missing = SkippedFile(path=ACCOUNTING, reason=self.missing, files=0, down="")
             manifest = replace(manifest, skipped=(*manifest.skipped, missing))
         elif self.accounting is not None:
             (tree / ACCOUNTING).write_text(self.accounting, encoding="utf-8")
@@ -173,7 +173,7 @@ class Recorder:
         used = used_by(folder, task, steps)
         return task.model_copy(update={"gpu_energy_j": joules, "used": used})
 
-    def _record(self, tree: Path, manifest: Manifest, source: str | None) -> RunRecord:
+    def _record(self, tree: Path, manifest: RunManifest, source: str | None) -> RunRecord:
         jobs = [self._whole(job, tree) for job in self.jobs]
         ending = Ending.of(jobs, job_id=jobs[0].whole_id)
         steps = uses_by_job(self.accounting or "")
@@ -302,7 +302,9 @@ def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
         scheduler.clock.sleep(0.5)
 
 
-def environment_text(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
+def environment_text(
+    tree: Path, manifest: RunManifest, client: Any, slurm_version: str | None
+) -> str:
     """Return the text of environment.json: ``client`` (the submission), versions, and hardware by
     host.
     """

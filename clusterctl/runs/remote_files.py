@@ -43,7 +43,7 @@ from clusterctl.transport.remote_content import (
     send_requested_files,
 )
 from clusterctl.transport.remote_copies import stops_down
-from clusterctl.transport.remote_open import Beat, Opener, read_json
+from clusterctl.transport.remote_open import FileOpener, KeepAlive, read_json
 
 FOLDER = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
 FILE = re.compile(
@@ -105,7 +105,7 @@ KINDS = (
 SubmittedFiles = dict[bytes, tuple[int, str]]
 
 
-class Size(NamedTuple):
+class FilesSize(NamedTuple):
     """Some files' total size in bytes, their number, and the time of the last write to a file.
 
     stops_down: whether `down` refuses to delete them if there is no copy.
@@ -135,7 +135,7 @@ def number_of(path: bytes, *, is_folder: bool) -> Number | None:
     return Number(METRIC.sub(b"=#", NUMBERED.sub(rb"\1\2#", name)), numbers) if numbers else None
 
 
-def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
+def measure(opener: FileOpener, path: bytes, beat: KeepAlive) -> FilesSize:
     """Return the size of a file, or of all files below a folder. Links and special files are left
     out.
 
@@ -146,12 +146,12 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
     try:
         status = os.stat(name or b".", dir_fd=opener.enter(folder), follow_symlinks=False)
     except OSError:
-        return Size(0, 1, stops_down=True)
+        return FilesSize(0, 1, stops_down=True)
     if stat.S_ISREG(status.st_mode):
         stops = stops_down(path, status.st_mode, status.st_size)
-        return Size(status.st_size, 1, status.st_mtime_ns, stops)
+        return FilesSize(status.st_size, 1, status.st_mtime_ns, stops)
     if not stat.S_ISDIR(status.st_mode):
-        return Size(mtime_ns=status.st_mtime_ns)
+        return FilesSize(mtime_ns=status.st_mtime_ns)
     size = 0
     files = 0
     newest = 0
@@ -180,17 +180,17 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
         except OSError:
             files += 1
             stops = True
-    return Size(size, files, newest, stops or bool(folders))
+    return FilesSize(size, files, newest, stops or bool(folders))
 
 
-class Checkpoints:
+class CheckpointChoice:
     """Chooses the checkpoints of a job's folder that stay on the cluster.
 
     choice: the checkpoints to send: "all", "none", or "latest" (of each family, see ``Number``).
     most: the limit for the latest checkpoint in bytes.
     """
 
-    def __init__(self, opener: Opener, choice: str, most: int, beat: Beat) -> None:
+    def __init__(self, opener: FileOpener, choice: str, most: int, beat: KeepAlive) -> None:
         self.opener = opener
         self.choice = choice
         self.most = most
@@ -202,7 +202,7 @@ class Checkpoints:
 
     def staying(
         self, folder: bytes, names: Iterable[tuple[bytes, bool]]
-    ) -> dict[bytes, tuple[str, Size]]:
+    ) -> dict[bytes, tuple[str, FilesSize]]:
         """Return path -> (reason, size) of checkpoints in a folder that stay on the cluster.
 
         Must be called for a folder before its subfolders. names: (path, whether it is a folder).
@@ -212,8 +212,8 @@ class Checkpoints:
         if folder in self.chosen:
             self.chosen.update(path for path, is_folder in names if is_folder)
             return {}
-        stay: dict[bytes, tuple[str, Size]] = {}
-        families: dict[bytes, list[tuple[tuple[int, ...], bytes, Size]]] = {}
+        stay: dict[bytes, tuple[str, FilesSize]] = {}
+        families: dict[bytes, list[tuple[tuple[int, ...], bytes, FilesSize]]] = {}
         for path, is_folder in names:
             name = os.path.basename(path)
             if not self.is_checkpoint(name, is_folder=is_folder) and folder not in self.collections:
@@ -258,8 +258,8 @@ class Checkpoints:
         return any(self.holds_several(subfolder, depth + 1) for subfolder in subfolders)
 
     def not_latest(
-        self, members: list[tuple[tuple[int, ...], bytes, Size]]
-    ) -> Iterator[tuple[bytes, tuple[str, Size]]]:
+        self, members: list[tuple[tuple[int, ...], bytes, FilesSize]]
+    ) -> Iterator[tuple[bytes, tuple[str, FilesSize]]]:
         """Yield (path, (reason, size)) for all but the latest checkpoint, and for the latest if too
         large.
         """
@@ -292,7 +292,7 @@ def read_submitted(folder: bytes, below: bytes) -> SubmittedFiles:
     return {below + path: facts for path, facts in files.items()}
 
 
-class Listing:
+class RunFolderListing:
     """Prints a job's folder: files to send, and files to leave.
 
     ours: clusterctl's files and the job's metrics, always printed. files: the folder of the job's
@@ -320,9 +320,9 @@ class Listing:
         self.entries, self.bytes = (
             (sys.maxsize, sys.maxsize) if everything else (entries, MOST_BYTES)
         )
-        self.beat = Beat(sys.stdout.buffer, ALIVE_LINE + b"\n")
-        self.opener = Opener(top)
-        self.checkpoints = Checkpoints(
+        self.beat = KeepAlive(sys.stdout.buffer, ALIVE_LINE + b"\n")
+        self.opener = FileOpener(top)
+        self.checkpoints = CheckpointChoice(
             self.opener, "all" if everything else checkpoints, most, self.beat
         )
         # The paths in the order of the lines that were written.
@@ -332,7 +332,7 @@ class Listing:
         self.listed.append(path)
         sys.stdout.write(line)
 
-    def list_skipped(self, path: bytes, reason: str, size: Size | None = None) -> None:
+    def list_skipped(self, path: bytes, reason: str, size: FilesSize | None = None) -> None:
         size = size or measure(self.opener, path, self.beat)
         self.write_line(
             path,
@@ -354,7 +354,7 @@ class Listing:
         except FileNotFoundError:
             # A running job may have removed the folder since its parent was read.
             if not below:
-                self.list_skipped(below, GONE, Size())
+                self.list_skipped(below, GONE, FilesSize())
             return
         except OSError as exc:
             self.list_skipped(below, exc.strerror or str(exc))
@@ -488,10 +488,10 @@ def main(*names: str) -> None:
 
 
 def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int, files: bytes) -> None:
-    listing = Listing(top, ours, checkpoints=checkpoints, most=most, files=files)
+    listing = RunFolderListing(top, ours, checkpoints=checkpoints, most=most, files=files)
     # The job itself replaced its folder by a link, which leads to other files.
     if os.path.islink(top):
-        listing.list_skipped(b"", "a symbolic link in place of the job's folder", Size())
+        listing.list_skipped(b"", "a symbolic link in place of the job's folder", FilesSize())
     else:
         listing.folder(b"")
     sys.stdout.write("\n")

@@ -45,8 +45,8 @@ from clusterctl.runs.facts import (
     usual_metrics,
 )
 from clusterctl.runs.find import (
-    Ranking,
     Row,
+    TaskRanking,
     failed_tasks,
     key_of,
     latest_tasks,
@@ -391,7 +391,7 @@ def _array_report(run: Row) -> Report:
     return Report(run.shown, verdict, _all_true(outcomes), missing, _without_empty(sections))
 
 
-def _rank(run: Row, tasks: Sequence[Row]) -> tuple[Ranking | None, list[str]]:
+def _rank(run: Row, tasks: Sequence[Row]) -> tuple[TaskRanking | None, list[str]]:
     """Return the ranking of a job array's tasks, if they have a metric, and what is missing in
     it.
     """
@@ -417,7 +417,7 @@ def _all_true(outcomes: Sequence[bool | None]) -> bool | None:
 
 
 def _array_verdict(
-    run: Row, ranking: Ranking | None, tasks: Sequence[Row], outcomes: Sequence[bool | None]
+    run: Row, ranking: TaskRanking | None, tasks: Sequence[Row], outcomes: Sequence[bool | None]
 ) -> Iterator[str]:
     """Yield the lines at the top of the report of a job array.
 
@@ -459,7 +459,7 @@ def _missing_of_tasks(
         yield f"metrics of tasks {first_few(partial, MOST_LINES)} (`left_out` in run.json)"
 
 
-def _best_line(ranking: Ranking) -> str:
+def _best_line(ranking: TaskRanking) -> str:
     if ranking.best is None:
         return f"no task that completed has a value of {ranking.metric}, so none is the best"
     value = ranking.best.text(ranking.metric)

@@ -28,7 +28,7 @@ from clusterctl.scheduler.accounting import StepsUse
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.slurm_values import GPU, amounts_of
 from clusterctl.spec.units import GIB_MIB
-from clusterctl.state.run_record import TaskRecord, Used
+from clusterctl.state.run_record import ResourceUse, TaskRecord
 from clusterctl.util import formatting
 
 _MIB: Final = 1 << 20
@@ -126,7 +126,7 @@ def resources_of(row: Row) -> Resources:
 def _amounts(
     row: Row,
     tasks: Sequence[TaskRecord],
-    uses: Sequence[Used],
+    uses: Sequence[ResourceUse],
     asked: Mapping[str, float],
     nodes: int,
 ) -> Iterator[Amount]:
@@ -171,7 +171,7 @@ def _amounts(
 def _advice(
     row: Row,
     tasks: Sequence[TaskRecord],
-    uses: Sequence[Used],
+    uses: Sequence[ResourceUse],
     asked: Mapping[str, float],
     nodes: int,
 ) -> Iterator[tuple[str, str]]:
@@ -208,7 +208,7 @@ def _advice(
 def _cpu_advice(
     row: Row,
     tasks: Sequence[TaskRecord],
-    uses: Sequence[Used],
+    uses: Sequence[ResourceUse],
     asked: Mapping[str, float],
     nodes: int,
 ) -> Iterator[tuple[str, str]]:
@@ -246,13 +246,15 @@ def _rounded_s(seconds: float) -> int:
     return math.ceil(seconds / unit) * unit
 
 
-def used_by(folder: Path, task: TaskRecord, steps: StepsUse) -> Used:
+def used_by(folder: Path, task: TaskRecord, steps: StepsUse) -> ResourceUse:
     """Return what a job or array task used. folder: of its files. steps: by Slurm's accounting."""
     names = [*dict.fromkeys(node for each in task.attempts for node in each.nodes)]
     asked = amounts_of(task.tres)
     count = max(1, int(asked.get("node", 1)))
     nodes = [_node_use(folder, name) for name in names]
-    use = Used(accounted_mib=steps.memory_mib, core_s=steps.core_s or None, tasks=steps.tasks)
+    use = ResourceUse(
+        accounted_mib=steps.memory_mib, core_s=steps.core_s or None, tasks=steps.tasks
+    )
     if nodes:
         use.samples = min(node.samples for node in nodes)
         use.memory_mib = max(node.memory_mib for node in nodes)

@@ -92,7 +92,7 @@ _DASHED: Final = (7, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ScalingRow:
     """The completed runs of a size. figures: by name."""
 
     size: int
@@ -107,11 +107,11 @@ class ScalingCurve:
     """A program with its options, in each size. title: the options that a sweep sets, or ""."""
 
     title: str
-    sizes: Sequence[Size]
+    sizes: Sequence[ScalingRow]
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class ScalingTable:
     """The scaling of a program. name: of its jobs. metric: the figure that measures the speed.
 
     by: what the sizes count: nodes, tasks or gpus (per node).
@@ -251,7 +251,7 @@ class Scaling:
         """Return a text such as ``2 nodes``, ``1 task``."""
         return f"{size} {_UNITS[self.by][size != 1]}"
 
-    def _named(self, size: Size) -> str:
+    def _named(self, size: ScalingRow) -> str:
         """Return a text such as ``2 nodes``, or ``4 tasks on each of 2 nodes``."""
         text = self._counted(size.size)
         return (
@@ -333,7 +333,7 @@ def scaling_report(rows: Sequence[Row]) -> Report | None:
     return scaling_of(rows).report() if is_scaling(rows) else None
 
 
-def scaling_of(rows: Sequence[Row]) -> Scaling:
+def scaling_of(rows: Sequence[Row]) -> ScalingTable:
     """Return the scaling with these runs. Raises UsageError if no run has the metric of the
     scaling.
     """
@@ -360,7 +360,7 @@ def scaling_of(rows: Sequence[Row]) -> Scaling:
     for of_curve in by_curve.values():
         missing += _in_part(of_curve, metric, by)
     hardware = "; ".join(dict.fromkeys(filter(None, (each.hardware for each in facts))))
-    return Scaling(
+    return ScalingTable(
         rows[0].run.name,
         by,
         is_weak,
@@ -649,7 +649,7 @@ def _curve(
             figures[_TIME_SPEED_UP] = by_time.times(size / first if is_weak else 1.0)
         nodes = len(group[0].row.record.nodes)
         in_order = _in_order(figures, metric)
-        sizes.append(Size(size, nodes, group[0].ranks, len(group), in_order))
+        sizes.append(ScalingRow(size, nodes, group[0].ranks, len(group), in_order))
     return ScalingCurve(title, sizes)
 
 

@@ -34,11 +34,11 @@ from clusterctl.runs.metric_files import (
 from clusterctl.runs.spread import mean_of
 from clusterctl.runs.table import TableWriter, stored
 from clusterctl.runs.telemetry_files import ENERGY, OTHER_GPUS, NodeFile
-from clusterctl.runs.tensorboard import Budget
+from clusterctl.runs.tensorboard import ReadBudget
 from clusterctl.scheduler.history import EVENTS_FILE, Attempt, attempts_of, nodes_of
 from clusterctl.scheduler.records import restarts_of
 from clusterctl.scheduler.remote_logs import END, end_of
-from clusterctl.spec.sweep import Form, configured_name
+from clusterctl.spec.sweep import ArgumentForm, configured_name
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.run_record import Metric, Value
 from clusterctl.util.numbers import is_number
@@ -143,7 +143,7 @@ def restarts_in(
 
 def result_lines(folder: Path, left_out: list[str]) -> list[Mapping[str, Any]]:
     """Return the lines of the bundled jobs' files of results. left_out: gets sentences on others."""
-    files = (json_lines(folder, name, left_out, Budget(_RESULTS_BYTES)) for name in _RESULTS)
+    files = (json_lines(folder, name, left_out, ReadBudget(_RESULTS_BYTES)) for name in _RESULTS)
     return [*chain.from_iterable(chain.from_iterable(files))]
 
 
@@ -254,7 +254,7 @@ def config_of_task(values: Mapping[str, str], form: object = None) -> dict[str, 
         ``false`` is left out.
     """
     config = {configured_name(key): _value(text) for key, text in values.items()}
-    if form in {Form.PAIR, Form.JOINED}:
+    if form in {ArgumentForm.PAIR, ArgumentForm.JOINED}:
         return config
     return {key: value == "true" or value for key, value in config.items() if value != "false"}
 

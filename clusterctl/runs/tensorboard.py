@@ -48,7 +48,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Budget:
+class ReadBudget:
     """How much more is read of what a job wrote. left: bytes. What takes more memory or time than
     its bytes costs more of them. is_exceeded: whether something was not read for want of it.
     """
@@ -70,7 +70,7 @@ class Budget:
 class EventFiles:
     """A reader of event files."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: ReadBudget) -> None:
         self._budget = budget
 
     def events(self, file: BinaryIO) -> Iterator[Event]:

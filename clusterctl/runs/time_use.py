@@ -30,7 +30,7 @@ from clusterctl.state.run_record import RunRecord, TaskRecord
 from clusterctl.util.numbers import finite
 
 
-class Use(StrEnum):
+class TimeUse(StrEnum):
     """What a second of a run was used for.
 
     QUEUE: waiting for nodes, also between two attempts. STAGING: copying files to the nodes'
@@ -59,7 +59,7 @@ class Use(StrEnum):
 
 
 # Telemetry can show that nothing was done in these.
-_MAY_BE_IDLE: Final = frozenset({Use.START_UP, Use.USEFUL, Use.REDONE, Use.RUNNING})
+_MAY_BE_IDLE: Final = frozenset({TimeUse.START_UP, TimeUse.USEFUL, TimeUse.REDONE, TimeUse.RUNNING})
 _SHORTEST_IDLE_S: Final = 60.0
 # All are in memory, 200 bytes each, as an attempt is divided as a whole.
 _MOST_RECORDS: Final = 1 << 20
@@ -90,11 +90,11 @@ class _Lost(NamedTuple):
     begin: float
     end: float
     step: float
-    uses: Sequence[tuple[Use, float]]
+    uses: Sequence[tuple[TimeUse, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class TimeEvidence:
     """What the folder of a job or array task shows of its time.
 
     history: the attempts that recorded their start. staged, hangs, idle: times in order, in Unix
@@ -118,7 +118,7 @@ class Evidence:
         records: Records,
         *,
         suspended: bool,
-    ) -> Evidence:
+    ) -> TimeEvidence:
         """Read a folder. nodes: of the job. gpus: that it had on each node."""
         own, lost = records.parts()
         history = [attempt for attempt in history_in(folder) if attempt.start]
@@ -141,7 +141,7 @@ def total_time_use(rows: Iterable[Row]) -> dict[str, float]:
         for task in row.task_records:
             for use, seconds in task.time_use.items():
                 sums[use] += seconds
-    return {use: sums[use] for use in Use if sums[use] > 0}
+    return {use: sums[use] for use in TimeUse if sums[use] > 0}
 
 
 def find_time_use(
@@ -162,12 +162,12 @@ def find_time_use(
     if begin is None or end is None or end <= begin:
         return {}
     if not attempts:
-        return {Use.QUEUE: end - begin}
+        return {TimeUse.QUEUE: end - begin}
     nodes = [*dict.fromkeys(node for attempt in attempts for node in attempt.nodes)]
     asked = amounts_of(task.tres)
     gpus = asked.get(GPU, 0.0) / max(1.0, asked.get("node", 1.0))
     is_suspended = any(attempt.suspended_s for attempt in attempts)
-    evidence = Evidence.of(folder, nodes, gpus, records, suspended=is_suspended)
+    evidence = TimeEvidence.of(folder, nodes, gpus, records, suspended=is_suspended)
     if is_packed:
         # A packed task has no events of its own. Its only attempt is its program.
         start: Event = {"event": "start", "time": attempts[0].start_time}
@@ -177,7 +177,7 @@ def find_time_use(
 
 
 def divide(
-    begin: float, attempts: Sequence[AttemptRecord], end: float, evidence: Evidence
+    begin: float, attempts: Sequence[AttemptRecord], end: float, evidence: TimeEvidence
 ) -> dict[str, float]:
     """Return the seconds by use between the submission ``begin`` and ``end``, without uses of 0."""
     suspended = [span for each in attempts for span in _suspended(each, end, evidence)]
@@ -197,7 +197,7 @@ def divide(
     for number, (attempt, own) in enumerate(zip(attempts, recorded, strict=True)):
         until = min(starts[number + 1], end if attempt.end_time is None else attempt.end_time)
         first, last = firsts[number], min(firsts[number + 1], until + SKEW_S)
-        line.add(attempt.start_time, Use.QUEUE)
+        line.add(attempt.start_time, TimeUse.QUEUE)
         # Slurm's times are whole seconds by the controller's clock. By that of the nodes, the
         # program may end a moment after the attempt, and has then also started a moment later.
         ended = until if own is None or own.ended is None else own.ended
@@ -212,11 +212,11 @@ def divide(
         )
         reached = max(reached, part.divide(line, reached))
         line.offset = 0.0
-    line.add(end, Use.QUEUE)
-    return {use: seconds for use in Use if (seconds := line.seconds[use]) > 0}
+    line.add(end, TimeUse.QUEUE)
+    return {use: seconds for use in TimeUse if (seconds := line.seconds[use]) > 0}
 
 
-def _suspended(attempt: AttemptRecord, end: float, evidence: Evidence) -> list[_Span]:
+def _suspended(attempt: AttemptRecord, end: float, evidence: TimeEvidence) -> list[_Span]:
     """Return the times in which an attempt was suspended. Slurm tells only how long that was
     together, so these are its longest times without metrics and telemetry.
     """
@@ -250,7 +250,7 @@ class _Line:
     ) -> None:
         self.cursor = float(cursor)
         self.offset = 0.0
-        self.seconds: dict[Use, float] = defaultdict(float)
+        self.seconds: dict[TimeUse, float] = defaultdict(float)
         self._staged = staged
         self._hangs = hangs
         self._idle = idle
@@ -260,7 +260,7 @@ class _Line:
     def now(self) -> float:
         return self.cursor + self.offset
 
-    def add(self, until: float, use: Use) -> float:
+    def add(self, until: float, use: TimeUse) -> float:
         """Add the time until then. Return the seconds of it that ``use`` alone has, so that were
         neither staging nor hung nor idle.
 
@@ -270,13 +270,13 @@ class _Line:
         self.cursor = end - self.offset
         left = end - begin
         kinds = [
-            (Use.SUSPENDED, self._suspended),
-            (Use.STAGING, self._staged),
-            (Use.HUNG, self._hangs),
+            (TimeUse.SUSPENDED, self._suspended),
+            (TimeUse.STAGING, self._staged),
+            (TimeUse.HUNG, self._hangs),
         ]
-        kinds += [(Use.IDLE, self._idle)] if use in _MAY_BE_IDLE else []
+        kinds += [(TimeUse.IDLE, self._idle)] if use in _MAY_BE_IDLE else []
         seen: list[_Span] = []
-        for kind, spans in kinds if use not in {Use.QUEUE, Use.EXIT} else ():
+        for kind, spans in kinds if use not in {TimeUse.QUEUE, TimeUse.EXIT} else ():
             if spans and left:
                 before_s = sum(b - a for a, b in seen)
                 seen = _merged([*seen, *_overlaps(spans, begin, end)])
@@ -286,9 +286,9 @@ class _Line:
         self.seconds[use] += left
         return left
 
-    def move(self, seconds: float, use: Use) -> None:
+    def move(self, seconds: float, use: TimeUse) -> None:
         """Count so many seconds, which were added as ``RUNNING``, as another use."""
-        self.seconds[Use.RUNNING] -= seconds
+        self.seconds[TimeUse.RUNNING] -= seconds
         self.seconds[use] += seconds
 
 
@@ -331,7 +331,7 @@ class _Attempt:
             step = step if part.step is None else part.step
             last = last if step is None else max(last, step)
         checkpoints = min(self._between, self._stalls)
-        line.move(checkpoints, Use.CHECKPOINT)
+        line.move(checkpoints, TimeUse.CHECKPOINT)
         self._finish(line)
         return last
 
@@ -349,48 +349,48 @@ class _Attempt:
             times = (part.time for part in parts if isinstance(part, _Record))
             second = next((time for time in times if time > first.time), math.inf)
             begin = 2 * first.time - second if 2 * first.time - second >= program else None
-        line.add(min(program if begin is None else max(begin, program), self.end), Use.START_UP)
+        line.add(min(program if begin is None else max(begin, program), self.end), TimeUse.START_UP)
         if begin is None and isinstance(first, _Record):
-            line.add(min(first.time, self.end), Use.RUNNING)
+            line.add(min(first.time, self.end), TimeUse.RUNNING)
 
     def _add(self, line: _Line, record: _Record, before: float | None, reached: float) -> None:
         """Add the time until a record. before: the step of the record before it."""
         until = min(record.time, self.end)
         self._stalls += record.stall_s
         if record.seconds is not None:
-            self._between += line.add(until - record.seconds, Use.RUNNING)
+            self._between += line.add(until - record.seconds, TimeUse.RUNNING)
         if record.kind == "evaluation":
             is_of_it = record.seconds is not None or record.step == before
-            line.add(until, Use.EVALUATION if is_of_it else Use.RUNNING)
+            line.add(until, TimeUse.EVALUATION if is_of_it else TimeUse.RUNNING)
         elif record.kind == "checkpoint":
             # Training may continue while a checkpoint is written.
-            self._between += line.add(until, Use.RUNNING)
+            self._between += line.add(until, TimeUse.RUNNING)
         elif record.step is None or (before is not None and record.step <= before):
-            line.add(until, Use.RUNNING)
+            line.add(until, TimeUse.RUNNING)
         else:
-            line.add(min(until, line.now + record.data_s), Use.DATA)
+            line.add(min(until, line.now + record.data_s), TimeUse.DATA)
             again = 1.0 if before is None else (reached - before) / (record.step - before)
             share = float(record.step <= reached) if before is None else min(1.0, max(0.0, again))
-            line.add(line.now + share * max(0.0, until - line.now), Use.REDONE)
-            line.add(until, Use.USEFUL)
+            line.add(line.now + share * max(0.0, until - line.now), TimeUse.REDONE)
+            line.add(until, TimeUse.USEFUL)
 
     def _add_lost(self, line: _Line, lost: _Lost) -> None:
         """Add the time of records that a later attempt has removed."""
-        line.add(min(lost.begin, self.end), Use.RUNNING)
+        line.add(min(lost.begin, self.end), TimeUse.RUNNING)
         for use, seconds in lost.uses:
             line.add(min(line.now + seconds, lost.end, self.end), use)
-        line.add(min(lost.end, self.end), Use.RUNNING)
+        line.add(min(lost.end, self.end), TimeUse.RUNNING)
 
     def _finish(self, line: _Line) -> None:
         """Add the time after the last record."""
         own = self.own
         is_final = any(record.kind == "result" for record in self.records)
         if own is not None:
-            line.add(min(own.started or self.begin, self.end), Use.START_UP)
+            line.add(min(own.started or self.begin, self.end), TimeUse.START_UP)
             ended = max(own.last or 0.0, self.sampled) if own.ended is None else own.ended
-            line.add(min(ended, self.end), Use.EXIT if is_final else Use.RUNNING)
+            line.add(min(ended, self.end), TimeUse.EXIT if is_final else TimeUse.RUNNING)
         is_over = is_final or (own is not None and own.ended is not None)
-        line.add(self.end, Use.EXIT if is_over else Use.UNKNOWN)
+        line.add(self.end, TimeUse.EXIT if is_over else TimeUse.UNKNOWN)
 
 
 class Records:
@@ -452,10 +452,10 @@ def _lost_in(line: Mapping[str, Any]) -> Iterator[_Lost]:
         _seconds(lost, key) or 0.0 for key in ("seconds", "data_s", "evaluation_s", "stall_s")
     )
     uses = (
-        (Use.DATA, min(data_s, seconds)),
-        (Use.USEFUL, max(0.0, seconds - data_s)),
-        (Use.EVALUATION, evaluation_s),
-        (Use.CHECKPOINT, stall_s),
+        (TimeUse.DATA, min(data_s, seconds)),
+        (TimeUse.USEFUL, max(0.0, seconds - data_s)),
+        (TimeUse.EVALUATION, evaluation_s),
+        (TimeUse.CHECKPOINT, stall_s),
     )
     yield _Lost(begin, end, _seconds(lost, "step") or 0.0, uses)
 

@@ -36,7 +36,7 @@ _MOST_REASON: Final = 300  # characters
 _NOTE: Final = "note: "
 _SERVER: Final = "MLFLOW_TRACKING_URI"
 Heard = Callable[[str], None]
-# States of ``Synced``.
+# States of ``SyncResult``.
 SENT: Final = "sent"
 BEFORE: Final = "before"
 FAILED: Final = "failed"
@@ -45,7 +45,7 @@ LEFT: Final = "left"
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class SyncResult:
     """The result of sending a recording.
 
     path: in the run's folder. state: sent; before: it was sent earlier; failed; incomplete: files of it
@@ -253,7 +253,7 @@ def chosen_trackers(names: Sequence[str]) -> tuple[Tracker, ...]:
     return trackers
 
 
-def sync_run(run: RunRecord, trackers: Sequence[Tracker], heard: Heard) -> Iterator[Synced]:
+def sync_run(run: RunRecord, trackers: Sequence[Tracker], heard: Heard) -> Iterator[SyncResult]:
     """Send the recordings of a run. Yield the result of each.
 
     heard: called with the notes of a tool.
@@ -262,7 +262,7 @@ def sync_run(run: RunRecord, trackers: Sequence[Tracker], heard: Heard) -> Itera
         for recording in _recordings(run.directory, tracker):
             path = str(recording.relative_to(run.directory))
             state, reason = _sync(run, tracker, recording, heard)
-            yield Synced(run.job_id, tracker.name, printable(path), state, reason)
+            yield SyncResult(run.job_id, tracker.name, printable(path), state, reason)
 
 
 def _recordings(run: Path, tracker: Tracker) -> list[Path]:
@@ -276,7 +276,7 @@ def _recordings(run: Path, tracker: Tracker) -> list[Path]:
 
 
 def _sync(run: RunRecord, tracker: Tracker, recording: Path, heard: Heard) -> tuple[str, str]:
-    """Return the state and the reason of ``Synced``."""
+    """Return the state and the reason of ``SyncResult``."""
     path = str(recording.relative_to(run.directory))
     sent = _sent(run.directory)
     if path in sent.get(tracker.name, {}) or tracker.is_sent(recording):
@@ -305,7 +305,7 @@ def _hear(heard: Heard, tracker: Tracker, line: str) -> None:
         heard(f"{_NOTE}{tracker.name}: {line.removeprefix(_NOTE)}")
 
 
-def sync_error(synced: Sequence[Synced]) -> CollectError | None:
+def sync_error(synced: Sequence[SyncResult]) -> CollectError | None:
     """Return the error for the recordings that could not be sent. None: all were sent."""
     failures = [_failure(each) for each in synced if each.state in {FAILED, INCOMPLETE}]
     if not failures:
@@ -319,7 +319,7 @@ def sync_error(synced: Sequence[Synced]) -> CollectError | None:
     )
 
 
-def _failure(synced: Synced) -> Failure:
+def _failure(synced: SyncResult) -> Failure:
     fix = "run the command again: it sends only the rest"
     if synced.state == INCOMPLETE:
         command = f"clusterctl collect {synced.job_id} --all --sync {synced.tool}"

@@ -12,11 +12,17 @@ from clusterctl.providers.registry import provider_of
 from clusterctl.runs.query import RunQuery, parse_since, select_runs
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_values import GPU, amounts_of
-from clusterctl.scheduler.usage import By, Held, Usage, summarize_usage, usage_of_jobs
+from clusterctl.scheduler.usage import (
+    AllocatedTime,
+    UsageGrouping,
+    UsageReport,
+    summarize_usage,
+    usage_of_jobs,
+)
 from clusterctl.state.run_record import RunRecord
 
 
-def usage_of_cluster(session: Session, by: Sequence[By], since: str) -> Usage:
+def usage_of_cluster(session: Session, by: Sequence[UsageGrouping], since: str) -> UsageReport:
     """Return the usage of a cluster by its accounting or, without accounting, by collected runs.
 
     Raises AccountingAwayError if the accounting does not answer.
@@ -30,7 +36,9 @@ def usage_of_cluster(session: Session, by: Sequence[By], since: str) -> Usage:
     return usage_of_jobs(jobs, by, first, lambda name: provider.node_price(spec, name))
 
 
-def usage_of_runs(by: Sequence[By], since: str, cluster: str | None = None) -> Usage:
+def usage_of_runs(
+    by: Sequence[UsageGrouping], since: str, cluster: str | None = None
+) -> UsageReport:
     """Return the usage by the runs that were collected on this machine. cluster: None: of all."""
     first = parse_since(since)
     found = select_runs(RunQuery(cluster=cluster), everywhere=True)
@@ -41,11 +49,11 @@ def usage_of_runs(by: Sequence[By], since: str, cluster: str | None = None) -> U
     return replace(usage, notes=found.notes)
 
 
-def _held_by_run(run: RunRecord) -> Iterator[Held]:
+def _held_by_run(run: RunRecord) -> Iterator[AllocatedTime]:
     for task in run.tasks:
         amounts = amounts_of(task.tres)
         for attempt in task.attempts:
-            yield Held(
+            yield AllocatedTime(
                 job=f"{run.token}/{task.id}",
                 user=run.user,
                 account=run.account,

@@ -17,7 +17,7 @@ from clusterctl.spec.names import reject_unknown
 _HOUR_S = 3600
 
 
-class By(StrEnum):
+class UsageGrouping(StrEnum):
     """What usage is grouped by. Months are in UTC."""
 
     USER = "user"
@@ -27,7 +27,7 @@ class By(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class AllocatedTime:
     """A time in which a job held nodes, from ``start`` to ``end`` in Unix seconds.
 
     job: distinguishes it from other jobs. price: of a node, in USD an hour. None: unknown.
@@ -57,7 +57,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """The usage of a group. key: a value for each of ``By``. None: unknown of some of its jobs.
+    """The usage of a group. key: a value for each of ``UsageGrouping``. None: unknown of some of its jobs.
 
     A node that jobs share counts in full in node_hours and cost_usd.
     """
@@ -71,7 +71,7 @@ class UsageRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class UsageReport:
     """The usage since a time (Unix seconds), the largest first, and of all together.
 
     source: accounting, or runs. unread: the number of records that can't be read.
@@ -80,25 +80,25 @@ class Usage:
 
     source: str
     since: float
-    by: tuple[By, ...]
+    by: tuple[UsageGrouping, ...]
     rows: tuple[UsageRow, ...]
     total: UsageRow
     unread: int = 0
     notes: tuple[str, ...] = ()
 
 
-def usage_keys(names: Sequence[str]) -> list[By]:
+def usage_keys(names: Sequence[str]) -> list[UsageGrouping]:
     """Return the keys with these names. Raises UsageError for other names."""
-    reject_unknown(names, list(By), "usage can't be grouped by")
-    return [By(name) for name in dict.fromkeys(names)]
+    reject_unknown(names, list(UsageGrouping), "usage can't be grouped by")
+    return [UsageGrouping(name) for name in dict.fromkeys(names)]
 
 
 def usage_of_jobs(
     jobs: Sequence[JobInfo],
-    by: Sequence[By],
+    by: Sequence[UsageGrouping],
     since: float,
     price: Callable[[str], float | None],
-) -> Usage:
+) -> UsageReport:
     """Return the usage of jobs in the accounting, since a time in Unix seconds.
 
     price: returns the price of a partition's node, in USD an hour.
@@ -117,23 +117,23 @@ def month_start(now: float) -> float:
 
 
 def summarize_usage(
-    held: Iterable[Held],
-    by: Sequence[By],
+    held: Iterable[AllocatedTime],
+    by: Sequence[UsageGrouping],
     span: tuple[float, float],
     *,
     source: str,
     unread: int = 0,
-) -> Usage:
+) -> UsageReport:
     """Return the usage within a span of time, grouped by these keys."""
-    parts = [part for each in held for part in _within(each, span, split=By.MONTH in by)]
-    groups: dict[tuple[str, ...], list[Held]] = {}
+    parts = [part for each in held for part in _within(each, span, split=UsageGrouping.MONTH in by)]
+    groups: dict[tuple[str, ...], list[AllocatedTime]] = {}
     for part in parts:
         groups.setdefault(tuple(getattr(part, key.value) for key in by), []).append(part)
     rows = [_row(key, group) for key, group in groups.items()]
     rows.sort(key=lambda row: (-row.node_hours, row.key))
-    if By.MONTH in by:
-        rows.sort(key=lambda row: row.key[[*by].index(By.MONTH)])
-    return Usage(
+    if UsageGrouping.MONTH in by:
+        rows.sort(key=lambda row: row.key[[*by].index(UsageGrouping.MONTH)])
+    return UsageReport(
         source=source,
         since=span[0],
         by=tuple(by),
@@ -143,10 +143,12 @@ def summarize_usage(
     )
 
 
-def _held_by_job(job: JobInfo, now: float, price: Callable[[str], float | None]) -> Iterator[Held]:
+def _held_by_job(
+    job: JobInfo, now: float, price: Callable[[str], float | None]
+) -> Iterator[AllocatedTime]:
     amounts = amounts_of(job.tres)
     for attempt in job.attempts:
-        yield Held(
+        yield AllocatedTime(
             job=job.id,
             user=job.user,
             account=job.account,
@@ -161,7 +163,9 @@ def _held_by_job(job: JobInfo, now: float, price: Callable[[str], float | None])
         )
 
 
-def _within(held: Held, span: tuple[float, float], *, split: bool) -> Iterator[Held]:
+def _within(
+    held: AllocatedTime, span: tuple[float, float], *, split: bool
+) -> Iterator[AllocatedTime]:
     """Yield the part of a time within a span, in parts of a month each if ``split``."""
     start, end = max(held.start, span[0]), min(held.end, span[1])
     if start == end == held.start:
@@ -181,7 +185,7 @@ def next_month(time_s: float) -> float:
     return datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC).timestamp()
 
 
-def _row(key: tuple[str, ...], held: Sequence[Held]) -> UsageRow:
+def _row(key: tuple[str, ...], held: Sequence[AllocatedTime]) -> UsageRow:
     def hours(amounts: Iterable[float | None]) -> float | None:
         sums = [
             math.nan if amount is None else amount * each.hours

@@ -63,7 +63,7 @@ from clusterctl.spec.job_values import (
     Text,
     Variables,
 )
-from clusterctl.spec.names import Launcher, Local, Topic, did_you_mean
+from clusterctl.spec.names import Launcher, LocalValue, Topic, did_you_mean
 from clusterctl.spec.sbatch import (
     SINGLETON,
     Directive,
@@ -172,7 +172,7 @@ class JobOption:
     in_submit: bool = True
     is_argument: bool = False
     tab: str | tuple[str, ...] = ()
-    local: Local | None = None
+    local: LocalValue | None = None
     sbatch: str = ""
     text: Callable[[Any], str] = str
     in_script: bool = True
@@ -480,7 +480,7 @@ class JobOptions(SpecModel):
             needs_slurm=True,
             in_rehearse=False,
             again=Resubmission.CHOSEN,
-            local=Local.TABLE,
+            local=LocalValue.TABLE,
             topic=Topic.MANY,
             is_usual=True,
         ),
@@ -548,7 +548,7 @@ class JobOptions(SpecModel):
             tab="runs",
             examples=("12",),
             again=Resubmission.CHOSEN,
-            local=Local.NAME,
+            local=LocalValue.NAME,
             topic=Topic.RESTARTS,
             is_usual=True,
         ),
@@ -660,7 +660,7 @@ class JobOptions(SpecModel):
             in_shell="Send this folder, and start in it. Default: start in your home.",
             again=Resubmission.CONTINUED,
             compared=False,
-            local=Local.PATH,
+            local=LocalValue.PATH,
             topic=Topic.PROGRAM,
         ),
     ] = True
@@ -696,7 +696,7 @@ class JobOptions(SpecModel):
             in_shell=True,
             again=Resubmission.CONTINUED,
             variants=InVariants.MERGED,
-            local=Local.VARIABLE,
+            local=LocalValue.VARIABLE,
             topic=Topic.PROGRAM,
             is_usual=True,
         ),
@@ -712,7 +712,7 @@ class JobOptions(SpecModel):
             "your current value. Nothing records the value.",
             in_replay=True,
             variants=InVariants.MERGED,
-            local=Local.SECRET,
+            local=LocalValue.SECRET,
             topic=Topic.PROGRAM,
         ),
     ] = Field({})
@@ -727,7 +727,7 @@ class JobOptions(SpecModel):
             in_shell=True,
             again=Resubmission.CONTINUED,
             compared=False,
-            local=Local.PACKAGES,
+            local=LocalValue.PACKAGES,
             topic=Topic.PROGRAM,
             is_usual=True,
         ),
@@ -775,7 +775,7 @@ class JobOptions(SpecModel):
             in_shell="Run the shell, or what `launch` starts, in this container image: "
             "docker://NAME:TAG, or a file, here or on the cluster.",
             again=Resubmission.CONTINUED,
-            local=Local.IMAGE,
+            local=LocalValue.IMAGE,
             topic=Topic.PROGRAM,
             is_usual=True,
         ),

@@ -88,7 +88,7 @@ class Topic(StrEnum):
     MORE = "More"
 
 
-class Local(StrEnum):
+class LocalValue(StrEnum):
     """What a value of an option or argument has of the user's machine.
 
     PATH: a path. WRITTEN: a folder to write. NAME: a path, if it is not a name such as `train` or a
@@ -116,17 +116,17 @@ class Local(StrEnum):
     @property
     def is_path(self) -> bool:
         """Whether a shell may complete each value as a path."""
-        return self not in {Local.SECRET, Local.TABLE, Local.VARIABLE}
+        return self not in {LocalValue.SECRET, LocalValue.TABLE, LocalValue.VARIABLE}
 
 
 _OF_LOCAL: Final = {
-    Local.NAME: "name, or path on this machine",
-    Local.SECRET: "secret: path on this machine, or variable of yours",
-    Local.TABLE: "values, or path on this machine",
-    Local.IMAGE: "image, or path",
-    Local.VARIABLE: "value, or variable of yours",
-    Local.HERE_FIRST: "the last on the cluster, the others on this machine",
-    Local.HERE_LAST: "the last on this machine, the others on the cluster",
+    LocalValue.NAME: "name, or path on this machine",
+    LocalValue.SECRET: "secret: path on this machine, or variable of yours",
+    LocalValue.TABLE: "values, or path on this machine",
+    LocalValue.IMAGE: "image, or path",
+    LocalValue.VARIABLE: "value, or variable of yours",
+    LocalValue.HERE_FIRST: "the last on the cluster, the others on this machine",
+    LocalValue.HERE_LAST: "the last on this machine, the others on the cluster",
 }
 
 

@@ -55,7 +55,7 @@ _NEGATIVE: Final = re.compile(r"-(?:[0-9]+|[0-9]*\.[0-9]+)?")
 Values = Mapping[str, str]
 
 
-class Form(StrEnum):
+class ArgumentForm(StrEnum):
     """How a task gets a value as arguments: ``--lr 0.1``, ``--lr=0.1``, or ``lr=0.1`` for Hydra."""
 
     OPTION = "--key value"
@@ -297,7 +297,7 @@ class Sweep(SpecModel):
     parallel: Annotated[int, Field(ge=1, le=MAX_TASKS, strict=True)] | None = Field(
         None, description="maximum number of tasks that run at the same time"
     )
-    form: Form | None = Field(
+    form: ArgumentForm | None = Field(
         None,
         description="how the program gets a value: `--key value`, `--key=value`, or `key=value` as for "
         "Hydra; default: `key=value` if all of the program's other arguments have this "
@@ -387,7 +387,11 @@ class Sweep(SpecModel):
         """
         is_of_hydra = any(not _OPTION.fullmatch(key) for values in self.tasks for key in values)
         default = (
-            Form.PAIR if is_of_hydra or are_pairs(args) else Form.OPTION if reads_words else None
+            ArgumentForm.PAIR
+            if is_of_hydra or are_pairs(args)
+            else ArgumentForm.OPTION
+            if reads_words
+            else None
         )
         return self.model_copy(update={"form": self.form or default})
 

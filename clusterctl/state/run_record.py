@@ -59,7 +59,7 @@ class Metric:
 
 
 @dataclass(slots=True)
-class Used:
+class ResourceUse:
     """What a job or array task used. memory_mib, accounted_mib, cores: the most on a node, by
     telemetry or by Slurm's accounting. 0: unknown.
 
@@ -155,7 +155,7 @@ class TaskRecord(_Stored):
     gpu_energy_j: float | None = None
     tres: str = ""
     time_limit_s: int | None = None
-    used: Used = Used()
+    used: ResourceUse = ResourceUse()
     time_use: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
 
     @property
@@ -188,7 +188,7 @@ WhatDownDoes = Literal["", "deletes", "refuses"]
 strictness: Final = get_args(WhatDownDoes).index
 
 
-class Skipped(_Stored):
+class SkippedFile(_Stored):
     """A file or folder of a job that `collect` did not copy, and why.
 
     path: path in the job's folder, made printable. bytes: total size. files: 0 if there is no data
@@ -289,11 +289,11 @@ class RunRecord(_Stored):
     shares_machine: bool = False
     replay_of: str | None = None
     of_failed: bool = False
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedFile, ...] = ()
     directory: Path = Path()
 
     @property
-    def not_here(self) -> list[Skipped]:
+    def not_here(self) -> list[SkippedFile]:
         """The files and folders in ``skipped``, without submitted files that this machine has
         anyway.
         """

@@ -24,7 +24,7 @@ from clusterctl.util.disk import append_line, read_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class LocalCopies:
     """A file or folder ``top`` on a host that also exists on this machine as ``directory``.
 
     host: "" for the shared file system. names: names of the copied files in the folder; None: all
@@ -91,7 +91,7 @@ def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
         return False
 
 
-def record_copies(workspace: Workspace, copies: Iterable[Copies]) -> None:
+def record_copies(workspace: Workspace, copies: Iterable[LocalCopies]) -> None:
     """Append these copies to the list ``workspace.copies``.
 
     If this raises MachineError, `down` will treat these files on the cluster as files without a
@@ -105,7 +105,7 @@ def record_copies(workspace: Workspace, copies: Iterable[Copies]) -> None:
         append_line(workspace.copies, "\n".join(map(json.dumps, rows)))
 
 
-def read_copies(workspace: Workspace) -> Iterator[Copies]:
+def read_copies(workspace: Workspace) -> Iterator[LocalCopies]:
     """Yield the copies written by ``record_copies``, including copies of earlier clusters with this
     name.
     """
@@ -121,7 +121,7 @@ def read_copies(workspace: Workspace) -> Iterator[Copies]:
             if all(isinstance(text, str) and "\0" not in text for text in strings):
                 sent = row.get("sent") is True
                 listed = None if names is None else tuple(names)
-                yield Copies(host, top, directory, listed, sent, renamed, files)
+                yield LocalCopies(host, top, directory, listed, sent, renamed, files)
 
 
 def encode_digests(digests: Iterable[int]) -> bytes:

@@ -16,8 +16,8 @@ from clusterctl.spec.names import first_few
 from clusterctl.transport.base import PYTHON_GONE, Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, LEFT, NOT_THERE
 from clusterctl.transport.remote_incoming import (
-    Entry,
     Incoming,
+    IncomingEntry,
     NoRoomError,
     TruncatedError,
     UnexpectedError,
@@ -29,7 +29,14 @@ from clusterctl.transport.remote_incoming import (
     receive,
     reject_small_disk,
 )
-from clusterctl.transport.tree import Item, Kind, Progress, ReceivedStream, hash_items, is_pattern
+from clusterctl.transport.tree import (
+    Item,
+    ItemKind,
+    Progress,
+    ReceivedStream,
+    hash_items,
+    is_pattern,
+)
 from clusterctl.util.confine import reject_written
 from clusterctl.util.disk import write_error_fix, write_error_reason
 
@@ -41,7 +48,7 @@ MOST_ENTRIES = 10_000_000
 # Bytes of a list, for each million entries that it may have.
 _MOST_BYTES = 1 << 28
 _MILLION = 1_000_000
-_LISTABLE = frozenset({Kind.FOLDER, Kind.FILE, Kind.LINK})
+_LISTABLE = frozenset({ItemKind.FOLDER, ItemKind.FILE, ItemKind.LINK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +87,12 @@ def fetch(
     argv = remote_argv("clusterctl.transport.remote_content", *paths)
     try:
         with (
-            closing(Sender(transport, argv)) as sender,
+            closing(RemoteSender(transport, argv)) as sender,
             sender.listed() as download,
             writing_into(folder),
         ):
             _reject_other_names(download.entries, paths, transport.host)
-            is_renamed = is_name and [entry.kind for entry in download.entries] == [Kind.FILE]
+            is_renamed = is_name and [entry.kind for entry in download.entries] == [ItemKind.FILE]
             if is_renamed:
                 download.entries[0].local = os.fsencode(folder.name)
                 folder = folder.parent
@@ -112,7 +119,7 @@ def fetch(
             fix="make the files readable, or leave them out",
             host=transport.host,
         ) from exc
-    files = [entry for entry in download.entries if entry.kind == Kind.FILE]
+    files = [entry for entry in download.entries if entry.kind == ItemKind.FILE]
     incomplete = [os.fsdecode(entry.path) for entry in files if entry.index not in arrived]
     if incomplete:
         shown = printable(first_few(incomplete))
@@ -127,7 +134,7 @@ def fetch(
     return DownloadResult(len(files), size, download.sent, skipped, folder)
 
 
-def _reject_other_names(entries: Sequence[Entry], paths: Sequence[str], host: str) -> None:
+def _reject_other_names(entries: Sequence[IncomingEntry], paths: Sequence[str], host: str) -> None:
     """Raise TransferError if the host lists a file or folder that was not requested.
 
     It could replace any file in the local folder. Only the host knows the names of `.` and `..`.
@@ -164,7 +171,7 @@ def writing_into(folder: Path) -> Iterator[None]:
         ) from exc
 
 
-class Sender:
+class RemoteSender:
     """A program on a host that lists and sends files (see remote_content.py). It starts at the
     first request.
 
@@ -231,7 +238,7 @@ class Download:
 
     def bring(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[IncomingEntry],
         folder: Path,
         *,
         own: bool = False,
@@ -254,7 +261,7 @@ class Download:
         reject_written(folder, [os.fsdecode(entry.local) for entry in entries])
         root = os.fsencode(folder)
         make_places(root, entries, follow=False, own=own)
-        files = [entry for entry in entries if entry.kind == Kind.FILE]
+        files = [entry for entry in entries if entry.kind == ItemKind.FILE]
         arrived = {} if own else {entry.index: "" for entry in files if is_unchanged(entry)}
         files = [entry for entry in files if entry.index not in arrived]
         local = _local_items(files)
@@ -281,10 +288,12 @@ class Download:
         finally:
             close_partial_files(files)
         self._incoming.end(more_follows=self._more_follows)
-        finish_places([entry for entry in entries if entry.kind != Kind.FILE])
+        finish_places([entry for entry in entries if entry.kind != ItemKind.FILE])
         return arrived
 
-    def _receive(self, files: Sequence[Entry], *, hashed: bool) -> Iterator[tuple[int, str]]:
+    def _receive(
+        self, files: Sequence[IncomingEntry], *, hashed: bool
+    ) -> Iterator[tuple[int, str]]:
         done = 0
         for entry in files:
             self._stream.done = done + entry.have
@@ -297,7 +306,7 @@ class Download:
                     self.sent += entry.size - entry.have
 
 
-def _local_items(files: Sequence[Entry]) -> Mapping[Entry, Item]:
+def _local_items(files: Sequence[IncomingEntry]) -> Mapping[IncomingEntry, Item]:
     """Return the entries that exist locally with the listed size, each with its local file."""
     items = {}
     for entry in files:
@@ -306,7 +315,7 @@ def _local_items(files: Sequence[Entry]) -> Mapping[Entry, Item]:
             item = (
                 None if entry.is_new or entry.payload else Item.of(place.name, place, place.lstat())
             )
-            if item and item.kind is Kind.FILE and item.size == entry.size:
+            if item and item.kind is ItemKind.FILE and item.size == entry.size:
                 place.open("rb").close()
                 items[entry] = item
     return items
@@ -314,14 +323,14 @@ def _local_items(files: Sequence[Entry]) -> Mapping[Entry, Item]:
 
 def parse_listing(
     lines: Iterable[bytes], most: int = MOST_ENTRIES
-) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+) -> tuple[tuple[IncomingEntry, ...], tuple[IncomingEntry, ...]]:
     """Parse a list of files. Return (entries to download, each folder before its content; other
     entries).
 
     Raises TransferError if the list is invalid or has more than ``most`` lines.
     """
-    entries: dict[bytes, Entry] = {}
-    left: list[Entry] = []
+    entries: dict[bytes, IncomingEntry] = {}
+    left: list[IncomingEntry] = []
     size = 0
     most_bytes = _MOST_BYTES * max(1, most // _MILLION)
     for number, line in enumerate(lines):
@@ -331,7 +340,7 @@ def parse_listing(
                 raise ValueError("the list is too long")
             if line == ALIVE_LINE:
                 continue
-            entry = Entry(line, len(entries) + len(left))
+            entry = IncomingEntry(line, len(entries) + len(left))
             if entry.kind == LEFT:
                 if entry.path != b".":  # the listed folder
                     _parts(entry.path)
@@ -350,7 +359,7 @@ def parse_listing(
     return tuple(entries.values()), tuple(left)
 
 
-def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
+def _sensible(entry: IncomingEntry, previous: Mapping[bytes, IncomingEntry]) -> IncomingEntry:
     """Return the entry if it is valid; else raise ValueError or LookupError. previous: path ->
     entry.
     """
@@ -358,7 +367,7 @@ def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
     _parts(name)
     if entry.kind not in _LISTABLE:
         raise ValueError("the kind is not known")
-    if entry.kind == Kind.LINK:
+    if entry.kind == ItemKind.LINK:
         base64.b64decode(entry.payload)
     if entry.path in previous:
         raise ValueError("two entries have the same path")
@@ -366,7 +375,7 @@ def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
         0 <= entry.size < _MOST and 0 <= entry.space < _MOST and -_MOST <= entry.mtime_ns < _MOST
     ):
         raise ValueError("the size or time is out of range")
-    if slash and previous[parent].kind != Kind.FOLDER:
+    if slash and previous[parent].kind != ItemKind.FOLDER:
         raise ValueError("the parent of the path is not a folder")
     entry.space = min(entry.size, entry.space)
     return entry

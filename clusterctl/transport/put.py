@@ -39,7 +39,7 @@ from clusterctl.transport.remote_incoming import Incoming, TruncatedError, Unexp
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import (
     Item,
-    Kind,
+    ItemKind,
     Progress,
     ReceivedStream,
     hash_items,
@@ -121,7 +121,7 @@ class Upload:
                 item = Item.of(str(number), path, path.stat())
             except OSError as exc:
                 raise unreadable_error([exc]) from exc
-            if item is None or item.kind is not Kind.FILE:
+            if item is None or item.kind is not ItemKind.FILE:
                 raise unreadable_error([OSError(0, "not a regular file", str(path))])
             items.append(item)
         hashes = hash_items(items, progress=self.progress)
@@ -214,7 +214,7 @@ def _read_requests(items: Sequence[Item], answers: Iterator[bytes], host: str) -
             item = items[index]
         except (ValueError, IndexError) as exc:
             raise _not_understood(line, host) from exc
-        is_sent = item.kind is Kind.FILE or (item.kind is Kind.ARCHIVE and not sha256)
+        is_sent = item.kind is ItemKind.FILE or (item.kind is ItemKind.ARCHIVE and not sha256)
         if index < 0 or not is_sent or size != item.size or not 0 <= have <= size:
             raise _not_understood(line, host)
         requests.append(_Request(item, have, sha256))
@@ -226,7 +226,7 @@ def _listing(
 ) -> Iterator[bytes]:
     for item in items:
         sha256 = "" if hashes is None else hashes.get(item.origin, "")
-        payload = sha256 if item.kind is Kind.FILE else os.fsencode(item.target)
+        payload = sha256 if item.kind is ItemKind.FILE else os.fsencode(item.target)
         yield line_of(
             item.kind,
             os.fsencode(item.path),
@@ -266,7 +266,7 @@ def _send_requested(
     outgoing.sent = done = 0
     for request in requests:
         item = request.item
-        if item.kind is Kind.ARCHIVE:
+        if item.kind is ItemKind.ARCHIVE:
             archive = archive_of(item.origin)
             outgoing.write(HEADER.pack(len(archive)) + archive)
             continue
@@ -352,7 +352,7 @@ def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Upload
         raise _changed_error(wrong)
     size = sum(item.size for item in items)
     return UploadResult(
-        folder, sum(item.kind is Kind.FILE for item in items), size, total, store_paths
+        folder, sum(item.kind is ItemKind.FILE for item in items), size, total, store_paths
     )
 
 

@@ -40,7 +40,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-from clusterctl.transport.remote_open import NO_BEAT, Beat, Opener, fail
+from clusterctl.transport.remote_open import NO_BEAT, FileOpener, KeepAlive, fail
 
 CHUNK = 1 << 20
 # Bytes read from a pipe at once. For more, glibc would map and clear the memory for each read.
@@ -58,7 +58,7 @@ SETTLED_S = 2.0
 NOT_THERE = 67
 
 
-def hash_of(fd: int, size: int, beat: Beat = NO_BEAT) -> Any:
+def hash_of(fd: int, size: int, beat: KeepAlive = NO_BEAT) -> Any:
     """Return a sha256 object of a file's first ``size`` bytes, or of the whole file if it is
     shorter.
     """
@@ -137,7 +137,7 @@ def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str = "") ->
         ``SAME`` is sent, otherwise the complete file.
     """
     before = os.fstat(fd)
-    beat = Beat(out, HEADER.pack(ALIVE))
+    beat = KeepAlive(out, HEADER.pack(ALIVE))
     if before.st_size < size or size < have:
         out.write(HEADER.pack(UNREADABLE))
         return
@@ -163,7 +163,7 @@ def parse_request(line: bytes) -> tuple[int, int, int, str]:
     return int(index), int(have), int(size), "" if sha256 == b"-" else sha256.decode()
 
 
-def send_requested_files(opener: Opener, paths: Sequence[bytes]) -> None:
+def send_requested_files(opener: FileOpener, paths: Sequence[bytes]) -> None:
     """Read requests from stdin and send the files. A request names a file by its index in
     ``paths``.
     """
@@ -255,4 +255,4 @@ def main(*roots: str) -> None:
     except OSError as exc:
         fail(exc.filename or b"", exc)
     # Files of any owner are sent, because the user has named them.
-    send_requested_files(Opener(b"/", any_owner=True), [place.lstrip(b"/") for place in places])
+    send_requested_files(FileOpener(b"/", any_owner=True), [place.lstrip(b"/") for place in places])

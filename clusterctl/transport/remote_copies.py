@@ -53,7 +53,7 @@ from clusterctl.transport.remote_content import (
     line_of_status,
     send_requested_files,
 )
-from clusterctl.transport.remote_open import FOLDER, Beat, Opener, open_file
+from clusterctl.transport.remote_open import FOLDER, FileOpener, KeepAlive, open_file
 from clusterctl.util.file_servers import FILE_SERVERS
 
 DIGEST = 8  # bytes
@@ -291,7 +291,11 @@ class CopySearch:
     """
 
     def __init__(
-        self, copied: array[int], ours: Collection[bytes], left_out: Collection[bytes], beat: Beat
+        self,
+        copied: array[int],
+        ours: Collection[bytes],
+        left_out: Collection[bytes],
+        beat: KeepAlive,
     ) -> None:
         self.copied = copied
         self.ours = ours
@@ -449,7 +453,7 @@ def send_top(walk: CopySearch, top: SearchedFolder, most: int) -> None:
         write(path, status)
     sys.stdout.write("\n")
     sys.stdout.flush()
-    send_requested_files(Opener(top.path, any_owner=True), paths)
+    send_requested_files(FileOpener(top.path, any_owner=True), paths)
 
 
 def main(text: str) -> None:
@@ -460,7 +464,7 @@ def main(text: str) -> None:
     ours = frozenset(os.fsencode(name) for name in request["ours"])
     sign = b"{}\n" if "top" not in request else ALIVE_LINE + b"\n"
     walk = CopySearch(
-        copied, ours, [*map(os.fsencode, request["left_out"])], Beat(sys.stdout.buffer, sign)
+        copied, ours, [*map(os.fsencode, request["left_out"])], KeepAlive(sys.stdout.buffer, sign)
     )
     if "top" not in request:
         report_files(walk, tops_of(request))

@@ -22,7 +22,7 @@ from clusterctl.transport.remote_content import ALIVE, HEADER, SAME, UNREADABLE,
 from clusterctl.transport.remote_open import (
     NO_BEAT,
     OWNERS,
-    Beat,
+    KeepAlive,
     is_same_file,
     open_own,
     remove_unless,
@@ -44,7 +44,7 @@ class HashLater:
     file.
     """
 
-    def __init__(self, fd: int, size: int, beat: Beat) -> None:
+    def __init__(self, fd: int, size: int, beat: KeepAlive) -> None:
         self.fd = fd
         self.size = size
         self.beat = beat
@@ -69,7 +69,7 @@ class Incoming:
     keep-alives.
     """
 
-    def __init__(self, stream: Iterator[bytes], beat: Beat = NO_BEAT) -> None:
+    def __init__(self, stream: Iterator[bytes], beat: KeepAlive = NO_BEAT) -> None:
         self.stream = stream
         self.beat = beat
         # The last piece received, and the bytes of it that are consumed.
@@ -192,7 +192,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
-class Entry:
+class IncomingEntry:
     """A file, folder or link in the sender's list, and its place on the receiver's disk.
 
     local: path below the target folder. It differs from ``path`` if the collection of a run renames
@@ -244,7 +244,9 @@ class Entry:
         return b"%d %d %d %s\n" % (self.index, self.have, self.size, sha256.encode())
 
 
-def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: bool = False) -> None:
+def make_places(
+    into: bytes, entries: Iterable[IncomingEntry], *, follow: bool, own: bool = False
+) -> None:
     """Set ``final`` and ``partial`` of entries to paths below ``into``. Create the folders and
     links.
 
@@ -265,7 +267,7 @@ def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: boo
         make_place(entry, new, follow=follow, own=own)
 
 
-def is_unchanged(entry: Entry, beat: Beat = NO_BEAT) -> bool:
+def is_unchanged(entry: IncomingEntry, beat: KeepAlive = NO_BEAT) -> bool:
     """Return whether a file has the entry's size, time and mode. If so, its access time becomes
     now.
 
@@ -288,7 +290,7 @@ def is_unchanged(entry: Entry, beat: Beat = NO_BEAT) -> bool:
         return False
 
 
-def find_existing(files: Iterable[Entry], beat: Beat = NO_BEAT) -> None:
+def find_existing(files: Iterable[IncomingEntry], beat: KeepAlive = NO_BEAT) -> None:
     """For each file, hash the existing complete file, or open the partial file of an earlier
     transfer.
     """
@@ -308,7 +310,7 @@ def find_existing(files: Iterable[Entry], beat: Beat = NO_BEAT) -> None:
                 entry.have = min(os.fstat(entry.fd).st_size, entry.size)
 
 
-def hash_in_place(entry: Entry, beat: Beat) -> str:
+def hash_in_place(entry: IncomingEntry, beat: KeepAlive) -> str:
     """Return the hash of the existing file at an entry's path; "" if it has another size or can't
     be read.
     """
@@ -329,7 +331,7 @@ class NoRoomError(OSError):
     """The files do not fit on the disk."""
 
 
-def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
+def reject_small_disk(folder: bytes, files: Sequence[IncomingEntry]) -> None:
     """Raise NoRoomError if the disk of ``folder``, which need not exist, lacks space for the
     missing data.
     """
@@ -349,7 +351,7 @@ def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
 
 
 def receive(
-    entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: bool = False
+    entry: IncomingEntry, incoming: Incoming, *, stored: bool = False, hashed: bool = False
 ) -> str | None:
     """Receive a file and rename it once it is complete. Return its sha256, or "" if not ``hashed``.
 
@@ -392,7 +394,7 @@ def receive(
                 os.unlink(partial)
 
 
-def close_partial_files(files: Iterable[Entry]) -> None:
+def close_partial_files(files: Iterable[IncomingEntry]) -> None:
     """Close the partial files that are still open, because their transfer has ended early."""
     for entry in files:
         if entry.fd is not None:
@@ -400,7 +402,7 @@ def close_partial_files(files: Iterable[Entry]) -> None:
             entry.fd = None
 
 
-def open_arriving(entry: Entry) -> tuple[int, bytes]:
+def open_arriving(entry: IncomingEntry) -> tuple[int, bytes]:
     """Open a file for an entry's content. Return (descriptor, path); path b"" if it has no name
     yet.
     """
@@ -433,7 +435,7 @@ def open_partial(path: bytes) -> int | None:
     return None
 
 
-def open_unnamed(entry: Entry) -> int | None:
+def open_unnamed(entry: IncomingEntry) -> int | None:
     """Open a file that has no name until ``link_into_place`` names it. This is faster than a
     rename.
 
@@ -447,7 +449,7 @@ def open_unnamed(entry: Entry) -> int | None:
     return None
 
 
-def link_into_place(fd: int, entry: Entry) -> None:
+def link_into_place(fd: int, entry: IncomingEntry) -> None:
     """Set the name, mode and time of a file that ``open_unnamed`` opened."""
     finish(fd, entry)
     # With src_dir_fd set, os.link follows this link to the open file (see linkat(2)).
@@ -460,7 +462,7 @@ def link_into_place(fd: int, entry: Entry) -> None:
         os.replace(temporary, entry.final)
 
 
-def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> None:
+def make_place(entry: IncomingEntry, new: set[bytes], *, follow: bool, own: bool) -> None:
     """Create the entry's folder or link. For a file, raise OSError if a folder has the file's name.
 
     new: paths of the folders that this transfer has created. follow, own: see ``make_places``.
@@ -505,7 +507,7 @@ def make_link(target: bytes, path: bytes) -> None:
     os.symlink(target, path)
 
 
-def finish_places(entries: Iterable[Entry]) -> None:
+def finish_places(entries: Iterable[IncomingEntry]) -> None:
     """Set mode and time of files and folders to the listed values: a folder's after those of its
     content.
     """
@@ -514,7 +516,7 @@ def finish_places(entries: Iterable[Entry]) -> None:
             finish(entry.final, entry)
 
 
-def finish(target: bytes | int, entry: Entry) -> None:
+def finish(target: bytes | int, entry: IncomingEntry) -> None:
     """Set the mode and modification time of a file or folder. Its access time becomes now."""
     os.chmod(target, entry.mode)
     os.utime(target, ns=(time.time_ns(), entry.mtime_ns))

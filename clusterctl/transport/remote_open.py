@@ -37,7 +37,7 @@ RETRY_S = 0.1
 ALIVE_S = 1.0
 
 
-class Beat:
+class KeepAlive:
     """Writer of keep-alives, to be called during long work. It writes ``sign`` at most once a
     second.
     """
@@ -54,7 +54,7 @@ class Beat:
             self.due = time.monotonic() + ALIVE_S
 
 
-NO_BEAT = Beat(None, b"")
+NO_BEAT = KeepAlive(None, b"")
 
 
 def open_folder(top: bytes, path: bytes = b"") -> int:
@@ -74,11 +74,11 @@ def open_file(top: bytes, path: bytes, *, any_owner: bool = False) -> int:
     """Open a regular file below ``top`` to read it, without blocking. Raises OSError for anything
     else.
     """
-    with contextlib.closing(Opener(top, any_owner=any_owner)) as opener:
+    with contextlib.closing(FileOpener(top, any_owner=any_owner)) as opener:
         return opener.open(path)
 
 
-class Opener:
+class FileOpener:
     """Opens files like ``open_file``. Keeps the last folder open, as the next file is often in it
     too.
     """
@@ -183,7 +183,7 @@ def is_same_file(path: bytes, fd: int) -> bool:
         return False
 
 
-def lock(path: bytes, how: int, wait_s: float, beat: Beat = NO_BEAT) -> int:
+def lock(path: bytes, how: int, wait_s: float, beat: KeepAlive = NO_BEAT) -> int:
     """Open and lock a file. Return its descriptor. Exit with status ``HELD`` after ``wait_s``
     without lock.
 

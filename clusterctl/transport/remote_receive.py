@@ -42,8 +42,8 @@ from typing import cast
 
 from clusterctl.transport.remote_content import ALIVE_LINE, CHUNK, READ
 from clusterctl.transport.remote_incoming import (
-    Entry,
     Incoming,
+    IncomingEntry,
     TruncatedError,
     UnexpectedError,
     find_existing,
@@ -56,7 +56,7 @@ from clusterctl.transport.remote_incoming import (
     reject_small_disk,
     write_all,
 )
-from clusterctl.transport.remote_open import Beat, fail, lock, open_own, remove, remove_unless
+from clusterctl.transport.remote_open import KeepAlive, fail, lock, open_own, remove, remove_unless
 
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 READ_ONLY = 0o400  # in the store
@@ -75,21 +75,21 @@ SWEEP_EVERY_S = 86400
 INCOMPLETE = b".incomplete"
 
 
-def alive() -> Beat:
+def alive() -> KeepAlive:
     """Return a writer of keep-alives to stdout, for use while files on this host are hashed."""
-    return Beat(sys.stdout.buffer, ALIVE_LINE + b"\n")
+    return KeepAlive(sys.stdout.buffer, ALIVE_LINE + b"\n")
 
 
-def read_entries() -> list[Entry]:
-    entries: list[Entry] = []
+def read_entries() -> list[IncomingEntry]:
+    entries: list[IncomingEntry] = []
     while (line := STDIN.readline()) != b"\n":
         if not line:
             raise TruncatedError
-        entries.append(Entry(line[:-1], len(entries)))
+        entries.append(IncomingEntry(line[:-1], len(entries)))
     return entries
 
 
-def is_stored(entry: Entry, beat: Beat) -> bool:
+def is_stored(entry: IncomingEntry, beat: KeepAlive) -> bool:
     """Return whether the file store has the entry's content. If so, set the access time, to record
     the use.
 
@@ -112,7 +112,7 @@ def is_stored(entry: Entry, beat: Beat) -> bool:
         return False
 
 
-def receive_archive(entry: Entry, incoming: Incoming) -> None:
+def receive_archive(entry: IncomingEntry, incoming: Incoming) -> None:
     """Receive an archive under a temporary name. Rename it, unless another transfer has stored
     it.
     """
@@ -136,7 +136,7 @@ def receive_archive(entry: Entry, incoming: Incoming) -> None:
         shutil.rmtree(making, ignore_errors=True)
 
 
-def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[int]:
+def receive_all(entries: list[IncomingEntry], folder: bytes, *, stored: bool) -> list[int]:
     """Receive these files and archives below ``folder``. Return the indices of incomplete or wrong
     files.
     """
@@ -162,7 +162,7 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
     return wrong
 
 
-def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
+def receive_below(into: bytes, entries: list[IncomingEntry]) -> list[int]:
     try:
         make_places(into, entries, follow=True)
     except OSError as exc:
@@ -203,7 +203,7 @@ def make_real_folder(path: bytes) -> None:
     os.makedirs(path, mode=0o700, exist_ok=True)
 
 
-def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
+def sweep(store: bytes, jobs: bytes, beat: KeepAlive) -> None:
     """Remove unfinished job folders, and files unused for ``UNUSED_S`` (archives:
     ``ARCHIVE_UNUSED_S``).
     """
@@ -223,7 +223,7 @@ def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
             beat()
 
 
-def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
+def place_in_store(store: bytes, entries: list[IncomingEntry]) -> list[IncomingEntry]:
     """Set ``final`` and ``partial`` of files and archives. Return copies with mode and time of the
     store.
     """
@@ -244,7 +244,7 @@ def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
 
 
 def receive_into_store(
-    store: bytes, into: bytes, entries: list[Entry], wait_s: float
+    store: bytes, into: bytes, entries: list[IncomingEntry], wait_s: float
 ) -> tuple[list[int], list[str]]:
     lock_fd = open_store(store, os.path.dirname(into), wait_s)
     beat = alive()
@@ -261,7 +261,7 @@ def receive_into_store(
     return wrong, [] if into else [os.path.abspath(entry.final).decode() for entry in stored]
 
 
-def make_new_folder(into: bytes, entries: list[Entry]) -> None:
+def make_new_folder(into: bytes, entries: list[IncomingEntry]) -> None:
     """Create the new folder under a temporary name, and rename it once it is complete."""
     parent, name = os.path.split(into)
     os.makedirs(parent, exist_ok=True)
@@ -275,7 +275,7 @@ def make_new_folder(into: bytes, entries: list[Entry]) -> None:
         raise
 
 
-def copy_stored(entry: Entry, fd: int) -> bool:
+def copy_stored(entry: IncomingEntry, fd: int) -> bool:
     """Copy a stored file to ``fd``. Return False if its size or, if the file is small, its hash is
     wrong.
     """
@@ -302,7 +302,7 @@ def copy_stored(entry: Entry, fd: int) -> bool:
             return True
 
 
-def assemble(folder: bytes, entries: list[Entry]) -> None:
+def assemble(folder: bytes, entries: list[IncomingEntry]) -> None:
     """Fill the new folder with copies of stored files, not links, because jobs may write to their
     files.
     """
@@ -323,7 +323,7 @@ def assemble(folder: bytes, entries: list[Entry]) -> None:
         sys.exit(f"{count} damaged in the file store; the next upload sends the content again")
 
 
-def make_entry(path: bytes, entry: Entry) -> bool:
+def make_entry(path: bytes, entry: IncomingEntry) -> bool:
     """Create a file, folder or link at ``path``. Return False if the file in the file store is
     damaged.
     """

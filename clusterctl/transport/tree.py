@@ -75,7 +75,7 @@ class ReceivedStream:
         return data
 
 
-class Kind(StrEnum):
+class ItemKind(StrEnum):
     """Kinds of items that can be sent. Pipes, sockets and devices can't be sent.
 
     ARCHIVE: a folder sent as a single piece, unless the cluster's file store has a folder of that
@@ -97,7 +97,7 @@ class Item:
     """
 
     path: str
-    kind: Kind
+    kind: ItemKind
     origin: Path
     mode: int
     mtime_ns: int
@@ -112,13 +112,13 @@ class Item:
         mode = stat.S_IMODE(status.st_mode)
         mtime = status.st_mtime_ns
         if stat.S_ISDIR(status.st_mode):
-            return cls(path, Kind.FOLDER, origin, mode, mtime)
+            return cls(path, ItemKind.FOLDER, origin, mode, mtime)
         if stat.S_ISLNK(status.st_mode):
             # Path would change the target.
             target = os.readlink(origin)
-            return cls(path, Kind.LINK, origin, mode, mtime, target=target)
+            return cls(path, ItemKind.LINK, origin, mode, mtime, target=target)
         if stat.S_ISREG(status.st_mode):
-            return cls(path, Kind.FILE, origin, mode, mtime, status.st_size)
+            return cls(path, ItemKind.FILE, origin, mode, mtime, status.st_size)
         return None
 
 
@@ -163,7 +163,7 @@ def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...
                 skipped.append(origin)
                 continue
             items.append(item)
-            if item.kind is Kind.FOLDER:
+            if item.kind is ItemKind.FOLDER:
                 child_names = sorted(entry.name for entry in os.scandir(origin))
                 pending += [(f"{path}/{name}", origin / name) for name in reversed(child_names)]
         except OSError as exc:

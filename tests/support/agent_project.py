@@ -11,7 +11,7 @@ import anyio
 from mcp.client.client import Client
 
 from clusterctl.cli.agent_calls import Calls
-from clusterctl.cli.agent_program import Answer, Program
+from clusterctl.cli.agent_program import CommandAnswer, Program
 from clusterctl.cli.mcp_server import server_of
 from tests.support import forks
 from tests.support.agents import Agent
@@ -80,13 +80,13 @@ class Project:
             return int(state["away"])
 
 
-def run_in_fork(program: Program, _: Callable[[str], None]) -> Answer:
+def run_in_fork(program: Program, _: Callable[[str], None]) -> CommandAnswer:
     """Take the place of `run_program`: run the command without the start of a Python."""
     return answer_of(program.words, program.folder, program.environ)
 
 
-def answer_of(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Answer:
+def answer_of(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> CommandAnswer:
     """Run a command of clusterctl in a fork."""
     argv = ["clusterctl", "-o", "json", *words]
     done = forks.clusterctl(argv, cwd=folder, environ=environ, stdin="", timeout_s=120)
-    return Answer(json.loads(done.stdout), done.returncode)
+    return CommandAnswer(json.loads(done.stdout), done.returncode)

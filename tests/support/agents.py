@@ -17,7 +17,7 @@ import anyio
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from clusterctl.cli.agent_program import Answer, Program
+from clusterctl.cli.agent_program import CommandAnswer, Program
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 
@@ -38,9 +38,9 @@ for step in range(1, 200):
 """
 
 
-def failure(code: str, rc: int = 1) -> Answer:
+def failure(code: str, rc: int = 1) -> CommandAnswer:
     row = {"code": code, "cause": code, "host": None, "phase": None, "fix": "", "retryable": False}
-    return Answer({"ok": False, "failures": [row]}, rc)
+    return CommandAnswer({"ok": False, "failures": [row]}, rc)
 
 
 @dataclass
@@ -62,9 +62,9 @@ class PlayedProgram:
     elapsed_s: int = 1800
     ran: list[list[str]] = field(default_factory=list)
     acted: list[list[str]] = field(default_factory=list)
-    instead: Callable[[list[str]], Answer] | None = None
+    instead: Callable[[list[str]], CommandAnswer] | None = None
 
-    def __call__(self, program: Program, _: Callable[[str], None]) -> Answer:
+    def __call__(self, program: Program, _: Callable[[str], None]) -> CommandAnswer:
         words = list(program.words)
         self.ran.append(words)
         steps = [word for word in words if word.startswith(("--dry-run", "--if-digest="))]
@@ -75,7 +75,7 @@ class PlayedProgram:
         job = {"name": "job", "script": self.script}
         if steps == ["--dry-run"]:
             told = {"dry_run": True, "digest": digest, "at_most": dict(self.at_most)}
-            return Answer({**OK, **told, "jobs": [job]}, 0)
+            return CommandAnswer({**OK, **told, "jobs": [job]}, 0)
         if steps != [f"--if-digest={digest}"]:
             return failure("plan-changed", 2)
         assert program.call, "it would end with the server"
@@ -83,25 +83,25 @@ class PlayedProgram:
             return self.instead(words)
         self.acted.append(rest)
         if words[0] not in {"submit", "replay"}:
-            return Answer(dict(OK), 0)
+            return CommandAnswer(dict(OK), 0)
         ids = [str(len(self.states) + 1 + number) for number in range(self.at_most["jobs"] or 1)]
         self.states |= dict.fromkeys(ids, "RUNNING")
         ledger = _ledger()
         for job_id in ids:
             entry = JobEntry(token=f"t{job_id}", name="job", user="u", submitted_at=time.time())
             ledger.update(ledger.add(entry), job_id=job_id)
-        return Answer({**OK, "jobs": [{"job_id": job_id} for job_id in ids]}, 0)
+        return CommandAnswer({**OK, "jobs": [{"job_id": job_id} for job_id in ids]}, 0)
 
-    def _read(self, words: list[str]) -> Answer:
+    def _read(self, words: list[str]) -> CommandAnswer:
         if words[0] != "jobs":
-            return Answer(dict(OK), 0)
+            return CommandAnswer(dict(OK), 0)
         ledger = _ledger()
         for entry in ledger.entries():
             state = self.states[entry.job_id or ""]
             if state != "RUNNING" and entry.state is None:
                 hours = self.elapsed_s / 3600
                 ledger.update(entry, state=state, state_at=time.time(), node_hours=hours)
-        return Answer(dict(OK), 0)
+        return CommandAnswer(dict(OK), 0)
 
 
 def _ledger() -> Ledger:

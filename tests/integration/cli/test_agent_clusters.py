@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.cli.agent_calls import Calls
-from clusterctl.cli.agent_program import Answer, Program
+from clusterctl.cli.agent_program import CommandAnswer, Program
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.workspace import Workspace
 from tests.support.agent_project import Project, run_in_fork
@@ -37,7 +37,7 @@ def test_where_compares_all_clusters_whatever_the_spec_names(project: Project, o
     """Also if the agent replaces or removes it after the limits were checked."""
     spec = project.folder / "cluster.yaml"
 
-    def replace_spec(program: Program, heard: Callable[[str], None]) -> Answer:
+    def replace_spec(program: Program, heard: Callable[[str], None]) -> CommandAnswer:
         spec.write_text(other) if other else spec.unlink(missing_ok=True)
         return run_in_fork(program, heard)
 

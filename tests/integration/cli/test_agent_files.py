@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.agent_calls import Calls
-from clusterctl.cli.agent_program import Answer, Program
+from clusterctl.cli.agent_program import CommandAnswer, Program
 from clusterctl.state.workspace import Workspace
-from tests.integration.cli.conftest import Answer as Verb
+from tests.integration.cli.conftest import CommandAnswer as Verb
 from tests.support.agent_project import Project, run_in_fork
 
 SPEC = "version: 1\nname: other\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
@@ -284,7 +284,7 @@ def test_hosts_that_only_the_agent_names_are_not_reached(project: Project, verb:
 def test_spec_that_is_replaced_after_the_check_is_not_used(
     project: Project, outside: Path, verb: str
 ) -> None:
-    def replace_spec(program: Program, heard: Callable[[str], None]) -> Answer:
+    def replace_spec(program: Program, heard: Callable[[str], None]) -> CommandAnswer:
         (project.folder / "cluster.yaml").write_text(SPEC)
         return run_in_fork(program, heard)
 

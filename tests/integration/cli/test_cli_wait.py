@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.output import Terminated
-from clusterctl.cli.waiting import Waited
+from clusterctl.cli.waiting import WaitResult
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.diagnosis import diagnose
 from clusterctl.scheduler.facts import Evidence
@@ -94,7 +94,7 @@ def test_array_is_told_by_its_worst_task() -> None:
         for number, state in enumerate(states)
     )
     failure = diagnose(Evidence(job=tasks[1]))
-    whole, task = (end.as_dict() for end in Waited(("7", "7_0"), tasks, (failure,)).ends())
+    whole, task = (end.as_dict() for end in WaitResult(("7", "7_0"), tasks, (failure,)).ends())
     assert whole["states"] == {"COMPLETED": 2, "FAILED": 1}
     assert (whole["state"], whole["exit_code"]) == ("FAILED", 1)
     assert whole["diagnosis"]["job_id"] == "7_1"

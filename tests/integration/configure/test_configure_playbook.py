@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.configure.ansible import PlaybookRun, preview, run_playbook
-from clusterctl.configure.events import Status
+from clusterctl.configure.events import TaskStatus
 from clusterctl.errors import ConfigureError
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -73,9 +73,9 @@ def test_playbook_reports_progress_and_recap(
     assert (recap.ok, recap.changed) == ({"one": 4, "two": 4}, 2)
     assert {step.of for step in told} == {2}
     assert [(step.task, step.how) for step in told if step.host == "one"] == [
-        ("Same as before", Status.OK),
-        ("Something new", Status.CHANGED),
-        (LAST, Status.OK),
+        ("Same as before", TaskStatus.OK),
+        ("Something new", TaskStatus.CHANGED),
+        (LAST, TaskStatus.OK),
     ]
     assert "every outcome" in run.log.read_text()
     assert run.log.stat().st_mode & 0o077 == 0

@@ -14,10 +14,10 @@ import pytest
 from clusterctl.hosts import remote_probe as remote
 from clusterctl.hosts.probe import (
     PROGRAM,
+    DiskSpace,
     GpuFacts,
     HostFacts,
     ProbeRequest,
-    Space,
     System,
     parse_report,
 )
@@ -48,7 +48,7 @@ def test_host_reads_each_fact_that_has_a_field() -> None:
     answers = {
         HostFacts: facts,
         System: facts["system"],
-        Space: facts["space"][0],
+        DiskSpace: facts["space"][0],
         GpuFacts: facts["gpus"],
     }
     for model, values in answers.items():

@@ -18,7 +18,7 @@ from clusterctl.errors import (
     WaitTimeoutError,
 )
 from clusterctl.jobs.first import (
-    Place,
+    JobPlace,
     new_first,
     places_of,
     reject_unfit,
@@ -332,7 +332,9 @@ INVENTORY = inventory_with(
     ],
 )
 def test_places_are_partitions_accounts_and_clusters(text, places):
-    assert places_of(text, INVENTORY, ["campus", "d"]) == tuple(Place(*place) for place in places)
+    assert places_of(text, INVENTORY, ["campus", "d"]) == tuple(
+        JobPlace(*place) for place in places
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,8 +352,8 @@ def test_places_wrong_are_refused(text, code):
 
 def test_place_sets_partition_and_account_of_a_job(tmp_path):
     job = JobSpec(name="mine", script=tmp_path / "job.sh", account="mine")
-    here = Place("d", "short").of(Request(job)).job
-    there = Place("d", None, "proj").of(Request(job)).job
+    here = JobPlace("d", "short").of(Request(job)).job
+    there = JobPlace("d", None, "proj").of(Request(job)).job
     assert (here.partition, here.account) == ("short", "mine")
     assert (there.partition, there.account) == (None, "proj")
 

@@ -25,7 +25,7 @@ from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.user_script import UserScript
 from clusterctl.spec.job import JobSpec, Project, job_spec
 from clusterctl.spec.names import FROM_RUN
-from clusterctl.spec.sweep import Form, Scaling, Sweep, sweep_arguments
+from clusterctl.spec.sweep import ArgumentForm, Scaling, Sweep, sweep_arguments
 from payload.node.job import Slurmstepds
 from tests.support.messages import refused
 from tests.support.played.batch import (
@@ -371,7 +371,7 @@ print(json.dumps([sys.argv[1:], os.environ["SWEEP_LR_X"], open("sweep-values.jso
 """
 
 
-@pytest.mark.parametrize("form", [None, *Form])
+@pytest.mark.parametrize("form", [None, *ArgumentForm])
 def test_task_of_a_sweep_is_started_with_its_values(batch, form):
     script = user_script(batch.folder, "p.py", SWEPT)
     values = {

@@ -15,7 +15,7 @@ from clusterctl.jobs.source import Reason, Source, source_of
 from clusterctl.scheduler.request import Request
 from clusterctl.spec.program import named_job
 from clusterctl.state.ledger import REPORT_MARK, note_copied_folder
-from clusterctl.transport.tree import Kind, literal_pattern
+from clusterctl.transport.tree import ItemKind, literal_pattern
 from tests.support.messages import refused
 from tests.unit.jobs.test_source import (
     files,
@@ -80,11 +80,11 @@ def test_deleted_files_and_files_below_a_new_link_are_left_out(project, tmp_path
     (project / "data").symlink_to("new")
     items = {item.path: item.kind for item in found(project).items}
     assert items == {
-        "train.py": Kind.FILE,
-        "kept": Kind.FILE,
-        "new": Kind.FOLDER,
-        "new/x": Kind.LINK,
-        "data": Kind.LINK,
+        "train.py": ItemKind.FILE,
+        "kept": ItemKind.FILE,
+        "new": ItemKind.FOLDER,
+        "new/x": ItemKind.LINK,
+        "data": ItemKind.LINK,
     }
 
 
@@ -258,7 +258,9 @@ def test_include_and_exclude_patterns_select_files(project):
     assert ([item.path for item in alone.items], alone.notes) == (["train.py"], ())
     # Folders that hold what is included come, too.
     folders = [
-        item.path for item in found(project, include=("*.bin",)).items if item.kind is Kind.FOLDER
+        item.path
+        for item in found(project, include=("*.bin",)).items
+        if item.kind is ItemKind.FOLDER
     ]
     assert folders == ["big", "data", "data/sub"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.fetch import ALL, Manifest, Outputs, Selection, Source
+from clusterctl.runs.fetch import ALL, Outputs, RunManifest, RunSource, Selection
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import fetch_source
 
@@ -17,9 +17,11 @@ EVERY = Selection("all")
 NONE = Selection("none")
 
 
-def fetched(remote: Path, tree: Path, selection: Selection = LATEST) -> tuple[set[str], Manifest]:
+def fetched(
+    remote: Path, tree: Path, selection: Selection = LATEST
+) -> tuple[set[str], RunManifest]:
     """The files that come, and the manifest."""
-    source = Source(str(remote), "12", selection=selection)
+    source = RunSource(str(remote), "12", selection=selection)
     manifest = fetch_source(source, tree)
     return {str(p.relative_to(tree)) for p in tree.rglob("*") if p.is_file()}, manifest
 
@@ -196,11 +198,11 @@ def test_link_named_like_a_checkpoint_has_its_target(remote, tree, selection, na
 def test_collect_all_fetches_outputs_too(remote, tree):
     fill(remote, "results/a", "b", "checkpoint-1/c")
     outputs = Outputs(["results/**"])
-    manifest = fetch_source(Source(str(remote), outputs=outputs), tree)
+    manifest = fetch_source(RunSource(str(remote), outputs=outputs), tree)
     assert set(manifest.files) == {b"results/a"}
     assert {one.path: (one.files, one.bytes) for one in manifest.skipped} == {
         "b": (1, 1),
         "checkpoint-1": (1, 14),
     }
-    manifest = fetch_source(Source(str(remote), outputs=outputs, selection=ALL), tree)
+    manifest = fetch_source(RunSource(str(remote), outputs=outputs, selection=ALL), tree)
     assert set(manifest.files) == {b"results/a", b"b", b"checkpoint-1/c"}

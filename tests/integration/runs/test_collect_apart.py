@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.fetch import Manifest, Source, fetch_from_hosts, sender
+from clusterctl.runs.fetch import RunManifest, RunSource, fetch_from_hosts, sender
 from tests.support.local_transport import LocalTransport
 from tests.support.sweeps import in_sweep
 
@@ -29,7 +29,7 @@ class OneHost(LocalTransport):
         return data.replace(FOLDER.encode(), bytes(self._root))
 
 
-def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], Manifest]:
+def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], RunManifest]:
     """Collect from hosts with these files. Return (path -> content, the manifest)."""
     holders = []
     for number, files in enumerate(hosts, 1):
@@ -39,7 +39,7 @@ def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], 
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(content)
         holders.append((f"node{number}", sender(OneHost(root))))
-    manifest = fetch_from_hosts(holders, Source(FOLDER), tmp_path / "work")
+    manifest = fetch_from_hosts(holders, RunSource(FOLDER), tmp_path / "work")
     tree = tmp_path / "work" / "tree"
     found = {str(p.relative_to(tree)): p.read_text() for p in tree.rglob("*") if p.is_file()}
     assert {local.decode() for local in manifest.files} == set(found)

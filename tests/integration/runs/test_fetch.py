@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from clusterctl.errors import CollectError, UnreachableError
-from clusterctl.runs.fetch import Source
+from clusterctl.runs.fetch import RunSource
 from tests.support.hostile import HOSTILE_NAMES
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
@@ -62,7 +62,7 @@ def test_fetch_keeps_modes_of_the_program_within_the_umask(remote, tree):
     (remote / "job.sh").chmod(0o600)
     umask = os.umask(0o027)
     try:
-        fetch_source(Source(str(remote), files="files"), tree)
+        fetch_source(RunSource(str(remote), files="files"), tree)
     finally:
         os.umask(umask)
     got = {str(p.relative_to(tree)): p.stat().st_mode & 0o777 for p in tree.rglob("*")}

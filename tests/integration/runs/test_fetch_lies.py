@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError, TransferError
-from clusterctl.runs.fetch import ALL, Selection, Source, choose_entries, shown_path
+from clusterctl.runs.fetch import ALL, RunSource, Selection, choose_entries, shown_path
 from clusterctl.runs.places import choose_links
 from clusterctl.transport.get import fetch as get_paths
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.remote_incoming import SMALL
-from clusterctl.transport.tree import Kind
+from clusterctl.transport.tree import ItemKind
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source, get
@@ -168,12 +168,12 @@ def test_links_that_the_cluster_lists_never_lead_out(target):
     rows = row(b"x", kind="folder") + row(b"d", kind="folder") + link(b"d/a", target)
     listing = rows + link(b"c", b"/etc") + link(b"b", b"c")
     entries, left = parse_listing(listing.encode().splitlines())
-    chosen, links, skipped = choose_entries(entries, left, Source("/f"), Path())
+    chosen, links, skipped = choose_entries(entries, left, RunSource("/f"), Path())
     assert links == {}
     assert {(one.path, one.reason) for one in skipped} == {
         (path, "a symbolic link") for path in (b"d/a", b"b", b"c")
     }
-    assert [entry.path for entry in chosen if entry.kind == Kind.LINK] == []
+    assert [entry.path for entry in chosen if entry.kind == ItemKind.LINK] == []
 
 
 def test_fetch_refuses_files_below_a_listed_link(remote, tree):
@@ -189,7 +189,7 @@ def test_chain_of_links_is_followed_once():
     for last, made in ((b"x", count), (b"nowhere", 0), (b"0", 0)):
         rows = [link(name, to) for name, to in zip(names, [*names[1:], last], strict=True)]
         entries, _ = parse_listing("".join([*rows, row(b"x", kind="folder")]).encode().splitlines())
-        chain = [entry for entry in entries if entry.kind == Kind.LINK]
+        chain = [entry for entry in entries if entry.kind == ItemKind.LINK]
         assert len(choose_links(chain, {b"x"}, "/f")) == made
 
 
@@ -255,7 +255,7 @@ def test_fetch_skips_a_file_that_changed_meanwhile(data, remote, tree, verb, err
 def test_fetch_of_a_run_larger_than_the_disk_is_refused(remote, tree):
     with refused("no-room", CollectError):
         fetch_source(
-            Source(str(remote), selection=Selection(max_file=10**18)),
+            RunSource(str(remote), selection=Selection(max_file=10**18)),
             tree,
             Lying(row(b"a", size=10**18, space=10**18), b""),
         )
@@ -355,7 +355,7 @@ def test_list_without_end_is_refused_by_every_verb(monkeypatch, verb, remote, tr
     endless = Lying(rows, b"")
     with refused("answer-garbled"):
         if verb == "all":
-            fetch_source(Source(str(remote), selection=ALL), tree, endless)
+            fetch_source(RunSource(str(remote), selection=ALL), tree, endless)
         else:
             verb(remote, tree, endless)
     assert content(tree) == {}
@@ -387,7 +387,7 @@ def test_fetch_refuses_a_path_outside_the_folder(path):
         entries, left = parse_listing([*(line.encode() for line in above), row(path).encode()])
     except TransferError:
         return
-    entry = choose_entries(entries, left, Source("/f"), Path())[0][-1]
+    entry = choose_entries(entries, left, RunSource("/f"), Path())[0][-1]
     place = os.path.normpath(b"/out/tree/" + entry.local)
     assert place == b"/out/tree/" + entry.local
     assert shown_path(path).isprintable()

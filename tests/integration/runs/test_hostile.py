@@ -19,15 +19,15 @@ from clusterctl.errors import CollectError
 from clusterctl.jobs.watch import LogReader
 from clusterctl.runs import fetch as fetching
 from clusterctl.runs.collect import collect
-from clusterctl.runs.fetch import Selection, Source
+from clusterctl.runs.fetch import RunSource, Selection
 from clusterctl.runs.places import make_links
-from clusterctl.runs.remote_files import DEEPEST, Listing
+from clusterctl.runs.remote_files import DEEPEST, RunFolderListing
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.ledger import METRICS_FILE, SENT_FILES, WRITTEN_FILES
 from clusterctl.transport.base import no_answer_error
 from clusterctl.transport.get import parse_listing
-from clusterctl.transport.tree import Kind
+from clusterctl.transport.tree import ItemKind
 from tests.support.local_transport import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import finished
@@ -184,9 +184,9 @@ def test_links_survive_a_second_collection_and_are_not_hashed(session, cluster, 
 def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
     """Return the files that a listing with these limits names, and skipped path -> reason."""
     ours = {os.fsencode(name) for name in (*SENT_FILES, *WRITTEN_FILES, METRICS_FILE)}
-    Listing(os.fsencode(top), ours, **bounds).folder(b"")
+    RunFolderListing(os.fsencode(top), ours, **bounds).folder(b"")
     entries, skipped = parse_listing(capsys.readouterr().out.encode().splitlines())
-    files = {os.fsdecode(entry.path) for entry in entries if entry.kind == Kind.FILE}
+    files = {os.fsdecode(entry.path) for entry in entries if entry.kind == ItemKind.FILE}
     return files, {os.fsdecode(entry.path): entry.payload for entry in skipped}
 
 
@@ -252,7 +252,9 @@ def test_fetch_skips_a_large_file_with_the_command_to_get_it(remote, tree, monke
     (remote / "results").write_text("x")
     for most, flag in ((fetching.MAX_FILE, "--all"), (1024, "--max-file 1GiB")):
         monkeypatch.setattr(fetching, "MAX_FILE", most)
-        manifest = fetch_source(Source(str(remote), "7", selection=Selection(max_file=1024)), tree)
+        manifest = fetch_source(
+            RunSource(str(remote), "7", selection=Selection(max_file=1024)), tree
+        )
         assert content(tree) == {b"results": b"x"}
         (skipped,) = manifest.skipped
         assert (skipped.path, skipped.bytes) == ("image", 2048)

@@ -23,7 +23,7 @@ import pytest
 
 from clusterctl.errors import CollectError, TransferError, UnreachableError
 from clusterctl.runs import only_copies
-from clusterctl.runs.fetch import Outputs, Selection, Source
+from clusterctl.runs.fetch import Outputs, RunSource, Selection
 from clusterctl.runs.only_copies import OnlyCopies, Search
 from clusterctl.spec.remote_folders import FOLDERS
 from clusterctl.state.inventory import CONTROLLER
@@ -31,7 +31,7 @@ from clusterctl.state.ledger import UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import base, remote_copies
 from clusterctl.transport.base import Conversation
-from clusterctl.transport.copies import Copies, record_copies
+from clusterctl.transport.copies import LocalCopies, record_copies
 from clusterctl.transport.put import Upload
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, SearchedFolder
 from clusterctl.transport.ssh import Connections
@@ -97,7 +97,8 @@ class Stage:
         root = self.out.parent / Path(name).parts[0]
         sent = Upload(LocalTransport()).into(list_items([root])[0], str(self.home))
         record_copies(
-            self.workspace, [Copies("demo-ctl", f"{sent.folder}/{root.name}", str(root), sent=True)]
+            self.workspace,
+            [LocalCopies("demo-ctl", f"{sent.folder}/{root.name}", str(root), sent=True)],
         )
         assert self.workspace.copies.stat().st_mode & 0o077 == 0
         return here
@@ -110,7 +111,7 @@ class Stage:
         shutil.copy2(here, self.home / JOB / name)
         record_copies(
             self.workspace,
-            [Copies("demo-ctl", str(self.home / JOB), str(here.parent), (name,), sent=True)],
+            [LocalCopies("demo-ctl", str(self.home / JOB), str(here.parent), (name,), sent=True)],
         )
         self.leaves(name, UNCHANGED)
         return here
@@ -397,7 +398,7 @@ def test_collect_says_of_what_it_leaves_what_down_does(
 ) -> None:
     make, expected = LEFT[what]
     make(stage.home / JOB / "checkpoint-1")
-    source = Source(
+    source = RunSource(
         str(stage.home / JOB),
         selection=Selection("none", max_file=50),
         outputs=Outputs(["results/**"]) if is_filtered else None,
@@ -460,7 +461,7 @@ def test_only_copies_ignore_a_copy_that_is_the_file_itself(stage: Stage, how: st
         here = stage.out.parent / "link"
         here.symlink_to(stage.home / "set")
     record_copies(
-        stage.workspace, [Copies("demo-ctl", str(stage.home / "set"), str(here), sent=True)]
+        stage.workspace, [LocalCopies("demo-ctl", str(stage.home / "set"), str(here), sent=True)]
     )
     assert [one.what for one in stage.search.find().files] == [str(stage.home / "set")]
 

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.jobs.submit import outputs_file
 from clusterctl.runs.collect import _outputs
-from clusterctl.runs.fetch import Source
+from clusterctl.runs.fetch import RunSource
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import OUTPUTS_FILE, SOURCE_FILE
 from tests.support.sweeps import in_sweep
@@ -57,7 +57,7 @@ def collected(folder: Path, tmp_path: Path, *patterns: str) -> tuple[set[str], d
     """What of THEIRS comes home, and what is said of what does not."""
     job = JobSpec(name="j", script=folder / "my [1]!.py", outputs=patterns)
     tree = tmp_path / "run" / "tree"
-    manifest = fetch_source(Source(str(folder), outputs=_outputs(outputs_file(job))), tree)
+    manifest = fetch_source(RunSource(str(folder), outputs=_outputs(outputs_file(job))), tree)
     fetched_names = {
         str(p.relative_to(tree)).removesuffix(".from-job") for p in tree.rglob("*") if p.is_file()
     }
@@ -120,7 +120,7 @@ def test_files_that_were_sent_and_are_no_outputs_are_not_named(job_folder, tmp_p
         "links": [{"path": "new\nline.pt"}],
     }
     kept = {SOURCE_FILE: json.dumps(source).encode(), OUTPUTS_FILE: b'{"patterns": ["results/"]}'}
-    manifest = fetch_source(Source(str(job_folder), outputs=_outputs(kept)), tmp_path / "tree")
+    manifest = fetch_source(RunSource(str(job_folder), outputs=_outputs(kept)), tmp_path / "tree")
     assert {one.path for one in manifest.skipped} == {"big", "checkpoints", "task-1/core"}
 
 
@@ -130,6 +130,6 @@ def test_sent_file_that_the_job_changed_and_is_no_output_is_named(job_folder, tm
         files = [{"path": "notes.txt", "size": sent_size}]
         source = json.dumps({"files": files, "links": []}).encode()
         kept = {SOURCE_FILE: source, OUTPUTS_FILE: b'{"patterns": ["results/"]}'}
-        source_of_job = Source(str(job_folder), outputs=_outputs(kept))
+        source_of_job = RunSource(str(job_folder), outputs=_outputs(kept))
         manifest = fetch_source(source_of_job, tmp_path / f"tree-{sent_size}")
         assert ("notes.txt" in {one.path for one in manifest.skipped}) is is_named

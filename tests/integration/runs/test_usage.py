@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.runs.usage import usage_of_cluster, usage_of_runs
 from clusterctl.scheduler.base import AccountingAwayError
-from clusterctl.scheduler.usage import By
+from clusterctl.scheduler.usage import UsageGrouping
 from clusterctl.state.ledger import note_runs_folder
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster
@@ -45,7 +45,7 @@ def test_usage_is_that_of_all_users_and_attempts(cluster: PlayedCluster) -> None
     add(cluster, "2", user="bob", start=now - HOUR, end=now, submit=now - HOUR)
     add(cluster, "3", start=now - 99 * HOUR, end=now - 98 * HOUR, submit=now - 99 * HOUR)
     add(cluster, "4", user="bob", state="PENDING", submit=now - HOUR)
-    usage = usage_of_cluster(cluster.session(), [By.USER], "24h")
+    usage = usage_of_cluster(cluster.session(), [UsageGrouping.USER], "24h")
     rows = {row.key[0]: row for row in usage.rows}
     assert (usage.source, usage.unread, rows.keys()) == ("accounting", 0, {"hpc", "bob"})
     hpc, bob = rows["hpc"], rows["bob"]
@@ -57,7 +57,7 @@ def test_usage_needs_an_answer_of_the_accounting(cluster: PlayedCluster) -> None
     with cluster.state() as state:
         state["accounting_away"] = True
     with refused("accounting-away", AccountingAwayError):
-        usage_of_cluster(cluster.session(), [By.USER], "24h")
+        usage_of_cluster(cluster.session(), [UsageGrouping.USER], "24h")
 
 
 def test_usage_of_runs_names_a_run_that_cannot_be_read(
@@ -70,6 +70,6 @@ def test_usage_of_runs_names_a_run_that_cannot_be_read(
     for name in ("run.json", "SHA256SUMS", "environment.json"):
         (run / name).write_text("{")
     note_runs_folder(tmp_path / "runs")
-    usage = usage_of_runs([By.USER], "30d")
+    usage = usage_of_runs([UsageGrouping.USER], "30d")
     assert usage.rows == ()
     assert [str(run) in note for note in usage.notes] == [True]

@@ -17,7 +17,12 @@ import pytest
 
 from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.transport.get import DownloadResult, fetch
-from clusterctl.transport.remote_incoming import Entry, link_into_place, make_places, open_unnamed
+from clusterctl.transport.remote_incoming import (
+    IncomingEntry,
+    link_into_place,
+    make_places,
+    open_unnamed,
+)
 from clusterctl.transport.remote_open import open_file
 from clusterctl.util.confine import Confinement, LimitError
 from tests.support.disks import FAULTS, small_disk
@@ -205,7 +210,7 @@ def test_get_works_without_unnamed_temporary_files(remote_data, target, monkeypa
 
 
 def test_receive_file_that_appeared_meanwhile_is_replaced(tmp_path):
-    entry = Entry(b"file b25l %d %d 3 3 " % (0o640, 10**18))
+    entry = IncomingEntry(b"file b25l %d %d 3 3 " % (0o640, 10**18))
     make_places(os.fsencode(tmp_path), [entry], follow=False)
     fd = open_unnamed(entry)
     os.write(fd, b"new")

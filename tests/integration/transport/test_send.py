@@ -39,9 +39,9 @@ from clusterctl.transport.put import (
     store_of,
 )
 from clusterctl.transport.remote_content import HEADER, line_of
-from clusterctl.transport.remote_incoming import Entry, Incoming, make_folder, receive
+from clusterctl.transport.remote_incoming import Incoming, IncomingEntry, make_folder, receive
 from clusterctl.transport.remote_receive import SWEEP_EVERY_S, UNUSED_S
-from clusterctl.transport.tree import Item, Kind, hash_items, list_items
+from clusterctl.transport.tree import Item, ItemKind, hash_items, list_items
 from clusterctl.util.assets import tree_files
 from tests.support.disks import small_disk
 from tests.support.local_transport import LocalTransport
@@ -137,7 +137,7 @@ def test_upload_of_a_file_that_changes_is_files_changed(home, data):
 
 
 def new_folder(items: Sequence[Item]) -> UploadResult:
-    files = [item for item in items if item.kind is Kind.FILE]
+    files = [item for item in items if item.kind is ItemKind.FILE]
     return Upload(LocalTransport()).new_folder(
         items, hash_items(files), "jobs/x", store=STORE, ours={}
     )
@@ -160,7 +160,7 @@ def test_job_has_the_listed_part_of_a_file_that_grows(home, tmp_path, moment, si
         grow()
         sent = new_folder(items)
     else:
-        hashes = hash_items([item for item in items if item.kind is Kind.FILE])
+        hashes = hash_items([item for item in items if item.kind is ItemKind.FILE])
         grow()
         sent = Upload(LocalTransport()).new_folder(items, hashes, "jobs/x", store=STORE, ours={})
     assert (home / "jobs" / "x" / "project" / "submit.log").read_bytes() == listed
@@ -173,7 +173,7 @@ def test_job_has_no_part_of_a_file_that_is_rewritten(home, tmp_path, change):
     data.parent.mkdir()
     data.write_bytes(b"a" * 100)
     items, _ = list_items([data.parent])
-    hashes = hash_items([item for item in items if item.kind is Kind.FILE])
+    hashes = hash_items([item for item in items if item.kind is ItemKind.FILE])
     data.write_bytes(b"b" * (100 if change == "rewritten" else 10))
     with rejected("files-changed", TransferError, "project/data"):
         Upload(LocalTransport()).new_folder(items, hashes, "jobs/x", store=STORE, ours={})
@@ -247,7 +247,7 @@ def test_list_items_names_missing_files(tmp_path):
 def test_list_items_skips_pipes_and_devices(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     items, others = list_items([tmp_path])
-    assert [item.kind for item in items] == [Kind.FOLDER]
+    assert [item.kind for item in items] == [ItemKind.FOLDER]
     assert others == (tmp_path / "pipe",)
 
 
@@ -264,8 +264,8 @@ def make(
     items = [
         Item.of(str(path.relative_to(data)), path, path.lstat()) for path in sorted(data.rglob("*"))
     ]
-    hashes = hash_items([item for item in items if item.kind is Kind.FILE])
-    items.append(Item("v1", Kind.ARCHIVE, code or data / "sub", mode=0, mtime_ns=0))
+    hashes = hash_items([item for item in items if item.kind is ItemKind.FILE])
+    items.append(Item("v1", ItemKind.ARCHIVE, code or data / "sub", mode=0, mtime_ns=0))
     upload = Upload(transport or LocalTransport())
     return upload.new_folder(items, hashes, name, store=STORE, ours={"our own": b"\xff\n"})
 
@@ -416,7 +416,7 @@ def test_lock_sends_bytes_while_it_waits(home):
     held = remote_open.open_own(os.fsencode(path))
     fcntl.flock(held, fcntl.LOCK_EX)
 
-    class Releasing(remote_open.Beat):
+    class Releasing(remote_open.KeepAlive):
         def __call__(self) -> None:
             if not self.sign:
                 os.close(held)
@@ -507,7 +507,7 @@ def test_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
 
 def test_send_archive_stored_meanwhile_is_accepted(home, tmp_path, monkeypatch):
     final, partial = (home / name for name in ("final", "partial"))
-    entry = Entry(line_of("archive", b"v1").encode()[:-1])
+    entry = IncomingEntry(line_of("archive", b"v1").encode()[:-1])
     entry.final = bytes(final)
     entry.partial = bytes(partial)
     (tmp_path / "code").mkdir()
@@ -592,7 +592,7 @@ def test_hash_of_file_shortened_meanwhile_does_not_match(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stored", [True, False])
 def test_partial_file_can_be_opened_by_another_transfer(home, monkeypatch, stored):
     sha256 = hashlib.sha256(b"whole").hexdigest().encode()
-    entry = Entry(b"file b25l %d 0 5 5 %s" % (0o444, sha256 if stored else b""))
+    entry = IncomingEntry(b"file b25l %d 0 5 5 %s" % (0o444, sha256 if stored else b""))
     entry.final = os.fsencode(home / "final")
     entry.partial = os.fsencode(home / "partial")
     coming = Incoming(iter([HEADER.pack(5), HEADER.pack(5) + b"whole" + HEADER.pack(0)]))

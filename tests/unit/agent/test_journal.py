@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.journal import Bound, Journal
+from clusterctl.agent.journal import CallBound, Journal
 from tests.support.messages import refused
 
-BOUND = Bound(2, 3.0, 0.0)
+BOUND = CallBound(2, 3.0, 0.0)
 
 
-def _begin(journal: Journal, verb: str = "submit", bound: Bound = BOUND) -> str:
+def _begin(journal: Journal, verb: str = "submit", bound: CallBound = BOUND) -> str:
     return journal.begin(verb, {"job": "train.py"}, project="/p", cluster="demo", bound=bound)
 
 
@@ -43,7 +43,7 @@ def test_journal_end_without_effect_frees_the_bound(tmp_path: Path) -> None:
     with journal.lock():
         call = _begin(journal)
     journal.end(call, "bad-value", jobs=[], seconds=0.1, free=True)
-    assert Journal(tmp_path).read().calls[call].bound == Bound()
+    assert Journal(tmp_path).read().calls[call].bound == CallBound()
 
 
 def test_journal_skips_torn_and_foreign_lines(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_journal_keeps_what_the_ledger_of_a_removed_cluster_told(tmp_path: Path)
     journal.resume()
     history = Journal(tmp_path).read()
     assert [count for _, count in history.failures] == [4, 0]
-    assert history.calls[call].bound == Bound(0, 0.5, None)
+    assert history.calls[call].bound == CallBound(0, 0.5, None)
 
 
 def test_journal_lock_lets_one_at_a_time(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.journal import Bound, Call, History, Journal
-from clusterctl.agent.limits import DAY_S, Asked, Place, check, keep_uses, usage, uses
+from clusterctl.agent.journal import CallBound, History, Journal, RecordedCall
+from clusterctl.agent.limits import DAY_S, CallCluster, RequestedCall, check, keep_uses, usage, uses
 from clusterctl.spec.agent import AgentLimits
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
@@ -18,17 +18,17 @@ from clusterctl.util.confine import LimitError
 from tests.support.messages import refused
 
 FILE = Path("/home/ada/.config/clusterctl/config.yaml")
-ASKED = Asked(
+ASKED = RequestedCall(
     verb="submit",
-    place=Place("demo"),
+    place=CallCluster("demo"),
     changes=True,
     submits=True,
-    bound=Bound(1, 1.0, 0.0),
+    bound=CallBound(1, 1.0, 0.0),
     accounts=[""],
 )
 
 
-BOUND = Bound(1, 2.0, 0.0)
+BOUND = CallBound(1, 2.0, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -40,14 +40,14 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     return Ledger(workspace.jobs)
 
 
-def _call(number: int, bound: Bound = BOUND, **settings: Any) -> Call:
-    call = Call(f"c{number}", time.time(), "submit", {}, "/p", "demo new", bound)
+def _call(number: int, bound: CallBound = BOUND, **settings: Any) -> RecordedCall:
+    call = RecordedCall(f"c{number}", time.time(), "submit", {}, "/p", "demo new", bound)
     for name, value in settings.items():
         setattr(call, name, value)
     return call
 
 
-def _history(*calls: Call, failed: int = 0) -> History:
+def _history(*calls: RecordedCall, failed: int = 0) -> History:
     """A history with so many failed jobs before a cluster was removed."""
     return History({call.id: call for call in calls}, [(time.time(), failed)])
 
@@ -63,7 +63,7 @@ def _job(ledger: Ledger, job_id: str, state: str = "", **changes: Any) -> None:
 
 
 def test_usage_counts_a_bound_until_all_jobs_have_ended(ledger: Ledger) -> None:
-    call = _call(1, Bound(2, 4.0, 8.0), code="ok", jobs=["1", "2"])
+    call = _call(1, CallBound(2, 4.0, 8.0), code="ok", jobs=["1", "2"])
     _job(ledger, "1", "COMPLETED", node_hours=0.25)
     _job(ledger, "2")
     assert usage(_history(call)).node_hours == 4.0
@@ -75,7 +75,7 @@ def test_usage_counts_a_bound_until_all_jobs_have_ended(ledger: Ledger) -> None:
 
 def test_usage_of_a_day_forgets_older_calls_but_not_their_running_jobs(ledger: Ledger) -> None:
     old = time.time() - DAY_S - 1
-    running = _call(1, Bound(1, 2.0, 0.0), time=old, code="ok", jobs=["1"])
+    running = _call(1, CallBound(1, 2.0, 0.0), time=old, code="ok", jobs=["1"])
     _job(ledger, "1")
     killed = _call(2, time=old)
     assert usage(_history(running, killed)).node_hours == 0
@@ -83,7 +83,7 @@ def test_usage_of_a_day_forgets_older_calls_but_not_their_running_jobs(ledger: L
 
 
 def test_usage_of_a_killed_server_counts_for_a_day() -> None:
-    used = usage(_history(_call(1, Bound(3, 6.0, 0.0))))
+    used = usage(_history(_call(1, CallBound(3, 6.0, 0.0))))
     assert (used.jobs, used.node_hours) == (3, 6.0)
 
 
@@ -103,7 +103,7 @@ def test_removed_cluster_leaves_what_its_jobs_have_used_and_how_many_failed(
 ) -> None:
     ledger.workspace.adopt_id("abc123")
     journal = Journal()
-    bound = Bound(1, 4.0, 8.0)
+    bound = CallBound(1, 4.0, 8.0)
     with journal.lock():
         call = journal.begin("submit", {}, project="/p", cluster="demo abc123", bound=bound)
     journal.end(call, "ok", jobs=["1"], seconds=1, free=False)
@@ -166,18 +166,28 @@ def test_failures_before_a_cluster_was_removed_count_on(ledger: Ledger) -> None:
         ({"verbs_off": ("submit",)}, {}, {}, "agent-verb-off"),
         ({"clusters": ("lab",)}, {}, {}, "agent-cluster"),
         ({"clusters": ()}, {}, {}, "agent-cluster"),
-        ({}, {"place": Place("demo", here=False)}, {}, "agent-cluster"),
+        ({}, {"place": CallCluster("demo", here=False)}, {}, "agent-cluster"),
         ({}, {"accounts": ["big"]}, {}, "agent-account"),
         ({"accounts": ("small",)}, {"accounts": [""]}, {}, "agent-account"),
         ({"accounts": ("small",)}, {"accounts": ["small", "big"]}, {}, "agent-account"),
-        ({"commands_per_hour": 9}, {"place": Place("demo", commands=9)}, {}, "agent-commands"),
+        (
+            {"commands_per_hour": 9},
+            {"place": CallCluster("demo", commands=9)},
+            {},
+            "agent-commands",
+        ),
         ({"failures_in_a_row": 2}, {}, {"failed": 2}, "agent-failures"),
-        ({"jobs_at_once": 4}, {"bound": Bound(5, 0.0, 0.0)}, {}, "agent-limit"),
-        ({"node_hours_per_day": 8}, {"bound": Bound(1, 8.5, 0.0)}, {}, "agent-limit"),
-        ({"usd_per_day": 1}, {"bound": Bound(1, 1.0, 1.5)}, {}, "agent-limit"),
-        ({}, {"verb": "up", "submits": False, "bound": Bound(0, 0.0, 0.0, 17)}, {}, "agent-limit"),
-        ({"usd_per_day": 1}, {"bound": Bound(1, 1.0, None)}, {}, "agent-bound-unknown"),
-        ({}, {"bound": Bound(1, None, 0.0)}, {}, "agent-bound-unknown"),
+        ({"jobs_at_once": 4}, {"bound": CallBound(5, 0.0, 0.0)}, {}, "agent-limit"),
+        ({"node_hours_per_day": 8}, {"bound": CallBound(1, 8.5, 0.0)}, {}, "agent-limit"),
+        ({"usd_per_day": 1}, {"bound": CallBound(1, 1.0, 1.5)}, {}, "agent-limit"),
+        (
+            {},
+            {"verb": "up", "submits": False, "bound": CallBound(0, 0.0, 0.0, 17)},
+            {},
+            "agent-limit",
+        ),
+        ({"usd_per_day": 1}, {"bound": CallBound(1, 1.0, None)}, {}, "agent-bound-unknown"),
+        ({}, {"bound": CallBound(1, None, 0.0)}, {}, "agent-bound-unknown"),
     ],
 )
 def test_check_refuses_what_a_limit_forbids(
@@ -201,7 +211,9 @@ def test_check_adds_what_other_calls_may_still_use() -> None:
     limits = AgentLimits().model_copy(update={"node_hours_per_day": 5})
     check(limits, FILE, _history(_call(1), _call(2)), ASKED)
     with refused("agent-limit", LimitError) as caught:
-        check(limits, FILE, _history(_call(1), _call(2)), replace(ASKED, bound=Bound(1, 1.5, 0)))
+        check(
+            limits, FILE, _history(_call(1), _call(2)), replace(ASKED, bound=CallBound(1, 1.5, 0))
+        )
     assert caught.value.answer["limit"] == {
         "name": "node_hours_per_day",
         "value": 5,
@@ -212,14 +224,16 @@ def test_check_adds_what_other_calls_may_still_use() -> None:
 
 def test_check_lets_an_agent_read_and_cancel_over_its_limits() -> None:
     """Whoever has used up everything must still be able to look, and to stop jobs."""
-    history = _history(_call(1, Bound(99, 999.0, 0.0)), failed=8)
+    history = _history(_call(1, CallBound(99, 999.0, 0.0)), failed=8)
     limits = AgentLimits()
-    check(limits, FILE, history, Asked(verb="jobs", place=Place("lab", here=False)))
-    check(limits, FILE, history, Asked(verb="cancel", place=Place("demo"), changes=True))
+    check(limits, FILE, history, RequestedCall(verb="jobs", place=CallCluster("lab", here=False)))
+    check(
+        limits, FILE, history, RequestedCall(verb="cancel", place=CallCluster("demo"), changes=True)
+    )
 
 
 def test_check_with_unlimited_takes_unknown_bounds() -> None:
     limits = AgentLimits().model_copy(
         update={"node_hours_per_day": None, "usd_per_day": None, "jobs_at_once": None}
     )
-    check(limits, FILE, _history(), replace(ASKED, bound=Bound(10**6, None, None)))
+    check(limits, FILE, _history(), replace(ASKED, bound=CallBound(10**6, None, None)))

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.journal import Bound
-from clusterctl.agent.tokens import VALID_S, Planned, Tokens
+from clusterctl.agent.journal import CallBound
+from clusterctl.agent.tokens import VALID_S, PlannedCall, Tokens
 from tests.support.messages import refused
 
 ARGUMENTS: dict[str, Any] = {"job": "train.py", "nodes": 2, "args": ["--lr", "0.1"]}
-PLANNED = Planned("submit", ARGUMENTS, "/p", "demo a12345", "d1", Bound(1, 2.0, None), ("",))
+PLANNED = PlannedCall(
+    "submit", ARGUMENTS, "/p", "demo a12345", "d1", CallBound(1, 2.0, None), ("",)
+)
 
 
 def test_token_gives_its_call_once(tmp_path: Path) -> None:

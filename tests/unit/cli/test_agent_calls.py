@@ -19,7 +19,7 @@ from clusterctl.agent.limits import usage
 from clusterctl.cli import agent_calls
 from clusterctl.cli.agent_answers import PART, Answers, compact, for_agents
 from clusterctl.cli.agent_calls import MOST_WAIT_S, Calls, Uses
-from clusterctl.cli.agent_program import Answer, environment, write_end
+from clusterctl.cli.agent_program import CommandAnswer, environment, write_end
 from clusterctl.cli.agent_tools import words_of
 from clusterctl.runs.page import Chart, Report, Section, Series
 from clusterctl.state.workspace import Workspace
@@ -50,7 +50,7 @@ def calls(place: Place, played: PlayedProgram) -> Calls:
     return Calls(place.project, run=played)
 
 
-def code(answer: Answer) -> str:
+def code(answer: CommandAnswer) -> str:
     return answer.code
 
 
@@ -60,7 +60,7 @@ def token_of(calls: Calls, verb: str = "submit", **arguments: Any) -> str:
     return str(answer.body["token"])
 
 
-def submit(calls: Calls, **arguments: Any) -> Answer:
+def submit(calls: Calls, **arguments: Any) -> CommandAnswer:
     """Both steps. The answer of the first, if it has no token."""
     given = arguments or JOB
     answer = calls.call("submit", given)
@@ -603,9 +603,9 @@ def test_every_call_is_written_before_it_is_carried_out(
     token = token_of(calls)
     seen: list[str] = []
 
-    def look(_: list[str]) -> Answer:
+    def look(_: list[str]) -> CommandAnswer:
         seen.extend(row["event"] for row in place.journal())
-        return Answer({**OK, "jobs": [{"job_id": "9"}]}, 0)
+        return CommandAnswer({**OK, "jobs": [{"job_id": "9"}]}, 0)
 
     played.instead = look
     calls.call("submit", {**JOB, "token": token})
@@ -620,7 +620,7 @@ def test_server_that_is_killed_leaves_a_call_that_counts(
     place.limit(jobs_at_once=1)
     token = token_of(calls)
 
-    def die(_: list[str]) -> Answer:
+    def die(_: list[str]) -> CommandAnswer:
         raise KeyboardInterrupt
 
     played.instead = die
@@ -642,7 +642,7 @@ def test_failed_submission_counts_unless_nothing_was_done(
     assert code(submit(calls)) == "budget-spent"
     assert _used(calls).jobs == 1
     no_job = failure("slurm-refused", 1)
-    played.instead = lambda _: Answer({**no_job.body, "jobs": []}, no_job.rc)
+    played.instead = lambda _: CommandAnswer({**no_job.body, "jobs": []}, no_job.rc)
     assert code(submit(calls)) == "slurm-refused"
     assert _used(calls).jobs == 1
 
@@ -662,9 +662,9 @@ def test_disk_that_fills_up_after_a_submission_does_not_hide_its_job(
 ) -> None:
     token = token_of(calls)
 
-    def submitted(_: list[str]) -> Answer:
+    def submitted(_: list[str]) -> CommandAnswer:
         _fill_disk(monkeypatch)
-        return Answer({**OK, "jobs": [{"job_id": "9"}]}, 0)
+        return CommandAnswer({**OK, "jobs": [{"job_id": "9"}]}, 0)
 
     played.instead = submitted
     answer = calls.call("submit", {**JOB, "token": token})
@@ -701,7 +701,7 @@ def test_ledger_that_is_a_folder_is_an_error_of_the_machine(calls: Calls) -> Non
 def test_journal_that_is_emptied_meanwhile_does_not_hide_a_job(place: Place) -> None:
     """The process that submits reads the journal afterwards."""
     journal = Journal()
-    submitted = Answer({**OK, "jobs": [{"job_id": "9"}]}, 0)
+    submitted = CommandAnswer({**OK, "jobs": [{"job_id": "9"}]}, 0)
     write_end(journal, "gone", submitted, seconds=0.1)
     assert place.journal()[-1]["jobs"] == ["9"]
 

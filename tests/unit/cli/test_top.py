@@ -18,7 +18,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.top import ScreenSection, TopView, fit, lines_of, sparkline
 from clusterctl.errors import UnreachableError
 from clusterctl.jobs.readings import GpuUse, JobUse, MetricValue, NodeUse, Progress, RankUse
-from clusterctl.jobs.top import Moment
+from clusterctl.jobs.top import ClusterMoment
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 from clusterctl.scheduler.history import Hang
 from clusterctl.scheduler.slurm_parse import PartitionInfo
@@ -53,7 +53,7 @@ USE = JobUse(
     ),
     log=("epoch 1", "epoch 2"),
 )
-RUNNING = Moment(
+RUNNING = ClusterMoment(
     cluster="lab",
     asked_s=12.3,
     pace_s=30.0,
@@ -70,7 +70,9 @@ RUNNING = Moment(
 )
 
 
-def drawn(moment: Moment, height: int = EVERYTHING, choice: TopView | None = None) -> list[str]:
+def drawn(
+    moment: ClusterMoment, height: int = EVERYTHING, choice: TopView | None = None
+) -> list[str]:
     looks = ClusterAnswers({"lab": moment}, {})
     view = choice or TopView().moved(looks.found)
     # The time of day is not part of what is tested.
@@ -122,7 +124,7 @@ def test_array_has_one_line_and_its_running_tasks_below() -> None:
     waiting = [job(9, JobState.PENDING, task=task) for task in (2, 3)]
     use = replace(USE, id="9_0")
     uses = {"9_0": use, "9_1": replace(use, id="9_1", ranks=())}
-    lines = drawn(Moment("lab", jobs=(*tasks, *waiting), uses=uses))
+    lines = drawn(ClusterMoment("lab", jobs=(*tasks, *waiting), uses=uses))
     assert [line.split("  ")[0] for line in lines if line.startswith("9")] == [
         "9 (4 tasks)",
         "9_0",
@@ -133,7 +135,9 @@ def test_array_has_one_line_and_its_running_tasks_below() -> None:
 
 def test_cluster_of_other_people_has_partitions_and_the_nodes_of_ones_own_jobs() -> None:
     partition = PartitionInfo("gpu", True, True, "1-00:00:00", 3, 1, 0, 4)
-    lines = drawn(Moment("lab", partitions=(partition,), jobs=RUNNING.jobs, uses=RUNNING.uses))
+    lines = drawn(
+        ClusterMoment("lab", partitions=(partition,), jobs=RUNNING.jobs, uses=RUNNING.uses)
+    )
     assert lines[2].split() == ["NODE", "CPU", "MEMORY", "GPU", "POWER", "IN", "OUT"]
     assert lines[5].startswith("PARTITION")
 
@@ -185,7 +189,7 @@ def test_choice_moves_between_jobs_and_starts_at_the_first_that_runs() -> None:
     waiting = drawn(RUNNING, choice=TopView("lab", "8"))
     assert waiting[-1] == "job 8 (train): PENDING (Resources)"
     assert TopView("lab", "gone").moved(looks) == first
-    assert first.moved({"lab": Moment("lab")}) == TopView()
+    assert first.moved({"lab": ClusterMoment("lab")}) == TopView()
 
 
 @pytest.mark.parametrize(
@@ -232,7 +236,7 @@ def test_huge_figures_are_short() -> None:
     assert "loss 1e+308   x_per_s 123,457" in lines
 
 
-def many_nodes() -> Moment:
+def many_nodes() -> ClusterMoment:
     """64 nodes, of which three are drained and one is down; an array of the user on 40 of them, a
     training on four, and jobs of another user.
     """
@@ -266,14 +270,14 @@ def many_nodes() -> Moment:
         for each in (*tasks, training)
     }
     jobs = (*others, training, job(10, JobState.PENDING, reason="Priority"), *tasks)
-    return Moment("big", user="hpc", asked_s=4.0, nodes=nodes, jobs=jobs, uses=uses)
+    return ClusterMoment("big", user="hpc", asked_s=4.0, nodes=nodes, jobs=jobs, uses=uses)
 
 
 @pytest.fixture
 def shown_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Return a function that returns the lines of the screen with so many columns and rows."""
 
-    def shown_at(columns: int, rows: int, moment: Moment, chosen: str = "") -> list[str]:
+    def shown_at(columns: int, rows: int, moment: ClusterMoment, chosen: str = "") -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("LINES", str(rows))
         looks = ClusterAnswers({moment.cluster: moment}, {})

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clusterctl.agent.journal import Bound, Journal
+from clusterctl.agent.journal import CallBound, Journal
 from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down, losses
@@ -445,7 +445,7 @@ def test_down_keeps_what_jobs_of_agents_have_used(
     workspace = Workspace.of("demo")
     workspace.create()
     journal = Journal()
-    bound = Bound(1, 4.0, 0.0)
+    bound = CallBound(1, 4.0, 0.0)
     with journal.lock():
         call = journal.begin("submit", {}, project="/p", cluster="demo new", bound=bound)
     journal.end(call, "ok", jobs=["1"], seconds=1, free=False)

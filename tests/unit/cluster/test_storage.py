@@ -18,7 +18,7 @@ from clusterctl.providers.storage import KeptStorage, storage_note, storage_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.copies import Copies, read_copies, record_copies
+from clusterctl.transport.copies import LocalCopies, read_copies, record_copies
 from clusterctl.util.disk import read_rows
 from tests.support.messages import refused
 from tests.support.providers import BareProvider, use_provider
@@ -115,7 +115,7 @@ def test_down_leaves_the_storage_and_forgets_copies(home: Path, stub: Stub) -> N
     workspace.create()
     (workspace.root / "id").write_text("ffffff\n")
     workspace.spec.write_text(dump_spec(spec()))
-    record_copies(workspace, [Copies("d-ctl", "/shared/set.csv", "/data/set.csv", sent=True)])
+    record_copies(workspace, [LocalCopies("d-ctl", "/shared/set.csv", "/data/set.csv", sent=True)])
     done = down.down(PhaseRunner(workspace=workspace), DownOptions())
     assert (done.storage, stub.did, stub.found) == ("data", ["destroy"], [DISK])
     assert [phase.name for phase in done.phases] == ["look", "destroy"]

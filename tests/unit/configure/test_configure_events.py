@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.configure import ansible
-from clusterctl.configure.events import Status, TaskResult, failures_of, result_of
+from clusterctl.configure.events import TaskResult, TaskStatus, failures_of, result_of
 from clusterctl.errors import ConfigureError
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
@@ -101,7 +101,7 @@ def test_long_cause_keeps_its_end() -> None:
 def test_result_of_a_changed_task_is_changed() -> None:
     task = result_of(event("a", kind="changed"))
     assert task is not None
-    assert task.how == Status.CHANGED
+    assert task.how == TaskStatus.CHANGED
     assert str(task) == f"a: slurmd: {TASK}"
     assert task.of == 1
 

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.jobs import messages
-from clusterctl.jobs.messages import JobEvent, Telling, chosen_receivers, happenings
+from clusterctl.jobs.messages import JobEvent, JobMessages, chosen_receivers, happenings
 from clusterctl.scheduler import evidence
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.history import Alarm, Hang
@@ -94,7 +94,7 @@ def test_happenings_between_two_states(
 
 
 def test_first_look_at_older_jobs_tells_nothing(outbox: Outbox) -> None:
-    telling = Telling(cast(Any, outbox))
+    telling = JobMessages(cast(Any, outbox))
     telling.look(SESSION, [RUNNING, replace(DONE, number=11)])
     assert outbox.told == []
     telling.look(SESSION, [replace(RUNNING, hang=HANG), replace(DONE, number=11)])
@@ -104,13 +104,13 @@ def test_first_look_at_older_jobs_tells_nothing(outbox: Outbox) -> None:
 
 
 def test_first_look_at_submitted_jobs_tells_all(outbox: Outbox) -> None:
-    Telling(cast(Any, outbox), submitted=True).look(SESSION, [replace(DONE, end_time=5)])
+    JobMessages(cast(Any, outbox), submitted=True).look(SESSION, [replace(DONE, end_time=5)])
     assert outbox.told == [("12", "completed")]
     assert outbox.sent[0].kind == "success"
 
 
 def test_old_job_that_the_accounting_shows_again_is_not_told(outbox: Outbox) -> None:
-    telling = Telling(cast(Any, outbox))
+    telling = JobMessages(cast(Any, outbox))
     telling.look(SESSION, [RUNNING])
     now = int(time.time())
     telling.look(
@@ -125,7 +125,7 @@ def test_old_job_that_the_accounting_shows_again_is_not_told(outbox: Outbox) -> 
 
 
 def test_killed_job_is_told_once_it_can_not_be_requeued(outbox: Outbox) -> None:
-    telling = Telling(cast(Any, outbox), submitted=True)
+    telling = JobMessages(cast(Any, outbox), submitted=True)
     killed = replace(RUNNING, state=JobState.FAILED, reason="RaisedSignal:9(Killed)")
     telling.look(SESSION, [RUNNING])
     telling.look(SESSION, [replace(killed, end_time=int(time.time()))])
@@ -142,7 +142,7 @@ def tasks(states: str) -> list[JobInfo]:
 
 
 def test_array_is_told_once_for_each_happening_and_at_its_end(outbox: Outbox) -> None:
-    telling = Telling(cast(Any, outbox), submitted=True)
+    telling = JobMessages(cast(Any, outbox), submitted=True)
     for states in ("PPPP", "RRPP", "CFRR", "CFFR", "CFFC", "CFFC"):
         telling.look(SESSION, tasks(states))
     assert outbox.told == [("12_0", "start"), ("12_1", "failed"), ("12", "failed")]
@@ -150,14 +150,14 @@ def test_array_is_told_once_for_each_happening_and_at_its_end(outbox: Outbox) ->
 
 
 def test_job_that_one_look_did_not_list_is_not_told_again(outbox: Outbox) -> None:
-    telling = Telling(cast(Any, outbox), submitted=True)
+    telling = JobMessages(cast(Any, outbox), submitted=True)
     for jobs in ([RUNNING], [], [RUNNING]):
         telling.look(SESSION, jobs)
     assert outbox.told == [("12", "start")]
 
 
 def test_clusters_of_a_command_have_jobs_of_their_own(outbox: Outbox) -> None:
-    first = Telling(cast(Any, outbox))
+    first = JobMessages(cast(Any, outbox))
     second = first.of_cluster()
     first.look(SESSION, [RUNNING])
     second.look(SESSION, [JOB])
@@ -179,7 +179,7 @@ def test_message_hides_secrets_and_control_characters(
     )
     monkeypatch.setattr(evidence, "diagnose_jobs", lambda *_: (diagnosis,))
     failed = replace(RUNNING, state=JobState.FAILED, name="a\nb")
-    Telling(cast(Any, outbox), submitted=True).look(SESSION, [failed])
+    JobMessages(cast(Any, outbox), submitted=True).look(SESSION, [failed])
     (message,) = outbox.sent
     assert token not in f"{message.title}{message.text}"
     assert "\x1b" not in message.text + message.values["CAUSE"]

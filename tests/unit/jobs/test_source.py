@@ -15,7 +15,7 @@ from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
 from clusterctl.scheduler.request import Request
 from clusterctl.spec.job import JobSpec
-from clusterctl.transport.tree import Kind, hash_items
+from clusterctl.transport.tree import ItemKind, hash_items
 from tests.support.hostile import HOSTILE_NAMES
 from tests.support.messages import refused as rejected
 from tests.unit.runs.made import record
@@ -77,7 +77,7 @@ def test_empty_folders_modes_and_hostile_names_travel(project):
     (project / "train.py").chmod(0o755)
     source = found(project)
     assert {os.fsencode(item.path) for item in source.files} == {*HOSTILE_NAMES, b"train.py"}
-    assert [item.path for item in source.items if item.kind is Kind.FOLDER] == ["results"]
+    assert [item.path for item in source.items if item.kind is ItemKind.FOLDER] == ["results"]
     listed = json.loads(manifest(source.items, hash_items(source.files)))
     assert [one["path"] for one in listed["files"] if one["executable"]] == ["train.py"]
     assert {os.fsencode(one["path"]) for one in listed["files"]} == {*HOSTILE_NAMES, b"train.py"}
@@ -134,7 +134,7 @@ def test_source_keeps_links_inside_and_copies_files_linked_outside(project, tmp_
     }
     for name, target in links.items():
         (project / name).symlink_to(target)
-    kept = {item.path: item.target for item in found(project).items if item.kind is Kind.LINK}
+    kept = {item.path: item.target for item in found(project).items if item.kind is ItemKind.LINK}
     assert kept == {
         "inside": "sub/real.txt",
         "absolute": "sub/real.txt",

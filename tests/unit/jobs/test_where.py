@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.jobs.first import Place
+from clusterctl.jobs.first import JobPlace
 from clusterctl.jobs.where import Candidate, ranked
 from clusterctl.scheduler.capacity import Capacity
 
@@ -18,7 +18,7 @@ def candidate(
     fitting: int | None = None,
 ) -> Candidate:
     return Candidate(
-        place=Place("lab", name),
+        place=JobPlace("lab", name),
         accepted=accepted,
         words="",
         asked_at=time.time(),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from clusterctl.runs.fetch import Manifest, Source, fetch_tree, sender
+from clusterctl.runs.fetch import RunManifest, RunSource, fetch_tree, sender
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.get import DownloadResult
 from clusterctl.transport.get import fetch as get_paths
@@ -18,12 +18,12 @@ LOCAL = LocalTransport()
 
 def fetch(
     remote: Path, tree: Path, transport: LocalTransport = LOCAL, *, still_changing: bool = False
-) -> Manifest:
+) -> RunManifest:
     """Bring a folder home."""
-    return fetch_source(Source(str(remote), still_changing=still_changing), tree, transport)
+    return fetch_source(RunSource(str(remote), still_changing=still_changing), tree, transport)
 
 
-def fetch_source(source: Source, tree: Path, transport: LocalTransport = LOCAL) -> Manifest:
+def fetch_source(source: RunSource, tree: Path, transport: LocalTransport = LOCAL) -> RunManifest:
     """Bring what is wanted of a folder home."""
     with closing(sender(transport)) as one:
         return fetch_tree(one, source, tree)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.runs.find import Ranking, Row, find_runs, named_run, ordered, ranked
+from clusterctl.runs.find import Row, TaskRanking, find_runs, named_run, ordered, ranked
 from clusterctl.runs.query import RunQuery, all_columns, cells, list_runs, select_runs
 from clusterctl.runs.tabular import as_csv
 from clusterctl.spec.metrics import Goal
@@ -153,7 +153,7 @@ def sweep_of(out: Path, states: Mapping[str, float | None], **sweep: Any) -> Row
     return Row(made_run(out, 9, tasks=tasks, sweep={"keys": ["a"], **sweep}))
 
 
-def numbers(ranking: Ranking) -> list[str]:
+def numbers(ranking: TaskRanking) -> list[str]:
     return [task.number for task in ranking.tasks]
 
 

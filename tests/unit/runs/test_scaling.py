@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.runs.find import Row, named_rows
 from clusterctl.runs.report import report_of
-from clusterctl.runs.scaling import Scaling, ScalingCurve, Size, is_scaling, scaling_of
+from clusterctl.runs.scaling import ScalingCurve, ScalingRow, ScalingTable, is_scaling, scaling_of
 from clusterctl.runs.spread import Spread
 from clusterctl.spec.metrics import Goal
 from clusterctl.state.ledger import note_runs_folder
@@ -55,7 +55,7 @@ def result(seconds: float, accuracy: float) -> list[dict[str, Any]]:
     return [evaluation, {"kind": "result", "seconds": seconds, "time": TIME + 10}]
 
 
-def sizes_of(scaling: Scaling, title: str = "") -> dict[int, Size]:
+def sizes_of(scaling: ScalingTable, title: str = "") -> dict[int, ScalingRow]:
     (curve,) = [curve for curve in scaling.curves if curve.title == title]
     return {size.nodes: size for size in curve.sizes}
 
@@ -146,7 +146,7 @@ def test_time_is_faster_if_it_is_less(
 def test_speed_up_is_the_ratio_of_the_means_and_zero_is_no_speed(tmp_path: Path) -> None:
     """10 and 20 ms are 15 ms on average, as the table says, so 5 ms are 3 times as fast."""
 
-    def scaling(*values: float) -> Scaling:
+    def scaling(*values: float) -> ScalingTable:
         options = {**SCALING, "metric": "epoch_ms"}
         places = [(tmp_path / str(values), number, min(number, 2)) for number in (1, 2)]
         places += [(tmp_path / str(values), 3, 1)]
@@ -184,7 +184,7 @@ def test_program_is_measured_by_its_own_metric(tmp_path: Path) -> None:
     assert "epoch_ms" in (caught.value.fix or "")
 
 
-def scaled(out: Path, metric: str, values: Sequence[float], **options: Any) -> Scaling:
+def scaled(out: Path, metric: str, values: Sequence[float], **options: Any) -> ScalingTable:
     """A scaling with a run on 1, 2, 4, ... nodes, by a metric."""
     scaling = {**SCALING, "repeats": 1, "metric": metric, **options}
     rows = []
@@ -285,7 +285,7 @@ def test_scaling_of_two_models_has_two_curves(tmp_path: Path) -> None:
 
 
 def test_scaling_names_hardware_and_shared_machines(tmp_path: Path) -> None:
-    def scaling(folder: str, gpu: str, *, shares_machine: bool) -> Scaling:
+    def scaling(folder: str, gpu: str, *, shares_machine: bool) -> ScalingTable:
         hosts = {"demo-train-1": {"gpus": [{"name": gpu}]}}
         more = {"hosts": hosts, "shares_machine": shares_machine}
         return scaling_of(
@@ -361,7 +361,7 @@ def test_runs_without_figures_are_missing(runs: list[Row], tmp_path: Path) -> No
 def test_memory_of_less_than_a_gib_is_in_mib() -> None:
     def cells(*gib: float) -> dict[str, Sequence[str]]:
         sizes = [
-            Size(
+            ScalingRow(
                 nodes,
                 nodes,
                 nodes,
@@ -370,7 +370,7 @@ def test_memory_of_less_than_a_gib_is_in_mib() -> None:
             )
             for nodes, each in enumerate(gib, 1)
         ]
-        scaling = Scaling(
+        scaling = ScalingTable(
             NAME, "nodes", False, "time_s", Goal.MIN, [ScalingCurve("", sizes)], False, "", []
         )
         return {row[0].rpartition(", ")[2]: row[1:] for row in scaling.table().rows}
@@ -456,11 +456,13 @@ def test_seconds_alone_are_the_time_of_a_step(tmp_path: Path) -> None:
     assert sizes_of(scaling_of(rows))[1].figures["step_ms"] == spread(200)
 
 
-def made_sizes(speed_ups: Mapping[int, Spread], **figures: Mapping[int, Spread]) -> list[Size]:
+def made_sizes(
+    speed_ups: Mapping[int, Spread], **figures: Mapping[int, Spread]
+) -> list[ScalingRow]:
     """Sizes with these speed-ups and further figures, by number of nodes."""
     first = next(iter(speed_ups))
     return [
-        Size(
+        ScalingRow(
             count,
             count,
             count,
@@ -475,9 +477,9 @@ def made_sizes(speed_ups: Mapping[int, Spread], **figures: Mapping[int, Spread])
     ]
 
 
-def verdict_of(sizes: Sequence[Size], *, weak: bool = False) -> list[str]:
+def verdict_of(sizes: Sequence[ScalingRow], *, weak: bool = False) -> list[str]:
     curve = ScalingCurve("", sizes)
-    scaling = Scaling(NAME, "nodes", weak, "gflops", Goal.MAX, [curve], False, "", [])
+    scaling = ScalingTable(NAME, "nodes", weak, "gflops", Goal.MAX, [curve], False, "", [])
     return [*scaling.verdict()]
 
 

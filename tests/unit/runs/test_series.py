@@ -22,7 +22,7 @@ from tensorboardX.record_writer import RecordWriter
 from clusterctl.runs.curve import STEP
 from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.series import summarize
-from clusterctl.runs.tensorboard import Budget, EventFiles
+from clusterctl.runs.tensorboard import EventFiles, ReadBudget
 
 Point = tuple[str, float | None, float]
 
@@ -239,7 +239,7 @@ def test_blocks_beyond_the_limit_of_bytes_are_left_out_and_named(tmp_path: Path)
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}/a.tfevents.1").write_bytes(framed(GOOD) * 10)
     assert len(points(tmp_path)) == 40
-    files = MetricFiles(tmp_path, Budget(8 * (4 << 10) + 1000))
+    files = MetricFiles(tmp_path, ReadBudget(8 * (4 << 10) + 1000))
     values = [value for block in files.blocks() for value in block.columns.values()]
     assert sum(len(column.ys) for column in values) in range(1, 16)
     assert len(files.left_out) == 1
@@ -253,7 +253,7 @@ def test_spent_limit_is_named_beside_other_damage_if_it_left_something_out(
     long = f'{{"x": "{"y" * (3 << 20)}"}}\n'
     (tmp_path / "metrics.jsonl").write_text(text + long + text)
     (tmp_path / "metrics.csv").write_text("step,val\n1,2.0\n")
-    files = MetricFiles(tmp_path, Budget(2 * len(text) + len(long) + more))
+    files = MetricFiles(tmp_path, ReadBudget(2 * len(text) + len(long) + more))
     names = {name for block in files.blocks() for name in block.columns}
     assert names == ({"loss", "val"} if more else {"loss"})
     assert len(files.left_out) == (1 if more else 2)
@@ -263,8 +263,8 @@ def test_limit_that_is_just_enough_leaves_nothing_out(tmp_path: Path) -> None:
     (tmp_path / "a.tfevents.1").write_bytes(framed(GOOD))
     files = MetricFiles(tmp_path)
     assert len([*files.blocks()]) == 1
-    spent = Budget().left - files.budget.left
-    exact = MetricFiles(tmp_path, Budget(spent))
+    spent = ReadBudget().left - files.budget.left
+    exact = MetricFiles(tmp_path, ReadBudget(spent))
     assert len([*exact.blocks()]) == 1
     assert exact.left_out == []
 
@@ -299,7 +299,7 @@ def test_event_files_limit_counts_records_without_a_scalar(message: bytes, least
         with TemporaryFile() as file:
             file.write(content)
             file.seek(0)
-            return len([*EventFiles(Budget(*limit)).events(file)])
+            return len([*EventFiles(ReadBudget(*limit)).events(file)])
 
     assert (events(), events(100 * least)) == (1, 0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.runs.series import config_of, config_of_task, summarize
-from clusterctl.spec.sweep import Form, sweep_arguments
+from clusterctl.spec.sweep import ArgumentForm, sweep_arguments
 from clusterctl.state.run_record import Metric
 
 
@@ -44,8 +44,10 @@ def test_texts_that_only_resemble_numbers_are_kept() -> None:
     assert [*config_of(words)[0].values()] == ["007", "1_000", "0x1", " 5", 1000, 2, 0.5, 0.1]
 
 
-@pytest.mark.parametrize("form", [None, *Form])
-def test_values_of_a_task_are_its_configuration_as_they_were_written(form: Form | None) -> None:
+@pytest.mark.parametrize("form", [None, *ArgumentForm])
+def test_values_of_a_task_are_its_configuration_as_they_were_written(
+    form: ArgumentForm | None,
+) -> None:
     values = {
         "tag": "-x",
         "shift": "-1e-3",
@@ -64,7 +66,7 @@ def test_values_of_a_task_are_its_configuration_as_they_were_written(form: Form 
         "n": "007",
     }
     assert config_of_task(values, form) == {**expected, "opt/sgd.lr": 2, "batch_size": 64}
-    if form != Form.OPTION:
+    if form != ArgumentForm.OPTION:
         del values["+opt/sgd.lr"]
         assert config_of(sweep_arguments(values, form))[0] == {**expected, "batch_size": 64}
 

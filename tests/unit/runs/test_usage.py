@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.usage import By, Held, UsageRow, summarize_usage
+from clusterctl.scheduler.usage import AllocatedTime, UsageGrouping, UsageRow, summarize_usage
 
 
 def at(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-def held(start: str, end: str, job: str = "1", **fields: Any) -> Held:
+def held(start: str, end: str, job: str = "1", **fields: Any) -> AllocatedTime:
     usual = {"user": "ada", "account": "a", "partition": "gpu", "nodes": 2, "cpus": 8, "gpus": 4}
-    return Held(job=job, start=at(start), end=at(end), **{**usual, "price": 1.5, **fields})
+    return AllocatedTime(job=job, start=at(start), end=at(end), **{**usual, "price": 1.5, **fields})
 
 
 ALL = (at("2026-01-01"), at("2026-12-31"))
@@ -29,7 +29,7 @@ def test_usage_counts_nodes_resources_and_prices() -> None:
             held("2026-10-02T00:00", "2026-10-02T01:00"),
             held("2026-10-01T00:00", "2026-10-01T01:00", "2", user="bob", nodes=1, cpus=1, gpus=0),
         ],
-        [By.USER],
+        [UsageGrouping.USER],
         ALL,
         source="accounting",
     )
@@ -44,7 +44,9 @@ def test_usage_counts_nodes_resources_and_prices() -> None:
 
 def test_suspended_time_is_not_used() -> None:
     times = "2026-10-31T23:00", "2026-11-01T01:00"
-    usage = summarize_usage([held(*times, suspended_s=1800)], [By.MONTH], ALL, source="accounting")
+    usage = summarize_usage(
+        [held(*times, suspended_s=1800)], [UsageGrouping.MONTH], ALL, source="accounting"
+    )
     assert [row.node_hours for row in usage.rows] == [1.5, 1.5]
     assert usage.total.cost_usd == 4.5
 
@@ -55,7 +57,7 @@ def test_usage_of_unknown_resources_is_unknown_for_their_group_alone() -> None:
             held("2026-10-01T00:00", "2026-10-01T02:00"),
             held("2026-10-01T00:00", "2026-10-01T01:00", "2", user="bob", cpus=None, price=None),
         ],
-        [By.USER],
+        [UsageGrouping.USER],
         ALL,
         source="runs",
     )
@@ -67,7 +69,9 @@ def test_usage_by_month_divides_jobs_at_the_turn_of_the_month() -> None:
     """The job ran from an hour before the turn of the year until two hours after it."""
     span = (at("2025-01-01"), at("2027-12-31"))
     job = held("2026-12-31T23:00", "2027-01-01T02:00")
-    usage = summarize_usage([job], [By.PARTITION, By.MONTH], span, source="accounting")
+    usage = summarize_usage(
+        [job], [UsageGrouping.PARTITION, UsageGrouping.MONTH], span, source="accounting"
+    )
     rows = [(row.key, row.jobs, row.node_hours) for row in usage.rows]
     assert rows == [(("gpu", "2026-12"), 1, 2), (("gpu", "2027-01"), 1, 4)]
     assert (usage.total.jobs, usage.total.node_hours) == (1, 6)
@@ -84,13 +88,17 @@ def test_usage_by_month_divides_jobs_at_the_turn_of_the_month() -> None:
 )
 def test_usage_counts_only_the_time_asked_for(first: str, last: str, hours: float) -> None:
     job = held("2026-10-01T00:00", "2026-10-01T02:00")
-    usage = summarize_usage([job], [By.ACCOUNT], (at(first), at(last)), source="accounting")
+    usage = summarize_usage(
+        [job], [UsageGrouping.ACCOUNT], (at(first), at(last)), source="accounting"
+    )
     assert usage.total.node_hours == hours
     assert [row.node_hours for row in usage.rows] == ([hours] if hours else [])
 
 
 def test_job_that_ended_within_a_second_counts() -> None:
     jobs = [held("2026-10-01T00:00", "2026-10-01T00:00", job) for job in ("1", "2")]
-    usage = summarize_usage(jobs, [By.USER, By.MONTH], ALL, source="accounting")
+    usage = summarize_usage(
+        jobs, [UsageGrouping.USER, UsageGrouping.MONTH], ALL, source="accounting"
+    )
     assert [(row.key, row.jobs) for row in usage.rows] == [(("ada", "2026-10"), 2)]
     assert usage.total.node_hours == 0

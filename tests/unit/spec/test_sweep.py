@@ -14,7 +14,7 @@ from clusterctl.errors import BadValueError, UsageError
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.spec.job import job_spec
 from clusterctl.spec.job_options import job_options
-from clusterctl.spec.sweep import Form, Sweep, as_sweep, sweep_arguments
+from clusterctl.spec.sweep import ArgumentForm, Sweep, as_sweep, sweep_arguments
 from tests.support.messages import refused
 
 
@@ -206,7 +206,7 @@ DASHED = [
 @pytest.mark.parametrize("value", DASHED)
 def test_value_that_begins_with_a_dash_is_an_argument_with_its_key(value: str) -> None:
     assert sweep_arguments({"x": value}) == [f"--x={value}"]
-    assert sweep_arguments({"x": value}, Form.OPTION) == ["--x", value]
+    assert sweep_arguments({"x": value}, ArgumentForm.OPTION) == ["--x", value]
     parser = argparse.ArgumentParser()
     parser.add_argument("--x")
     parser.add_argument("--tag", action="store_true")
@@ -219,11 +219,14 @@ def test_value_that_begins_with_a_dash_is_an_argument_with_its_key(value: str) -
 def test_value_without_a_dash_is_an_argument_of_its_own(value: str) -> None:
     """Shell scripts often read only this form."""
     assert sweep_arguments({"x": value}) == ["--x", value]
-    assert sweep_arguments({"x": value}, Form.JOINED) == [f"--x={value}"]
+    assert sweep_arguments({"x": value}, ArgumentForm.JOINED) == [f"--x={value}"]
 
 
 def test_joined_form_passes_true_and_false_verbatim() -> None:
-    assert sweep_arguments({"a": "true", "b": "false"}, Form.JOINED) == ["--a=true", "--b=false"]
+    assert sweep_arguments({"a": "true", "b": "false"}, ArgumentForm.JOINED) == [
+        "--a=true",
+        "--b=false",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_joined_form_passes_true_and_false_verbatim() -> None:
 def test_form_of_values_follows_the_other_arguments(keys: str, args: str, form: str | None) -> None:
     sweep = Sweep.model_validate({"grid": {key: ["1"] for key in keys.split()}})
     assert sweep.for_arguments(args.split()).record["form"] == form
-    for chosen in Form:
+    for chosen in ArgumentForm:
         assert sweep.model_copy(update={"form": chosen}).for_arguments(args.split()).form == chosen
 
 
@@ -268,7 +271,12 @@ def test_shell_script_that_reads_its_own_arguments_gets_words(
 
 def test_values_are_pairs_for_hydra() -> None:
     values = {"lr": "1e-4", "++fast": "true", "slow": "false", "name": ""}
-    assert sweep_arguments(values, Form.PAIR) == ["lr=1e-4", "++fast=true", "slow=false", "name="]
+    assert sweep_arguments(values, ArgumentForm.PAIR) == [
+        "lr=1e-4",
+        "++fast=true",
+        "slow=false",
+        "name=",
+    ]
     with pytest.raises(ValidationError):
         Sweep.model_validate({"grid": {"a": ["1"]}, "form": "=value"})
 
