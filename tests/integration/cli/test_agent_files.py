@@ -13,7 +13,7 @@ import pytest
 from clusterctl.cli.agent_calls import Calls
 from clusterctl.cli.agent_program import CommandAnswer, Program
 from clusterctl.state.workspace import Workspace
-from tests.integration.cli.conftest import CommandAnswer as Verb
+from tests.integration.cli.conftest import Answer as Verb
 from tests.support.agent_project import Project, run_in_fork
 
 SPEC = "version: 1\nname: other\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"

@@ -23,7 +23,7 @@ from clusterctl.configure.inventory_file import (
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import Inventory, SharedFolder
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import Workspace, draw_key_pair
 from clusterctl.transport.openssh import ssh_config_text
 from clusterctl.util.assets import data_folder
 from clusterctl.util.typed_json import from_json
@@ -221,9 +221,13 @@ def test_inventory_has_no_secret(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 ) -> None:
     workspace.munge_key.write_bytes(b"SECRET" * 20)
-    workspace.key.write_text("SECRET")
+    workspace.public_key.unlink(missing_ok=True)
+    draw_key_pair(workspace.key)
     write_cluster(spec, inventory, workspace)
-    assert "SECRET" not in workspace.ansible_inventory.read_text()
+    written = workspace.ansible_inventory.read_text()
+    # The first lines of the private key have the public half, too.
+    for secret in ("SECRET", *workspace.key.read_text().splitlines()[-3:]):
+        assert secret not in written
     assert workspace.ansible_inventory.stat().st_mode & 0o077 == 0
 
 
