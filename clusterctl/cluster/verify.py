@@ -7,6 +7,7 @@ were drained by an administrator, do not take part and are listed.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,7 +41,6 @@ from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.needs import UnmetNeed, lacks_of, text_of
 from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
 from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
-from clusterctl.hosts.remote_probe import BOOTED
 from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts
 from clusterctl.providers.base import HostSize, Provider, pending_releases
 from clusterctl.scheduler.admin import scheduler_of
@@ -63,7 +63,7 @@ from clusterctl.state.removal import leaving_error
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.process import Result, call_on_hosts, parallel_map, start_in_thread
+from clusterctl.util.process import Result, parallel_map, start_in_thread
 
 # slurmctld takes a minute to contact an unreachable node again.
 READY_TIMEOUT_S = 120.0
@@ -72,8 +72,8 @@ HEALTH_S = 60
 _BUSY = "Requested nodes are busy"
 _LATE = "Job credential expired"
 _PAUSE_S = 0.2
-# The clocks of two hosts may differ so much.
-_SKEW_S = 2
+# Ages in whole seconds may differ so much.
+_ROUNDING_S = 1
 # Slurm's state of a node that slurmctld contacts only every few minutes.
 _GIVEN_UP: Final = frozenset({"DOWN", "NOT_RESPONDING"})
 _SLURMCTLD_LOG: Final = "/var/log/slurm/slurmctld.log"
@@ -237,8 +237,7 @@ def _ready_nodes(
         idle = tuple(node for node in nodes if node not in at_work)
         return Verification(idle, tuple(node for node in nodes if node in at_work))
     verification = wait_until_ready(inventory, nodes, scheduler, to, timeout_s=timeout_s)
-    booted = _boot_times(verification.busy, to)
-    if booted and (lost := _nodes_with_lost_jobs(booted, scheduler)):
+    if verification.busy and (lost := _nodes_with_lost_jobs(verification.busy, scheduler, to)):
         # The wait resumes the nodes, unless they have registered again by then.
         scheduler.set_down([*lost], "clusterctl: rebooted while jobs ran")
         verification = wait_until_ready(inventory, nodes, scheduler, to, timeout_s=timeout_s)
@@ -293,33 +292,37 @@ def reject_unfit_nodes(drained: Mapping[str, str], to: Connect) -> None:
     )
 
 
-def _nodes_with_lost_jobs(booted: Mapping[str, int], slurm: Nodes) -> dict[str, str]:
+def _nodes_with_lost_jobs(names: Collection[str], slurm: Nodes, to: Connect) -> dict[str, str]:
     """Return node -> words that name jobs of the node that started before the node's last boot.
 
     Slurm shows these jobs as running if the node was back before slurmctld had noticed its absence.
-    booted: node -> when it booted (Unix time).
+    Ages are compared, because the clocks of a node and of slurmctld may differ.
     """
-    lost: dict[str, list[str]] = defaultdict(list)
-    # A node that runs newer jobs as well must not be set down.
-    alive: set[str] = set()
+    jobs: dict[str, dict[str, int]] = defaultdict(dict)
     for job in slurm.all_jobs():
         if job.state is JobState.RUNNING and job.start_time is not None:
-            for node in job.nodes:
-                if job.start_time < booted.get(node, 0) - _SKEW_S:
-                    lost[node].append(job.id)
-                else:
-                    alive.add(node)
+            for node in set(names).intersection(job.nodes):
+                jobs[node][job.id] = job.start_time
+    if not jobs:
+        return {}
+    # The time is read first, so that a slow host makes no job look older than its node's boot.
+    now = int(slurm.transport.run(["date", "+%s"]).stdout)
+    up_s = parallel_map([*jobs], lambda node: _seconds_since_boot(to(node)))
     return {
-        node: f"in use by job {', '.join(ids)}, which ended when the node went off"
-        for node, ids in lost.items()
-        if node not in alive
+        node: f"in use by job {', '.join(starts)}, which ended when the node went off"
+        for (node, starts), node_s in zip(jobs.items(), up_s, strict=True)
+        # A node that runs newer jobs as well must not be set down.
+        if now - max(starts.values()) > node_s + _ROUNDING_S
     }
 
 
-def _boot_times(hosts: Sequence[str], to: Connect) -> Mapping[str, int]:
-    """Return host -> when it booted (Unix time), for the hosts that answer."""
-    times, _ = call_on_hosts(hosts, lambda host: int(to(host).run(BOOTED).stdout))
-    return times
+def _seconds_since_boot(host: Transport) -> float:
+    """Return the age of a host's first process, infinity if it is unknown. A local node has the
+    kernel of its host, but not its init.
+    """
+    with suppress(CommandError, TransportError, ValueError):
+        return int(host.run(["ps", "-o", "etimes=", "-p", "1"]).stdout)
+    return math.inf
 
 
 def _restart_slurmd(hosts: Collection[str], to: Connect) -> None:
@@ -684,8 +687,7 @@ def slurm_findings(inventory: Inventory, to: Connect, report: DoctorReport) -> t
     try:
         scheduler = scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S)
         nodes = [node for node in scheduler.nodes() if node.name in names - faulty]
-        booted = {host: report.facts[host].booted for host in names}
-        lost = _nodes_with_lost_jobs(booted, scheduler)
+        lost = _nodes_with_lost_jobs(names, scheduler, to)
     except (SlurmError, CommandError, TransportError) as exc:
         is_explained = controller in faulty
         silent = Finding(controller, "error", exc.code, exc.what, exc.why, exc.fix)

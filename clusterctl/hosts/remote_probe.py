@@ -49,9 +49,6 @@ NVIDIA_VERSION = "/proc/driver/nvidia/version"
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
 # For versions 2 and 1 of control groups.
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")
-# Prints when the host's first process started (Unix time). A local node has the kernel of its host,
-# but not its init.
-BOOTED = ["sh", "-c", "echo $(($(date +%s) - $(ps -o etimes= -p 1)))"]
 CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
 SLURMD = "/usr/sbin/slurmd"
 HEALTH = "/opt/clusterctl/health"
@@ -583,9 +580,8 @@ class OwnFacts:
     """The facts of a host in simple types. ``clusterctl.hosts.probe.HostFacts`` has the others, and
     checks the types.
 
-    time, booted: the host's clock now, and at its boot (Unix time). credential: one of munge; "": munge
-        made none. mtus, interfaces: address/prefix length -> MTU, name of the
-        interface.
+    time: the host's clock (Unix time). credential: one of munge; "": munge made none.
+    mtus, interfaces: address/prefix length -> MTU, name of the interface.
     cgroups: root can create control groups. cgroup_plugin: Slurm, if installed, has the plugin for
         them.
     refused: account -> the list of sshd that refuses its login.
@@ -605,7 +601,6 @@ class OwnFacts:
     units: FrozenSet[str]
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
-    booted: int = 0
     credential: str = ""
     mtus: Mapping[str, int] = {}
     interfaces: Mapping[str, str] = {}
@@ -626,7 +621,6 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
     addresses = links()
     return {
         "time": time.time(),
-        "booted": int(run(BOOTED) or 0),
         "credential": (run(["munge", "--no-input"]) or "").strip(),
         "uid": os.geteuid(),
         "system": system(),

@@ -75,4 +75,3 @@ def test_probe_of_the_local_machine_answers() -> None:
     assert facts.system.cpus == len(os.sched_getaffinity(0))
     assert "127.0.0.1/8" in facts.addresses
     assert abs(facts.time - time.time()) < 60
-    assert 0 < facts.booted <= facts.time

@@ -28,7 +28,6 @@ from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, NotUpError, UnreachableError, UsageError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.probe import HostFacts
-from clusterctl.hosts.remote_probe import BOOTED
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.availability import find_unusable_nodes
@@ -95,9 +94,13 @@ def running(*nodes: str, start: int, number: int = 7) -> Step:
     )
 
 
-def booted(at: int) -> Node:
-    """Return a node that booted at this time."""
-    return Node([Step(tuple(BOOTED), f"{at}\n")])
+NOW = Step(("date", "+%s"), "5000\n")
+PS = ("ps", "-o", "etimes=", "-p", "1")
+
+
+def booted(seconds_ago: int) -> Node:
+    """Return a node that booted this long ago."""
+    return Node([Step(PS, f"   {seconds_ago}\n")])
 
 
 def facts(**changed: object) -> HostFacts:
@@ -180,18 +183,31 @@ def test_verify_of_nodes_without_a_fast_network_has_no_link() -> None:
 
 def test_verify_names_busy_nodes_and_leaves_them() -> None:
     states = sinfo(d_train_1="mixed", d_train_2="idle+planned")
-    transport = ScriptedTransport([states, running(NAMES[0], start=4000), srun(NAMES[1])])
-    proof = verify(INVENTORY, transport, {NAMES[0]: booted(4000)})
+    transport = ScriptedTransport([states, running(NAMES[0], start=4000), NOW, srun(NAMES[1])])
+    proof = verify(INVENTORY, transport, {NAMES[0]: booted(1000)})
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
     assert transport.left == ()
 
 
 def test_busy_node_of_unknown_age_keeps_its_job() -> None:
     states = sinfo(d_train_1="allocated", d_train_2="allocated")
-    silent = ScriptedTransport([Step(tuple(BOOTED), stderr="no ps", rc=127)])
-    transport = ScriptedTransport([states, running(*NAMES, start=1)])
-    assert verify(INVENTORY, transport, {NAMES[0]: silent, NAMES[1]: booted(0)}).verified == ()
+    silent = ScriptedTransport([Step(PS, stderr="no ps", rc=127)])
+    transport = ScriptedTransport([states, running(*NAMES, start=1), NOW])
+    assert verify(INVENTORY, transport, {NAMES[0]: silent, NAMES[1]: booted(5000)}).verified == ()
     assert transport.left == ()
+
+
+def test_busy_node_with_a_fast_clock_keeps_its_job() -> None:
+    """Only slurmctld's clock and the node's age are compared."""
+    states = sinfo(d_train_1="allocated", d_train_2="idle")
+    transport = ScriptedTransport([states, running(NAMES[0], start=4040), NOW, srun(NAMES[1])])
+    # It booted at 4000, and its clock is 100 s fast.
+    its_clock = Step(("date", "..."), "5100\n")
+    by_its_clock = Step(("sh", "..."), "4100\n")
+    fast = Node([Step(PS, "1000\n"), its_clock, by_its_clock])
+    proof = verify(INVENTORY, transport, {NAMES[0]: fast})
+    assert (proof.busy, proof.resumed) == (NAMES[:1], {})
+    assert fast.left == (its_clock, by_its_clock)
 
 
 AWAY = Step(
@@ -275,8 +291,8 @@ def test_node_booted_after_its_job_started_goes_down_and_back(then: list[Step]) 
         ("scontrol", "update", f"nodename={NAMES[0]}", "state=down", "reason=clusterctl: *")
     )
     lost = running(NAMES[0], start=4000)
-    transport = ScriptedTransport([busy, lost, down, *then, srun(*NAMES)])
-    proof = verify(INVENTORY, transport, {NAMES[0]: booted(4100)})
+    transport = ScriptedTransport([busy, lost, NOW, down, *then, srun(*NAMES)])
+    proof = verify(INVENTORY, transport, {NAMES[0]: booted(900)})
     assert (proof.verified, proof.busy) == (NAMES, ())
     assert "job 7," in proof.resumed[NAMES[0]]
     assert transport.left == ()
@@ -296,8 +312,8 @@ def test_node_given_up_by_slurm_gets_its_slurmd_restarted() -> None:
 def test_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     busy = sinfo(d_train_1="allocated", d_train_2="idle")
-    steps = [BOTH, late, busy, running(NAMES[0], start=4990), srun(NAMES[1])]
-    proof = verify(INVENTORY, ScriptedTransport(steps), {NAMES[0]: booted(4000)})
+    steps = [BOTH, late, busy, running(NAMES[0], start=4990), NOW, srun(NAMES[1])]
+    proof = verify(INVENTORY, ScriptedTransport(steps), {NAMES[0]: booted(1000)})
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
@@ -485,15 +501,17 @@ def test_doctor_compares_no_host_that_up_has_yet_to_finish(tmp_path: Path) -> No
 
 
 def doctor(
-    nodes: Step, jobs: Step, *, booted: int = 900, **found: Finding
+    nodes: Step, jobs: Step, *, age_s: int = 9000, **found: Finding
 ) -> dict[str, tuple[str, str]]:
-    """Return host -> level and code of what Slurm reports, of hosts that booted at this time.
+    """Return host -> level and code of what Slurm reports, of hosts that have booted ``age_s`` ago.
 
     found: earlier findings.
     """
-    hosts: dict[str, Transport] = {"d-ctl": ScriptedTransport([nodes, jobs])}
-    known = dict.fromkeys(("d-ctl", *NAMES), facts(booted=booted))
-    report = DoctorReport(tuple(found.values()), known)
+    hosts: dict[str, Transport] = {
+        "d-ctl": ScriptedTransport([nodes, jobs, NOW]),
+        **{name: booted(age_s) for name in NAMES},
+    }
+    report = DoctorReport(tuple(found.values()), dict.fromkeys(hosts, facts()))
     findings = slurm_findings(INVENTORY, hosts.__getitem__, report)
     return {each.host: (each.level, each.code) for each in findings}
 
@@ -501,9 +519,11 @@ def doctor(
 ALLOCATED = sinfo(d_train_1="allocated", d_train_2="allocated")
 
 
-@pytest.mark.parametrize(("at", "lost"), [(1060, NAMES), (900, ())])
-def test_doctor_names_nodes_that_booted_while_their_job_ran(at: int, lost: Sequence[str]) -> None:
-    found = doctor(ALLOCATED, running(*NAMES, start=1000), booted=at)
+@pytest.mark.parametrize(("age_s", "lost"), [(60, NAMES), (9000, ())])
+def test_doctor_names_nodes_that_booted_while_their_job_ran(
+    age_s: int, lost: Sequence[str]
+) -> None:
+    found = doctor(ALLOCATED, running(*NAMES, start=1000), age_s=age_s)
     assert found == dict.fromkeys(lost, ("error", "job-lost"))
 
 
