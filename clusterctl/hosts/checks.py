@@ -18,6 +18,7 @@ from clusterctl.errors import (
     TransportError,
 )
 from clusterctl.hosts.gpus import fault_of
+from clusterctl.hosts.needs import NOT_LOOKED
 from clusterctl.hosts.probe import (
     PROGRAM,
     Checksums,
@@ -360,7 +361,11 @@ def _unmet_needs(host: str, facts: HostFacts, expected: HostRequirements) -> Ite
             host, "error", "health-silent", "the health check does not answer", cause, fix
         )
     for need in facts.unmet or ():
-        yield Finding(host, "error", need["code"], need["what"], need["why"], need["fix"])
+        if need["code"] == NOT_LOOKED:
+            what = "a need of the node was not checked"
+            yield Finding(host, "warning", "not-looked-at", what, need["why"], "run it again")
+        else:
+            yield Finding(host, "error", need["code"], need["what"], need["why"], need["fix"])
 
 
 def _clocks(answers: Mapping[str, ExaminedHost], leader: str) -> Iterator[Finding]:

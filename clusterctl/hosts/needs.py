@@ -11,6 +11,8 @@ from clusterctl.transport.base import Connect
 from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import Deadline
 
+# The code of a check that could not look, in the report of the health check.
+NOT_LOOKED = "not-looked-at"
 REPORT = ("sudo", "-n", HEALTH_PROGRAM, "report")
 
 
@@ -27,14 +29,15 @@ class UnmetNeed:
 def lacks_of(
     hosts: Collection[str], to: Connect, *, within_s: float
 ) -> Mapping[str, list[UnmetNeed]]:
-    """Return host -> its unmet needs. Hosts that lack nothing, or don't answer in time, are left
-    out.
+    """Return host -> its unmet needs, without those that were not checked. Hosts that lack nothing, or
+    don't answer in time, are left out.
     """
 
     def ask(host: str) -> list[UnmetNeed]:
         try:
-            return [UnmetNeed(**need) for need in json.loads(to(host).run(REPORT).stdout)]
-        except (ValueError, TypeError):
+            needs = json.loads(to(host).run(REPORT).stdout)
+            return [UnmetNeed(**need) for need in needs if need["code"] != NOT_LOOKED]
+        except (ValueError, TypeError, LookupError):
             # The program is of an earlier version.
             return []
 

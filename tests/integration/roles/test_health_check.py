@@ -729,8 +729,25 @@ def test_rpm_is_asked_for_the_files_of_packages(host: Host) -> None:
     host.program("rpm", f"[ \"$4\" = '*mpi*' ] && printf '{rows}'")
     host.needs("packages", packages=["*mpi*"])
     assert host.look() == [f"the package openmpi lacks {host.folder}/libmpi"]
-    host.program("rpm", "exit 1")
-    assert host.look() == []
+
+
+@pytest.mark.parametrize("rpm", ["echo rpmdb open failed; exit 1", "exit 0"])
+def test_packages_that_could_not_be_looked_at_are_reported_and_change_nothing(
+    host: Host, rpm: str
+) -> None:
+    files = rf"printf 'openmpi\t\t{host.folder}/libmpi\n'"
+    host.program("rpm", files)
+    host.needs("packages", packages=["*mpi*"])
+    assert host.look() != []
+    reason = host.reason
+    host.program("rpm", rpm)
+    status, said = host.run("")
+    assert (status, "packages" in said, host.reason) == (0, True, reason)
+    host.resumed_by_a_person()
+    host.run("")
+    assert (host.run("job"), host.reason) == ((0, ""), "")
+    (told,) = host.report()
+    assert told["code"] == "not-looked-at"
 
 
 def test_failed_unit_is_started_again(host: Host) -> None:

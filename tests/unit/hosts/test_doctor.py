@@ -363,7 +363,9 @@ NEED = {"code": "clock", "what": "the clock is wrong", "why": "by 61.5 s", "fix"
 
 
 def test_doctor_shows_what_the_health_check_of_a_node_reports() -> None:
-    (one,) = found({"unmet": [NEED]})
+    unseen = {"code": "not-looked-at", "why": "packages: rpm does not end within 8 s"}
+    one, other = found({"unmet": [NEED, unseen]})
+    assert (other.level, other.code, other.why) == ("warning", *unseen.values())
     assert (one.level, one.code, one.why, one.fix) == ("error", "clock", "by 61.5 s", "set it")
     uid = {**NEED, "code": "account-differs"}
     # `up` repairs the one, and stops at the other.

@@ -27,8 +27,9 @@ LACK = UnmetNeed("gpu-devices", "device files are missing", "/dev/nvidia0 is mis
 
 def test_lacks_are_those_of_nodes_that_answer() -> None:
     need = {key: getattr(LACK, key) for key in ("code", "what", "why", "fix")}
+    unseen = {"code": "not-looked-at", "why": "packages: rpm does not end within 8 s"}
     hosts: dict[str, Transport] = {
-        "n1": ScriptedTransport([Step(REPORT, json.dumps([need, need]))]),
+        "n1": ScriptedTransport([Step(REPORT, json.dumps([need, unseen, need]))]),
         "n2": ScriptedTransport([Step(REPORT, "[]")]),
         "n3": ScriptedTransport([Step(REPORT, error=UnreachableError("no route"))]),
         # Of an earlier version, which prints its problems.

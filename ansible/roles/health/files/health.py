@@ -114,9 +114,11 @@ DPKG = ("/var/lib/dpkg/info/{}.list", "/var/lib/dpkg/alternatives/{}")
 RPM_FILES = r"[%{=NAME}\t%{FILEFLAGS:fflags}\t%{FILENAMES}\n]"
 # rpm's flags of documents, settings, and files that need not exist.
 OPTIONAL = set("dcgm")
-# Documents, settings and state.
-NOT_NEEDED = ("/usr/share/", "/etc/", "/var/", "/run/")
+# Documents, headers, settings and state.
+NOT_NEEDED = ("/usr/share/", "/usr/include/", "/etc/", "/var/", "/run/")
 UCX_DEVICES = re.compile(r"UCX_NET_DEVICES=([^\s'\"]+)")
+# The code of a check that could not look.
+NOT_LOOKED = "not-looked-at"
 FATAL = re.compile(r"\bfatal: (.*)")
 
 # The settings of this node, with the parameters of the need that is checked.
@@ -136,6 +138,10 @@ class Problem:
         self.lasting = lasting
         self.past = past
         self.code = self.what = self.fix = ""
+
+
+class NotLookedError(Exception):
+    """A check could not look, so that it is not known whether its need is met. The text says why."""
 
 
 class State:
@@ -282,7 +288,10 @@ def mount_folder(need: Settings, _: State) -> str | None:
 
 
 def packages(need: Settings, _: State) -> Iterator[Problem]:
-    """Check that packages have all their files. `packages`: patterns of the packages' names."""
+    """Check that packages have all their files. `packages`: patterns of the packages' names.
+
+    Raise NotLookedError if the package manager does not know the files.
+    """
     lost: dict[str, list[str]] = {}
     for name, path in package_files(need["packages"]):
         if not path.startswith(NOT_NEEDED) and not os.path.lexists(path):
@@ -301,8 +310,12 @@ def package_files(patterns: list[str]) -> Iterator[tuple[str, str]]:
         yield from ((name, path) for path in lines if path.startswith("/"))
     if not lists:
         answer = ask("rpm", "--query", "--all", f"--queryformat={RPM_FILES}", *patterns)
-        rows = (line.split("\t") for line in answer.text.splitlines())
-        for name, flags, path in (row for row in rows if row[2:]):
+        rows = [line.split("\t") for line in answer.text.splitlines() if line.count("\t") > 1]
+        if answer.rc is None:
+            raise NotLookedError(f"rpm does not end within {SHORT_S} s")
+        if answer.rc or not rows:
+            raise NotLookedError(f"rpm names no files: {answer.text[:120] or 'no such package'}")
+        for name, flags, path in rows:
             if not OPTIONAL & {*flags}:
                 yield name, path
 
@@ -815,7 +828,8 @@ class Look:
 
     seconds: for all checks together.
     may_repair: called before a need is repaired. Returns whether it may be.
-    late: names of the checks that were left out, because the time was over.
+    unseen: the checks that could not look, or were left out because the time was over, with the
+        reason.
     """
 
     def __init__(
@@ -829,7 +843,7 @@ class Look:
         self.state = state
         self.seconds = seconds
         self.may_repair = may_repair
-        self.late: list[str] = []
+        self.unseen: list[str] = []
 
     def problems(self, wanted: Callable[[Check], bool]) -> list[Problem]:
         """Return the problems that the wanted checks find, in the order of ``CHECKS``."""
@@ -845,9 +859,12 @@ class Look:
             check = CHECKS[need["check"]]
             # A check may take as long as the driver.
             if time.monotonic() > end - DRIVER_S:
-                self.late.append(need["check"])
+                self.unseen.append(f"{need['check']}: the time was over")
                 continue
-            found += self._problems_of(check, {**self.config, **need, "systemd": systemd})
+            try:
+                found += self._problems_of(check, {**self.config, **need, "systemd": systemd})
+            except NotLookedError as exc:
+                self.unseen.append(f"{need['check']}: {exc}")
         return found
 
     def _problems_of(self, check: Check, settings: Settings) -> list[Problem]:
@@ -890,12 +907,12 @@ def check_node(config: Settings) -> list[Problem]:
     if problems or state.drained is not False:
         node = Node.read(config["node"])
         # A check that did not run may have a problem, so the node is not resumed.
-        if node is not None and (problems or not look.late):
+        if node is not None and (problems or not look.unseen):
             act(problems, state, node)
             STOPPED_A_JOB.unlink(missing_ok=True)
     state.write()
-    for name in look.late:
-        sys.stdout.write(f"not checked, because the time was over: {name}\n")
+    for text in look.unseen:
+        sys.stdout.write(f"not checked: {text}\n")
     return problems
 
 
@@ -932,13 +949,16 @@ def await_needs(config: Settings) -> list[Problem]:
 
 
 def report(config: Settings) -> list[dict[str, str]]:
-    """Return the problems as code, what, why and fix. Change nothing, and write no state."""
+    """Return the problems as code, what, why and fix, and the checks that could not look as code and
+    why. Change nothing, and write no state.
+    """
     state = State.read()
-    problems = lasting_problems(Look(config, state, REPORT_S).problems(lambda _: True), state)
+    look = Look(config, state, REPORT_S)
+    problems = lasting_problems(look.problems(lambda _: True), state)
     return [
         {"code": problem.code, "what": problem.what, "why": problem.text, "fix": problem.fix}
         for problem in problems
-    ]
+    ] + [{"code": NOT_LOOKED, "why": text} for text in look.unseen]
 
 
 def locked(seconds: float) -> TextIO | None:
