@@ -236,13 +236,6 @@ variable "hosts" {
   }
 
   validation {
-    condition = alltrue(flatten([
-      for host in var.hosts : [for disk in concat([host.boot_disk], values(host.extra_disks)) : disk.size_gib >= 10]
-    ]))
-    error_message = "A disk must have at least 10 GiB."
-  }
-
-  validation {
     condition     = alltrue([for host in var.hosts : contains(["STOP", "DELETE"], host.termination_action)])
     error_message = "termination_action must be STOP or DELETE."
   }
@@ -264,11 +257,6 @@ variable "hosts" {
   validation {
     condition     = alltrue([for host in var.hosts : contains(["GVNIC", "VIRTIO_NET"], host.nic_type)])
     error_message = "nic_type must be GVNIC or VIRTIO_NET."
-  }
-
-  validation {
-    condition     = alltrue([for host in var.hosts : !host.tier_1 || host.nic_type == "GVNIC"])
-    error_message = "tier_1 needs nic_type GVNIC."
   }
 
   validation {
@@ -295,11 +283,6 @@ variable "filestore" {
   validation {
     condition     = var.filestore == null || contains(["BASIC_HDD", "BASIC_SSD", "ZONAL", "REGIONAL"], try(var.filestore.tier, ""))
     error_message = "filestore.tier must be BASIC_HDD, BASIC_SSD, ZONAL or REGIONAL."
-  }
-
-  validation {
-    condition     = var.filestore == null || try(var.filestore.capacity_gib, 0) >= 1024
-    error_message = "filestore.capacity_gib must be at least 1024."
   }
 }
 

@@ -418,7 +418,7 @@ class GcpProvider(Provider):
             if partition
             else iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
             jump=spec.controller_host if partition else None,
-            job_environment=job_environment(machine, gvnic=nodes.gvnic or machine.gvnic_only),
+            job_environment=job_environment(machine, gvnic=nodes.gvnic),
             local_ssds=nodes.local_ssds + machine.bundled_ssds,
         )
 
@@ -530,7 +530,7 @@ def _host(nodes: GcpNodes, machine: GcpMachineType) -> Variables:
         "guest_accelerator": {"type": machine.accelerator, "count": gpu.count} if gpu else None,
         "has_gpu": machine.gpu is not None,
         "reservation_bound": machine.reservation_bound and nodes.reservation is not None,
-        "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",
+        "nic_type": "GVNIC" if nodes.gvnic else "VIRTIO_NET",
     }
 
 

@@ -460,6 +460,11 @@ def _node_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault
             "the controller can't be a flex-start node, because Google deletes it after at most 7d"
         )
         yield SpecFault("controller-flex-start", (*at, "flex_start"), message, "remove flex_start")
+    if controller.compact_placement:
+        message = "compact placement has no effect on the controller, which is a single instance"
+        yield SpecFault(
+            "controller-placement", (*at, "compact_placement"), message, "remove compact_placement"
+        )
     if provider.secure_boot and driver_for:
         message = (
             f"secure_boot blocks the NVIDIA driver of the default image on {shown(driver_for)}"
@@ -524,6 +529,8 @@ def _address_faults(cidr: IPv4Network, hosts: int) -> Iterator[SpecFault]:
 
 
 def _kept_storage_faults(provider: GcpSettings, spec: ClusterBase) -> Iterator[SpecFault]:
+    if provider.filestore:
+        yield from disk_size(("provider", "filestore", "capacity"), provider.filestore.capacity)
     disk = provider.shared_disk
     at = ("provider", "shared_disk")
     if spec.storage.name and provider.filestore and provider.network.network is None:

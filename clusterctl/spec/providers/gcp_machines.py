@@ -67,7 +67,6 @@ class GcpMachineType:
     gpu: Gpus | None = None
     accelerator: str | None = None
     guest_accelerator: bool = False
-    gvnic_only: bool = False
     bundled_ssds: int = 0
     boot_disks: tuple[str, ...] = ()
     extra_disks: tuple[str, ...] = ()
@@ -141,7 +140,6 @@ def _machine(name: str, row: Mapping[str, Any]) -> GcpMachineType:
         int(facts["gib"] * GIB_MIB),
         gpu=Gpus(type=row["gpu"], count=row["count"]) if "gpu" in row else None,
         accelerator=_google(row["gpu"]) if "gpu" in row else None,
-        gvnic_only=facts.get("gvnic_only", False),
         bundled_ssds=facts.get("bundled_ssds", 0),
         boot_disks=tuple(facts["boot_disks"]),
         extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),

@@ -241,8 +241,8 @@ def _machine_independent_faults(nodes: LocatedNodes) -> Iterator[SpecFault]:
     at = nodes.where
     ways = [key for key in ("spot", "flex_start", "reservation") if getattr(settings, key)]
     if len(ways) > 1:
-        message = f"nodes can't have both {ways[0]} and {ways[1]}"
-        hint = f"remove {ways[0]} or {ways[1]}"
+        message = f"nodes can't have {' and '.join(ways)} together"
+        hint = f"keep one of them: {' or '.join(ways)}"
         yield SpecFault("provisioning-twice", (*at, ways[1]), message, hint)
     if settings.termination_action == "DELETE" and settings.spot is False:
         message = "termination_action is only for spot nodes"
@@ -267,9 +267,11 @@ def _disks(nodes: LocatedNodes) -> Iterator[tuple[Loc, GcpDisk]]:
 
 
 def disk_size(at: Loc, size_mib: int) -> Iterator[SpecFault]:
-    """Yield a fault, at the location ``at`` in the spec, if the size of a disk is not allowed."""
+    """Yield a fault, at the location ``at`` in the spec, if the size of a disk or of Filestore is not in
+    GiB, as Terraform has it.
+    """
     if size_mib and size_mib % GIB_MIB:
-        message = f"the size of a disk must be in whole GiB, not {formatting.exact_size(size_mib)}"
+        message = f"the size must be in whole GiB, not {formatting.exact_size(size_mib)}"
         yield SpecFault("disk-size", at, message, f"write {size_mib // GIB_MIB + 1}GiB")
 
 

@@ -276,16 +276,13 @@ WRONG_VALUES = {
     "ruleless": ({"network": {"firewall": False}}, "are for an existing network"),
     "kms": ({"kms_key": "hpc"}, "kms_key must be projects/PROJECT"),
     "tier": ({"filestore": {"tier": "FAST", "capacity_gib": 1024}}, "filestore.tier must be"),
-    "small": ({"filestore": {"tier": "ZONAL", "capacity_gib": 10}}, "must be at least 1024"),
     "controllers": ({"hosts": {}}, "Exactly one host must have the role"),
 }
 WRONG_HOSTS = {
     "role": ({"role": "login"}, 'or "compute" with a partition'),
     "image": ({"image": {"project": "p", "family": "f", "name": "n"}}, "either a family or a name"),
-    "disk": ({"boot_disk": {"size_gib": 5, "type": "pd-ssd"}}, "A disk must have at least 10 GiB"),
     "taken": ({"termination_action": "SLEEP"}, "termination_action must be STOP or DELETE"),
     "nic": ({"nic_type": "E1000"}, "nic_type must be GVNIC or VIRTIO_NET"),
-    "fast": ({"nic_type": "VIRTIO_NET", "tier_1": True}, "tier_1 needs nic_type GVNIC"),
     "added": ({"guest_accelerator": {"type": "nvidia-l4", "count": 1}}, "is for N1 machines only"),
 }
 

@@ -142,3 +142,9 @@ def test_change_is_refused_while_the_applied_settings_are_unknown(
     (workspace.terraform / APPLIED).write_text(record)
     with refused("applied-damaged", UsageError, where=str(workspace.terraform / APPLIED)):
         provider_of(spec_of()).plan(spec_of(), workspace)
+
+
+def test_gvnic_false_reaches_google_also_for_a_machine_that_needs_gvnic() -> None:
+    spec = spec_of(controller={"machine_type": "c3-standard-8", "gvnic": False})
+    made = variables(spec, CLUSTER_ID, PUBLIC_KEY)
+    assert made["hosts"][spec.controller_host]["nic_type"] == "VIRTIO_NET"
