@@ -95,7 +95,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return NONE
     if 0 < seconds < 1:
-        return f"{seconds:.2g}s"
+        return f"{_plain(seconds, 2)}s"
     parts = []
     rest = max(round(seconds), 0)
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
@@ -113,11 +113,13 @@ def about(seconds: float) -> str:
 
 
 def percent(value: float | None, unit: str = " %") -> str:
-    """Return a number of percent: ``98.9 %``. What would be 0 so has a digit: ``0.02 %``."""
+    """Return a number of percent with a decimal place: ``98.9 %``. A smaller one than that place
+    shows has a digit: ``0.02 %``.
+    """
     if value is None:
         return NONE
     is_small = 0 < abs(value) < 0.05  # noqa: PLR2004 - half of the last digit
-    return (f"{value:.1g}" if is_small else f"{value:.1f}".removesuffix(".0")) + unit
+    return (_plain(value, 1) if is_small else f"{value:.1f}".removesuffix(".0")) + unit
 
 
 def hours(value: float | None) -> str:
@@ -130,7 +132,7 @@ def cost(usd: float | None, unit: str = " USD") -> str:
     if usd is None:
         return NONE
     is_small = 0 < abs(usd) < 0.1  # noqa: PLR2004 - a tenth
-    return (f"{usd:.{_places(usd, 3)}f}".rstrip("0") if is_small else f"{usd:,.2f}") + unit
+    return (_plain(usd, 3) if is_small else f"{usd:,.2f}") + unit
 
 
 def shown(value: object, kind: str) -> str:
@@ -226,6 +228,11 @@ def fitting_unit(unit: str, values: Iterable[object]) -> tuple[str, float]:
     largest = max((abs(each) for value in values if (each := finite(value)) is not None), default=0)
     larger = _LARGER_UNITS.get(unit, ())
     return next(((name, size) for name, size in larger if largest >= _ENOUGH * size), (unit, 1))
+
+
+def _plain(value: float, digits: int) -> str:
+    """Return a number below 1 with this many significant digits, never as ``1e-05``."""
+    return f"{value:.{_places(value, digits)}f}".rstrip("0").removesuffix(".")
 
 
 def _places(value: float, digits: int) -> int:
