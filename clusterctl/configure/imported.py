@@ -198,7 +198,9 @@ class _Inventory:
         user = self._variable(host, "ansible_user", "ansible_ssh_user")
         port = self._variable(host, "ansible_port", "ansible_ssh_port")
         key = self._variable(host, "ansible_ssh_private_key_file", "ansible_private_key_file")
-        if ignored := " ".join(filter(None, (self._variable(host, name) for name in _ARGUMENTS))):
+        if ignored := " ".join(
+            str(value) for name in _ARGUMENTS if (value := self._variable(host, name))
+        ):
             self.note(
                 host, f"arguments of ssh are not converted; ~/.ssh/config may have them: {ignored}"
             )

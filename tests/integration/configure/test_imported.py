@@ -86,6 +86,13 @@ def test_imported_hosts_have_notes_about_arguments_of_ssh(tmp_path: Path) -> Non
     assert arguments in said
 
 
+def test_imported_arguments_of_ssh_may_be_of_any_type(tmp_path: Path) -> None:
+    text = "all: {hosts: {one: {ansible_ssh_args: true, ansible_ssh_common_args: [-C]}, two: {}}}\n"
+    _, notes = imported(tmp_path, text, "hosts.yaml")
+    (said,) = (note for note in notes if note.startswith("one:"))
+    assert "-C" in said
+
+
 @pytest.mark.parametrize(
     ("text", "code", "word"),
     [
