@@ -198,8 +198,11 @@ def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tup
 
 def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
     """Return the hourly price of all resources in the Terraform state in ``folder``, if it is
-    known.
+    known. It is unknown if a user's backend keeps the state elsewhere.
     """
+    # Where Terraform notes the backend.
+    if (folder / ".terraform" / STATE_FILE).exists():
+        return None
     try:
         state = json.loads((folder / STATE_FILE).read_bytes())
     except (OSError, ValueError):

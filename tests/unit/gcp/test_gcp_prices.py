@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -247,3 +248,11 @@ def test_stopped_instance_costs_only_its_disks(status: str, cost: float) -> None
         "scheduling": {"provisioningModel": "SPOT"},
     }
     assert costs.of_row("instance", row) == pytest.approx(cost, rel=1e-3)
+
+
+def test_recorded_cost_is_unknown_if_the_state_is_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "terraform.tfstate").write_text('{"resources": []}')
+    assert costs.recorded_cost(spec(), tmp_path) == 0
+    (tmp_path / ".terraform").mkdir()
+    (tmp_path / ".terraform/terraform.tfstate").write_text("{}")
+    assert costs.recorded_cost(spec(), tmp_path) is None
