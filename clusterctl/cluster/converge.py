@@ -477,7 +477,7 @@ def inputs_of(
     }
     # `up` restores a missing key from a host.
     munge_key = workspace.munge_key.read_bytes() if workspace.has_munge_key else b""
-    secrets = (munge_key, workspace.admin_key)
+    secrets = (munge_key, workspace.read_admin_key())
     variables = inventory_file.cluster_variables(spec, inventory, workspace)
     hosts = inventory_file.inventory_text(inventory, workspace, variables)
     cards = json.dumps(

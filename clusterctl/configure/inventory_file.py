@@ -269,7 +269,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
     """
     runs = cluster_roles(spec, inventory)
     rendered = _literal(str(workspace.rendered))
-    key = workspace.admin_key
+    key = workspace.read_admin_key()
     return {
         "common_hosts_src": _literal(str(workspace.rendered / HOSTS_FILE)),
         "shared_storage_path": inventory.shared,

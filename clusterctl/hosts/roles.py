@@ -197,7 +197,7 @@ def probe_requests(
         "cluster_id": inventory.cluster_id,
         "shared": inventory.shared,
         "mariadb_conf": inventory.distribution.mariadb_conf,
-        "public_key": workspace.admin_key,
+        "public_key": workspace.read_admin_key(),
     }
     # Hosts of the same kind share a request.
     made: dict[tuple[object, ...], ProbeRequest] = {}

@@ -304,10 +304,10 @@ class Workspace:
             )
         write_atomic(self.munge_key, secrets.token_bytes(MUNGE_KEY_BYTES))
 
-    @property
-    def admin_key(self) -> str:
-        """The public key of the admin user, as a line of authorized_keys. Raise MachineError if the
-        private key is damaged, or missing with the public one.
+    def read_admin_key(self) -> str:
+        """Return the public key of the admin user, as a line of authorized_keys.
+
+        Raise MachineError if the private key is damaged, or missing with the public one.
         """
         public = read_text(self.public_key).strip()
         # `plan` works in a copy without the private key.

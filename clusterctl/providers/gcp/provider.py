@@ -328,7 +328,7 @@ class GcpProvider(Provider):
         module_variables = variables(
             spec,
             workspace.cluster_id(),
-            workspace.admin_key,
+            workspace.read_admin_key(),
             storage.variable(self._api, spec, used),
         )
         boot = {

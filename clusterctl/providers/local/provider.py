@@ -414,7 +414,7 @@ def _image(settings: LocalSettings, spec: ClusterSpec, workspace: Workspace) -> 
         base_key=base_key,
         distribution=settings.release,
         mirror=settings.mirror,
-        admin_key=workspace.admin_key,
+        admin_key=workspace.read_admin_key(),
     )
 
 

@@ -540,7 +540,7 @@ def notes(
     """Return findings as lines for a plan, except problems that `up` solves or other checks
     report.
 
-    joined: names of the cluster's hosts.
+    joined: names of the cluster's hosts, which `up` repairs.
     """
     later = set()
     if spec.software.nvidia.has_driver:

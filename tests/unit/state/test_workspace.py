@@ -136,7 +136,7 @@ def test_public_key_is_derived_from_the_private_key(
         workspace.public_key.unlink()
     else:
         workspace.public_key.write_bytes(content)
-    assert workspace.admin_key == before.strip()
+    assert workspace.read_admin_key() == before.strip()
     workspace.create_secrets()
     assert (workspace.public_key.read_text(), workspace.key.read_bytes()) == (before, private)
 
