@@ -637,9 +637,13 @@ def credential_findings(
     if not inventory.scheduler_needs.has_daemons or controller not in report.facts:
         return ()
     credentials = {host: facts.credential for host, facts in report.facts.items()}
-    untested = {host: "munge made no credential" for host, made in credentials.items() if not made}
+    untested = {
+        host: text or "munge does not answer"
+        for host, text in credentials.items()
+        if not text.startswith("MUNGE:")
+    }
     # A controller that makes none decodes no other's, either.
-    made = {} if controller in untested else {h: c for h, c in credentials.items() if c}
+    made = {h: c for h, c in credentials.items() if not {h, controller} & untested.keys()}
     lines: list[str] = []
     with suppress(TransportError):
         decode = ("sh", "-c", _DECODE, "sh", *made.values())
@@ -649,12 +653,13 @@ def credential_findings(
         lines = []
     refused = {host: said for host, said in zip(made, lines, strict=False) if _OK not in said}
     faulty = {finding.host for finding in report.errors}
+    fix = "run it again; `clusterctl up` restores munge"
     return tuple(
         _refused_credential(host, said, controller)
         for host, said in refused.items()
         if host not in faulty
     ) + tuple(
-        Finding(host, "warning", "not-looked-at", "munge was not tested", why, "run it again")
+        Finding(host, "warning", "not-looked-at", "munge was not tested", why, fix)
         for host, why in untested.items()
         if host not in faulty
     )
@@ -767,6 +772,20 @@ def driver_findings(
     return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)
 
 
+def doctor_request(facts: ProbeRequest, marks: ProbeRequest) -> ProbeRequest:
+    """Return a request for the facts of a host, and for the checksums that doctor compares.
+
+    People may add accounts, which Slurm's accounting and /etc/passwd have: no fault of a host.
+    """
+    return replace(
+        marks,
+        host=facts.host,
+        hardware="none",
+        accounting=(),
+        units=dict.fromkeys(marks.units, ()),
+    )
+
+
 def _examine(
     spec: ClusterSpec,
     inventory: Inventory,
@@ -785,18 +804,9 @@ def _examine(
         )
 
     every = requirements_of_hosts(spec, inventory.hosts, installed=inventory.names)
-    request = host_facts_request(spec, inventory.hosts)
-    # People may add accounts, which Slurm's accounting and /etc/passwd have: no fault of a host.
+    facts = host_facts_request(spec, inventory.hosts)
     requests = {
-        host: replace(
-            marks[host],
-            host=request.host,
-            hardware="none",
-            accounting=(),
-            units=dict.fromkeys(marks[host].units, ()),
-        )
-        if host in marks
-        else request
+        host: doctor_request(facts, marks[host]) if host in marks else facts
         for host in (hosts or every)
     }
     return checks.examine(requests, every, root, leader=inventory.controller.name)

@@ -49,6 +49,8 @@ NVIDIA_VERSION = "/proc/driver/nvidia/version"
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
 # For versions 2 and 1 of control groups.
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")
+# Prints a credential, or the error.
+MUNGE = ["sh", "-c", "munge --no-input 2>/dev/null || munge --no-input 2>&1"]
 CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
 SLURMD = "/usr/sbin/slurmd"
 HEALTH = "/opt/clusterctl/health"
@@ -580,7 +582,7 @@ class OwnFacts:
     """The facts of a host in simple types. ``clusterctl.hosts.probe.HostFacts`` has the others, and
     checks the types.
 
-    time: the host's clock (Unix time). credential: one of munge; "": munge made none.
+    time: the host's clock (Unix time). credential: one of munge (MUNGE:...), or munge's error.
     mtus, interfaces: address/prefix length -> MTU, name of the interface.
     cgroups: root can create control groups. cgroup_plugin: Slurm, if installed, has the plugin for
         them.
@@ -621,7 +623,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
     addresses = links()
     return {
         "time": time.time(),
-        "credential": (run(["munge", "--no-input"]) or "").strip(),
+        "credential": (run(MUNGE, any_exit=True) or "").strip(),
         "uid": os.geteuid(),
         "system": system(),
         "addresses": list(addresses),

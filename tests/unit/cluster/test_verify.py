@@ -17,6 +17,7 @@ from clusterctl.cluster.verify import (
     FabricLink,
     Verification,
     credential_findings,
+    doctor_request,
     drift_findings,
     examine_cluster,
     find_obstacles,
@@ -27,7 +28,7 @@ from clusterctl.cluster.verify import (
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, NotUpError, UnreachableError, UsageError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.probe import HostFacts
+from clusterctl.hosts.probe import HostFacts, ProbeRequest
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.availability import find_unusable_nodes
@@ -449,13 +450,24 @@ def test_doctor_has_the_controller_decode_a_credential_of_each_host(
 
 def test_doctor_says_of_no_credential_that_it_is_right_which_was_not_decoded() -> None:
     decoded = Step((*DECODES, TOKENS["d-ctl"], TOKENS[NAMES[0]]), "one line\n")
-    found = decodable(TOKENS | {NAMES[1]: ""}, decoded)
+    stopped = "munge: Error: Failed to access the socket"
+    found = decodable(TOKENS | {NAMES[1]: stopped}, decoded)
+    assert {one.why for one in found if one.host == NAMES[1]} == {stopped}
     assert codes_of(found) == {(name, "warning", "not-looked-at") for name in TOKENS}
 
 
 def test_doctor_blames_no_node_if_munge_fails_on_the_controller() -> None:
     (one,) = decodable(TOKENS | {"d-ctl": ""}, Step(DECODES, ""))
     assert (one.host, one.code) == ("d-ctl", "not-looked-at")
+
+
+def test_doctor_asks_for_nothing_that_changes_with_added_accounts() -> None:
+    marks = ProbeRequest(
+        files=("/etc/hosts",), accounting=(("user",),), units={"munge": ("/etc/passwd",)}
+    )
+    asked = doctor_request(ProbeRequest(host={"space": ("/",)}), marks)
+    assert (asked.accounting, asked.units) == ((), {"munge": ()})
+    assert (asked.files, asked.host) == (marks.files, {"space": ("/",)})
 
 
 LEFT = {"file /etc/slurm/slurm.conf": "a1", "unit munge": "running", "user ada": "7:7 a / sh"}
