@@ -51,8 +51,8 @@ def apply_plan(terraform: Terraform, plan: TerraformPlan, *, clock: Clock = _CLO
 
 
 def reject_foreign_state(plan: TerraformPlan, cluster_id: str) -> None:
-    """Raise a ProvisionError if Terraform's state, in the spec's bucket, belongs to another
-    cluster.
+    """Raise a ProvisionError if Terraform's state belongs to another cluster, as where two clusters
+    keep theirs in one place.
     """
     existing = (change.before for change in plan.changes if change.type.startswith("google_"))
     ids = {cluster_id_of(resource) for resource in existing if resource} - {None, cluster_id}
@@ -60,12 +60,11 @@ def reject_foreign_state(plan: TerraformPlan, cluster_id: str) -> None:
         raise ProvisionError(
             f"Terraform's state belongs to another cluster: {', '.join(sorted(map(str, ids)))}",
             code="state-of-other-cluster",
-            where="provider.state",
             why=f"this cluster has the id {cluster_id}; applying its plan would delete the other "
             "cluster",
-            fix="rename this cluster or change the prefix of its state; if the other cluster "
-            "was yours and its workspace was lost, remove it first: `clusterctl orphans "
-            "remove`",
+            fix="name another place in the `backend` of your `*_override.tf` in the cluster's folder "
+            "terraform; if the other cluster was yours and its workspace was lost, remove it first: "
+            "`clusterctl orphans remove`",
         )
 
 

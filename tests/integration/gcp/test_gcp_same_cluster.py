@@ -83,7 +83,7 @@ def test_state_of_another_cluster_is_neither_changed_nor_destroyed(
     provider_of(spec).apply(spec, theirs)
     before = cloud.resources()
     shutil.copytree(theirs.terraform, ours.terraform, symlinks=True)
-    with refused("state-of-other-cluster", ProvisionError, theirs.cluster_id()):
+    with refused("state-of-other-cluster", ProvisionError, theirs.cluster_id(), where=""):
         provider_of(spec).plan(spec, ours)
     reporter = RecordingReporter()
     provider_of(spec, reporter).destroy(ours.cluster_id(), workspace=ours)
