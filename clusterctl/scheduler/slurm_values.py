@@ -22,6 +22,7 @@ _YEAR_S = 365 * 86_400
 _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
 # The resource of Slurm for GPUs of any type.
 GPU: Final = "gres/gpu"
+_HOST_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 _GPUS = re.compile(r"(?:^|,)gpu(?::([^:,(]+))?:([0-9]+)")
 
 
@@ -124,9 +125,14 @@ def expand_nodes(nodelist: str) -> tuple[str, ...]:
 
 
 def fold_nodes(nodes: Sequence[str]) -> str:
-    """Return nodes as a Slurm hostlist: ``a-[1-3,7]``."""
-    with suppress(ValueError):
-        return str(_node_set(",".join(nodes))) if len(nodes) > 1 else "".join(nodes)
+    """Return nodes as a Slurm hostlist: ``a-[1-3,7]``.
+
+    If a name can't be that of a host, they are only joined by commas: ClusterShell would expand
+    ``n[1-9]``, ``n*`` and ``@group``.
+    """
+    if len(nodes) > 1 and all(map(_HOST_NAME.fullmatch, nodes)):
+        with suppress(ValueError):
+            return str(_node_set(",".join(nodes)))
     return ",".join(nodes)
 
 

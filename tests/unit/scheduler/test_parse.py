@@ -20,7 +20,7 @@ from clusterctl.scheduler.base import (
     StepInfo,
     worst_job,
 )
-from clusterctl.scheduler.slurm_values import expand_nodes, gpu_count, gpus_by_type
+from clusterctl.scheduler.slurm_values import expand_nodes, fold_nodes, gpu_count, gpus_by_type
 from tests.support.messages import refused
 from tests.support.scripted import CAPTURED, captured, separator_in
 
@@ -413,6 +413,12 @@ def test_version_of_slurm_is_parsed():
 )
 def test_hostlists_are_expanded(nodelist, nodes):
     assert expand_nodes(nodelist) == nodes
+
+
+@pytest.mark.parametrize("name", [*(f"n{sign}1" for sign in ",&!^@%*? ²"), "n[1-3]"])
+def test_names_of_no_host_are_not_folded(name):
+    assert fold_nodes(("n1", "n2")) == "n[1-2]"
+    assert fold_nodes(("n1", "n2", name)) == f"n1,n2,{name}"
 
 
 @pytest.mark.parametrize("state", list(JobState))
