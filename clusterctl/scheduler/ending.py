@@ -143,6 +143,13 @@ class Ending:
         return " ".join(filter(None, [self.state, self.when]))
 
     @property
+    def told_nodes(self) -> str:
+        """The nodes as a hostlist or, if that is long, the first of them."""
+        folded = fold_nodes(self.nodes)
+        is_short = folded.count(",") < _MOST_NAMED
+        return folded if is_short else first_few(self.nodes, _MOST_NAMED)
+
+    @property
     def outcome(self) -> str:
         """A text such as ``FAILED after 6m40s on n[1-2] (exit 3)``. An array has the
         number of tasks in each state.
@@ -151,7 +158,7 @@ class Ending:
         state = counts if sum(self.states.values()) > 1 else self.told_state
         ended = self.elapsed_s and self.state not in GOING_ON
         after = f" after {formatting.duration(self.elapsed_s)}" if ended else ""
-        on = f" on {fold_nodes(self.nodes)}" if self.nodes else ""
+        on = f" on {self.told_nodes}" if self.nodes else ""
         code = f"exit {self.exit}" if self.exit not in {"", "0"} and state == self.state else ""
         why = self.told_reason or code
         cost = "" if self.cost_usd is None else f", {formatting.cost(self.cost_usd)}"
@@ -178,7 +185,7 @@ class Ending:
             Fact("exit", self.exit),
             Fact("partition", self.partition),
             Fact("account", self.account),
-            Fact("nodes", first_few(self.nodes, _MOST_NAMED)),
+            Fact("nodes", self.told_nodes),
             Fact("submitted", self.submit_time, "moment"),
             Fact("started", self.start_time, "moment"),
             Fact("ended", self.end_time, "moment"),

@@ -35,6 +35,14 @@ def test_array_that_goes_on_is_told_by_a_task_that_goes_on() -> None:
     assert (ending.end_time, dict(ending.states)) == (None, {"FAILED": 1, "RUNNING": 1})
 
 
+def test_long_list_of_nodes_is_told_by_its_first_nodes() -> None:
+    nodes = tuple(f"n{number}" for number in range(500))
+    assert "n[0-499]" in Ending(job_id="7", nodes=nodes).outcome
+    outcome = Ending(job_id="7", nodes=nodes[::2]).outcome
+    assert "n30 and 234 more" in outcome
+    assert "n32" not in outcome
+
+
 def test_command_of_the_log_names_the_job_once() -> None:
     diagnosis = {"job_id": "7", "cause": "x", "fix": "not known; the whole log: `clusterctl logs`"}
     ending = Ending(job_id="7", state="FAILED", diagnosis={**diagnosis, "lines": ["x"]})
