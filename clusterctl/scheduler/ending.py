@@ -140,7 +140,10 @@ class Ending:
 
     @property
     def told_state(self) -> str:
-        return " ".join(filter(None, [self.state, self.when]))
+        """The state, or the number of tasks in each state, and when that was so."""
+        counts = ", ".join(f"{count} {state}" for state, count in self.states.items())
+        state = counts if sum(self.states.values()) > 1 else self.state
+        return f"{state} {self.when}".rstrip()
 
     @property
     def told_nodes(self) -> str:
@@ -154,15 +157,14 @@ class Ending:
         """A text such as ``FAILED after 6m40s on n[1-2] (exit 3)``. An array has the
         number of tasks in each state.
         """
-        counts = ", ".join(f"{count} {state}" for state, count in self.states.items())
-        state = counts if sum(self.states.values()) > 1 else self.told_state
         ended = self.elapsed_s and self.state not in GOING_ON
         after = f" after {formatting.duration(self.elapsed_s)}" if ended else ""
         on = f" on {self.told_nodes}" if self.nodes else ""
-        code = f"exit {self.exit}" if self.exit not in {"", "0"} and state == self.state else ""
+        is_of_one = sum(self.states.values()) <= 1
+        code = f"exit {self.exit}" if self.exit not in {"", "0"} and is_of_one else ""
         why = self.told_reason or code
         cost = "" if self.cost_usd is None else f", {formatting.cost(self.cost_usd)}"
-        return f"{state}{after}{on}{f' ({why})' if why else ''}{cost}"
+        return f"{self.told_state}{after}{on}{f' ({why})' if why else ''}{cost}"
 
     @property
     def told_reason(self) -> str:

@@ -35,6 +35,12 @@ def test_array_that_goes_on_is_told_by_a_task_that_goes_on() -> None:
     assert (ending.end_time, dict(ending.states)) == (None, {"FAILED": 1, "RUNNING": 1})
 
 
+def test_state_of_a_snapshot_is_told_with_its_time() -> None:
+    for states in ({"RUNNING": 1}, {"FAILED": 1, "RUNNING": 1}):
+        ending = Ending(job_id="7", state="RUNNING", states=states, when="when it was collected")
+        assert ending.outcome.endswith("RUNNING when it was collected")
+
+
 def test_long_list_of_nodes_is_told_by_its_first_nodes() -> None:
     nodes = tuple(f"n{number}" for number in range(500))
     assert "n[0-499]" in Ending(job_id="7", nodes=nodes).outcome
