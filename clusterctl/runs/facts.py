@@ -15,13 +15,13 @@ from typing import Any, Final
 from clusterctl.errors import CollectError
 from clusterctl.runs.compare import compare, environment_of, hardware_of, mapping, software_of
 from clusterctl.runs.curve import STEP
-from clusterctl.runs.find import KINDS, Row, is_usual, key_of, metric_names, worst_task
+from clusterctl.runs.find import KINDS, Row, is_usual, key_of, metric_names
 from clusterctl.runs.page import Chart, Kind, Section, Series, Table
 from clusterctl.runs.resources import resources_of
 from clusterctl.runs.series import config_of
 from clusterctl.runs.time_use import TimeUse, total_time_use
 from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.ending import Ending
+from clusterctl.scheduler.ending import Ending, told_nodes
 from clusterctl.spec.metrics import Goal, goal_of
 from clusterctl.spec.names import first_few
 from clusterctl.state.run_record import Metric, Value
@@ -47,10 +47,12 @@ def ending_of(row: Row) -> Ending:
     """Return how a run, or a task of an array, ended."""
     run, record = row.run, row.record
     tasks = row.task_records
-    told = worst_task(tasks)
+    # The task by which the state was chosen, too.
+    told = next((task for task in tasks if task.state == record.state), None)
     job_id = str(row.value("job"))
     diagnosis = run.diagnosis or {}
-    is_own = row.task is None or diagnosis.get("job_id") in {None, row.task.id}
+    diagnosed = diagnosis.get("job_id")
+    is_own = row.task is None or diagnosed is None or diagnosed == row.task.id
     return Ending(
         job_id=job_id,
         name=run.name,
@@ -63,7 +65,7 @@ def ending_of(row: Row) -> Ending:
         reason=told.reason if told else "",
         exit_code=told.exit_code if told else None,
         signal=told.signal if told else None,
-        nodes=record.nodes,
+        nodes=told_nodes(tasks),
         submit_time=run.submit_time,
         start_time=record.start_time,
         end_time=record.end_time,
@@ -72,7 +74,7 @@ def ending_of(row: Row) -> Ending:
         cost_usd=run.cost_usd if row.task is None else None,
         attempts=record.attempts,
         diagnosis=diagnosis if is_own else None,
-        logs=f"{run.cluster}/{diagnosis.get('job_id') or job_id}",
+        logs=f"{run.cluster}/{diagnosed or job_id}",
     )
 
 

@@ -164,7 +164,9 @@ class Recorder:
         job = with_recorded_exit(job, history)
         # The accounting also has the end of an attempt that was killed.
         job = with_all_attempts(job, history, () if job.attempts else sample_times(folder, history))
-        return replace(job, nodes=job.nodes or (job.attempts[-1].nodes if job.attempts else ()))
+        # A job that waits has no nodes.
+        last = job.attempts[-1].nodes if job.attempts and job.ended else ()
+        return replace(job, nodes=job.nodes or last)
 
     def _task(self, job: JobInfo, tree: Path, steps: StepsUse) -> TaskRecord:
         folder = _folder_of(job, tree)
@@ -194,7 +196,7 @@ class Recorder:
             state=ending.state,
             final=ended,
             tasks=tasks,
-            nodes=ending.nodes,
+            nodes=tuple(dict.fromkeys(node for job in jobs for node in job.all_nodes)),
             submit_time=ending.submit_time,
             start_time=ending.start_time,
             end_time=ending.end_time,

@@ -507,8 +507,10 @@ def badness(state: JobState | None) -> int:
 
 
 def elapsed_of(tasks: Sequence[JobInfo]) -> int | None:
-    """Return the seconds of a job; of an array, from the first start of a task to the last end.
+    """Return the seconds of a job, or of an array.
 
+    Of a job or a single task, also of an array that has no other: the seconds of all attempts,
+    without suspended time. Of several tasks: from the first start of a task to the last end.
     While a task waits or runs, until now by the local clock. None: no task has started.
     """
     if len(tasks) == 1:

@@ -8,9 +8,8 @@ reports choose its parts. What is not known, such as the cost before `collect`, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import Quoted
@@ -33,6 +32,7 @@ from clusterctl.util.formatting import Fact
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
+    from clusterctl.state.run_record import TaskRecord
 
 # The end of a fix that names the log.
 SHOW_LOG: Final = "`clusterctl logs`"
@@ -55,9 +55,9 @@ class Ending:
     state: Slurm's; of an array, of its worst task or, while tasks wait or run, of one of those.
         reason, exit_code, signal: of the same task. states: state -> number of tasks.
     when: what a person reads after the state, such as "when it was collected".
-    nodes: of all attempts. start_time, end_time: Unix seconds, of the first and last attempt.
-        elapsed_s: seconds of all attempts without suspended time; of an array, from the first start
-        to the last end. attempts: empty for an array.
+    nodes: of all attempts; while a job or task waits or runs, those that it has now.
+    start_time, end_time: Unix seconds, of the first and last attempt. elapsed_s: as ``elapsed_of``
+        defines it. attempts: empty for several tasks.
     diagnosis: why the job, or the first failed task, ended so, or why it waits, as run.json has it.
     logs: the job in the command that shows its log.
     """
@@ -106,7 +106,7 @@ class Ending:
             reason=shown.reason,
             exit_code=shown.exit_code,
             signal=shown.signal,
-            nodes=tuple(dict.fromkeys(chain(*(job.all_nodes for job in jobs)))),
+            nodes=told_nodes(jobs),
             submit_time=min(submits, default=None),
             start_time=min(starts, default=None),
             end_time=max(ends, default=None) if all(job.ended for job in jobs) else None,
@@ -146,7 +146,7 @@ class Ending:
         return f"{state} {self.when}".rstrip()
 
     @property
-    def told_nodes(self) -> str:
+    def nodes_in_words(self) -> str:
         """The nodes as a hostlist or, if that is long, the first of them."""
         folded = fold_nodes(self.nodes)
         is_short = folded.count(",") < _MOST_NAMED
@@ -159,7 +159,7 @@ class Ending:
         """
         ended = self.elapsed_s and self.state not in GOING_ON
         after = f" after {formatting.duration(self.elapsed_s)}" if ended else ""
-        on = f" on {self.told_nodes}" if self.nodes else ""
+        on = f" on {self.nodes_in_words}" if self.nodes else ""
         is_of_one = sum(self.states.values()) <= 1
         code = f"exit {self.exit}" if self.exit not in {"", "0"} and is_of_one else ""
         why = self.told_reason or code
@@ -187,7 +187,7 @@ class Ending:
             Fact("exit", self.exit),
             Fact("partition", self.partition),
             Fact("account", self.account),
-            Fact("nodes", self.told_nodes),
+            Fact("nodes", self.nodes_in_words),
             Fact("submitted", self.submit_time, "moment"),
             Fact("started", self.start_time, "moment"),
             Fact("ended", self.end_time, "moment"),
@@ -255,6 +255,15 @@ class Ending:
     def _texts(self, key: str) -> list[str]:
         texts = (self.diagnosis or {}).get(key)
         return [*map(str, texts)] if isinstance(texts, list) else []
+
+
+def told_nodes(tasks: Iterable[JobInfo | TaskRecord]) -> tuple[str, ...]:
+    """Return the nodes of all attempts of tasks that have ended, and the present nodes of others."""
+    nodes: dict[str, None] = {}
+    for task in tasks:
+        attempts = () if task.state in GOING_ON else task.attempts
+        nodes |= dict.fromkeys(node for each in (*attempts, task) for node in each.nodes)
+    return tuple(nodes)
 
 
 def summary_of(job_id: str, name: str, state: str, cause: str) -> str:

@@ -227,11 +227,11 @@ class RunRecord(_Stored):
     None.
 
     token: distinguishes the run from jobs with the same id on earlier clusters of the same name.
-    state: Slurm's job state; for an array, the state of the worst task.
+    state: Slurm's job state; for an array, the state of the worst task or, while tasks wait or run,
+        of the first of those.
     final: False if the job was still running when it was collected.
     submit_time, start_time, end_time, collected_at: Unix seconds.
-    elapsed_s: seconds of all attempts together; for an array, from the first start of a task to the
-        last end.
+    elapsed_s: as ``elapsed_of`` of the scheduler defines it.
     node_hours, gpu_energy_j: of all tasks.
     tasks_per_node: as `submit` set it; a script's own lines may set another number.
     price_per_hour: price of a node in USD. cost_usd: cost of all nodes of all tasks.
@@ -301,8 +301,8 @@ class RunRecord(_Stored):
 
     @property
     def attempts(self) -> tuple[AttemptRecord, ...]:
-        """The attempts of a job; () for an array: its tasks have attempts of their own."""
-        return () if self.is_array or not self.tasks else self.tasks[0].attempts
+        """The attempts of a job; () for several tasks, which have attempts of their own."""
+        return self.tasks[0].attempts if len(self.tasks) == 1 else ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property

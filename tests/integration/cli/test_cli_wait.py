@@ -13,10 +13,13 @@ import pytest
 
 from clusterctl.cli.output import Terminated
 from clusterctl.cli.waiting import WaitResult
+from clusterctl.runs.facts import ending_of
+from clusterctl.runs.find import Row
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.diagnosis import diagnose
 from clusterctl.scheduler.facts import Evidence
 from clusterctl.scheduler.session import Session
+from clusterctl.state.run_record import RunRecord
 from clusterctl.util.progress import Clock
 from tests.integration.cli.conftest import Answer
 from tests.support.played.cluster import PlayedCluster
@@ -120,17 +123,24 @@ def test_wait_tells_the_cause_of_a_failed_job_and_submit_that_waits_the_same(
     assert {key: failed[key] for key in OF_END} == {key: submitted[key] for key in OF_END}
 
 
+@pytest.mark.parametrize("kind", ["job", "requeued", "array", "array of one task"])
 def test_collected_run_has_the_end_that_wait_told(
-    answer: Answer, submit: Callable[[str], str]
+    answer: Answer, submit: Callable[[str], str], cluster: PlayedCluster, kind: str
 ) -> None:
+    """A requeued job ran on another node before, and its first attempt was 40 s before the last."""
     job_id = submit("echo no such data >&2; exit 3")
+    cluster.wait_until_ended(job_id)
+    if "array" in kind:
+        cluster.change(job_id, tasks=[0] if "one" in kind else [0, 1])
+    elif kind == "requeued":
+        job = cluster.job(job_id)
+        start = job["start"]
+        first = {**job, "state": "REQUEUED", "nodes": "n2", "start": start - 50, "end": start - 40}
+        cluster.change(job_id, attempts=[first], restarts=1)
     (told,) = answer("wait", job_id, rc=4)["jobs"]
-    answer("collect", job_id)
-    run = answer("runs", "show", job_id)["run"]
-    of_run = ("state", "nodes", "submit_time", "start_time", "end_time", "elapsed_s", "diagnosis")
-    assert {key: run[key] for key in of_run} == {key: told[key] for key in of_run}
-    of_task = ("state", "reason", "exit_code", "signal", "attempts", "node_hours")
-    assert {key: run["tasks"][0][key] for key in of_task} == {key: told[key] for key in of_task}
+    (collected,) = answer("collect", job_id)["runs"]
+    assert ending_of(Row(RunRecord.load(Path(collected["dir"])))).as_dict() == told
+    assert told["nodes"] == (["n2", "n1"] if kind == "requeued" else ["n1"])
 
 
 @pytest.mark.parametrize(

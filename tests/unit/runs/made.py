@@ -17,7 +17,8 @@ TIME = 1_760_000_000
 
 
 def record(job_id: int = 1, **fields: Any) -> dict[str, Any]:
-    """What run.json has of a job that completed on one node."""
+    """What run.json has of a job that completed, by default on one node."""
+    nodes = fields.get("nodes", ["demo-train-1"])
     return {
         "token": f"{job_id:08x}",
         "cluster": "demo",
@@ -28,10 +29,8 @@ def record(job_id: int = 1, **fields: Any) -> dict[str, Any]:
         "account": "",
         "state": "COMPLETED",
         "final": True,
-        "tasks": [
-            {"id": str(job_id), "state": "COMPLETED", "exit_code": 0, "nodes": ["demo-train-1"]}
-        ],
-        "nodes": ["demo-train-1"],
+        "tasks": [{"id": str(job_id), "state": "COMPLETED", "exit_code": 0, "nodes": nodes}],
+        "nodes": nodes,
         "submit_time": TIME + job_id,
         "start_time": TIME + job_id + 1,
         "end_time": TIME + job_id + 61,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clusterctl.runs.facts import (
     configuration,
+    ending_of,
     environment,
     facts_of,
     job_facts,
@@ -115,6 +116,26 @@ def test_line_of_a_run_has_the_texts_of_its_facts(tmp_path: Path) -> None:
     assert texts["state"] in line
     assert texts["cost"] in line
     assert "runs/demo-1-train" in line
+
+
+def test_end_of_an_array_is_that_of_the_task_with_its_state(tmp_path: Path) -> None:
+    failed = {"id": "1_0", "state": "FAILED", "exit_code": 3, "reason": "NonZeroExitCode"}
+    row = Row(
+        made_run(
+            tmp_path,
+            tasks=[failed, {"id": "1_1", "state": "RUNNING"}],
+            state="RUNNING",
+            final=False,
+        )
+    )
+    ending = ending_of(row)
+    assert (ending.state, ending.exit_code, ending.reason) == ("RUNNING", None, "")
+
+
+def test_attempts_of_an_array_of_one_task_are_those_of_the_task(tmp_path: Path) -> None:
+    attempts = [{"start_time": TIME + at, "end_time": TIME + at + 5} for at in (0, 9)]
+    row = Row(made_run(tmp_path, tasks=[{"id": "1_1", "state": "COMPLETED", "attempts": attempts}]))
+    assert [each.start_time for each in ending_of(row).attempts] == [TIME, TIME + 9]
 
 
 def test_values_that_are_no_numbers_are_told_once(tmp_path: Path) -> None:

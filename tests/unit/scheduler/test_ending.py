@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.ending import Ending
+from clusterctl.state.attempts import AttemptRecord
 
 JOB = JobInfo(
     number=7,
@@ -33,6 +34,23 @@ def test_array_that_goes_on_is_told_by_a_task_that_goes_on() -> None:
     ending = Ending.of([replace(JOB, task=1), going_on])
     assert (ending.job_id, ending.state, ending.exit_code) == ("7", "RUNNING", None)
     assert (ending.end_time, dict(ending.states)) == (None, {"FAILED": 1, "RUNNING": 1})
+
+
+def test_nodes_are_the_present_ones_until_the_job_ends() -> None:
+    attempts = tuple(AttemptRecord(start_time=at, nodes=(f"n{at}",)) for at in (1, 2))
+    job = replace(JOB, nodes=("n2",), attempts=attempts)
+    assert Ending.of([job]).nodes == ("n1", "n2")
+    assert Ending.of([replace(job, state=JobState.RUNNING)]).nodes == ("n2",)
+    assert Ending.of([replace(job, state=JobState.PENDING, nodes=())]).nodes == ()
+
+
+def test_several_tasks_take_the_time_from_start_to_end() -> None:
+    attempts = tuple(AttemptRecord(start_time=at, end_time=at + 60) for at in (100, 1000))
+    task = replace(JOB, task=1, start_time=100, end_time=1060, suspended_s=0, attempts=attempts)
+    ending = Ending.of([task], job_id="7")
+    assert (ending.elapsed_s, ending.attempts) == (120, attempts)
+    ending = Ending.of([task, replace(task, task=2)], job_id="7")
+    assert (ending.elapsed_s, ending.attempts) == (960, ())
 
 
 def test_state_of_a_snapshot_is_told_with_its_time() -> None:
