@@ -251,7 +251,11 @@ def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
 
 
 def log_lines(row: Row) -> Section:
-    return Section("From the log", log=ending_of(row).log)
+    ending = ending_of(row)
+    cause, log = ending.cause, ending.log
+    # The cause often quotes the last line.
+    is_told = bool(cause) and len(log) == 1 and (cause in log[0] or log[0].strip() in cause)
+    return Section("From the log", log=() if is_told else log)
 
 
 def outcome(row: Row) -> Section:

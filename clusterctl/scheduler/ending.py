@@ -246,7 +246,8 @@ class Ending:
     @property
     def verdict(self) -> list[str]:
         """The outcome and, of a failure, cause, remarks and fix."""
-        why = [self.summary, *self.remarks, f"fix: {self.fix}"]
+        fixes = [f"fix: {self.fix}"] if self.fix else []
+        why = [self.summary, *self.remarks, *fixes]
         return [self.outcome, *(why if self.cause else ())]
 
     def _told(self, key: str) -> str:

@@ -118,6 +118,21 @@ def test_line_of_a_run_has_the_texts_of_its_facts(tmp_path: Path) -> None:
     assert "runs/demo-1-train" in line
 
 
+def test_line_of_the_log_that_the_cause_quotes_is_told_once(tmp_path: Path) -> None:
+    diagnosis = {"job_id": "1", "cause": "exit code 3; last line: no such data"}
+    for at, log in enumerate((["no such data"], ["reading", "no such data"])):
+        row = Row(made_run(tmp_path / str(at), diagnosis={**diagnosis, "lines": log}))
+        assert [section.log for section in facts_of(row, log_lines)] == [log] * at
+
+
+def test_diagnosis_of_a_run_may_lack_what_it_usually_has(tmp_path: Path) -> None:
+    tasks = [{"id": f"1_{number}", "state": "FAILED"} for number in range(2)]
+    diagnosis = {"job_id": ["1_0"], "cause": "unknown"}
+    row = Row(made_run(tmp_path, tasks=tasks, state="FAILED", diagnosis=diagnosis))
+    assert not any(line.startswith("fix") for line in ending_of(row).verdict)
+    assert ending_of(row.tasks[0]).diagnosis is None
+
+
 def test_end_of_an_array_is_that_of_the_task_with_its_state(tmp_path: Path) -> None:
     failed = {"id": "1_0", "state": "FAILED", "exit_code": 3, "reason": "NonZeroExitCode"}
     row = Row(
