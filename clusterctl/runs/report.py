@@ -74,7 +74,7 @@ from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import history_in, restarts_in, result_lines
 from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
 from clusterctl.scheduler.base import JobState, Outcome
-from clusterctl.scheduler.history import Attempt
+from clusterctl.scheduler.history import Alarm, Attempt, Hang
 from clusterctl.spec.names import first_few
 from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE
 from clusterctl.state.run_record import RunRecord
@@ -142,13 +142,12 @@ def _run_report(row: Row) -> Report:
     ranks = _rank_section(facts)
     restarts = restarts_in(row.folder, row.record.attempts)
     history = history_in(row.folder)
-    hangs, alarms = (
-        [f"{formatting.moment(each.since, utc=True)}: {each}" for each in times]
-        for times in (
-            [hang for attempt in history for hang in attempt.hangs],
-            [alarm for attempt in history for alarm in attempt.all_alarms],
-        )
-    )
+    hangs = [hang for attempt in history for hang in attempt.hangs]
+    alarms = [alarm for attempt in history for alarm in attempt.all_alarms]
+    ending = ending_of(row).verdict
+    # The remarks on a failure may have them.
+    found: list[Hang | Alarm] = [*hangs[-1:], *alarms[-1:]]
+    last = [each for each in found if str(each) not in "\n".join(ending)]
     sections = [
         *facts_of(row, log_lines),
         replace(results, charts=size_charts({"": lines})),
@@ -161,16 +160,15 @@ def _run_report(row: Row) -> Report:
             "Restarts",
             [attempt.in_utc for attempt in restarts[-MOST_LINES:]] if restarts[1:] else (),
         ),
-        Section("Hangs", hangs[-MOST_LINES:] if hangs[1:] else ()),
-        Section("Alarms", alarms[-MOST_LINES:] if alarms[1:] else ()),
+        Section("Hangs", [*_with_times(hangs[-MOST_LINES:])] if hangs[1:] else ()),
+        Section("Alarms", [*_with_times(alarms[-MOST_LINES:])] if alarms[1:] else ()),
         *facts_of(row, time_facts, resource_facts, job_facts, configuration),
         *software,
     ]
     verdict = [
-        *ending_of(row).verdict,
+        *ending,
         *_restart_lines(restarts),
-        # The remarks on a failure have them.
-        *([*hangs[-1:], *alarms[-1:]] if row.run.diagnosis is None else []),
+        *_with_times(last),
         *metric_lines(row),
         *speed,
         *ranks.lines,
@@ -198,6 +196,10 @@ def _has_completed(row: Row) -> bool | None:
             JobState(row.record.state).outcome
         )
     return None
+
+
+def _with_times(found: Iterable[Hang | Alarm]) -> Iterator[str]:
+    return (f"{formatting.moment(each.since, utc=True)}: {each}" for each in found)
 
 
 def _restart_lines(restarts: Sequence[Attempt]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from clusterctl.runs.find import Row, metric_names, ranked
 from clusterctl.runs.folder import write_sums
 from clusterctl.runs.page import REPORT_FILE, Report, Section, thinned, write_report
 from clusterctl.runs.report import report_of, report_path, write_report_beside
+from clusterctl.runs.series import history_in
 from clusterctl.runs.telemetry import compare_ranks
 from clusterctl.state.ledger import UNCHANGED
 from clusterctl.state.run_record import RunRecord
@@ -145,6 +146,24 @@ def test_report_lists_hangs_of_a_run(tmp_path: Path) -> None:
     events += [{**hang, "time": TIME + 300}, {"time": TIME + 400, "event": "progress"}]
     (row.folder / "job.events").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     assert len(section_of(report_of([row]), "Hangs").lines) == 2
+
+
+def test_last_hang_and_alarm_are_told_beside_a_diagnosis_without_them(tmp_path: Path) -> None:
+    events = [
+        {"event": event, "time": TIME + 9 * at, "kind": "idle-gpus", "seconds": 5, "summary": event}
+        for at, event in enumerate("start alarm alarm-over hang progress".split())
+    ]
+    diagnosis: dict[str, Any] = {"job_id": "1", "cause": "exit code 3"}
+    row = trained(tmp_path, state="FAILED", diagnosis=diagnosis)
+    (row.folder / "job.events").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    (attempt,) = history_in(row.folder)
+    texts = [*map(str, (*attempt.hangs, *attempt.all_alarms))]
+    verdict = report_of([row]).verdict
+    assert [sum(text in line for line in verdict) for text in texts] == [1, 1]
+    diagnosis["remarks"] = texts
+    record = row.run.model_copy(update={"diagnosis": diagnosis})
+    verdict = report_of([Row(record)]).verdict
+    assert [sum(text in line for line in verdict) for text in texts] == [1, 1]
 
 
 def test_report_has_the_same_facts_in_each_format(tmp_path: Path) -> None:
@@ -663,7 +682,9 @@ def test_bundled_jobs_that_measure_have_tables_of_results(tmp_path: Path) -> Non
 
 
 def test_verdict_has_each_figure_once(tmp_path: Path) -> None:
-    """Both ends are the extremes. The cost is below a cent."""
+    """Both ends are the extremes. The log has only the line of the cause. The cost is below a
+    cent.
+    """
     lines = [{"step": n, "grad_norm": float(n)} for n in (1, 2, 3)]
     diagnosis = {
         "job_id": "1",
@@ -682,6 +703,7 @@ def test_verdict_has_each_figure_once(tmp_path: Path) -> None:
     (sentences,) = [line for line in report.verdict if "grad_norm" in line]
     assert "between" not in sentences
     assert "0.0068 USD" in report.verdict[0]
+    assert all(section.title != "From the log" for section in report.sections)
 
 
 def test_usual_metrics_come_first_also_with_a_slash(tmp_path: Path) -> None:
