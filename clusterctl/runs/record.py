@@ -137,7 +137,7 @@ class Recorder:
         sweep = _json(kept.get(SWEEP_FILE, b""))
         record = _with_summary(record, tree, facts, sweep, left_out)
         if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
-            diagnosis = diagnose_job(self.session, job).as_dict()
+            diagnosis = diagnose_job(self.session, job, tree).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
         (tree / RUN_FILE).write_text(record.as_json())
         write_sums(tree, manifest.sha256)

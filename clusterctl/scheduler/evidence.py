@@ -7,9 +7,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import SchedulerError, TransportError
+from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.availability import waits_for_nodes
 from clusterctl.scheduler.base import (
     NO_LOG_SIGNAL,
@@ -36,15 +38,18 @@ _ACCOUNTING_LAG_S = 3.0
 _Json = Mapping[str, Any]
 
 
-def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
-    """Return why a job failed, was cancelled or waits, from its logs on the cluster if they can be
-    read.
+def diagnose_job(session: Session, job: JobInfo, tree: Path | None = None) -> Diagnosis:
+    """Return why a job failed, was cancelled or waits, from its logs if they can be read.
+
+    tree: the local folder with the job's collected files. Its logs are read on the cluster only if
+        they are empty here. None: on the cluster.
     """
     bare = Evidence(job=job, advice=session.site.advice)
     if not job.ended:
         return next(diagnose_waiting_jobs(session, [job]), diagnose(bare))
     try:
-        logs = _read_logs(session, job)
+        logs = _collected_logs(tree, job) if tree else {}
+        logs = logs or _read_logs(session, job)
     except (SchedulerError, TransportError) as exc:
         return diagnose(bare).with_note(f"the job's log can't be read: {exc.what}")
     diagnosis = diagnose(evidence_of(session, job, logs))
@@ -165,6 +170,14 @@ def _read(raw: bytes) -> _Json:
         value = json.loads(raw)
         return value if isinstance(value, dict) else {}
     return {}
+
+
+def _collected_logs(tree: Path, job: JobInfo) -> _Json:
+    """Return the ends of the job's logs in a local folder; empty if nothing is written in them."""
+    logs = remote_logs.ends(str(tree), _task(job))
+    # The file system of this machine tells nothing about the job's.
+    is_written = logs["stdout"] or logs["stderr"] or any(logs["ranks"].values())
+    return {**logs, "full": False} if is_written else {}
 
 
 def _read_logs(session: Session, job: JobInfo) -> _Json:

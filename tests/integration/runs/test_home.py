@@ -606,6 +606,24 @@ def test_run_has_the_cause_of_a_full_disk_that_logs_shows(
     assert (run.diagnosis["code"], shown.code) == (code, code)
 
 
+class LostLogs(LocalTransport):
+    """A host that is lost once the job's files were fetched."""
+
+    def run(self, argv, **options):
+        if argv[-1].startswith('["ends"'):
+            raise UnreachableError("lost", host=self.host)
+        return super().run(argv, **options)
+
+
+def test_run_is_diagnosed_by_its_collected_logs(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "echo no such data; exit 3")
+    session = replace(session, scheduler=SlurmClient(LostLogs(), patience_s=0))
+    (shown,) = diagnose_jobs(session, session.scheduler.jobs([job_id]))
+    assert not shown.excerpt.lines
+    (run,) = collect(session, [job_id], out=out)
+    assert run.diagnosis["lines"] == ["no such data"]
+
+
 def test_folder_that_can_not_be_written(session, cluster, tmp_path, out, monkeypatch):
     """Or that another collect is still writing when the wait for it ends."""
     monkeypatch.setattr(collecting, "WAIT_S", 0.0)
