@@ -20,9 +20,9 @@ description:
     C(begun) before it, it notes nothing.
   - C(removed) removes clusterctl's files, lines and accounts, moves the kept files back unless someone has
     changed the roles' files since, leaves a file whose kept copy is gone, and gives units their former
-    state. Packages stay. It can be repeated, and the record stays for that. After roles that did not run to
-    their end, it keeps a changed file as C(NAME.after-clusterctl), and leaves and names units that someone
-    else may have started.
+    state. Packages stay. It can be repeated, and then says the same, but changes nothing of later. After
+    roles that did not run to their end, it keeps a changed file as C(NAME.after-clusterctl), and leaves and
+    names units that someone else may have started.
   - A host without a record is not changed. Only one of these works on a host at a time.
 options:
   state:
@@ -89,7 +89,7 @@ def _act(module: AnsibleModule, record: Record) -> dict[str, object]:
             return {"changed": record.exists, "done": [], "clusterctl_notes": []}
         removal = Removal(module.run_command, record)
         removal.run()
-        notes = [*record.content["notes"], *removal.notes]
+        notes = record.content["notes"]
         return {"changed": True, "done": removal.done, "clusterctl_notes": notes}
     if module.params["state"] == "ended":
         if not module.check_mode:

@@ -36,7 +36,7 @@ _EMPTY: dict[str, Any] = {
     # The number of this layout. Raise it with each change, because a record of another would be misread.
     "format": 3,
     "cluster": "",
-    # Whether the roles have run to their end since `begin`.
+    # Whether the roles have run to their end since `begin`, or a removal to its own.
     "ended": False,
     # Patterns of clusterctl's own files -> role
     "own": {},
@@ -77,7 +77,7 @@ _EMPTY: dict[str, Any] = {
     "active": {"before": [], "ours": []},
     # Roles whose files were moved back or removed, so that the owner's units must read them again.
     "changed": [],
-    # What the removal has said that can't be seen again. Path of a removed file -> the package that lacks it
+    # Of a removal: what it says and can't see again. Path of a removed file -> the package that lacks it
     "notes": [],
     "lacking": {},
 }
@@ -136,8 +136,6 @@ class Record:
         Raises:
             RecordError: it is damaged, or of another cluster.
         """
-        content: dict[str, Any] = json.loads(json.dumps(_EMPTY))
-        content["cluster"] = cluster
         try:
             found = json.loads(Path(path).read_bytes())
             if found.get("format", 1) != _EMPTY["format"]:
@@ -148,7 +146,7 @@ class Record:
             if any(not isinstance(found[key], type(value)) for key, value in _EMPTY.items()):
                 raise ValueError("fields have other types")
         except FileNotFoundError:
-            return cls(path, content)
+            return cls(path, _empty(cluster))
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise RecordError(
                 f"{path} is damaged ({exc}), nothing was changed\n"
@@ -248,6 +246,11 @@ class Record:
             os.fsync(descriptor)
         fresh.replace(self._path)
 
+    def clear(self, notes: list[str]) -> None:
+        """Keep only the notes of a removal: what the host has from now on is its owner's."""
+        self.content = {**_empty(self.content["cluster"]), "ended": True, "notes": notes}
+        self.write()
+
     def note(self, text: str) -> None:
         """Record what a removal must say, also if it continues after a crash."""
         if text not in self.content["notes"]:
@@ -291,6 +294,11 @@ class Record:
                     self.content["key_files"].setdefault(path, os.path.lexists(path))
         self.content["key_mark"] = names.get("key_mark", self.content["key_mark"])
         self.content["spared"] = sorted({*self.content["spared"], *names.get("spared", ())})
+
+
+def _empty(cluster: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(json.dumps(_EMPTY))
+    return {**content, "cluster": cluster}
 
 
 def has_account(name: str) -> bool:

@@ -53,8 +53,8 @@ _SHOWN = 10
 class Removal:
     """The removal of clusterctl from this host. Every step can be repeated, such as after a crash.
 
-    done: what was removed and moved back. notes: what was not, and how to purge the packages, except what
-        only the record tells.
+    done: what was removed and moved back. The record has the notes: what was not, and how to purge the
+        packages.
     """
 
     def __init__(self, run: Run, record: Record) -> None:
@@ -64,7 +64,7 @@ class Removal:
         self._units = host_units.Units(run)
         self._mounts = Mounts()
         self.done: list[str] = []
-        self.notes: list[str] = []
+        self._notes: list[str] = []
         # Of removed accounts, which are named once.
         self._homes: set[str] = set()
         # Path of authorized_keys -> whether it existed. Of the accounts as long as they are there.
@@ -74,7 +74,8 @@ class Removal:
                 self._key_files.setdefault(path, False)
 
     def run(self) -> None:
-        """Remove everything that the record lists. The record stays until `down` has said all notes.
+        """Remove everything that the record lists. The record stays, with nothing but the notes, until
+        `down` has said them: a repeated removal changes nothing of what its owner has made since.
 
         Raises:
             RecordError: a file server of the owner does not answer; nothing was changed.
@@ -101,8 +102,9 @@ class Removal:
             self.done += self._units.start(unit, before, changed=changed, reload=reload)
             # For example, munge does not start without its key, which somebody may have removed.
             if before["active"] == "active" and self._units.read(unit)["active"] != "active":
-                self.notes.append(f"{unit} does not start again: see `systemctl status {unit}`")
+                self._notes.append(f"{unit} does not start again: see `systemctl status {unit}`")
         self._name_packages()
+        self._record.clear([*self._content["notes"], *self._notes])
 
     def _leave_silent_servers(self) -> None:
         """Unmount the folders that `up` mounted and whose file servers do not answer: systemd would
@@ -157,7 +159,7 @@ class Removal:
                 theirs = {"active": "active" if unit in ran else "inactive", "file": "disabled"}
                 self.done += self._units.stop(unit, touched.get(unit, theirs))
         if unsure := unsure - ours:
-            self.notes.append(
+            self._notes.append(
                 f"{_shorten(sorted(unsure))} stay: started since the last `up` began, which did not end, "
                 "so that they may be yours; if not: `systemctl disable --now UNIT`"
             )
@@ -187,7 +189,7 @@ class Removal:
                 self.done.append(f"removed the database {name}")
                 return
         why = "it is not known to be the cluster's" if rc == 0 else (out + err).strip()[-300:]
-        self.notes.append(f"MariaDB's database {name} stays: {why}")
+        self._notes.append(f"MariaDB's database {name} stays: {why}")
 
     def _remove_keys(self) -> None:
         """Remove clusterctl's lines from the keys of accounts."""
@@ -195,7 +197,7 @@ class Removal:
         for mount in self._content["mounted"]:
             away = [path for path in self._key_files if path.startswith(f"{mount}/")]
             if away and not self._mounts.is_mount_point(mount):
-                self.notes.append(f"{mount} is not mounted: the cluster's keys in {away[0]} stay")
+                self._notes.append(f"{mount} is not mounted: the cluster's keys in {away[0]} stay")
         for path, existed in self._key_files.items():
             with self._tolerate_errors(path), rights_for(path):
                 text = _read(path)
@@ -254,7 +256,7 @@ class Removal:
                 os.rename(aside, path)
                 self.done.append(f"moved {path} back")
             else:
-                self.notes.append(f"{aside} stays: it was in the way of {path}")
+                self._notes.append(f"{aside} stays: it was in the way of {path}")
 
     def _cut_blocks(self) -> None:
         """Remove the lines between clusterctl's markers from files of the owner, and nothing else."""
@@ -283,7 +285,7 @@ class Removal:
         lacking = self._content["lacking"]
         for path, entry in [*self._content["files"].items()]:
             older = sorted(glob.glob(f"{glob.escape(path + BEFORE)}.[0-9]*"))
-            self.notes += [f"{copy} stays: of before an earlier cluster" for copy in older]
+            self._notes += [f"{copy} stays: of before an earlier cluster" for copy in older]
             self._give_back(path, entry)
         if lacking:
             again = (
@@ -292,7 +294,7 @@ class Removal:
                 else "dnf reinstall"
             )
             names = " ".join(sorted({*lacking.values()}))
-            self.notes.append(
+            self._notes.append(
                 f"packages lack {_shorten([*lacking])}, which the cluster had replaced; unless you purge "
                 f"them: {again} {names}"
             )
@@ -314,7 +316,7 @@ class Removal:
         if owners is not None and not kept:
             # What is there may be the owner's file, or have parts of it.
             if is_ours:
-                self.notes.append(
+                self._notes.append(
                     f"{path} stays, and is the cluster's: {path}{BEFORE}, your file, is gone"
                 )
             return
@@ -322,7 +324,7 @@ class Removal:
         if has_cut or not (now is None or is_ours or is_unsure):
             also = f"; your file of before is {kept}" if kept else ""
             if also or (entry["written"] is not None and not has_cut):
-                self.notes.append(f"{path} stays: someone else has changed it since{also}")
+                self._notes.append(f"{path} stays: someone else has changed it since{also}")
             return
         package = "" if kept else self._package(path)
         if package and not self._differs(path, package):
@@ -363,7 +365,7 @@ class Removal:
             package_of = self._package if self._package(path) else None
             with self._tolerate_errors(path):
                 if remaining := remove_tree(path, package_of, keep=before == EMPTY):
-                    self.notes.append(f"files of users, or mounted: {_shorten(remaining)}")
+                    self._notes.append(f"files of users, or mounted: {_shorten(remaining)}")
                 self.done.append(f"removed {path}")
 
     def _remove_folders(self, *, below_mounts: bool) -> None:
@@ -386,7 +388,7 @@ class Removal:
                         self.done.append(f"removed {path}")
                 elif not any(f"{other}/".startswith(f"{path}/") for other in named):
                     named.append(path)
-                    self.notes.append(f"{path} stays: it contains {_shorten(content)}")
+                    self._notes.append(f"{path} stays: it contains {_shorten(content)}")
 
     def _package(self, path: str) -> str:
         """Return the package that a path belongs to; "" if there is none."""
@@ -440,7 +442,7 @@ class Removal:
         if chosen := sorted(ours.intersection(_chosen_packages(self._run))):
             purge = "apt-get purge" if shutil.which("apt-get") else "dnf remove"
             since = " (also what you have installed since the last `up`)" if unsure else ""
-            self.notes.append(f"packages stay; to purge them{since}: {purge} {' '.join(chosen)}")
+            self._notes.append(f"packages stay; to purge them{since}: {purge} {' '.join(chosen)}")
 
     @contextmanager
     def _tolerate_errors(self, path: str) -> Iterator[None]:
@@ -455,7 +457,7 @@ class Removal:
             # The owner of the path itself counts, too.
             if not self._mounts.is_servers_error(path, exc) and not owner_above(f"{path}/-"):
                 raise
-            self.notes.append(f"{path} stays: {exc.strerror or exc}")
+            self._notes.append(f"{path} stays: {exc.strerror or exc}")
 
 
 def without_blocks(text: str, marks: str | tuple[str, ...] = _MARKS) -> tuple[str, str]:

@@ -868,6 +868,46 @@ def test_second_run_is_refused_if_the_first_does_not_end_in_time(
         changes(state)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["down", "up and down"])
+def test_repeated_removal_leaves_what_the_owner_has_made_since(
+    changes: Changes, etc: Path, machine: Machine, *, again: bool
+) -> None:
+    """Such as by a `down` after one that was killed before it removed the record."""
+    state = etc / "slurmctld"
+    names = {
+        "trees": [str(state)],
+        "units": ["slurmctld.service"],
+        "files": [str(etc / "slurm.conf")],
+        "folders": [str(etc / "slurm")],
+    }
+    machine.answers["systemctl", "show"] = (0, "LoadState=not-found\n", "")
+    changes("begun", **names)
+    (etc / "slurm").mkdir()
+    for path in (state / "job_state", etc / "slurm/stays", etc / "slurm.conf"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("ours\n")
+    machine.has_units("slurmctld.service")
+    shown = "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n"
+    machine.answers["systemctl", "show"] = (0, shown, "")
+    changes("ended")
+    notes = changes("removed")["clusterctl_notes"]
+    assert any(str(etc / "slurm") in note for note in notes)
+
+    state.mkdir()
+    theirs = {"slurmctld/job_state": "theirs\n", "slurm.conf": "theirs\n"}
+    for name, text in theirs.items():
+        (etc / name).write_text(text)
+    del machine.ran[:]
+    if again:
+        changes("begun", **names)
+        changes("ended")
+        assert changes("removed")["clusterctl_notes"] == []
+    else:
+        assert changes("removed") == {"changed": True, "done": [], "clusterctl_notes": notes}
+    assert tree(etc) == {**theirs, "slurm/stays": "ours\n"}
+    assert not [argv for argv in machine.ran if argv[1] in ("stop", "disable")]
+
+
 class Killed(BaseException):
     """The end of a process at any moment."""
 
