@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.host_record import Record, RecordError, alone
+from ansible.module_utils.host_record import Record, RecordError, lock_record
 from ansible.module_utils.host_removal import Removal
 
 DOCUMENTATION = r"""
@@ -79,7 +79,7 @@ def main() -> None:
 
 def act(module: AnsibleModule) -> dict[str, object]:
     """Do what the parameter ``state`` says, and return the module's result."""
-    with alone(module.params["path"]):
+    with lock_record(module.params["path"]):
         return _act(module, Record.read(module.params["path"], module.params["cluster"]))
 
 

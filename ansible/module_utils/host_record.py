@@ -96,11 +96,11 @@ class RecordError(Exception):
 
 
 @contextmanager
-def alone(path: str) -> Iterator[None]:
-    """Let no other process change the host's record, and what it tells of. path: the record.
+def lock_record(path: str) -> Iterator[None]:
+    """Hold the lock of the host's record and of what it tells of. path: the record.
 
     Raises:
-        RecordError: another process goes on for PATIENCE_S.
+        RecordError: another process holds the lock for longer than PATIENCE_S.
     """
     # The lock of a folder leaves no file, and ends with its process.
     folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -113,7 +113,7 @@ def alone(path: str) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise RecordError(
-                        "another `up` or `down` of this cluster is at work on this host\n"
+                        "another `up` or `down` works on this host\n"
                         "fix: wait until it has ended, then run the command again"
                     ) from None
             time.sleep(0.1)

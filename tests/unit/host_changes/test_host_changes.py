@@ -863,7 +863,7 @@ def test_second_run_is_refused_if_the_first_does_not_end_in_time(
     record = util("host_record")
     monkeypatch.setattr(record, "PATIENCE_S", 0.2)
     for state in ("begun", "ended", "removed"):
-        with record.alone(str(tmp_path / "record.json")), pytest.raises(record.RecordError):
+        with record.lock_record(str(tmp_path / "record.json")), pytest.raises(record.RecordError):
             changes(state)
         changes(state)
 
