@@ -207,7 +207,7 @@ class OnpremProvider(Provider):
         except ProvisionError as exc:
             failed += exc.failures
         previous_hosts = load_known_hosts(workspace).values()
-        for note in release.retry_all(previous_hosts, login):
+        for note in release.retry_all(previous_hosts, login, ending=True):
             self._prompts.reporter.note(note)
         failed += [pending.failure for pending in pending_releases(workspace)]
         if failed:

@@ -18,6 +18,7 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.roles import own_paths
 from clusterctl.providers.base import (
+    REPLACED,
     Leftover,
     Orphan,
     OrphanSearch,
@@ -293,24 +294,31 @@ def machine_of(host: Host, settings: OnpremSettings) -> OnpremHost:
     return OnpremHost(address=address, **{**settings.access.model_dump(), "port": host.port})
 
 
-def retry_all(hosts: Collection[Host], login: Login) -> tuple[Notice, ...]:
+def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) -> tuple[Notice, ...]:
     """Try again to release machines that left the cluster but did not answer then. Return notes for
     the user.
 
-    hosts: the cluster's hosts. A machine that is again among these hosts is not released.
+    hosts: the cluster's hosts. A machine that is again among these hosts is not released. A machine
+        with the host key of a host, but another address, may be that host, so clusterctl skips the
+        machine.
+    ending: whether clusterctl is also releasing ``hosts``. Then it skips no machine.
     """
     notes: list[Notice] = []
     for pending in pending_releases(login.workspace):
-        if any(host.host_key == pending.host.host_key for host in hosts):
+        if (outcome := _outcome_without_release(pending, hosts)) is not None:
+            notes += outcome
             pending.remove()
             continue
-        if any(address_of(host) == pending.address for host in hosts):
+        if not ending and (
+            twins := [host for host in hosts if host.host_key == pending.host.host_key]
+        ):
+            names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
             text = (
-                f"{pending.title} could not be cleaned up, because another machine now has its "
-                "address"
+                f"{pending}; skipped, because {names} has the same host key and may be the same "
+                f"machine; if so, run `clusterctl node forget {pending.host.name}`; if not, "
+                "`clusterctl down` releases it"
             )
-            notes.append(Notice("address-of-another", text))
-            pending.remove()
+            notes.append(Notice("host-key-of-another", text))
             continue
         # Host keys that the user confirms for `up` belong to machines of the spec.
         careful = replace(login.prompts, confirm=reject_unknown_keys)
@@ -325,6 +333,22 @@ def retry_all(hosts: Collection[Host], login: Login) -> tuple[Notice, ...]:
             notes.append(Notice("late-release", f"{pending.title} was released from the cluster"))
             pending.remove()
     return tuple(notes)
+
+
+def _outcome_without_release(
+    pending: PendingRelease, hosts: Collection[Host]
+) -> tuple[Notice, ...] | None:
+    at_address = [host for host in hosts if address_of(host) == pending.address]
+    by_name = [host for host in hosts if host.name == pending.host.name and pending.why != REPLACED]
+    # The key alone is not enough: machines cloned from the same image share their host key.
+    if any(host.host_key == pending.host.host_key for host in (*at_address, *by_name)):
+        return ()
+    if at_address:
+        text = (
+            f"{pending.title} could not be cleaned up, because another machine now has its address"
+        )
+        return (Notice("address-of-another", text),)
+    return None
 
 
 def _release_pending(pending: PendingRelease, login: Login) -> None:

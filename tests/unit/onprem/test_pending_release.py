@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import Notice, ProvisionError, UnreachableError
-from clusterctl.providers.base import NO_PROMPTS, pending_releases
+from clusterctl.providers.base import NO_PROMPTS, REPLACED, pending_releases
 from clusterctl.providers.onprem import release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.provider import OnpremProvider
@@ -117,16 +117,40 @@ def test_released_machine_is_no_longer_pending(
     assert not (workspace.root / "pending-releases").exists()
 
 
-@pytest.mark.parametrize(
-    "again",
-    [host("gpu7"), host(address="10.0.0.7"), host("gpu7", "10.0.0.7")],
-    ids=["other name", "other address", "both"],
-)
+@pytest.mark.parametrize("again", [host("gpu7"), host(address="10.0.0.7")], ids=["name", "address"])
 def test_machine_in_the_cluster_again_is_not_released(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, again: Host
 ) -> None:
     assert retried(workspace, monkeypatch, again, release_all=silent) == ()
     assert pending_releases(workspace) == ()
+
+
+def test_machine_sharing_a_host_key_waits_until_down(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (note,) = retried(
+        workspace,
+        monkeypatch,
+        clone := host("gpu7", "10.0.0.7"),
+        release_all=lambda *_, **__: 1 / 0,
+    )
+    assert note.code == "host-key-of-another"
+    assert "gpu7 (10.0.0.7)" in note
+    assert len(pending_releases(workspace)) == 1
+    play_release(monkeypatch)
+    (note,) = release.retry_all((clone,), Login({}, workspace), ending=True)
+    assert note.code == "late-release"
+    assert "gpu1 (10.0.0.2)" in note
+
+
+def test_clone_with_the_name_of_a_replaced_machine_stays_pending(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pending,) = pending_releases(workspace)
+    dataclasses.replace(pending, why=REPLACED).save()
+    (note,) = retried(workspace, monkeypatch, host(address="10.0.0.7"))
+    assert note.code == "host-key-of-another"
+    assert len(pending_releases(workspace)) == 1
 
 
 def test_other_machine_at_the_address_of_a_pending_release_is_not_touched(
