@@ -18,7 +18,7 @@ from clusterctl.cluster.losses import (
     note_removal,
     without_known_losses,
 )
-from clusterctl.cluster.nodes import forget_machines
+from clusterctl.cluster.nodes import forget_machines, members_among
 from clusterctl.cluster.phases import Phase, PhaseResult, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
     ClusterctlError,
@@ -155,7 +155,8 @@ def preview(workspace: Workspace, options: DownOptions) -> ClusterRemoval:
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     entries = set(uncollected(workspace)) - set(discarded)
     removed, brought = (tuple(sorted(map(_name_of, jobs))) for jobs in (discarded, entries))
-    copies = without_known_losses(workspace, find_only_copies(workspace, removed))
+    gone = members_among(workspace, options.gone)
+    copies = without_known_losses(workspace, find_only_copies(workspace, removed, gone))
     copies = replace(copies, files=tuple(f for f in copies.files if f.job_id not in brought))
     inventory = inventory_if_known(workspace)
     hosts = inventory.hosts if inventory is not None else ()
@@ -236,7 +237,8 @@ def run_phases(
         restore_id(workspace, provider)
     not_collected = set(uncollected(workspace)) - set(discarded)
     runs = runner.run("collect_runs", collect_runs, options, discarded) if not_collected else ()
-    lost = runner.run("look", check_only_copies, discarded, discard=options.discard)
+    gone = members_among(workspace, options.gone)
+    lost = runner.run("look", check_only_copies, discarded, gone, discard=options.discard)
     if shown is not None:
         _reject_unshown(shown, discarded, lost)
     if forgotten := forget_machines(workspace, options.gone):

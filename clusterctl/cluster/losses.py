@@ -41,20 +41,25 @@ LOOK_VALID_S = 3600.0
 
 
 def check_only_copies(
-    runner: PhaseRunner, discarded: Collection[JobEntry], *, discard: bool
+    runner: PhaseRunner,
+    discarded: Collection[JobEntry],
+    gone: Collection[str] = (),
+    *,
+    discard: bool,
 ) -> PhaseResult[OnlyCopies]:
     """Return the jobs and files that exist only on the cluster, before `down` removes it.
 
     discarded: jobs that the user does not want to collect. The result lists them; they don't stop
         `down`.
+    gone: names of hosts that the user owned and lost.
     discard: the user accepts all losses. If false, raise OnlyCopyError if jobs or files would be
         lost.
     """
     workspace = runner.workspace
     ids = {entry.job_id for entry in discarded if entry.job_id}
-    found = find_only_copies(workspace, ids)
+    found = find_only_copies(workspace, ids, gone)
     # If all hosts answer, an earlier `down` has removed none of them.
-    if not found.unknown and not _changed_machines(workspace):
+    if not found.unknown and not gone and not _changed_machines(workspace):
         workspace.removing.unlink(missing_ok=True)
     copies = without_known_losses(workspace, found)
     lost = replace(copies, runs=tuple(f"the run of {entry.shown}" for entry in discarded))
@@ -83,10 +88,13 @@ def reject_losses(workspace: Workspace, copies: OnlyCopies) -> None:
         raise copies.error(message, fix=_fix(copies, repair=repair))
 
 
-def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:
+def find_only_copies(
+    workspace: Workspace, discarded: Collection[str], gone: Collection[str] = ()
+) -> OnlyCopies:
     """Return the waiting and running jobs of the cluster, and the files that exist only on it.
 
-    Machines that the user owns keep their files.
+    Machines that the user owns keep their files. If their controller is among ``gone``, Slurm and its
+    jobs have gone with it.
     ``discarded``: ids of jobs to leave out, with their files.
     """
     # Before the hosts were configured, no user could log in.
@@ -96,6 +104,8 @@ def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCo
         inventory = inventory_of(workspace)
     except UsageError as exc:
         return OnlyCopies(unknown=(exc.cause,))
+    if inventory.traits.adopts_hosts and inventory.controller.name in gone:
+        return NOTHING
     with Connections(workspace.ssh_config) as connections:
         shared = not keeps_storage(workspace)
         copies = search_all(inventory, workspace, connections.to, shared=shared).find()

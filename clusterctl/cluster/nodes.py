@@ -238,7 +238,7 @@ def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, 
         known_names |= set(applied_spec(workspace).provider.machines)
     reject_unknown(names, known_names, "there is no record of a machine")
     matching = [release for release in releases if release.host.name in names]
-    leaving = [name for name in names if name not in {release.host.name for release in matching}]
+    leaving = members_among(workspace, names)
     if leaving:
         _forget_hosts(workspace, leaving)
     forgotten = []
@@ -247,6 +247,12 @@ def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, 
         remark = " (the host that now has this name stays)" if release.host.name in members else ""
         forgotten.append(f"{release.title}, pending release{remark}")
     return (*forgotten, *(f"{name}, host of the cluster" for name in leaving))
+
+
+def members_among(workspace: Workspace, names: Iterable[str]) -> Sequence[str]:
+    """Return the names of lost machines that ``forget_machines`` takes for hosts of the cluster."""
+    pending = {release.host.name for release in pending_releases(workspace)}
+    return [name for name in names if name not in pending]
 
 
 def check_pending_release(workspace: Workspace, names: Iterable[str]) -> None:

@@ -345,6 +345,23 @@ def test_down_asks_about_files_that_are_newer_than_an_unfinished_down_with_disca
     assert [failure.cause for failure in caught.value.failures] == [str(MODEL)]
 
 
+@pytest.mark.parametrize(
+    ("gone", "provider"), [("d-ctl", "onprem"), ("d-ctl", "gcp"), ("d-train-1", "onprem")]
+)
+def test_no_job_is_asked_of_a_controller_that_its_owner_has_lost(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, gone: str, provider: str
+) -> None:
+    """Slurm has gone with it. At Google, there may be its disk."""
+    use_provider(monkeypatch, lambda *_: Killed())
+    stage.record(inventory(provider))
+    stage.silent = ("d-ctl",)
+    is_lost = (gone, provider) == ("d-ctl", "onprem")
+    options = DownOptions(gone=[gone], discard_runs=["2"])
+    assert bool(preview(stage.workspace, options).copies.unknown) is not is_lost
+    with pytest.raises(KilledError if is_lost else OnlyCopyError):
+        down(PhaseRunner(workspace=stage.workspace), options)
+
+
 def test_note_removal_records_discarded_files(stage: Stage) -> None:
     note_removal(stage.workspace, OnlyCopies(files=(MODEL, SCRATCH)))
     note_removal(stage.workspace, OnlyCopies())
