@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,7 +183,9 @@ def leader(name: str) -> int | None:
     pid = machine.running().get(name)
     if pid is None:
         return None
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    children: list[str] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(children[0]) if children else None
 
 
