@@ -192,7 +192,8 @@ class Victim:
         def said() -> bool:
             return any(line.endswith(f"{words}\n") for line in list(self._said))
 
-        eventually(lambda: said() or not self._readers[1].is_alive(), 300)
+        # A phase may take less than the longest of the growing pauses.
+        eventually(lambda: said() or not self._readers[1].is_alive(), 300, pause_s=0.05)
         assert said(), f"it never said {words!r}:\n{''.join(self._said)}"
 
     def until(self, seconds: float) -> None:
