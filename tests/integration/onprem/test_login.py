@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import SILENT, report_steps
 from tests.integration.onprem.conftest import one_machine
 from tests.integration.transport.conftest import running_sshd
+from tests.support.processes import ROOT
 
 
 def test_this_machine_is_reached_by_an_sshd_of_its_own(tmp_path: Path) -> None:
@@ -35,6 +37,37 @@ def test_this_machine_is_reached_by_an_sshd_of_its_own(tmp_path: Path) -> None:
     login = Login({"desk": OnpremHost(address="localhost")}, workspace)
     assert login.run("desk", ("sh", "-c", "id -un; cat"), b"data") == f"{getpass.getuser()}\ndata"
     end_all_connections(workspace.access_config)
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        OnpremHost(address="localhost"),
+        OnpremHost(address="10.0.0.5", port=2222, user="rocky", jump=("me@gate.example.org",)),
+    ],
+    ids=["this machine", "behind a jump host"],
+)
+def test_files_for_a_colleague_name_no_file_of_the_owner(
+    tmp_path: Path, machine: OnpremHost
+) -> None:
+    workspace = Workspace(tmp_path / "state")
+    workspace.create()
+    cluster = one_machine(machine, "ssh-ed25519 AAAA")
+    (host,) = cluster.hosts
+    proxy = Login({host.name: machine}, workspace).proxies()[host.name]
+    write_ssh_files(replace(cluster, hosts=(replace(host, proxy_command=proxy),)), workspace)
+    page = (ROOT / "docs/howto/colleagues.md").read_text()
+    recipe = next(block for block in page.split("```") if ">~/bob.config" in block)
+    commands = recipe.partition("\n")[2].replace(
+        "~/.local/state/clusterctl/demo", str(workspace.root)
+    )
+    commands = commands.replace("demo-ctl", host.name).replace("~/bob.", f"{tmp_path}/bob.")
+    subprocess.run(["bash", "-ec", commands], check=True)
+    config = (tmp_path / "bob.config").read_text()
+    assert str(workspace.root) not in config
+    assert f"HostName {host.address}" in config
+    assert "User bob" in config
+    assert (tmp_path / "bob.known_hosts").read_text() == f"{host.name} ssh-ed25519 AAAA\n"
 
 
 def test_installation_in_the_job_environment_is_refused(
