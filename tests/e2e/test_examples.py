@@ -251,7 +251,7 @@ def example(cluster: Cluster, folder: Path, name: str) -> str:
 
 def test_example_learns_a_text_and_samples_it(example_cluster: Cluster, typed: Path) -> None:
     there, collected, here = example(example_cluster, typed, "text.sh").partition(
-        "COMPLETED: runs/"
+        ": runs/"
     )
     assert collected
     assert "\nYou may" in there
@@ -272,7 +272,7 @@ def test_example_trains_evaluates_and_predicts_digits(
     example_cluster: Cluster, typed: Path
 ) -> None:
     judged, _, predictions = example(example_cluster, typed, "digits.sh").partition(
-        "COMPLETED: runs/"
+        ": runs/"
     )
     assert json.loads(judged.splitlines()[-2])["accuracy"] > 0.9
     lines = predictions.splitlines()[1:]
