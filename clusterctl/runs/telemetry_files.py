@@ -47,6 +47,8 @@ ENERGY: Final = "energy_mj "
 BUSY: Final = "busy "
 _MIB: Final = 1 << 20
 _LATEST: Final = 1 << 37  # Unix seconds
+# No node has so much of anything. Sums and products of less are finite.
+_IMPOSSIBLE: Final = 1 << 60
 # Use since a line that is older than this is not counted.
 _LONGEST_S: Final = 180
 # Telemetry that is silent for longer shows no idle time.
@@ -118,7 +120,7 @@ class _Rows:
     def add(self, line: Mapping[str, Any], time: float, before: float, cores: int) -> None:
         gpus = _gpus_of(line)
         uses = [_gpu_busy(gpu) for gpu in gpus]
-        given = finite(line.get("job_gpus"))
+        given = _amount(line.get("job_gpus"))
         values = _figures(line, gpus, uses)
         values |= {BEFORE: before, CORES: float(cores), GPUS: float(len(gpus))}
         percent = values.get("CPU")
@@ -128,7 +130,7 @@ class _Rows:
             is_quiet = cores > 0 and busy < _IDLE_CORES and time - before <= _LONGEST_SILENCE_S
             if is_quiet and _is_idle(line, uses):
                 values[IDLE] = 1.0
-        if (memory := finite(line.get(JOB_MIB))) is not None:
+        if (memory := _amount(line.get(JOB_MIB))) is not None:
             values[JOB_MIB] = memory
         if given is not None and given != len(gpus):
             values[OTHER_GPUS] = 1.0
@@ -137,7 +139,7 @@ class _Rows:
         if None in uses:
             values[UNKNOWN_GPU] = 1.0
         for gpu, use in zip(gpus, uses, strict=True):
-            for name, value in ((ENERGY, finite(gpu.get("energy_mj"))), (BUSY, use)):
+            for name, value in ((ENERGY, _amount(gpu.get("energy_mj"))), (BUSY, use)):
                 if value is not None:
                     times, own = self._of_gpus[f"{name}{gpu.get('index')}"]
                     times.append(time)
@@ -169,11 +171,11 @@ def _gpu_busy(gpu: Mapping[str, Any]) -> float | None:
 
     By the GPU's counters it is that since the sample before, otherwise that of at most a second.
     """
-    return finite(gpu.get("active_percent" if _has_counters(gpu) else "util"))
+    return _amount(gpu.get("active_percent" if _has_counters(gpu) else "util"))
 
 
 def _has_counters(gpu: Mapping[str, Any]) -> bool:
-    return finite(gpu.get("active_percent")) is not None
+    return _amount(gpu.get("active_percent")) is not None
 
 
 def _figures(
@@ -182,26 +184,26 @@ def _figures(
     """Return the figures of a sample by title. uses: of its GPUs."""
     figures: dict[str, float] = {}
     for title, key, unit in (("CPU", "cpu_percent", 1), ("Memory", "memory_used_mib", _MIB)):
-        if (value := finite(line.get(key))) is not None:
+        if (value := _amount(line.get(key))) is not None:
             figures[title] = value * unit
     for title, key in _NETWORK:
         links = line.get(key)
-        if rates := _finite(links.values() if isinstance(links, dict) else ()):
+        if rates := _amounts(links.values() if isinstance(links, dict) else ()):
             figures[title] = sum(rates)
     for title, key, unit in _OF_GPUS if gpus else ():
-        if amounts := _finite(gpu.get(key) for gpu in gpus):
+        if amounts := _amounts(gpu.get(key) for gpu in gpus):
             figures[title] = sum(amount * unit for amount in amounts)
     means = [("GPU", uses)] if gpus else []
     means += [(title, [gpu.get(key) for gpu in gpus]) for title, key in _BY_COUNTERS if gpus]
     for title, values in means:
         # A mean of some GPUs alone would be a figure from a part.
-        if len(numbers := _finite(values)) == len(gpus):
+        if len(numbers := _amounts(values)) == len(gpus):
             figures[title] = sum(numbers) / len(gpus)
     return figures
 
 
-def _finite(values: Iterable[Any]) -> list[float]:
-    return [number for number in map(finite, values) if number is not None]
+def _amounts(values: Iterable[Any]) -> list[float]:
+    return [number for number in map(_amount, values) if number is not None]
 
 
 def _is_idle(line: Mapping[str, Any], uses: Sequence[float | None]) -> bool:
@@ -209,7 +211,7 @@ def _is_idle(line: Mapping[str, Any], uses: Sequence[float | None]) -> bool:
     be any. uses: of the GPUs.
     """
     links = [line.get(key) for _, key in _NETWORK]
-    rates = [finite(rate) for each in links if isinstance(each, dict) for rate in each.values()]
+    rates = [_amount(rate) for each in links if isinstance(each, dict) for rate in each.values()]
     return (
         all(isinstance(each, dict) for each in links)
         and None not in rates
@@ -217,3 +219,9 @@ def _is_idle(line: Mapping[str, Any], uses: Sequence[float | None]) -> bool:
         and isinstance(line.get("gpus"), list)
         and all(use is not None and use < GPU_AT_WORK for use in uses)
     )
+
+
+def _amount(value: Any) -> float | None:
+    """Return the value if it is a number that a node can have, otherwise None."""
+    number = finite(value)
+    return number if number is not None and abs(number) < _IMPOSSIBLE else None

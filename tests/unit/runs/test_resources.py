@@ -244,3 +244,20 @@ def test_array_is_advised_by_its_largest_task(tmp_path: Path) -> None:
 def test_damaged_accounting_and_telemetry_tell_nothing(tmp_path: Path, text: str) -> None:
     damaged = samples(cpu_percent=[], job_memory_mib="x", gpus=[7])
     assert shares(ran(tmp_path, telemetry=damaged, accounting=text)) == {"time": 0.7}
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        {"job_memory_mib": None, "memory_used_mib": 1e305},
+        {"cpu_percent": 1e308},
+        {"gpus": [{"index": 0, "util": 1e308}]},
+    ],
+)
+def test_record_of_a_job_that_wrote_impossible_telemetry_can_be_read(
+    tmp_path: Path, impossible: Mapping[str, Any]
+) -> None:
+    task = {"tres": f"{ASKED},gres/gpu=1"}
+    ran(tmp_path, telemetry=samples(**impossible), task=task)
+    run = recorded(RunRecord.load(tmp_path / "demo-1-train"))
+    assert RunRecord.model_validate_json(run.as_json()).tasks == run.tasks
