@@ -72,7 +72,8 @@ from clusterctl.runs.resources import resources_of
 from clusterctl.runs.results import results_section, size_charts
 from clusterctl.runs.scaling import scaling_report
 from clusterctl.runs.series import history_in, restarts_in, result_lines
-from clusterctl.runs.telemetry import FIGURES, compare_ranks, node_use, nodes_section
+from clusterctl.runs.telemetry import compare_ranks, node_use, nodes_section
+from clusterctl.runs.telemetry_files import FIGURES
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.scheduler.history import Alarm, Attempt, Hang
 from clusterctl.spec.names import first_few

@@ -27,11 +27,10 @@ from clusterctl.runs.telemetry_files import (
 from clusterctl.scheduler.accounting import StepsUse
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.slurm_values import GPU, amounts_of
-from clusterctl.spec.units import GIB_MIB
+from clusterctl.spec.units import GIB_MIB, MIB
 from clusterctl.state.run_record import ResourceUse, TaskRecord
 from clusterctl.util import formatting
 
-_MIB: Final = 1 << 20
 # What is advised, as a multiple of the most that was used: by telemetry, which looks each few
 # seconds, and by Slurm's accounting, which looks each 30 seconds.
 _SEEN: Final = 1.25
@@ -133,11 +132,11 @@ def _amounts(
     """Yield the resources whose use is known. asked: of all nodes."""
     most = " of a task" if len(tasks) > 1 else ""
     if memory := max(max(use.memory_mib, use.accounted_mib) for use in uses):
-        asked_mib = asked.get("mem", 0.0) / _MIB / nodes
-        known = f"{formatting.size(asked_mib * _MIB)} on each node" if asked_mib else "-"
+        asked_mib = asked.get("mem", 0.0) / MIB / nodes
+        known = f"{formatting.size(asked_mib * MIB)} on each node" if asked_mib else "-"
         share = 100 * memory / asked_mib if asked_mib else None
         yield Amount(
-            "memory", known, f"{formatting.size(memory * _MIB)}, the most seen{most}", share
+            "memory", known, f"{formatting.size(memory * MIB)}, the most seen{most}", share
         )
     elapsed = max((task.elapsed_s or 0 for task in tasks), default=0)
     if elapsed:
@@ -179,7 +178,7 @@ def _advice(
     shortest = min(task.elapsed_s or 0 for task in tasks)
     is_seen = min(use.samples for use in uses) >= _FEWEST_SAMPLES
     is_accounted = shortest >= _SHORTEST_ACCOUNTED_S
-    asked_mib = asked.get("mem", 0.0) / _MIB / nodes
+    asked_mib = asked.get("mem", 0.0) / MIB / nodes
     seen = min(use.memory_mib for use in uses) > 0 and is_seen
     accounted = min(use.accounted_mib for use in uses) > 0 and is_accounted
     if asked_mib and (seen or accounted):
@@ -284,7 +283,7 @@ def _node_use(folder: Path, node: str) -> _NodeUse:
         found.samples += len(block.place.ys)
         found.memory_mib = max(found.memory_mib, *columns.get(JOB_MIB, ()), 0.0)
         found.node_mib = max(
-            found.node_mib, *(each / _MIB for each in columns.get("Memory", ())), 0.0
+            found.node_mib, *(each / MIB for each in columns.get("Memory", ())), 0.0
         )
         found.cores = int(columns[CORES][-1])
         found.busy = max(found.busy, *columns.get(BUSY_CORES, ()), 0.0)

@@ -32,7 +32,8 @@ from clusterctl.runs.page import Chart, Report, Section, Series, Table
 from clusterctl.runs.series import history_in
 from clusterctl.runs.spread import Spread, mean_of
 from clusterctl.runs.table import stored
-from clusterctl.runs.telemetry import FIGURES, node_use
+from clusterctl.runs.telemetry import node_use
+from clusterctl.runs.telemetry_files import FIGURES
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.directives import Directives
 from clusterctl.spec.metrics import Goal, Target, goal_of

@@ -19,66 +19,17 @@ from clusterctl.runs.table import stored
 from clusterctl.runs.telemetry_files import (
     BEFORE,
     BY_COUNTERS,
+    FIGURES,
     GPUS,
-    MEANS,
     OTHER_GPUS,
     TIME,
     NodeFile,
+    Parts,
 )
 from clusterctl.util import formatting
 from clusterctl.util.numbers import counted
 
 _MOST_NODES: Final = 16
-_MIB: Final = 1 << 20
-_GIB: Final = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure of the nodes, with a chart.
-
-    unit: of its samples. of_gpus: whether it is the mean of the node's GPUs; otherwise the node's own,
-    or the sum of its parts. in_charts: whether it has a chart.
-    key: its name in comparisons and in the table of a scaling; "": it is only in charts. key_unit:
-    the unit there, with ``size`` of ``unit``. is_highest: whether it is the highest sample there,
-    not the mean.
-    """
-
-    title: str
-    unit: str
-    key: str = ""
-    key_unit: str = ""
-    size: int = 1
-    is_highest: bool = False
-    of_gpus: bool = False
-    in_charts: bool = True
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title} ({'highest' if self.is_highest else 'mean'})"
-
-
-FIGURES: Final = (
-    Figure("CPU", "%", "cpu_percent", "%"),
-    Figure("Memory", "B", "memory_max_gib", "GiB", _GIB, is_highest=True),
-    Figure("GPU", "%", "gpu_percent", "%", of_gpus=True),
-    Figure("GPU tensor cores", "%", "gpu_tensor_percent", "%", of_gpus=True),
-    Figure("GPU memory bandwidth", "%", "gpu_bandwidth_percent", "%", of_gpus=True),
-    # The same as a speed, if the peak is known.
-    Figure(
-        "GPU memory traffic",
-        "B/s",
-        "gpu_bandwidth_gb_per_s",
-        "GB/s",
-        10**9,
-        of_gpus=True,
-        in_charts=False,
-    ),
-    Figure("GPU memory", "B", "gpu_memory_max_gib", "GiB", _GIB, is_highest=True),
-    Figure("Network received", "B/s"),
-    Figure("Network sent", "B/s", "sent_mib_per_s", "MiB/s", _MIB),
-    Figure("Power of GPUs", "W"),
-)
 # A straggler takes this much longer than the median of the other ranks, and is the slowest so often
 # that the probability for an equally fast node would be below `_BY_CHANCE`.
 _SLOWER: Final = 1.2
@@ -152,14 +103,17 @@ def node_use(
     samples = [_NodeSamples.of(folder, node, start, end, only_whole=True) for node in nodes]
     has_others = any(each.has_other_gpus for each in samples)
     use = {}
-    for figure in (each for each in FIGURES if each.key and not (each.of_gpus and has_others)):
+    for figure in (each for each in FIGURES if each.key):
+        is_of_gpus = figure.parts is Parts.MEAN_OF_GPUS
+        if is_of_gpus and has_others:
+            continue
         wholes = [
-            (each.curves[figure.title].whole, each.gpus if figure.of_gpus else 1)
+            (each.curves[figure.title].whole, each.gpus if is_of_gpus else 1)
             for each in samples
             if figure.title in each.curves
         ]
         found = [(whole, count) for whole, count in wholes if whole is not None and whole.finite]
-        is_partial = figure.of_gpus and len(found) < sum(each.gpus > 0 for each in samples)
+        is_partial = is_of_gpus and len(found) < sum(each.gpus > 0 for each in samples)
         if found and not is_partial:
             total = sum(whole.total * count for whole, count in found)
             mean = total / sum(whole.finite * count for whole, count in found)
@@ -209,11 +163,14 @@ class _NodeSamples:
             columns[OTHER_GPUS].within(start, end)
         )
         since = columns[BEFORE].ys
-        whole = [at for at in inside if since[at] >= start] if only_whole else inside
-        for title in (figure.title for figure in FIGURES if figure.title in columns):
-            is_mean = title in MEANS or (title == "GPU" and BY_COUNTERS in columns)
+        early = {at for at in inside if only_whole and since[at] < start}
+        by_counters = columns[BY_COUNTERS].ys if BY_COUNTERS in columns else ()
+        counted_early = {at for at in early if by_counters and by_counters[at] == 1}
+        for figure in (each for each in FIGURES if each.title in columns):
+            title = figure.title
             values = columns[title].ys
-            used = [at for at in (whole if is_mean else inside) if not math.isnan(values[at])]
+            outside = counted_early if figure.is_mean is None else early if figure.is_mean else ()
+            used = [at for at in inside if at not in outside and not math.isnan(values[at])]
             placed = [times[at] for at in used], [values[at] for at in used]
             if used:
                 column = Column(*placed, rises=block.place.rises)

@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
 from itertools import chain
 from operator import lt
 from pathlib import Path
@@ -20,32 +22,35 @@ from typing import Any, Final
 
 from clusterctl.runs.curve import Column
 from clusterctl.runs.metric_files import Block, json_lines
+from clusterctl.spec.units import GIB_MIB, MIB
 from clusterctl.util.numbers import finite
 
 GPU_AT_WORK: Final = 1.0
 """Percentage of time. The counters of a GPU without work need not be exactly 0."""
 TIME: Final = "time"
-# The time of the line before the sample, infinite without one: means are since then. Telemetry
-# begins anew with each attempt.
+# The time of the line before the sample, infinite without one. Telemetry begins anew with each
+# attempt.
 BEFORE: Final = "before"
-# Cores of the node; how many of them were busy since the line before, and for how many seconds
-# together, if that line was not long ago.
+# Cores of the node.
 CORES: Final = "cores"
+# How many cores were busy since the line before, and for how many seconds together, if that line was
+# not long ago.
 BUSY_CORES: Final = "busy_cores"
 CORE_S: Final = "core_s"
 JOB_MIB: Final = "job_memory_mib"
 GPUS: Final = "gpus"
-# 1, or NaN: the node did nothing since the line before; shows other GPUs than Slurm has given to the
-# job, so that some may be those of other jobs; the use of GPUs is by their counters since the line
-# before; that of some GPU is unknown.
+# The following are 1, or NaN.
+# The node did nothing since the line before.
 IDLE: Final = "idle"
+# The node shows other GPUs than Slurm has given to the job: some may be those of other jobs.
 OTHER_GPUS: Final = "other_gpus"
+# The use of the GPUs is a mean since the line before, by their counters.
 BY_COUNTERS: Final = "by_counters"
+# It is not known how much a GPU was used.
 UNKNOWN_GPU: Final = "unknown_gpu"
 # Of a GPU: its energy so far, and the percentage of time in which any kernel ran.
 ENERGY: Final = "energy_mj "
 BUSY: Final = "busy "
-_MIB: Final = 1 << 20
 _LATEST: Final = 1 << 37  # Unix seconds
 # No node has so much of anything. Sums and products of less are finite.
 _IMPOSSIBLE: Final = 1 << 60
@@ -56,19 +61,74 @@ _LONGEST_SILENCE_S: Final = 60.0
 # A node is idle if its processes use less than these.
 _IDLE_CORES: Final = 0.1
 _IDLE_BYTES_PER_S: Final = 10_000
-# Figures by the key of a sample, of a GPU that are summed, and of a GPU that are averaged.
-_OF_GPUS: Final = (("GPU memory", "mem_used_mib", _MIB), ("Power of GPUs", "power_w", 1))
-_BY_COUNTERS: Final = (
-    ("GPU tensor cores", "tensor_percent"),
-    ("GPU memory bandwidth", "bandwidth_percent"),
-    ("GPU memory traffic", "bandwidth_bytes_per_s"),
+
+
+class Parts(Enum):
+    """What a figure of a node is: its own value, or that of its parts together."""
+
+    NODE = auto()
+    SUM_OF_LINKS = auto()
+    SUM_OF_GPUS = auto()
+    MEAN_OF_GPUS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of the nodes.
+
+    source: the key in a sample, or in its GPUs. "": the use of a GPU. source_size: the unit there,
+    as a multiple of ``unit``. is_mean: whether it is the mean since the line before. None: if it is
+    by counters. in_charts: whether it has a chart, in ``unit``.
+    key: its name in comparisons and in the table of a scaling; "": it is only in charts. key_unit:
+    the unit there, with ``size`` of ``unit``. is_highest: whether it is the highest sample there,
+    not the mean.
+    """
+
+    title: str
+    source: str
+    unit: str
+    key: str = ""
+    key_unit: str = ""
+    size: int = 1
+    parts: Parts = Parts.NODE
+    source_size: int = 1
+    is_mean: bool | None = False
+    is_highest: bool = False
+    in_charts: bool = True
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({'highest' if self.is_highest else 'mean'})"
+
+
+_Memory: Final = partial(
+    Figure, unit="B", key_unit="GiB", size=GIB_MIB * MIB, source_size=MIB, is_highest=True
 )
-_NETWORK: Final = (
-    ("Network received", "net_rx_bytes_per_s"),
-    ("Network sent", "net_tx_bytes_per_s"),
+_Network: Final = partial(Figure, unit="B/s", parts=Parts.SUM_OF_LINKS, is_mean=True)
+_OfGpus: Final = partial(Figure, unit="%", key_unit="%", parts=Parts.MEAN_OF_GPUS, is_mean=True)
+FIGURES: Final = (
+    Figure("CPU", "cpu_percent", "%", "cpu_percent", "%", is_mean=True),
+    _Memory("Memory", "memory_used_mib", key="memory_max_gib"),
+    _OfGpus("GPU", "", key="gpu_percent", is_mean=None),
+    _OfGpus("GPU tensor cores", "tensor_percent", key="gpu_tensor_percent"),
+    _OfGpus("GPU memory bandwidth", "bandwidth_percent", key="gpu_bandwidth_percent"),
+    # The same as a speed, if the peak is known.
+    _OfGpus(
+        "GPU memory traffic",
+        "bandwidth_bytes_per_s",
+        unit="B/s",
+        key="gpu_bandwidth_gb_per_s",
+        key_unit="GB/s",
+        size=10**9,
+        in_charts=False,
+    ),
+    _Memory("GPU memory", "mem_used_mib", key="gpu_memory_max_gib", parts=Parts.SUM_OF_GPUS),
+    _Network("Network received", "net_rx_bytes_per_s"),
+    _Network(
+        "Network sent", "net_tx_bytes_per_s", key="sent_mib_per_s", key_unit="MiB/s", size=MIB
+    ),
+    Figure("Power of GPUs", "power_w", "W", parts=Parts.SUM_OF_GPUS),
 )
-MEANS: Final = frozenset(("CPU", *(title for title, _ in (*_BY_COUNTERS, *_NETWORK))))
-"""The figures that are means since the line before the sample."""
 
 
 @dataclass
@@ -183,22 +243,22 @@ def _figures(
 ) -> dict[str, float]:
     """Return the figures of a sample by title. uses: of its GPUs."""
     figures: dict[str, float] = {}
-    for title, key, unit in (("CPU", "cpu_percent", 1), ("Memory", "memory_used_mib", _MIB)):
-        if (value := _amount(line.get(key))) is not None:
-            figures[title] = value * unit
-    for title, key in _NETWORK:
-        links = line.get(key)
-        if rates := _amounts(links.values() if isinstance(links, dict) else ()):
-            figures[title] = sum(rates)
-    for title, key, unit in _OF_GPUS if gpus else ():
-        if amounts := _amounts(gpu.get(key) for gpu in gpus):
-            figures[title] = sum(amount * unit for amount in amounts)
-    means = [("GPU", uses)] if gpus else []
-    means += [(title, [gpu.get(key) for gpu in gpus]) for title, key in _BY_COUNTERS if gpus]
-    for title, values in means:
+    for figure in FIGURES:
+        values: Iterable[Any] = uses
+        if figure.parts is Parts.NODE:
+            values = (line.get(figure.source),)
+        elif figure.parts is Parts.SUM_OF_LINKS:
+            links = line.get(figure.source)
+            values = links.values() if isinstance(links, dict) else ()
+        elif figure.source:
+            values = (gpu.get(figure.source) for gpu in gpus)
+        numbers = _amounts(values)
+        total = sum(numbers) * figure.source_size
+        if figure.parts is not Parts.MEAN_OF_GPUS:
+            figures |= {figure.title: total} if numbers else {}
         # A mean of some GPUs alone would be a figure from a part.
-        if len(numbers := _amounts(values)) == len(gpus):
-            figures[title] = sum(numbers) / len(gpus)
+        elif numbers and len(numbers) == len(gpus):
+            figures[figure.title] = total / len(gpus)
     return figures
 
 
@@ -210,7 +270,7 @@ def _is_idle(line: Mapping[str, Any], uses: Sequence[float | None]) -> bool:
     """Return whether network and GPUs did nothing since the line before. A value that is missing may
     be any. uses: of the GPUs.
     """
-    links = [line.get(key) for _, key in _NETWORK]
+    links = [line.get(each.source) for each in FIGURES if each.parts is Parts.SUM_OF_LINKS]
     rates = [_amount(rate) for each in links if isinstance(each, dict) for rate in each.values()]
     return (
         all(isinstance(each, dict) for each in links)

@@ -15,6 +15,7 @@ from clusterctl.util import formatting
 
 SIZE_PATTERN: Final = r"^(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,6})?[KMGTkmgt]i?[Bb]?$"
 DURATION_PATTERN: Final = r"^(?=.*[1-9])([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$"
+MIB: Final = 1 << 20  # bytes
 GIB_MIB: Final = 1024
 MAX_SIZE_MIB: Final = 1024**2 * GIB_MIB
 MAX_DURATION_S: Final = 3650 * 86400

@@ -18,7 +18,8 @@ from clusterctl.runs.find import Row
 from clusterctl.runs.page import Chart, Report, Section, Series, thinned
 from clusterctl.runs.report import report_of
 from clusterctl.runs.scaling import scaling_of
-from clusterctl.runs.telemetry import FIGURES, compare_ranks
+from clusterctl.runs.telemetry import compare_ranks
+from clusterctl.runs.telemetry_files import FIGURES
 from clusterctl.util import formatting
 from tests.unit.runs.made import TIME, made_run
 from tests.unit.runs.test_report import NODES, TIMES, lines, trained

@@ -75,6 +75,8 @@ def test_means_over_time_before_the_span_do_not_count(tmp_path: Path) -> None:
     snapshots = [{"util": gpu["util"]} for gpu in shown]
     write_samples(tmp_path, "n1", *({"gpus": [gpu]} for gpu in snapshots))
     assert node_use(tmp_path, ["n1"], span) == {"gpu_percent": 3}
+    write_samples(tmp_path, "n1", *({"gpus": [gpu]} for gpu in (*snapshots[:2], *shown[2:])))
+    assert node_use(tmp_path, ["n1"], span) == {"gpu_percent": (2 + 30 + 40) / 3}
 
 
 def test_use_without_counters_is_that_of_nvmls_snapshots(tmp_path: Path) -> None:
