@@ -15,17 +15,19 @@ import sys
 import zipfile
 import zlib
 from array import array
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict  # until Python 3.12
 
 from clusterctl.runs.curve import Column
 from clusterctl.runs.metric_files import Block, MetricFiles
-from clusterctl.runs.telemetry_files import NodeFile
+from clusterctl.runs.telemetry_files import NodeFile, is_of_node
 from clusterctl.state.ledger import TABLE_FILE, TASK
 from clusterctl.util.numbers import finite
 
@@ -38,7 +40,7 @@ _WORD: Final = 8  # bytes
 _BOUND: Final = 1 << 63
 # Whoever sends a run to somebody may have written anything into its table.
 _LONGEST: Final = 64 << 20  # bytes of a block's head
-_MOST_ROWS: Final = 1 << 24  # of a block
+_Count: TypeAlias = Annotated[int, Field(ge=1, le=1 << 24)]
 _DAMAGES: Final = (
     OSError,
     EOFError,
@@ -57,6 +59,24 @@ _DAMAGES: Final = (
 Files: TypeAlias = MetricFiles | NodeFile
 
 
+class _Head(TypedDict):
+    """What a block begins with. rows: the number of its places. columns: for each its name, the
+    number of its values, whether these have the places of the rows, and whether they have times.
+    """
+
+    axis: str
+    kind: str
+    rows: _Count
+    has_times: bool
+    rises: bool
+    places: Literal["q", "d"]
+    columns: list[tuple[str, _Count, bool, bool]]
+    lines: list[dict[str, Any]]
+
+
+_HEAD: Final = TypeAdapter(_Head)
+
+
 def stored(files: Files) -> Iterator[Block]:
     """Yield what the table has of files, or what they have themselves if the table lacks them or is
     damaged. ``left_out`` of the files is then complete in both cases.
@@ -64,7 +84,8 @@ def stored(files: Files) -> Iterator[Block]:
     path, folder = _place(files.folder)
     changed_at = path.stat().st_mtime_ns if path.is_file() else None
     member = f"{folder}{files.member}"
-    is_whole = None if changed_at is None else _is_whole(path, changed_at, member)
+    is_node = isinstance(files, NodeFile)
+    is_whole = None if changed_at is None else _is_whole(path, changed_at, member, is_node=is_node)
     if changed_at is not None and is_whole:
         with _opened(path, changed_at).open(member) as file:
             yield from _stored(file, files.left_out)
@@ -83,12 +104,13 @@ def _stored(file: IO[bytes], left_out: list[str]) -> Iterator[Block]:
         if _LEFT_OUT in head:
             left_out += map(str, head[_LEFT_OUT])
         else:
-            yield _read(head, file)
+            yield _read(_HEAD.validate_python(head), file)
 
 
 @lru_cache(maxsize=4096)
-def _is_whole(path: Path, changed_at: int, member: str) -> bool | None:
+def _is_whole(path: Path, changed_at: int, member: str, *, is_node: bool) -> bool | None:
     """Return whether all blocks of a member can be read; None if the table has no such member.
+    is_node: whether they must be of a node's telemetry.
 
     Its checksum is known only at its end, so readers of its blocks can't see damage in time.
     """
@@ -97,10 +119,9 @@ def _is_whole(path: Path, changed_at: int, member: str) -> bool | None:
         if member not in table.NameToInfo:
             return None
         with table.open(member) as file:
-            deque(_stored(file, []), maxlen=0)
+            return all(is_of_node(block) or not is_node for block in _stored(file, []))
     except _DAMAGES:
         return False
-    return True
 
 
 @lru_cache(maxsize=8)
@@ -118,7 +139,7 @@ def _place(folder: Path) -> tuple[Path, str]:
 
 
 class TableWriter:
-    """Adds to the table of a run, which there is once anything was parsed. tree: the run's folder."""
+    """Adds to the table of a run, and creates it with the first block. tree: the run's folder."""
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
@@ -200,17 +221,25 @@ def _bytes(values: array[Any]) -> bytes:
     return values.tobytes()
 
 
-def _read(head: Any, file: IO[bytes]) -> Block:
+def _read(head: _Head, file: IO[bytes]) -> Block:
+    """Read the columns of a block. Raises ValueError or EOFError: it is none that can be written."""
+    lines = head["lines"]
+    if head["kind"] in _KEPT and len(lines) != head["rows"]:
+        raise ValueError
     place = _place_of(head, head["rows"], file, has_times=head["has_times"])
     columns = {}
     for name, count, is_same, has_times in head["columns"]:
+        if is_same and count != head["rows"]:
+            raise ValueError
         own = place if is_same else _place_of(head, count, file, has_times=has_times)
         columns[name] = own._replace(ys=_numbers(count, file))
-    return Block(columns, head["axis"], place, head["kind"], head["lines"])
+    return Block(columns, head["axis"], place, head["kind"], lines)
 
 
-def _place_of(head: Any, count: int, file: IO[bytes], *, has_times: bool) -> Column:
-    xs = _numbers(count, file, "q" if head["places"] == "q" else "d")
+def _place_of(head: _Head, count: int, file: IO[bytes], *, has_times: bool) -> Column:
+    xs = _numbers(count, file, head["places"])
+    if not all(map(math.isfinite, xs)):
+        raise ValueError
     times: Sequence[float | None] | None = _numbers(count, file) if has_times else None
     if times is not None and not math.isfinite(sum(time or 0.0 for time in times)):
         times = [*map(finite, times)]
@@ -218,8 +247,6 @@ def _place_of(head: Any, count: int, file: IO[bytes], *, has_times: bool) -> Col
 
 
 def _numbers(count: int, file: IO[bytes], code: str = "d") -> list[Any]:
-    if not 0 <= count <= _MOST_ROWS:
-        raise ValueError
     numbers: array[Any] = array(code)
     numbers.frombytes(file.read(count * _WORD))
     if len(numbers) != count:

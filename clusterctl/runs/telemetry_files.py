@@ -54,6 +54,7 @@ BUSY: Final = "busy "
 _LATEST: Final = 1 << 37  # Unix seconds
 # No node has so much of anything. Sums and products of less are finite.
 _IMPOSSIBLE: Final = 1 << 60
+_MOST: Final = 2.0**120  # of the GPUs of a node, in the figures' units
 # Use since a line that is older than this is not counted.
 _LONGEST_S: Final = 180
 # Telemetry that is silent for longer shows no idle time.
@@ -167,6 +168,26 @@ class NodeFile:
                     before = time
                 if rows.times:
                     yield rows.block()
+
+
+def is_of_node(block: Block) -> bool:
+    """Return whether a block has what readers of telemetry expect, as those of a ``NodeFile`` have."""
+    columns = {
+        name: column.ys
+        for name, column in block.columns.items()
+        if not name.startswith((ENERGY, BUSY))
+    }
+    return (
+        {BEFORE, CORES, GPUS} <= columns.keys()
+        and all(len(ys) == len(block.place.ys) for ys in columns.values())
+        and not any(map(math.isnan, columns[BEFORE]))
+        and not any(map(math.isnan, chain(columns[CORES], columns[GPUS])))
+        and not any(
+            any(map(_MOST.__le__, map(abs, column.ys)))
+            for name, column in block.columns.items()
+            if name != BEFORE
+        )
+    )
 
 
 class _Rows:

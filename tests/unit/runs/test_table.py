@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.runs.compare import compare_losses
+from clusterctl.runs.curve import Column
 from clusterctl.runs.find import Row
 from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.report import report_of
@@ -165,6 +166,46 @@ def test_damaged_table_yields_nothing_and_the_files_are_read(tmp_path: Path, pla
     values = [y for block in stored(read) for y in block.columns["loss"].ys]
     assert values == [line["loss"] for line in lines]
     assert read.left_out == []
+
+
+def column(*ys: float) -> Column:
+    places = [TIME + at + 1.0 for at in range(len(ys))]
+    return Column(places, ys, rises=True)
+
+
+OF_A_NODE = {"before": column(INF, TIME), "cores": column(8, 8), "gpus": column(0, 1)}
+FOREIGN: dict[str, Block] = {
+    "no columns": Block({}, "time", column(1, 2)),
+    "not finite": Block({**OF_A_NODE, "gpus": column(NAN, NAN)}, "time", column(1, 2)),
+    "too large": Block({**OF_A_NODE, "CPU": column(5, 1e308)}, "time", column(1, 2)),
+    "unknown time before": Block({**OF_A_NODE, "before": column(NAN, NAN)}, "time", column(1, 2)),
+    "short": Block({**OF_A_NODE, "CPU": column(5)}, "time", column(1, 2)),
+    "empty": Block(OF_A_NODE, "time", Column([], [])),
+    "places that are not finite": Block(OF_A_NODE, "time", Column([NAN, INF], [NAN, INF])),
+    "no text": Block(OF_A_NODE, ["time"], column(1, 2)),  # type: ignore[arg-type]
+    "a line too few": Block(OF_A_NODE, "time", column(1, 2), "result", [{}]),
+}
+
+
+OF_ANY_FILES = ("empty", "places that are not finite", "no text", "a line too few")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*((NodeFile, name) for name in FOREIGN), *((MetricFiles, name) for name in OF_ANY_FILES)],
+)
+def test_table_that_collect_can_t_have_written_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Any], name: str
+) -> None:
+    """Whoever sends a run may have written it, and its readers need whole columns."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    telemetry(tmp_path)
+    of_run = (tmp_path, "n1") if kind is NodeFile else (tmp_path,)
+    expected = kept([*kind(*of_run).blocks()])
+    with monkeypatch.context() as patch, TableWriter(tmp_path) as table:
+        patch.setattr(kind, "blocks", lambda _: iter([FOREIGN[name]]))
+        assert len([*table.blocks(kind(*of_run))]) == 1
+    assert kept([*stored(kind(*of_run))]) == expected
 
 
 def test_damaged_table_is_named_if_there_are_no_files(tmp_path: Path) -> None:
