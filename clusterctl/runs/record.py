@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,10 +132,10 @@ class Recorder:
         (tree / ENVIRONMENT_FILE).write_text(environment_text(tree, manifest, facts, self.version))
         source = _json(kept.get(SOURCE_FILE, b""))
         (tree / TABLE_FILE).unlink(missing_ok=True)
-        left_out = self._parse_telemetry(tree)
+        self._parse_telemetry(tree)
         record = self._record(tree, manifest, source["hash"] if source else None)
         sweep = _json(kept.get(SWEEP_FILE, b""))
-        record = _with_summary(record, tree, facts, sweep, left_out)
+        record = _with_summary(record, tree, facts, sweep)
         if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             diagnosis = diagnose_job(self.session, job, tree).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
@@ -143,19 +143,13 @@ class Recorder:
         write_sums(tree, manifest.sha256)
         return record
 
-    def _parse_telemetry(self, tree: Path) -> Mapping[Path, Sequence[str]]:
-        """Write the telemetry of all nodes into the table. Return what was left out, by the folder of
-        a job or task.
-        """
-        left_out: dict[Path, list[str]] = {}
+    def _parse_telemetry(self, tree: Path) -> None:
+        """Write the telemetry of all nodes into the table."""
         with TableWriter(tree) as table:
             for job in self.jobs:
                 folder = _folder_of(job, tree)
                 for node in dict.fromkeys((*nodes_of(history_in(folder)), *job.all_nodes)):
-                    file = NodeFile(folder, node)
-                    deque(table.blocks(file), maxlen=0)
-                    left_out.setdefault(folder, []).extend(file.left_out)
-        return left_out
+                    deque(table.blocks(NodeFile(folder, node)), maxlen=0)
 
     def _whole(self, job: JobInfo, tree: Path) -> JobInfo:
         """Return a job or an array's task with all its attempts."""
@@ -217,10 +211,8 @@ def _folder_of(job: JobInfo, tree: Path) -> Path:
     return tree if job.task is None else tree / f"task-{job.task}"
 
 
-def _with_summary(
-    record: RunRecord, tree: Path, facts: Any, sweep: Any, left_out: Mapping[Path, Sequence[str]]
-) -> RunRecord:
-    """Return the record with what the programs wrote. left_out: of the telemetry, by folder."""
+def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
+    """Return the record with what the programs wrote."""
     facts = facts if isinstance(facts, dict) else {}
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
@@ -246,7 +238,6 @@ def _with_summary(
 
     def told(task: TaskRecord) -> tuple[Summary, dict[str, Any]]:
         summary, more = _program_of(record, task, tree, args, table)
-        summary.left_out += (*left_out.get(task.folder_in(tree), ()),)
         if task.number.isdecimal() and int(task.number) < len(values):
             summary.config |= config_of_task(values[int(task.number)], form)
         return summary, more

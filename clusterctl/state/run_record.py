@@ -240,7 +240,7 @@ class RunRecord(_Stored):
     args: arguments of the program. config: the program's options and its configuration in
         metrics.jsonl. given: which of them the user set, as the program tells. None: it does not.
         Each task of an array has its own ``config``, ``given`` and ``metrics``.
-    left_out: sentences on metrics and telemetry that were written and that the record does not have.
+    left_out: sentences on metrics that were written and that the record does not have.
     tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
     packed: the tasks that ran inside this job (`submit --pack`). Their times, nodes and energy are
         part of the job's.

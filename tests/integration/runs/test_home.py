@@ -18,6 +18,7 @@ from clusterctl.runs import collect as collecting
 from clusterctl.runs.collect import collect, collect_runs
 from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.runs.find import Row
+from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import comment_of
 from clusterctl.scheduler.evidence import diagnose_jobs
 from clusterctl.scheduler.session import Session
@@ -264,7 +265,7 @@ def test_killed_attempts_without_accounting_count(session, cluster, tmp_path, ou
     (folder / "job.events").write_text("\n".join(map(json.dumps, events)))
     (folder / "telemetry").mkdir(exist_ok=True)
     lines = [sample for sample in samples if wrote_its_start or sample["time"] < start]
-    (folder / "telemetry" / "n1.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (folder / "telemetry" / "n1.jsonl").write_text("\n".join([*map(json.dumps, lines), "torn"]))
     cluster.change(job_id, end=start + 30)
     quick = cluster.session(patience_s=0.0)
     quick.scheduler.no_accounting = "closed"
@@ -275,6 +276,8 @@ def test_killed_attempts_without_accounting_count(session, cluster, tmp_path, ou
         (start + wrote_its_start, start + 30, ("n1",)),
     ]
     assert run.elapsed_s == 90 - wrote_its_start
+    assert run.left_out == ()
+    assert any("telemetry/n1.jsonl" in text for text in report_of([Row(run)]).missing)
 
 
 HOSTILE = """cd ..
