@@ -36,7 +36,7 @@ from clusterctl.runs.series import (
 )
 from clusterctl.runs.table import TableWriter
 from clusterctl.runs.telemetry_files import NodeFile
-from clusterctl.runs.time_use import Records, find_time_use
+from clusterctl.runs.time_use import Records, TimeEvidence, find_time_use
 from clusterctl.scheduler.accounting import StepsUse, shows_running_job, uses_by_job
 from clusterctl.scheduler.arrays import tasks_of
 from clusterctl.scheduler.base import (
@@ -237,7 +237,7 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
         sweep.pop("arguments", None)
 
     def told(task: TaskRecord) -> tuple[Summary, dict[str, Any]]:
-        summary, more = _program_of(record, task, tree, args, table)
+        summary, more = _program_of(record, task, tree, args, table, evidence=evidence[task.id])
         if task.number.isdecimal() and int(task.number) < len(values):
             summary.config |= config_of_task(values[int(task.number)], form)
         return summary, more
@@ -249,6 +249,11 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
             for summary, more in (told(task),)
         )
 
+    # Telemetry can't be read from the table while metrics are added to it.
+    evidence = {
+        task.id: TimeEvidence.of(task.folder_in(tree), task)
+        for task in (*record.tasks, *record.packed)
+    }
     with TableWriter(tree) as table:
         if record.is_array:
             submitted["tasks"] = all_told(record.tasks)
@@ -261,10 +266,16 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
 
 
 def _program_of(
-    record: RunRecord, task: TaskRecord, tree: Path, args: Sequence[str], table: TableWriter
+    record: RunRecord,
+    task: TaskRecord,
+    tree: Path,
+    args: Sequence[str],
+    table: TableWriter,
+    *,
+    evidence: TimeEvidence,
 ) -> tuple[Summary, dict[str, Any]]:
     """Return what the program of a job or task wrote, and its restarts and use of time. Its metrics
-    are read once.
+    are read once. evidence: without that of these.
     """
     folder = task.folder_in(tree)
     steps = StepsAround(restart_times(folder, task.attempts))
@@ -274,7 +285,7 @@ def _program_of(
     restarts = restarts_in(folder, task.attempts, steps)
     return summary, {
         "interruptions": tuple(attempt.as_dict() for attempt in restarts),
-        "time_use": find_time_use(record, task, folder, records),
+        "time_use": find_time_use(record, task, evidence.with_records(records)),
     }
 
 

@@ -110,28 +110,26 @@ class TimeEvidence:
     lost: Sequence[_Lost] = ()
 
     @classmethod
-    def of(
-        cls,
-        folder: Path,
-        nodes: Sequence[str],
-        gpus: float,
-        records: Records,
-        *,
-        suspended: bool,
-    ) -> TimeEvidence:
-        """Read a folder. nodes: of the job. gpus: that it had on each node."""
-        own, lost = records.parts()
+    def of(cls, folder: Path, task: TaskRecord) -> TimeEvidence:
+        """Read the folder of a job or array task, but for its metrics."""
         history = [attempt for attempt in history_in(folder) if attempt.start]
         needs_samples = any(attempt.ended is None for attempt in history)
+        is_suspended = any(attempt.suspended_s for attempt in task.attempts)
+        nodes = [*dict.fromkeys(node for attempt in task.attempts for node in attempt.nodes)]
+        asked = amounts_of(task.tres)
+        gpus = asked.get(GPU, 0.0) / max(1.0, asked.get("node", 1.0))
         return cls(
             history=history,
-            samples=sample_times(folder, history) if needs_samples or suspended else (),
+            samples=sample_times(folder, history) if needs_samples or is_suspended else (),
             staged=_merged(_staged_times(each for part in history for each in part.events)),
-            hangs=_hang_times((hang for part in history for hang in part.hangs), own),
             idle=_idle_times(folder, nodes, gpus),
-            records=own,
-            lost=lost,
         )
+
+    def with_records(self, records: Records) -> TimeEvidence:
+        """Return the evidence with that of the metrics."""
+        own, lost = records.parts()
+        hangs = _hang_times((hang for part in self.history for hang in part.hangs), own)
+        return replace(self, hangs=hangs, records=own, lost=lost)
 
 
 def total_time_use(rows: Iterable[Row]) -> dict[str, float]:
@@ -144,13 +142,11 @@ def total_time_use(rows: Iterable[Row]) -> dict[str, float]:
     return {use: sums[use] for use in TimeUse if sums[use] > 0}
 
 
-def find_time_use(
-    run: RunRecord, task: TaskRecord, folder: Path, records: Records
-) -> dict[str, float]:
+def find_time_use(run: RunRecord, task: TaskRecord, evidence: TimeEvidence) -> dict[str, float]:
     """Return the seconds of a job or array task by use, from its folder and the scheduler's times.
 
     They sum to the time from the submission to the end or, of a job that has not ended, until it
-    was collected. Empty if there is no time. records: of the metrics in the folder.
+    was collected. Empty if there is no time.
     """
     attempts = task.attempts
     end: float | None = task.end_time
@@ -163,11 +159,6 @@ def find_time_use(
         return {}
     if not attempts:
         return {TimeUse.QUEUE: end - begin}
-    nodes = [*dict.fromkeys(node for attempt in attempts for node in attempt.nodes)]
-    asked = amounts_of(task.tres)
-    gpus = asked.get(GPU, 0.0) / max(1.0, asked.get("node", 1.0))
-    is_suspended = any(attempt.suspended_s for attempt in attempts)
-    evidence = TimeEvidence.of(folder, nodes, gpus, records, suspended=is_suspended)
     if is_packed:
         # A packed task has no events of its own. Its only attempt is its program.
         start: Event = {"event": "start", "time": attempts[0].start_time}

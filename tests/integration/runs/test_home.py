@@ -19,6 +19,7 @@ from clusterctl.runs.collect import collect, collect_runs
 from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.runs.find import Row
 from clusterctl.runs.report import report_of
+from clusterctl.runs.telemetry_files import NodeFile
 from clusterctl.scheduler.base import comment_of
 from clusterctl.scheduler.evidence import diagnose_jobs
 from clusterctl.scheduler.session import Session
@@ -252,8 +253,15 @@ def test_attempts_without_accounting_are_those_of_the_job_itself(session, cluste
 
 
 @pytest.mark.parametrize("wrote_its_start", [True, False])
-def test_killed_attempts_without_accounting_count(session, cluster, tmp_path, out, wrote_its_start):
-    """The first attempt recorded no end, and the second may not even have recorded its start."""
+def test_killed_attempts_without_accounting_count(
+    session, cluster, tmp_path, out, monkeypatch, *, wrote_its_start
+):
+    """The first attempt recorded no end, and the second may not even have recorded its start. What
+    shows it is parsed once, although metrics are added to the table in between.
+    """
+    parsed = []
+    blocks = NodeFile.blocks
+    monkeypatch.setattr(NodeFile, "blocks", lambda own: parsed.append(own.member) or blocks(own))
     job_id = finished(session, cluster, tmp_path, "true")
     job = cluster.job(job_id)
     start = job["start"]
@@ -263,6 +271,7 @@ def test_killed_attempts_without_accounting_count(session, cluster, tmp_path, ou
     samples = [{"kind": "sample", "time": start + at} for at in (-1700, -995, -940, 20)]
     folder = Path(job["dir"])
     (folder / "job.events").write_text("\n".join(map(json.dumps, events)))
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}')
     (folder / "telemetry").mkdir(exist_ok=True)
     lines = [sample for sample in samples if wrote_its_start or sample["time"] < start]
     (folder / "telemetry" / "n1.jsonl").write_text("\n".join([*map(json.dumps, lines), "torn"]))
@@ -277,6 +286,7 @@ def test_killed_attempts_without_accounting_count(session, cluster, tmp_path, ou
     ]
     assert run.elapsed_s == 90 - wrote_its_start
     assert run.left_out == ()
+    assert parsed == ["telemetry/n1"]
     assert any("telemetry/n1.jsonl" in text for text in report_of([Row(run)]).missing)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.runs.metric_files import MetricFiles
 from clusterctl.runs.series import summarize
-from clusterctl.runs.time_use import Records, find_time_use
+from clusterctl.runs.time_use import Records, TimeEvidence, find_time_use
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.state.run_record import RunRecord, TaskRecord
 
@@ -95,4 +95,4 @@ def time_use_in(run: RunRecord, task: TaskRecord) -> dict[str, float]:
     records = Records()
     for block in MetricFiles(folder).blocks():
         records.add(block)
-    return find_time_use(run, task, folder, records)
+    return find_time_use(run, task, TimeEvidence.of(folder, task).with_records(records))
