@@ -207,7 +207,7 @@ class Curve:
         full bucket.
     same: the number of values with the place of the value before, such as those of batches of an
         epoch.
-    places: the last value at each place, for who compares it with other curves.
+    places: the last value at each place, to compare or average curves.
     """
 
     axis: str = ""

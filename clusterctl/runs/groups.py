@@ -12,7 +12,9 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import Notice
@@ -105,27 +107,42 @@ class Group:
         return text if spread.count == len(self.counted) else f"{text} (n={spread.count})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MeanLine:
     """The mean of a metric over the runs of a group that have it, at the steps that all of these
-    have.
+    have. Runs are added one by one, and their curves need not stay in memory.
 
     count: their number. stride: of very many values, about one of so many is a point.
-    points: (step, mean and spread).
     """
 
     group: Group
-    count: int
-    stride: int
-    points: Sequence[tuple[float, Spread]]
+    count: int = 0
+    stride: int = 1
+    _spreads: Mapping[float, Spread] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, group: Group, curves: Sequence[Curve]) -> MeanLine:
-        """Return the mean of curves by the same axis."""
-        values = [_by_place(curve) for curve in curves]
-        steps = sorted(set(values[0]).intersection(*values[1:])) if values else []
-        points = [(step, _spread([each[step] for each in values])) for step in steps]
-        return cls(group, len(curves), max((curve.size for curve in curves), default=1), points)
+    def add(self, curve: Curve) -> None:
+        """Add the curve of a run. All have the same axis."""
+        values = _by_place(curve)
+        self._spreads = (
+            {
+                step: one.with_value(values[step])
+                for step, one in self._spreads.items()
+                if step in values
+            }
+            if self.count
+            else {step: Spread(value, 0.0) for step, value in values.items()}
+        )
+        self.count += 1
+        self.stride = max(self.stride, curve.size)
+
+    @property
+    def points(self) -> Sequence[tuple[float, Spread]]:
+        """Step, and mean and spread: NaN, a gap of the line, if a value was not finite."""
+        gap = Spread(math.nan, math.nan, self.count)
+        return [
+            (step, one if math.isfinite(one.mean) and math.isfinite(one.deviation) else gap)
+            for step, one in sorted(self._spreads.items(), key=itemgetter(0))
+        ]
 
     @property
     def legend(self) -> str:
@@ -153,13 +170,6 @@ def _by_place(curve: Curve) -> Mapping[float, float]:
     return curve.places.points()
 
 
-def _spread(values: Sequence[float]) -> Spread:
-    if all(map(math.isfinite, values)):
-        return Spread.of(values)
-    # A gap of the line.
-    return Spread(math.nan, math.nan, len(values))
-
-
 @dataclass(frozen=True, slots=True)
 class MeanLines:
     """The lines of groups in a chart. axis: of their steps. left_out: why other runs that count are
@@ -176,34 +186,31 @@ class MeanLines:
         """Read a metric of the runs that count, and return its means by the axis that most of them
         have.
         """
-        files = {row.folder: MetricFiles(row.folder) for each in groups for row in each.counted}
-        curves = {folder: _curve_in(own, metric) for folder, own in files.items()}
-        axes = Counter(curve.drawn_axis for curve in curves.values() if curve is not None)
-        axis = next((name for name, _ in axes.most_common(1)), STEP)
-        lines, left_out = [], []
+        by_axis: list[dict[str, MeanLine]] = []
+        axes: dict[Path, str] = {}
+        unread: list[str] = []
         for group in groups:
-            found = []
+            own: dict[str, MeanLine] = {}
             for row in group.counted:
-                curve = curves[row.folder]
-                if curve is None:
+                files = MetricFiles(row.folder)
+                if (curve := _curve_in(files, metric)) is not None:
+                    axes[row.folder] = curve.drawn_axis
+                    own.setdefault(curve.drawn_axis, MeanLine(group)).add(curve)
+                unread += [f"{row.shown}: {text}" for text in files.left_out]
+            by_axis.append(own)
+        axis = next((name for name, _ in Counter(axes.values()).most_common(1)), STEP)
+        lines, left_out = [], []
+        for group, own in zip(groups, by_axis, strict=True):
+            for row in group.counted:
+                if (of_row := axes.get(row.folder)) is None:
                     left_out.append(f"{row.shown}: it has no {metric} over its steps")
-                elif curve.drawn_axis != axis:
-                    left_out.append(
-                        f"{row.shown}: its {metric} is by {curve.drawn_axis}, not {axis}"
-                    )
+                elif of_row != axis:
+                    left_out.append(f"{row.shown}: its {metric} is by {of_row}, not {axis}")
+            if (line := own.get(axis)) is not None:
+                if line.points:
+                    lines.append(line)
                 else:
-                    found.append(curve)
-            line = MeanLine.of(group, found)
-            if line.points:
-                lines.append(line)
-            elif found:
-                left_out.append(f"{line.legend}: its runs have no {axis} in common")
-        unread = [
-            f"{row.shown}: {text}"
-            for each in groups
-            for row in each.counted
-            for text in files[row.folder].left_out
-        ]
+                    left_out.append(f"{line.legend}: its runs have no {axis} in common")
         return cls(axis, lines, left_out, unread)
 
     def notes(self) -> Iterator[Notice]:

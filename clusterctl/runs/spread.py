@@ -46,6 +46,15 @@ class Spread:
         deviation = statistics.stdev(value / scale for value in values) if len(values) > 1 else 0.0
         return cls(mean_of(values), deviation * scale, len(values))
 
+    def with_value(self, value: float) -> Spread:
+        """Return the mean and deviation of one value more, by Welford's formula."""
+        count = self.count + 1
+        apart = value - self.mean
+        # The square of a large value does not fit a float.
+        before = self.deviation * math.sqrt((count - 2) / (count - 1))
+        deviation = math.hypot(before, apart / math.sqrt(count))
+        return Spread(self.mean + apart / count, deviation, count)
+
     def __str__(self) -> str:
         """Return a text such as ``290 ± 17``."""
         return formatting.spread(self.mean, self.deviation)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ import numpy as np
 import pytest
 
 from clusterctl.errors import Notice
+from clusterctl.runs import groups as groups_module
 from clusterctl.runs.curve import Column, Curve, Places
 from clusterctl.runs.figure import MetricFigure
 from clusterctl.runs.find import Row, latest_tasks
-from clusterctl.runs.groups import Group, Groups, MeanLine, grouped, is_seed
+from clusterctl.runs.groups import Group, Groups, MeanLine, MeanLines, grouped, is_seed
+from clusterctl.runs.metric_files import Block, MetricFiles
 from clusterctl.runs.report import report_of
 from clusterctl.runs.series import summarize
+from clusterctl.runs.table import stored
 from clusterctl.state.run_record import RunRecord
 from tests.support.messages import refused
 from tests.unit.runs.made import made_run
@@ -105,15 +109,15 @@ def test_figure_points_are_those_of_numpy(tmp_path: Path) -> None:
 def test_mean_line_of_many_steps_goes_on_after_a_restart(every: float) -> None:
     """Also if a run repeated an odd number of steps, or began one step later."""
     steps = [*range(2000)], [*range(1001), *range(1000, 2000)], [*range(1, 2000)]
-    curves = []
+    line = MeanLine(Group({}, (), (), ()))
     for number, of_run in enumerate(steps, 1):
         curve = Curve(places=Places())
         for at in range(0, len(of_run), 300):
             xs = [every * step for step in of_run[at : at + 300]]
             column = Column(xs, [number * x + at for x in xs], rises=xs == sorted({*xs}))
             curve.extend("step", column)
-        curves.append(curve)
-    points = MeanLine.of(Group({}, (), (), ()), curves).points
+        line.add(curve)
+    points = line.points
     places = [place / every for place, _ in points]
     assert len(places) > 500
     assert places[0] < 5
@@ -127,6 +131,22 @@ def test_mean_line_of_many_steps_goes_on_after_a_restart(every: float) -> None:
         for step in map(round, places)
     ]
     assert [one.mean for _, one in points] == pytest.approx(expected)
+
+
+def test_curves_of_many_seeds_are_not_in_memory_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = swept(tmp_path, [{"seed": n} for n in range(6)], [losses(n) for n in range(6)])
+    counts = []
+
+    def counting(files: MetricFiles) -> Iterator[Block]:
+        counts.append(sum(isinstance(one, Curve) for one in gc.get_objects()))
+        return stored(files)
+
+    monkeypatch.setattr(groups_module, "stored", counting)
+    MeanLines.of(grouped(latest_tasks(row)).groups, "loss")
+    assert len(counts) == 6
+    assert max(counts) <= counts[0] + 1
 
 
 def test_report_means_all_tasks_and_names_those_that_diverged(tmp_path: Path) -> None:
