@@ -250,9 +250,7 @@ def example(cluster: Cluster, folder: Path, name: str) -> str:
 
 
 def test_example_learns_a_text_and_samples_it(example_cluster: Cluster, typed: Path) -> None:
-    there, collected, here = example(example_cluster, typed, "text.sh").partition(
-        ": runs/"
-    )
+    there, collected, here = example(example_cluster, typed, "text.sh").partition(": runs/")
     assert collected
     assert "\nYou may" in there
     assert "\nYou may" in here
@@ -271,9 +269,7 @@ def test_example_continues_a_trained_model_with_another_text(
 def test_example_trains_evaluates_and_predicts_digits(
     example_cluster: Cluster, typed: Path
 ) -> None:
-    judged, _, predictions = example(example_cluster, typed, "digits.sh").partition(
-        ": runs/"
-    )
+    judged, _, predictions = example(example_cluster, typed, "digits.sh").partition(": runs/")
     assert json.loads(judged.splitlines()[-2])["accuracy"] > 0.9
     lines = predictions.splitlines()[1:]
     assert [line.split(": ")[0] for line in lines] == [
