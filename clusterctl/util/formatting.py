@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Final
 
 from clusterctl.util.numbers import finite
@@ -200,16 +201,22 @@ def spread(mean: float, deviation: float, digits: int = 4) -> str:
     digits: of a mean without a deviation, or whose deviation is only that of rounding.
     """
     largest = max(abs(mean), deviation)
-    is_rounding = deviation <= abs(mean) * _ROUNDING
-    if largest and not _SMALL <= largest < _LARGE:
-        text = f"{mean:.{digits}g}"
-        return text if is_rounding else f"{text} ± {deviation:.2g}"
-    if is_rounding:
+    has_exponent = largest and not _SMALL <= largest < _LARGE
+    if deviation <= abs(mean) * _ROUNDING:
+        if has_exponent:
+            return f"{mean:.{digits}g}"
         places = _places(mean, digits)
         text = f"{mean:,.{places}f}"
         return text.rstrip("0").rstrip(".") if places else text
-    places = _places(deviation, 2)
-    return f"{mean:,.{places}f} ± {deviation:,.{places}f}"
+    if not math.isfinite(largest):
+        return f"{mean:g} ± {deviation:g}"
+    rounded = Decimal(f"{deviation:.1e}")
+    last = rounded.adjusted() - 1
+    ended = Decimal(mean).quantize(Decimal(1).scaleb(last))
+    if not has_exponent:
+        return f"{ended:,f} ± {rounded:,f}"
+    digits = max(0, ended.adjusted() - last)
+    return f"{float(ended):.{digits}e} ± {deviation:.1e}" if ended else f"0 ± {deviation:.1e}"
 
 
 def unit_of(name: str) -> str:
