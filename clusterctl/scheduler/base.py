@@ -126,6 +126,8 @@ _OUTCOMES = {
 GOING_ON: Final = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
 
+# In these states, a job's own exit code or signal has ended it.
+_BY_ITSELF: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.OUT_OF_MEMORY})
 # From these states a job goes to RUNNING without having run. Such a job may have no nodes yet.
 BEFORE_START: Final = frozenset(
     {
@@ -171,6 +173,22 @@ def format_exit(exit_code: int | None, number: int | None) -> str:
         return f"signal {number}"
 
 
+def own_exit(state: JobState, exit_code: int, number: int) -> tuple[int | None, int | None]:
+    """Return the exit code and the signal of a job that has ended by itself; None: unknown.
+
+    Of a job that Slurm has ended, slurmctld has the code of the batch script that it stopped, such
+    as 143, and the accounting has 0. So neither counts, in any source. A job that has failed did not
+    end with 0: its code is then unknown.
+
+    exit_code, number: of the exit and of the signal, as the scheduler tells them.
+    """
+    if state not in _BY_ITSELF:
+        return None, None
+    if number:
+        return None, number
+    return (None, None) if state is not JobState.COMPLETED and not exit_code else (exit_code, 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
     """A job, or a task of a job array.
@@ -183,7 +201,8 @@ class JobInfo:
     slurm_id: the number that Slurm itself gives the job or task (SLURM_JOB_ID), if it is known.
     number: 0 if the scheduler's record is damaged. prefix: "m" if the cluster has no scheduler,
         else "".
-    signal: 0 if no signal ended the job. expected_start: Slurm's estimate for a pending job.
+    exit_code, signal: see ``own_exit``. signal: 0 if no signal ended the job.
+    expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
     suspended_s: seconds for which Slurm had stopped the job, in its last attempt.
     attempts: as far as they are known. start_time: of the last or, after ``with_all_attempts``, of

@@ -29,6 +29,7 @@ from clusterctl.scheduler.base import (
     Nodes,
     comment_of,
     find_lost_job,
+    own_exit,
     retry,
 )
 from clusterctl.scheduler.request import Request
@@ -283,7 +284,7 @@ _RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
     "exit-code": (JobState.FAILED, "NonZeroExitCode"),
     "signal": (JobState.FAILED, ""),
     "core-dump": (JobState.FAILED, ""),
-    "timeout": (JobState.TIMEOUT, "TimeLimit"),
+    "timeout": (JobState.TIMEOUT, ""),
     "oom-kill": (JobState.OUT_OF_MEMORY, "OutOfMemory"),
     "shutdown": (JobState.NODE_FAIL, "the job's first node was shut down"),
     "lost": (
@@ -336,7 +337,8 @@ def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any
         state = JobState.CANCELLED
         reason = ""
     status = str(end["status"])
-    exit_code, ended_by = (int(status), 0) if status.isdigit() else (0, _SIGNALS.get(status, 0))
+    told = (int(status), 0) if status.isdigit() else (0, _SIGNALS.get(status, 0))
+    exit_code, ended_by = own_exit(state, *told)
     return {"state": state, "reason": reason, "exit_code": exit_code, "signal": ended_by}
 
 

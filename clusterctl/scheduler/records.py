@@ -174,14 +174,15 @@ def with_recorded_exit(job: JobInfo, history: Sequence[Attempt]) -> JobInfo:
     if not may_lack_128(job) or not history:
         return job
     recorded = history[-1].exit_code or 0
-    return replace(job, exit_code=recorded) if recorded - _BY_SIGNAL == job.exit_code else job
+    is_short = recorded - _BY_SIGNAL == (job.exit_code or 0)
+    return replace(job, exit_code=recorded, signal=0) if is_short else job
 
 
 def may_lack_128(job: JobInfo) -> bool:
     """Return whether a job's exit code is from sacct, which may have subtracted 128 from it."""
     # squeue tells the restarts, and without a scheduler ids have a prefix.
     is_of_sacct = job.restarts is None and not job.prefix
-    is_short = job.exit_code is not None and job.exit_code < _BY_SIGNAL
+    is_short = (job.exit_code or 0) < _BY_SIGNAL
     return is_of_sacct and is_short and job.state is JobState.FAILED and not job.signal
 
 

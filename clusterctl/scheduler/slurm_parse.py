@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo, own_exit
 from clusterctl.scheduler.slurm_values import (
     as_exit_code,
     as_known_number,
@@ -230,9 +230,12 @@ def _values(record: _Record, table: _Values) -> dict[str, Any]:
             if name in _REQUIRED:
                 raise
     state = values["state"]
-    # Slurm's exit code of a job that never ran is 0.
-    if state.outcome is Outcome.CANCELLED and not values.get("nodes"):
-        values = {name: value for name, value in values.items() if name not in _OF_EXIT}
+    if values.keys() >= _OF_EXIT:
+        own = own_exit(state, values["exit_code"], values["signal"])
+        values["exit_code"], values["signal"] = own
+    if state is JobState.TIMEOUT:
+        # slurmctld has "TimeLimit", the accounting nothing.
+        values["reason"] = ""
     return {name: value for name, value in values.items() if _is_meant(name, state)}
 
 

@@ -461,10 +461,10 @@ def test_requeue_of_an_ended_job_keeps_the_recorded_end() -> None:
 
 @pytest.mark.parametrize(
     ("shown", "recorded", "code"),
-    [(11, 139, 139), (0, 128, 128), (3, 3, 3), (3, 5, 3), (11, None, 11), (1, 129, 129)],
+    [(11, 139, 139), (None, 128, 128), (3, 3, 3), (3, 5, 3), (11, None, 11), (1, 129, 129)],
 )
 def test_exit_code_truncated_by_sacct_is_replaced_by_the_recorded_code(
-    shown: int, recorded: int | None, code: int
+    shown: int | None, recorded: int | None, code: int
 ) -> None:
     failed = job(state=JobState.FAILED, exit_code=shown, signal=0)
     events = history(start(101, 0), *([] if recorded is None else [end(150, recorded)]))

@@ -118,7 +118,7 @@ def test_sacct_tres_falls_back_to_the_request():
 
 def test_exit_signal_has_its_name():
     job = QUEUED["11"]
-    assert (job.state, job.exit_code, job.signal, job.exit) == (JobState.FAILED, 0, 9, "SIGKILL")
+    assert (job.state, job.exit_code, job.signal, job.exit) == (JobState.FAILED, None, 9, "SIGKILL")
     assert replace(job, signal=0, exit_code=3).exit == "3"
     assert replace(job, signal=63).exit == "signal 63"
     assert replace(job, signal=None, exit_code=None).exit == ""
@@ -139,10 +139,12 @@ def test_squeue_array_tasks_have_their_own_rows():
 
 @pytest.mark.parametrize(
     ("value", "exit_code", "signal"),
-    [("256", 1, 0), ("9", 0, 9), ("3:0", 3, 0), ("0:9", 0, 9), ("0:0", 0, 0)],  # 22.05; 24.11
+    [("256", 1, 0), ("9", None, 9), ("3:0", 3, 0), ("0:9", None, 9)],  # 22.05; 24.11
 )
 def test_squeue_exit_code_of_each_slurm_version_is_parsed(value, exit_code, signal):
-    job = squeue(with_field("squeue", "exit_code", value))[0]
+    record = with_field("squeue", "exit_code", value).split(CAPTURED)
+    record[slurm_parse.SQUEUE.fields.index("State")] = "FAILED"
+    (job,) = squeue(CAPTURED.join(record))
     assert (job.exit_code, job.signal, job.reason) == (exit_code, signal, "")
 
 
@@ -176,13 +178,35 @@ def test_jobs_that_ended_in_the_accounting():
     ] * 4
 
 
-@pytest.mark.parametrize(("nodes", "shown"), [("None assigned", ""), ("n1", "0")])
-def test_cancelled_job_that_never_ran_has_no_exit_code(nodes, shown):
-    names = QUERIES["sacct"].fields
-    record = dict(zip(names, capture("sacct").split(CAPTURED), strict=False))
-    record |= {"State": "CANCELLED by 1000", "NodeList": nodes, "ExitCode": "0:0"}
-    (job,) = sacct(CAPTURED.join([*(record[name] for name in names), "\n"]))
-    assert (job.state, job.exit) == (JobState.CANCELLED, shown)
+@pytest.mark.parametrize(
+    ("state", "of_slurmctld", "of_accounting", "known"),
+    [
+        ("TIMEOUT", ("143:0", "TimeLimit"), ("0:0", "None"), (None, None, "")),
+        ("CANCELLED", ("143:0", "None"), ("0:0", "None"), (None, None, "")),
+        ("NODE_FAIL", ("0:1", "None"), ("1:0", "None"), (None, None, "")),
+        ("FAILED", ("0:0", "None"), ("0:0", "None"), (None, None, "")),
+        (
+            "FAILED",
+            ("3:0", "NonZeroExitCode"),
+            ("3:0", "NonZeroExitCode"),
+            (3, 0, "NonZeroExitCode"),
+        ),
+        ("COMPLETED", ("0:0", "None"), ("0:0", "None"), (0, 0, "")),
+    ],
+)
+def test_end_is_the_same_by_slurmctld_and_by_the_accounting(
+    state, of_slurmctld, of_accounting, known
+):
+    """Only the first has the code of a batch script that Slurm stopped."""
+    for command, exit_field, parse, told in (
+        ("squeue", "exit_code", squeue, of_slurmctld),
+        ("sacct", "ExitCode", sacct, of_accounting),
+    ):
+        names = QUERIES[command].fields
+        record = dict(zip(names, capture(command).split(CAPTURED), strict=False))
+        record |= {"State": state, exit_field: told[0], "Reason": told[1]}
+        (job,) = parse(CAPTURED.join([*(record[name] for name in names), "\n"]))
+        assert (job.exit_code, job.signal, job.reason) == known, command
 
 
 def test_strides_of_an_array_are_expanded():
