@@ -79,7 +79,9 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int | None:
-        return self.failed.exit_code
+        """The exit code, also 128 + N beside the signal N if the job itself ended with that."""
+        of_job = self.facts.job.exit_code
+        return of_job if of_job == self.failed.in_a_shell else self.failed.exit_code
 
     @property
     def signal(self) -> str:

@@ -115,7 +115,8 @@ def first_failed(
         _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log, job.exit_code) or _of_mpirun(log)
     )
     # Without a message from a launcher, use the job's own exit code or signal.
-    failed = failed or _ended(-job.signal if job.signal else job.exit_code or 0)
+    code = -job.signal if job.signal else job.exit_code
+    failed = failed or (FailedRank() if code is None else _ended(code))
     rank_log = None if failed.rank is None else ranks.get(failed.rank, "")
     # Open MPI does not always report that a rank lost its peer, but the rank then has this exit
     # code.

@@ -578,11 +578,14 @@ def test_exit_code_is_a_signal_only_if_a_signal_was_reported(log: str, how: str,
     job = replace(JOB, exit_code=139, nodes=("n1",))
     found = diagnose(Evidence(job=job, log=log, attempt=attempt_with(event="end", how=how)))
     signal = "SIGSEGV" if code == "signal" else ""
-    assert (found.code, found.signal, found.exit_code) == (
-        code,
-        signal,
-        None if signal else 139,
-    )
+    # As the job itself has it.
+    assert (found.code, found.signal, found.exit_code) == (code, signal, 139)
+
+
+def test_unknown_exit_code_of_a_job_is_unknown_in_its_diagnosis() -> None:
+    stopped = replace(JOB, state=JobState.TIMEOUT, exit_code=None, signal=None)
+    found = diagnose(Evidence(job=stopped))
+    assert (found.exit_code, found.signal) == (None, "")
 
 
 STEP = "srun: error: n1: task 0: {}\nsrun: Terminating StepId=7.{}\n"
@@ -593,14 +596,14 @@ EXITED = STEP.format("Exited with exit code 4", 2)
 @pytest.mark.parametrize(
     ("script", "log", "exit_code", "code", "shown"),
     [
-        ("#!/bin/bash\n", CRASHED, 139, "signal", None),
+        ("#!/bin/bash\n", CRASHED, 139, "signal", 139),
         # The script went on.
         ("#!/bin/bash\n", CRASHED, 1, "exit-code", 1),
         ("#!/bin/bash\n", EXITED, 6, "exit-code", 6),
         ("", CRASHED, 1, "signal", None),
         # The later step ended the script.
         ("#!/bin/bash\n", CRASHED + EXITED, 4, "exit-code", 4),
-        ("#!/bin/bash\n", EXITED + CRASHED, 139, "signal", None),
+        ("#!/bin/bash\n", EXITED + CRASHED, 139, "signal", 139),
         # A rank that srun killed afterwards, and whose status is srun's.
         (
             "#!/bin/bash\n",
