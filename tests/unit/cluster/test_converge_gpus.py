@@ -24,7 +24,6 @@ from clusterctl.errors import Failure, UnreachableError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport, NodeFacts
-from clusterctl.hosts.remote_probe import BOOTED
 from clusterctl.packages.node_platform import NodePlatform
 from clusterctl.packages.wheelhouse import new_wheelhouse
 from clusterctl.spec.models import ClusterSpec
@@ -200,8 +199,8 @@ def test_up_fails_if_the_fabric_manager_does_not_run(workspace: Workspace, runs:
         facts = answer(**WELL | (linked if host == TWO else {}))
 
         def run(argv: Sequence[str], **_: object) -> Result:
-            answers = {"sinfo": busy, "squeue": ""}
-            stdout = "0" if argv is BOOTED else answers.get(without_sudo(argv)[0], facts)
+            answers = {"sinfo": busy, "squeue": "", "date": "1000"}
+            stdout = answers.get(without_sudo(argv)[0], facts)
             text = stdout(argv) if callable(stdout) else stdout
             return Result(0, text if isinstance(text, str) else text.decode(), "")
 
