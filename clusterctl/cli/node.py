@@ -85,7 +85,7 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     if present := [name for name in chosen if inventory.host(name)]:
         fix = (
             f"to repair: `clusterctl up --limit {','.join(present)}`; to replace: `clusterctl "
-            "node replace`"
+            f"node replace {' '.join(present)}`"
         )
         message = f"these hosts are already in the cluster: {', '.join(present)}"
         raise UsageError(message, code="host-exists", fix=fix)

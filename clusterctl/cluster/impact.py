@@ -198,8 +198,8 @@ def _cancelled_jobs(
     if drains and nodes:
         wait = (
             f"let the jobs end, and start no new ones: `clusterctl node drain {nodes} --reason "
-            "TEXT --wait`, then run the command again, and `clusterctl node resume` for the nodes "
-            "that stay; or "
+            f"TEXT --wait`, then run the command again, and `clusterctl node resume {nodes}` for the "
+            "nodes that stay; or "
         )
     return UsageError(
         f"this change would cancel jobs: {len(affected)}",

@@ -274,7 +274,7 @@ def _summary(copies: OnlyCopies) -> str:
 def _fix(copies: OnlyCopies, *, repair: str = "") -> str:
     fixes = []
     if copies.jobs:
-        fixes.append("wait until the jobs have ended, or cancel them: `clusterctl cancel`")
+        fixes.append("wait until the jobs have ended, or cancel them: `clusterctl cancel ID`")
         if copies.has_jobs_of_others:
             fixes[-1] += ", those of other users with `clusterctl ssh --admin -- sudo scancel ID`"
     if copies.runs:

@@ -116,7 +116,7 @@ def wait_idle(scheduler: Jobs, names: Sequence[str], *, timeout_s: float | None)
             reported_ids = ids
     raise WaitTimeoutError(
         f"jobs are still running on {', '.join(names)}: {reported_ids}",
-        fix="wait longer, or cancel the jobs with `clusterctl cancel`",
+        fix="wait longer, or cancel the jobs with `clusterctl cancel ID`",
     )
 
 

@@ -44,7 +44,9 @@ MAX_FILES = 100_000
 LARGE_BYTES = 100 << 20
 LARGE_FILES = 5_000
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
-_LEAVE_OUT = "exclude files with --exclude or a .gitignore, or copy data once with `clusterctl put`"
+_LEAVE_OUT = (
+    "exclude files with --exclude or a .gitignore, or copy data once with `clusterctl put PATH`"
+)
 
 
 class Reason(StrEnum):
@@ -452,7 +454,7 @@ class _Selection:
                 code="links-lead-outside",
                 why=printable(f"{item.path} -> {item.target}"),
                 fix=f"{send_all}exclude the link ({_option('--exclude', item.path)}) and copy "
-                "the data with `clusterctl put`",
+                "the data with `clusterctl put PATH`",
             )
         return Item.of(item.path, item.origin, status)
 

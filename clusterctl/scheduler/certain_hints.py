@@ -165,7 +165,7 @@ def _own_log(line: str, evidence: Evidence) -> Iterator[Hint]:
                 "log-has-another-path",
                 "clusterctl writes the job's log to a file of its own, so that the script's "
                 f"{option} has no effect",
-                "`clusterctl logs` shows the log; if the script needs the file, redirect into it, as "
+                "`clusterctl logs ID` shows the log; if the script needs the file, redirect into it, as "
                 "in `PROGRAM > FILE`",
                 line,
             )

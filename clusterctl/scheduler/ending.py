@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from clusterctl.state.run_record import TaskRecord
 
 # The end of a fix that names the log.
-SHOW_LOG: Final = "`clusterctl logs`"
+SHOW_LOG: Final = "`clusterctl logs ID`"
 # Whose lines an excerpt has.
 OF_JOB: Final = "the job"
 _MOST_NAMED: Final = 16

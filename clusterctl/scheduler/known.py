@@ -70,7 +70,7 @@ _STATED: Final = (
         r"^clusterctl: the values of `submit --secret` can't be read on (?P<host>\S+) "
         r"\((?P<reason>.*)\)",
         "{host} has no values of --secret any more ({reason})",
-        "submit the job again, or `clusterctl replay` its run: values are removed with their job",
+        "submit the job again, or `clusterctl replay RUN`: values are removed with their job",
     ),
     _Stated(
         "not-staged",
@@ -408,8 +408,8 @@ def _by_signal(case: _Case) -> Iterator[Cause]:
             what=f"rank {rank} ended with exit code 0 before MPI_Finalize, and Slurm then "
             "killed the other ranks",
             fix="all ranks must take part in each collective and end with MPI_Finalize: look "
-            f"for sys.exit, os._exit or an early return in rank {rank} (`clusterctl logs --rank "
-            f"{rank}`)",
+            f"for sys.exit, os._exit or an early return in rank {rank} (`clusterctl logs {job.id} "
+            f"--rank {rank}`)",
             failed=FailedRank(rank=rank, host=job.nodes[0] if len(job.nodes) == 1 else ""),
         )
     if facts.sent:

@@ -46,10 +46,10 @@ class _Reason(NamedTuple):
     for_guests: str = ""
 
 
-_CANCEL: Final = "cancel the job with `clusterctl cancel`"
+_CANCEL: Final = "cancel the job with `clusterctl cancel {id}`"
 _RELEASE: Final = "`clusterctl ssh -- scontrol release {id}`"
 _RELEASE_AS_ADMIN: Final = "`clusterctl ssh --admin -- sudo scontrol release {id}`"
-_ASK: Final = "ask the site's administrators, or cancel the job with `clusterctl cancel`"
+_ASK: Final = "ask the site's administrators, or cancel the job with `clusterctl cancel {id}`"
 # Tried before the states of the nodes.
 _HELD: Final = (
     _Reason(
@@ -116,7 +116,7 @@ _REASONS: Final = (
         "held",
         r"JobHoldMaxRequeue",
         "held by Slurm, because the job was requeued too often",
-        f"read the log with `clusterctl logs`; then release the job with {_RELEASE}, or cancel it",
+        f"read the log with `clusterctl logs {id}`; then release the job with {_RELEASE}, or cancel it",
     ),
     _Reason(
         "waiting-for-time",

@@ -222,7 +222,7 @@ def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
         ("only-copy", "look")
     ] * 4
     for answer in (
-        "`clusterctl cancel`",
+        "`clusterctl cancel ID`",
         "`clusterctl collect --all`",
         "--discard",
     ):

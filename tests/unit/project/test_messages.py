@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from pathlib import Path
 
+import click
+
+from clusterctl.cli.main import LazyVerb, app
 from scripts import message_reference
 from tests.support.messages import shows
 
@@ -64,3 +69,23 @@ def test_shows_takes_any_value_for_a_gap() -> None:
     text = "error: job 7 (train) is already running: ada started it at 9:00 …"
     assert shows(text, "busy")
     assert not shows(text.partition(" already")[0], "busy")
+
+
+def test_commands_in_messages_have_the_arguments_that_they_need() -> None:
+    wrong = []
+    for code, texts in json.loads(message_reference.FILE.read_text()).items():
+        shown = re.sub(
+            rf"{message_reference.GAP}|{{[^}}]*}}", "1", " ".join(itertools.chain(*texts.values()))
+        )
+        for line in re.findall("`clusterctl ([^`]+)`", shown):
+            if "--help" in line:
+                continue
+            words = line.split()
+            known: click.Command = app
+            while isinstance(known, click.Group) and words and words[0] in known.commands:
+                known = known.commands[words.pop(0)]
+            try:
+                (known.load() if isinstance(known, LazyVerb) else known).make_context(line, words)
+            except click.UsageError as exc:
+                wrong.append(f"{code}: {line}: {exc}")
+    assert wrong == []

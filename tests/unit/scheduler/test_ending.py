@@ -68,7 +68,11 @@ def test_long_list_of_nodes_is_told_by_its_first_nodes() -> None:
 
 
 def test_command_of_the_log_names_the_job_once() -> None:
-    diagnosis = {"job_id": "7", "cause": "x", "fix": "not known; the whole log: `clusterctl logs`"}
+    diagnosis = {
+        "job_id": "7",
+        "cause": "x",
+        "fix": "not known; the whole log: `clusterctl logs ID`",
+    }
     ending = Ending(job_id="7", state="FAILED", diagnosis={**diagnosis, "lines": ["x"]})
     assert ending.fix.count("clusterctl logs 7") == 1
     assert Ending(job_id="7", diagnosis={"fix": "rename x"}).fix == "rename x"
