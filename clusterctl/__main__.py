@@ -9,11 +9,22 @@ INTERRUPTED = 130
 _ALLOCATIONS = 200_000
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of the standard streams that the caller has closed (``>&-``)."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # This has the lowest free number, which is that of the closed stream.
+            stream = open(os.devnull, "w" if fd else "r", errors="replace")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def main() -> None:
     """Run the command line, and exit with the command's exit status."""
     # Imported modules are never garbage. Searching them repeatedly would take 15 ms of each
     # command.
     gc.set_threshold(_ALLOCATIONS)
+    _open_closed_streams()
     # pydantic would look for plugins in all installed packages.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:

@@ -117,6 +117,17 @@ def test_version(cli: Clusterctl) -> None:
     assert subprocess.check_output(module, text=True, timeout=60) == f"clusterctl {__version__}\n"
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("verb", "code"), [("list", 0), ("submit --dry-run ./missing.py", 2)])
+def test_closed_standard_streams_are_like_dev_null(
+    cli: Clusterctl, verb: str, code: int, closed: str
+) -> None:
+    argv = ["sh", "-c", f'"$0" -m clusterctl {verb} {closed}', sys.executable]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
 def test_common_options_work_on_either_side_of_the_verb(cli: Clusterctl) -> None:
     for name in ("first", "second"):
         (cli.cwd / f"{name}.yaml").write_text(SPEC.format(name=name))
