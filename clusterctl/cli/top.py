@@ -23,7 +23,7 @@ from clusterctl.cli.all_clusters import ClusterAnswers, all_clusters, are_all, a
 from clusterctl.cli.jobs import partition_table
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import Words, argument, job_ids, option
-from clusterctl.cli.output import ENDINGS, Screen
+from clusterctl.cli.output import ENDINGS, Screen, can_draw
 from clusterctl.errors import SchedulerError, TransportError, UsageError, excluded, printable
 from clusterctl.jobs.messages import JobMessages, chosen_receivers
 from clusterctl.jobs.readings import GpuUse, JobUse, MetricValue, NodeUse, RankUse
@@ -143,12 +143,13 @@ def top(
     """Show live what nodes, jobs and their ranks do. It ends with q or Ctrl-C.
 
     Telemetry, metrics and logs of your running jobs are read from their folders by one connection.
-    Slurm itself is asked at most as often as the screen tells. Without a terminal, prints the state
-    once; with IDs, --interval or --notify, a line for each running job and look.
+    Slurm itself is asked at most as often as the screen tells. Without a terminal that can be
+    redrawn (TERM=dumb can't), prints the state once; with IDs, --interval or --notify, a line for
+    each running job and look.
 
     `--cluster all` shows all your clusters that are up.
     """
-    is_live = sys.stdout.isatty()
+    is_live = sys.stdout.isatty() and can_draw()
     is_once = screen.json or once or not (is_live or ids or interval is not None or notify)
     if notify and is_once:
         raise excluded("--notify", "--once" if once else "-o json")

@@ -354,3 +354,15 @@ def test_rows_that_are_left_out_are_counted_by_kind() -> None:
         ("head",), tuple("abcde"), kinds=("idle", "idle", "down", "down", "idle")
     )
     assert section.cut(3) == ["head", "a", "b", "... 3 more: 2 down, 1 idle"]
+
+
+def test_top_prints_once_on_a_terminal_that_cannot_be_redrawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(top, "_watches", lambda *_: {})
+    monkeypatch.setattr(top, "_look", lambda _: ClusterAnswers({"lab": RUNNING}, {}))
+    monkeypatch.delattr(top, "_show")
+    top.top(TEXT)
+    assert "lab" in capsys.readouterr().out
