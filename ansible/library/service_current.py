@@ -93,6 +93,12 @@ def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tc
     return False
 
 
+def unmask(module: AnsibleModule, name: str) -> None:
+    """Unmask a unit. A mask that lasts until the next boot (``mask --runtime``) is another one."""
+    for options in ([], ["--runtime"]):
+        module.run_command(["systemctl", "unmask", *options, name], check_rc=True)
+
+
 def size(log: str | None) -> int:
     return Path(log).stat().st_size if log and Path(log).exists() else 0
 
@@ -157,7 +163,7 @@ def main() -> None:
     unit = read_unit(module, name)
     masked = unit["LoadState"] == "masked"
     if masked and not module.check_mode:
-        module.run_command(["systemctl", "unmask", name], check_rc=True)
+        unmask(module, name)
         unit = read_unit(module, name)
     if unit["LoadState"] == "not-found" and module.check_mode:
         # An earlier task would install the package.

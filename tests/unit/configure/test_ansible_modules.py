@@ -7,6 +7,7 @@ import socket
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -126,6 +127,15 @@ class TestServiceCurrent:
             server.listen()
             assert listens(port)
         assert not listens(port)
+
+    def test_masks_until_the_next_boot_are_removed_too(self) -> None:
+        module = Mock()
+        load_module("service_current").unmask(module, "slurmd")
+        removed = [call.args[0] for call in module.run_command.call_args_list]
+        assert removed == [
+            ["systemctl", "unmask", "slurmd"],
+            ["systemctl", "unmask", "--runtime", "slurmd"],
+        ]
 
     def test_cause_of_a_failed_daemon_is_read_from_its_log(self, tmp_path: Path) -> None:
         """slurmctld writes the reason for its end to its log, not to the journal."""
