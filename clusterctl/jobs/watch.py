@@ -186,6 +186,11 @@ class _Watched:
         fix = (
             f"`clusterctl logs {job_id} -f` shows the output of a running job, {end} keeps running"
         )
+        if {job.state for job in active} == {JobState.COMPLETING}:
+            fix = (
+                "the programs have ended, or Slurm ends them, and it waits for the nodes to say so: "
+                f"`clusterctl status` shows the nodes; {self._session.site.advice.repair}"
+            )
         if active and len(waiting) == len(active):
             problem = f"{subject} not started within {self._timeout_s:g} s"
             fix = f"{waiting[0].fix}; {end} stays in the queue"

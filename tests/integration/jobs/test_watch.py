@@ -254,6 +254,7 @@ def test_wait_on_a_foreign_cluster_keeps_its_pace(cluster, tmp_path):
         (["PENDING", "COMPLETED"], "`clusterctl up`"),
         (["RUNNING"], "`clusterctl logs"),
         (["PENDING", "RUNNING"], "`clusterctl logs"),
+        (["COMPLETING"], "`clusterctl status`"),
     ],
 )
 def test_wait_that_runs_out(cluster, tmp_path, states, command):
