@@ -60,6 +60,8 @@ HABITS: Final = {
 _EXTRA = re.compile(r"unexpected extra argument.*\(([a-z][a-z0-9-]*)\)")
 _SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
 _UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option:? '?([^\s']+)'?)")
+# Click and Typer both suggest names of commands.
+_SUGGESTED_AGAIN = re.compile(r"(Did you mean [^?]*\?) Did you mean .*")
 _NEGATION = re.compile("^--(no-?)?")
 
 
@@ -77,7 +79,7 @@ def refusal_of(exc: click.UsageError) -> UsageError:
         guesses = _safe_guesses(exc.possibilities, _typed(exc.option_name), context)
         near = did_you_mean(exc.option_name, guesses)
         exc = click.NoSuchOption(exc.option_name, possibilities=guesses, ctx=context)
-    text = exc.format_message()
+    text = _SUGGESTED_AGAIN.sub(r"\1", exc.format_message())
     is_group = context is not None and isinstance(context.command, click.Group)
     fix = f"`{path} --help` lists the {'commands' if is_group else 'options'}"
     if is_help(text):

@@ -97,6 +97,7 @@ def test_slip_is_refused_with_the_near_name_or_the_habit(
     (failure,) = result.json["failures"]
     assert failure["code"] == code
     assert cause in failure["cause"]
+    assert failure["cause"].count("Did you mean") <= 1
     assert fix in failure["fix"]
     assert sum(line.startswith("error: ") for line in result.stderr.splitlines()) == 1
 
