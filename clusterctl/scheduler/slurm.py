@@ -140,7 +140,7 @@ class SlurmClient(Jobs):
     _is_accounting_away: bool = field(default=False, init=False)
 
     script_name = "job.sbatch"
-    id_pattern = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
+    id_pattern = re.compile(r"[1-9][0-9]{0,8}(_[0-9]{1,9})?")
     id_example = "12, or 12_3 for an array's task; `cancel` also takes 12_[1-3]"
 
     def version(self) -> str:

@@ -117,7 +117,21 @@ def test_jobs_leaves_out_unknown_jobs():
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "x", "0", "1;rm", "-1", "1_", "1_2_3", "1_[2-3]", "1 2", "--all"]
+    "bad",
+    [
+        "",
+        "x",
+        "0",
+        "1;rm",
+        "-1",
+        "1_",
+        "1_2_3",
+        "1_[2-3]",
+        "1 2",
+        "--all",
+        "9" * 20,
+        f"1_{'9' * 20}",
+    ],
 )
 def test_malformed_job_id_is_refused_before_slurm_is_called(bad):
     slurm, transport, _ = client()
