@@ -441,7 +441,8 @@ def reject_unknown_keys(
         # The key exists, but all its values are NaN or null.
         if key in known_keys:
             continue
-        known_keys = (dict.fromkeys(metric_names(rows)) if as_metrics else {}) or known_keys
+        if as_metrics:
+            known_keys = dict.fromkeys(metric_names(rows))
         suggestion = did_you_mean(key, known_keys)
         if partial := [row for row in rows if row.record.left_out]:
             shown = first_few([row.shown for row in partial], _MOST_SHOWN)
@@ -452,11 +453,12 @@ def reject_unknown_keys(
                 f"{'; '.join(partial[0].record.left_out)}",
                 fix=f"if it is a metric, read it from the files of {shown}",
             )
+        known = first_few([*known_keys], _MOST_KEYS)
+        fix = f"use {known}, or METRIC.min or METRIC.max"
+        if as_metrics:
+            fix = f"use {known}" if known else "name runs that have metrics"
         raise UsageError(
-            f"no run has a value for {key!r}",
-            code="unknown-run-key",
-            fix=suggestion
-            or f"use {first_few([*known_keys], _MOST_KEYS)}, or METRIC.min or METRIC.max",
+            f"no run has a value for {key!r}", code="unknown-run-key", fix=suggestion or fix
         )
 
 

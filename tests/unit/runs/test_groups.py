@@ -268,6 +268,12 @@ def test_figure_without_lines_is_refused(tmp_path: Path) -> None:
             MetricFigure.of(latest_tasks(row), metric)
 
 
+def test_figure_of_runs_without_metrics_names_no_field_that_cannot_be_drawn(tmp_path: Path) -> None:
+    with refused("unknown-run-key") as caught:
+        MetricFigure.of([Row(made_run(tmp_path))], "loss")
+    assert "node_hours" not in str(caught.value.fix)
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [("seed", True), ("config.data_seed", True), ("trainer.random_state", True), ("seeds", False)],
