@@ -396,7 +396,10 @@ def writing(stream: TextIO) -> Iterator[None]:
         silence(stream)
         reason = exc.strerror or str(exc)
         raise ClusterctlError(
-            "the output can't be written", code="answer-unwritable", why=reason
+            "the output can't be written",
+            code="answer-unwritable",
+            why=reason,
+            fix="write the output to another place, or free space there",
         ) from exc
 
 

@@ -376,9 +376,13 @@ def _runnable_array(value: str) -> str:
         )
     for first, last, stride in _ARRAY_RANGE.findall(indices):
         if int(last) < int(first):
-            raise BadValueError("array-range", f"{first}-{last} is not an ascending range")
+            raise BadValueError(
+                "array-range", f"{first}-{last} is not an ascending range: use {last}-{first}"
+            )
         if stride and int(stride) == 0:
-            raise BadValueError("array-range", f"{first}-{last}:{stride} has a stride of 0")
+            raise BadValueError(
+                "array-range", f"{first}-{last}:{stride} has a stride of 0: use 1 or more"
+            )
     return value
 
 

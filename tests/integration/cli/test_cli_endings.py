@@ -70,6 +70,7 @@ def test_output_to_a_full_disk_is_one_error(cli: Clusterctl, verb: str) -> None:
     done = shell(cli, f"clusterctl {verb} >/dev/full")
     assert done.returncode == 1
     assert os.strerror(errno.ENOSPC) in done.stderr
+    assert "\n  fix: " in done.stderr
     assert "Traceback" not in done.stderr
     assert "bug" not in done.stderr
 

@@ -120,6 +120,10 @@ def test_wrong_flag_is_named(flag: str, value: object, code: str) -> None:
     assert repr(shown)[1:-1] in error.what
 
 
+def test_descending_range_of_an_array_names_the_ascending_one() -> None:
+    assert "1-5" in refused(array="5-1").what
+
+
 def test_null_byte_in_the_arguments_is_refused() -> None:
     error = refused(args=["a\0b"])
     assert error.code == "null-byte"
