@@ -82,10 +82,12 @@ class _Server:
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
         }
+        # A test that starts it may have a sitecustomize.py there, for its own commands alone.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, program, self._folder],
             cwd=Path(__file__).parents[2],
-            env={**os.environ, **(environ if program == "ansible" else {})},
+            env={**inherited, **(environ if program == "ansible" else {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
