@@ -52,7 +52,7 @@ class Spread:
         apart = value - self.mean
         # The square of a large value does not fit a float.
         before = self.deviation * math.sqrt((count - 2) / (count - 1))
-        deviation = math.hypot(before, apart / math.sqrt(count))
+        deviation = math.hypot(before, apart * math.sqrt(1 / count))
         return Spread(self.mean + apart / count, deviation, count)
 
     def __str__(self) -> str:

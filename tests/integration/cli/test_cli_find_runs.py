@@ -134,7 +134,7 @@ def test_runs_remove_asks_first(cli_with_runs: Clusterctl) -> None:
 def test_runs_show_prints_the_diagnosis_and_that_the_job_ran_on(cli_with_runs: Clusterctl) -> None:
     output = {"job_id": "3", "cause": "out of memory", "lines": ["killed"], "fix": "say --mem"}
     out = cli_with_runs.cwd / "runs"
-    task = {"id": "3", "state": "OUT_OF_MEMORY", "exit_code": 0, "signal": 9}
+    task = {"id": "3", "state": "OUT_OF_MEMORY", "signal": 9, "nodes": ["demo-train-1"]}
     made_run(out, 3, state="OUT_OF_MEMORY", diagnosis=output, tasks=[task])
     made_run(out, 4, state="RUNNING", final=False)
     text = cli_with_runs("runs", "show", "3").stdout
