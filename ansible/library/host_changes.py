@@ -18,12 +18,12 @@ description:
     C(NAME.before-clusterctl), and notes which units ran, and which folders existed.
   - C(ended), after the roles have run, notes what they wrote and which packages they installed. Without
     C(begun) before it, it notes nothing.
-  - C(removed) removes clusterctl's files, lines and accounts, moves the kept files back unless someone has
-    changed the roles' files since, leaves a file whose kept copy is gone, and gives units their former
-    state. Packages stay. It can be repeated, and then says the same, but changes nothing of later. After
-    roles that did not run to their end, it keeps a changed file as C(NAME.after-clusterctl), and leaves and
-    names units that someone else may have started.
-  - A host without a record is not changed. Only one of these works on a host at a time.
+  - C(removed) removes clusterctl's files, lines and accounts, and gives units their former state. Packages
+    stay. It moves a kept file back, unless someone has changed the roles' file since; a file whose kept
+    copy is gone stays. If it is repeated, it says the same, and leaves alone what the owner has made since
+    then. After roles that did not run to their end, it keeps a changed file as C(NAME.after-clusterctl),
+    and names units that someone else may have started, without stopping them.
+  - A host without a record is not changed. Only one process works on a host at a time.
 options:
   state:
     description: What happens.

@@ -77,11 +77,12 @@ _EMPTY: dict[str, Any] = {
     "active": {"before": [], "ours": []},
     # Roles whose files were moved back or removed, so that the owner's units must read them again.
     "changed": [],
-    # Of a removal: what it says and can't see again. Path of a removed file -> the package that lacks it
+    # The sentences of a removal about what it could not see a second time.
     "notes": [],
+    # Path of a file that a removal took away -> the package that lacks the file
     "lacking": {},
 }
-# Another run on the host, such as one whose control host was killed, has this time to end.
+# How long to wait for another process on the host, such as one of a `down` that was killed.
 PATIENCE_S = 300.0
 
 
@@ -97,7 +98,7 @@ class RecordError(Exception):
 
 @contextmanager
 def lock_record(path: str) -> Iterator[None]:
-    """Hold the lock of the host's record and of what it tells of. path: the record.
+    """Hold the lock of the host: of its record and of all that the record lists. path: the record.
 
     Raises:
         RecordError: another process holds the lock for longer than PATIENCE_S.
@@ -247,12 +248,12 @@ class Record:
         fresh.replace(self._path)
 
     def clear(self, notes: list[str]) -> None:
-        """Keep only the notes of a removal: what the host has from now on is its owner's."""
+        """Keep only the notes of a removal. All that the host has from now on is its owner's."""
         self.content = {**_empty(self.content["cluster"]), "ended": True, "notes": notes}
         self.write()
 
     def note(self, text: str) -> None:
-        """Record what a removal must say, also if it continues after a crash."""
+        """Record a sentence that a removal says, so that it is also said after a crash."""
         if text not in self.content["notes"]:
             self.content["notes"].append(text)
             self.write()

@@ -53,8 +53,8 @@ _SHOWN = 10
 class Removal:
     """The removal of clusterctl from this host. Every step can be repeated, such as after a crash.
 
-    done: what was removed and moved back. The record has the notes: what was not, and how to purge the
-        packages.
+    done: what was removed and moved back. What stays, and how to purge the packages, is in the notes of
+        the record.
     """
 
     def __init__(self, run: Run, record: Record) -> None:
@@ -74,8 +74,8 @@ class Removal:
                 self._key_files.setdefault(path, False)
 
     def run(self) -> None:
-        """Remove everything that the record lists. The record stays, with nothing but the notes, until
-        `down` has said them: a repeated removal changes nothing of what its owner has made since.
+        """Remove everything that the record lists. The record keeps its notes alone, until `down` has
+        said them. So a repeated removal leaves alone what the owner has made since then.
 
         Raises:
             RecordError: a file server of the owner does not answer; nothing was changed.
@@ -100,7 +100,7 @@ class Removal:
             changed = before["role"] in self._content["changed"]
             reload = unit in self._content["reloads"]
             self.done += self._units.start(unit, before, changed=changed, reload=reload)
-            # For example, munge does not start without its key, which somebody may have removed.
+            # Somebody may have removed what it needs, such as the key of munge.
             if before["active"] == "active" and self._units.read(unit)["active"] != "active":
                 self._notes.append(f"{unit} does not start again: see `systemctl status {unit}`")
         self._name_packages()

@@ -69,8 +69,8 @@ def check_only_copies(
 
 
 def without_known_losses(workspace: Workspace, copies: OnlyCopies) -> OnlyCopies:
-    """Return the copies without what is unknown, if an earlier `down` has examined all hosts, or was
-    allowed to remove the cluster from machines.
+    """Return the copies. If an earlier `down` has examined all hosts, or was allowed to remove the
+    cluster from machines, nothing counts as unknown.
     """
     is_allowed = _checked_recently(workspace) or _changed_machines(workspace)
     return replace(copies, unknown=()) if is_allowed else copies

@@ -793,7 +793,7 @@ def _examine(
     hosts: Collection[str],
     marks: Mapping[str, ProbeRequest],
 ) -> DoctorReport:
-    """Probe each host once, and check its facts. marks: host -> the items whose checksums it reports."""
+    """Probe each host once, and check its facts. marks: host -> the request for its checksums."""
     reject_unknown(hosts, [host.name for host in inventory.hosts], "the cluster has no host")
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:

@@ -45,7 +45,8 @@ def facts_of(row: Row, *parts: Callable[[Row], Section]) -> list[Section]:
 
 def ending_of(row: Row) -> Ending:
     """Return how a run, or a task of an array, ended."""
-    run, record = row.run, row.record
+    run = row.run
+    record = row.record
     tasks = row.task_records
     # The task by which the state was chosen, too.
     told = next((task for task in tasks if task.state == record.state), None)
@@ -252,7 +253,8 @@ def table_of(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
 
 def log_lines(row: Row) -> Section:
     ending = ending_of(row)
-    cause, log = ending.cause, ending.log
+    cause = ending.cause
+    log = ending.log
     # The cause often quotes the last line.
     is_told = bool(cause) and len(log) == 1 and (cause in log[0] or log[0].strip() in cause)
     return Section("From the log", log=() if is_told else log)

@@ -199,7 +199,8 @@ class MeanLines:
                 unread += [f"{row.shown}: {text}" for text in files.left_out]
             by_axis.append(own)
         axis = next((name for name, _ in Counter(axes.values()).most_common(1)), STEP)
-        lines, left_out = [], []
+        lines = []
+        left_out = []
         for group, own in zip(groups, by_axis, strict=True):
             for row in group.counted:
                 if (of_row := axes.get(row.folder)) is None:

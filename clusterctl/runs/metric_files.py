@@ -68,8 +68,8 @@ _COST_OF_BYTE: Final = 11
 _COST_OF_OBJECT: Final = 1 << 11
 # Places at which it is looked whether ranks wrote the same step. Each takes 100 bytes of memory.
 _MAX_PLACES: Final = 100_000
-# The latest epochs whose steps a restart may repeat. Earlier ones are forgotten, as each takes
-# memory.
+# A restart may repeat the steps of so many epochs, the latest ones. To save memory, the steps of earlier
+# epochs are forgotten.
 _MAX_EPOCHS: Final = 10_000
 _ROWS: Final = 1 << 14
 # Folders that a program creates at each start: Lightning's, SummaryWriter's, or a date and time.

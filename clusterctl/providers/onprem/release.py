@@ -83,8 +83,10 @@ def _with_present_keys(inventory: Inventory, login: Login, trusted: Collection[s
 def _release(
     names: Sequence[str], inventory: Inventory, login: Login
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError], Mapping[str, ClusterctlError]]:
-    """Remove the cluster and its claim from those of these machines that belong to it. Return (the
-    released machines; machine to which nobody could log in -> error; other machine -> error).
+    """Remove the cluster and its claim from the machines that belong to it.
+
+    Return the released machines, and two mappings of machines to errors: of those to which no login
+    was possible, and of all others that were not released.
     """
     workspace = login.workspace
     lost = login.trust(names)

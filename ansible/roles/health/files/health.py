@@ -949,8 +949,8 @@ def await_needs(config: Settings) -> list[Problem]:
 
 
 def report(config: Settings) -> list[dict[str, str]]:
-    """Return the problems as code, what, why and fix, and the checks that could not look as code and
-    why. Change nothing, and write no state.
+    """Return the problems, each with code, what, why and fix, and the checks that could not look, each
+    with code and why. Change nothing, and write no state.
     """
     state = State.read()
     look = Look(config, state, REPORT_S)
