@@ -96,8 +96,8 @@ def _write_examples(screen: Screen, *, force: bool) -> None:
     screen.result(answer, f"wrote {folder}/; {folder}/README.md explains how to run each example")
 
 
-# Pictures, the pages for contributors, and the list of tests.
-_NOT_FOR_USERS = shutil.ignore_patterns("*.png", "architecture.md", "testing.md", "platforms.md")
+# Pictures, the page for contributors, and the list of tests.
+_NOT_FOR_USERS = shutil.ignore_patterns("*.png", "architecture.md", "platforms.md")
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s:#]+)(?:#[^)\s]*)?\)")
 
 

@@ -66,7 +66,7 @@ def test_page_without_a_scheduler_has_each_option_that_needs_slurm() -> None:
 
 def test_pages_for_contributors_name_targets_of_make() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for name in ("AGENTS.md", "CONTRIBUTING.md", "docs/testing.md", "docs/architecture.md"):
+    for name in ("AGENTS.md", "CONTRIBUTING.md", "docs/architecture.md"):
         targets = re.findall(r"`make ([a-z-]+)", (ROOT / name).read_text())
         assert [target for target in targets if f"\n{target}:" not in makefile] == []
 

@@ -39,7 +39,6 @@ def test_readme_names_every_page_of_the_manual() -> None:
     assert pages - set(re.findall(r"\((docs/[^)#]+)", (ROOT / "README.md").read_text())) == {
         # For contributors.
         "docs/architecture.md",
-        "docs/testing.md",
     }
 
 
