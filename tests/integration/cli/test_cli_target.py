@@ -137,7 +137,7 @@ def test_verb_about_a_cluster_that_is_up_works_with_a_wrong_spec(
     assert not_up(cli, "demo", *argv)
 
 
-# Each has its word in docs/survival.md.
+# Each has its word in docs/restarts.md.
 NEED_A_SPEC = [
     ["plan"],
     ["validate"],

@@ -50,12 +50,12 @@ FIGURES = {
         {3: "three failures"}[restarts.MOST_FAILURES],
         {600: "ten minutes after the start"}[round(restarts.LATE_S)],
         {3: "killed three seconds later"}[round(job.ABORTED_S)],
-    ),
-    "failures.md": (
-        f"within {rank.GRACE_S} seconds",
         {5: "five times its longest pause"}[hang.FACTOR],
         f"{ {10: 'ten'}[hang.PATIENT] } times that, at most {hang.START_S / 60:.0f} minutes",
         {3: "Until its third sign of progress"}[hang.SETTLED],
+    ),
+    "failures.md": (
+        f"within {rank.GRACE_S} seconds",
         f"uses {alarms.NEAR:.0%} of its memory".replace("%", " %"),
         f"less than {alarms.MUCH_BYTES >> 40} TiB or a million files",
         *(minutes(kind) for kind in ALARMS),
