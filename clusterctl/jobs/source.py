@@ -43,7 +43,7 @@ MAX_BYTES = 10 << 30
 MAX_FILES = 100_000
 LARGE_BYTES = 100 << 20
 LARGE_FILES = 5_000
-_LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints", ".agents", ".claude"})
 _LEAVE_OUT = (
     "exclude files with --exclude or a .gitignore, or copy data once with `clusterctl put PATH`"
 )
@@ -53,7 +53,7 @@ class Reason(StrEnum):
     """Why a file or folder of the project is not sent."""
 
     PRIVATE = "it holds secrets"
-    NO_SOURCE = "it holds installed, cached or collected files"
+    NO_SOURCE = "it holds installed, cached or collected files, or an agent's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,8 +389,8 @@ class _Selection:
         yield from listing.paths(top, by_git=False)
 
     def _holds_no_source(self, path: str) -> bool:
-        """Return whether a folder contains installed, cached or collected files rather than source
-        files.
+        """Return whether a folder contains installed, cached or collected files, or files for agents,
+        rather than source files.
         """
         folder = self.folder / path
         if folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").is_file():

@@ -61,6 +61,8 @@ def test_siblings_and_subfolders_travel_without_caches_and_runs(project, tmp_pat
         project,
         "node_modules/x/y.js",
         ".ipynb_checkpoints/n",
+        ".agents/skills/clusterctl/SKILL.md",
+        ".claude/settings.json",
         "state/demo/id_ed25519",
     )
     write(project, "myenv/pyvenv.cfg", "myenv/bin/python", "runs/.r.incomplete/tree/x")
