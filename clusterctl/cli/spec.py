@@ -96,14 +96,9 @@ def _write_examples(screen: Screen, *, force: bool) -> None:
     screen.result(answer, f"wrote {folder}/; {folder}/README.md explains how to run each example")
 
 
-# Pictures, the page for contributors, and the list of tests.
-_NOT_FOR_USERS = shutil.ignore_patterns("*.png", "architecture.md", "platforms.md")
-_LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s:#]+)(?:#[^)\s]*)?\)")
-
-
 def _write_skill(screen: Screen, *, force: bool) -> None:
-    """Write the skill, with the manual as its references and the examples, to where agents look for
-    skills. Claude Code reads only its own folder, which gets a link.
+    """Write the skill to where agents look for skills. Claude Code reads only its own folder, which
+    gets a link.
     """
     folder = Path(".agents", "skills", "clusterctl")
     link = Path(".claude", "skills", "clusterctl")
@@ -115,31 +110,13 @@ def _write_skill(screen: Screen, *, force: bool) -> None:
             fix=f"move it away, or make it a link to {linked}, then run the command again",
         )
     with _new(folder):
-        if force and folder.is_dir():
-            # Pages that only an earlier manual had must not stay.
-            for name in ("references", "examples"):
-                shutil.rmtree(folder / name, ignore_errors=True)
         shutil.copytree(data_folder("skills") / "clusterctl", folder, dirs_exist_ok=force)
-        shutil.copytree(data_folder("docs"), folder / "references", ignore=_NOT_FOR_USERS)
-        unwanted = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(data_folder("examples"), folder / "examples", ignore=unwanted)
-        for page in folder.rglob("*.md"):
-            _unlink_missing(page)
     with _new(link):
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
             link.symlink_to(linked)
     answer = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
     screen.result(answer, f"wrote {folder}/, and {link} as a link to it")
-
-
-def _unlink_missing(page: Path) -> None:
-    """Replace the links of a page to files that were not copied by the texts of the links."""
-
-    def linked(link: re.Match[str]) -> str:
-        return link[0] if (page.parent / link[2]).exists() else link[1]
-
-    page.write_text(_LINK.sub(linked, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 @contextmanager

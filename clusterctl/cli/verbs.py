@@ -430,6 +430,13 @@ VERBS: Final[Mapping[str, Verb]] = {
         extra=("mcp", "mcp_types", "anyio"),
         scope=Scope.NONE,
     ),
+    "manual": Verb(
+        "manual:manual",
+        "Print a page of the manual.",
+        Effect.READS,
+        Panel.MORE,
+        scope=Scope.NONE,
+    ),
     "completion": Verb(
         "completion:completion",
         "Print the completion script of a shell.",

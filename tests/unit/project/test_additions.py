@@ -21,6 +21,7 @@ FOR_PEOPLE = {
         "init",
         "schema",
         "explain",
+        "manual",
         "completion",
         "mcp",
         "agent limits",

@@ -31,9 +31,6 @@ def dead(page: Path) -> Iterator[str]:
             continue
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
-        # `init --agent` copies the manual there.
-        if not target.exists() and page.name == "SKILL.md":
-            target = ROOT / "docs" / name.removeprefix("references/")
         if not target.exists() or (
             anchor and target.suffix == ".md" and anchor not in headings(target)
         ):
