@@ -63,9 +63,9 @@ FIGURES = {
     "environments.md": (
         listed(LOOKED_FOR, "and"),
         f"until no job has used it for {build.UNUSED_S / DAY_S:.0f} days",
+        f"no job has used for {images.UNUSED_S / DAY_S:.0f} days",
     ),
     "howto/be-told.md": (f"A receiver has {receivers.LIMIT_S:.0f} seconds",),
-    "howto/containers.md": (f"no job has used for {images.UNUSED_S / DAY_S:.0f} days",),
     "howto/many-jobs.md": (f"at most {MAX_TASKS:,} tasks",),
     "howto/where.md": (f"at most {where.MOST_ASKED} places",),
 }
