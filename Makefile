@@ -58,7 +58,6 @@ reference:  ## Write the pages, tables and types that come from the code, the te
 	@.venv/bin/python scripts/job_keywords.py
 	@.venv/bin/python scripts/spec_reference.py
 	@.venv/bin/python scripts/platforms.py
-	@.venv/bin/python scripts/message_reference.py
 
 lock:  ## Pin again what pyproject.toml asks for; UPGRADE=1 takes the newest of everything
 	$(DEV)

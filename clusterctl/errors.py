@@ -37,9 +37,7 @@ class Failure:
 
 
 class Notice(str):
-    """A note or a warning for the user. ``code``: its name, which never changes. `clusterctl
-    explain` knows it.
-    """
+    """A note or a warning for the user. ``code``: its name, which never changes."""
 
     __slots__ = ("code",)
     code: str
@@ -70,8 +68,7 @@ class BadValueError(ValueError):
 class ClusterctlError(Exception):
     """The base of all expected errors.
 
-    code: stable name of the condition, such as ``subnet-in-use``; `clusterctl explain` lists all.
-        Default: the attribute of the class.
+    code: stable name of the condition, such as ``subnet-in-use``. Default: the attribute of the class.
     what: the message: what failed.
     where: file, host or phase.
     why: the cause, in the words of the failed tool.

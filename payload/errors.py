@@ -25,8 +25,7 @@ class PayloadError(Exception):
     """An error that the user can correct. It is raised on every rank, so that all exit codes are
     the same.
 
-    ``code`` is the cause as a word for programs, such as ``checkpoint-damaged``; `clusterctl explain`
-    lists all.
+    ``code`` is the cause as a word for programs, such as ``checkpoint-damaged``.
     """
 
     exit_code = 1

@@ -349,13 +349,6 @@ VERBS: Final[Mapping[str, Verb]] = {
         Panel.MORE,
         scope=Scope.NONE,
     ),
-    "explain": Verb(
-        "explain:explain",
-        "Explain the code of an error, a finding, a hint or a note.",
-        Effect.READS,
-        Panel.MORE,
-        scope=Scope.NONE,
-    ),
     "storage list": Verb(
         "storage:storage_list",
         "List your storages on this machine, or all storages of a Google Cloud project.",

@@ -259,7 +259,7 @@ def check_pending_release(workspace: Workspace, names: Iterable[str]) -> None:
     released_names = {release.host.name for release in pending_releases(workspace)}
     fix = (
         f"machines with a pending release: {', '.join(sorted(released_names)) or 'none'}; remove "
-        "a machine from the cluster with `clusterctl node remove` or `clusterctl down --forget`"
+        "a machine from the cluster with `clusterctl node remove HOST` or `clusterctl down --forget HOST`"
     )
     reject_unknown(names, released_names, "there is no machine with a pending release", fix)
 

@@ -133,7 +133,7 @@ def _write(session: Session, entry: SshEntry) -> None:
     write_atomic(folder / "ssh_config", config)
     write_atomic(
         entry.config,
-        f'# Written by `clusterctl code`\nInclude "{state_home()}/*/entries/*/ssh_config"\n',
+        f'# Written by clusterctl\nInclude "{state_home()}/*/entries/*/ssh_config"\n',
     )
 
 

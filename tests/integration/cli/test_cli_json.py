@@ -25,7 +25,6 @@ ANSWERS: dict[str, list[str]] = {
     "init": [],
     "validate": [],
     "schema": [],
-    "explain": ["disk-full"],
     "plan": [],
     "list": [],
     "storage list": [],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import clusterctl
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import Finding, examine, findings_as_failures
@@ -22,7 +20,6 @@ from clusterctl.hosts.probe import (
     parse_report,
 )
 from clusterctl.hosts.roles import CLAIM, TEXTS, HostRequirements
-from scripts import message_reference
 from tests.support.messages import refused
 
 KEYS = (
@@ -329,24 +326,6 @@ def test_every_check_is_called() -> None:
         if each.name.startswith("_") and not each.decorator_list and each.name not in named
     }
     assert uncalled == set()
-
-
-def test_page_of_doctor_lists_the_codes_of_all_checks() -> None:
-    """Checks of a project of Google Cloud, which only `plan` and `up` run, are in docs/gcp.md."""
-    known = message_reference.messages()[0]
-    findings = {
-        each.code
-        for each in known
-        if each.kind == "Finding" and not each.place.startswith("clusterctl/providers/gcp/")
-    }
-    page = (message_reference.ROOT / "docs/doctor.md").read_text().partition("\n## Checks\n")[2]
-    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
-    listed = {code for row in rows for code in re.findall(r"`([^`]+)`", row)}
-    assert findings - listed == set()
-    # Some codes are chosen at run time, such as the keys of a dict, so the snapshot lacks them.
-    source = "".join(file.read_text() for file in Path(clusterctl.__file__).parent.rglob("*.py"))
-    known_codes = {*message_reference.printed_texts(), *re.findall(r'"([a-z-]+)"', source)}
-    assert listed - known_codes == set()
 
 
 def test_file_system_that_does_not_answer_is_a_disk_finding() -> None:

@@ -7,7 +7,6 @@ import re
 from clusterctl.cli.agent_tools import TOOLS
 from clusterctl.spec.distributions import releases
 from clusterctl.spec.job_options import OPTIONS
-from scripts import message_reference
 from tests.support.plays import role_data
 from tests.support.processes import ROOT
 
@@ -69,12 +68,3 @@ def test_pages_for_contributors_name_targets_of_make() -> None:
     for name in ("AGENTS.md", "CONTRIBUTING.md", "docs/architecture.md"):
         targets = re.findall(r"`make ([a-z-]+)", (ROOT / name).read_text())
         assert [target for target in targets if f"\n{target}:" not in makefile] == []
-
-
-def test_codes_of_the_pages_for_administrators_exist() -> None:
-    known = {each.code for each in message_reference.messages()[0]}
-    known |= set(message_reference.printed_texts())
-    told = page("howto/attach.md").partition("## If it fails")[2]
-    bullets = [line.partition(": ")[0] for line in told.splitlines() if line.startswith("- `")]
-    assert len(bullets) > 9
-    assert {code for text in bullets for code in CODE.findall(text) if "-" in code} - known == set()
