@@ -43,7 +43,7 @@ def test_manual_lists_the_apis_that_up_needs() -> None:
     more = (
         of(", filestore: {tier: BASIC_SSD, capacity: 2560GiB}, bucket: {name: my-results}") - needed
     )
-    assert set(API.findall(after.partition("\n\n4.")[0])) == more
+    assert set(API.findall(after.partition("\n\nThe hosts")[0])) == more
     by_hand = FIRST_DAY.partition("$ gcloud services enable ")[2].partition("\n")[0]
     assert set(API.findall(by_hand)) < needed
 
