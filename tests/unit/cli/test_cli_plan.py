@@ -117,7 +117,7 @@ def test_plan_is_shown_as_in_the_manual() -> None:
         (f"`up` would fail: this change would cancel jobs: 1; {job}; cancel it",),
     )
     lines = text(Screen(json=False, color=False), after, plan)
-    assert_shown(ROOT / "docs/plan.md", "clusterctl plan", "\n".join(lines), {})
+    assert_shown(ROOT / "docs/convergence.md", "clusterctl plan", "\n".join(lines), {})
 
 
 def test_plan_in_json_has_the_cost_before_and_after() -> None:
