@@ -20,8 +20,8 @@ from clusterctl.cli import output
 from clusterctl.cli.verbs import GROUPS, VERBS
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "json.md"
-# The key of a row for the keys of an object, which may also be outside it.
-_OTHERS: Final = "…"
+# Stands for the keys of an object, which may also be outside it: "...submitted".
+_OTHERS: Final = "..."
 _OPTIONS_WITH_VALUE: Final = {"-f", "--file", "--cluster", "-o", "--output"}
 
 
@@ -112,15 +112,12 @@ class Type:
     is_optional: bool = False
 
     @classmethod
-    def read(cls, text: str) -> Type:
-        """Read a type such as ``array of [job](#job) or null, optional``."""
-        plain = re.sub(r"\[([^]]*)\]\(#[^)]*\)", r"\1", text.strip())
-        plain, _, optional = plain.partition(", ")
-        assert optional in {"", "optional"}, text
-        names = plain.split(" or ")
-        of = tuple(name.removeprefix("array of ") for name in names if name.startswith("array of "))
+    def read(cls, text: str, *, is_optional: bool = False) -> Type:
+        """Read a type such as ``job[] | null``."""
+        names = text.split(" | ")
+        of = tuple(name.removesuffix("[]") for name in names if name.endswith("[]"))
         return cls(
-            tuple("array" if "array of" in name else name for name in names), of, optional != ""
+            tuple("array" if name.endswith("[]") else name for name in names), of, is_optional
         )
 
 
@@ -145,15 +142,20 @@ def read_page() -> Page:
         title = part.partition("\n")[0]
         names = re.findall("`([^`]+)`", title)
         for name in names:
-            verbs_of[name] = _table(part)
-        if not names:
-            objects[title] = _table(part)
-    return Page(_table(parts[0]), objects, verbs_of)
+            verbs_of[name] = _keys(part)
+        if not names and "```ts" in part:
+            objects[title] = _keys(part)
+    return Page(_keys(parts[0]), objects, verbs_of)
 
 
-def _table(text: str) -> Keys:
-    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|$", text, flags=re.MULTILINE)
-    return {key: Type.read(kind) for key, kind in rows}
+def _keys(text: str) -> Keys:
+    block = text.partition("```ts\n")[2].partition("```")[0]
+    lines = re.findall(r"^(?:(\.\.\.)|(\w+)(\??): )(.+)$", block, flags=re.MULTILINE)
+    assert len(lines) == block.count("\n"), block
+    return {
+        others or key: Type.read(kind, is_optional=optional != "")
+        for others, key, optional, kind in lines
+    }
 
 
 _PLAIN: Final[Mapping[str, Callable[[Any], bool]]] = {

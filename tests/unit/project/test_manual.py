@@ -20,7 +20,7 @@ from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from tests.support.manual import ROOT, RUN, Block, blocks, pages
 
-LANGUAGES = {*RUN, "bash", "c", "yaml", "python", "toml", "text", "json", "sudoers"}
+LANGUAGES = {*RUN, "bash", "c", "yaml", "python", "toml", "text", "json", "sudoers", "ts"}
 SKILL = ROOT / "skills" / "clusterctl" / "SKILL.md"
 ALL = [block for page in pages() for block in blocks(page)]
 

@@ -74,8 +74,8 @@ def test_single_job_of_submit_has_its_keys_outside_too() -> None:
 
 
 def test_type_is_read_from_the_page() -> None:
-    assert Type.read("string or null") == Type(("string", "null"))
-    assert Type.read("array of [job](#job) or null, optional") == Type(
+    assert Type.read("string | null") == Type(("string", "null"))
+    assert Type.read("job[] | null", is_optional=True) == Type(
         ("array", "null"), ("job",), is_optional=True
     )
 
