@@ -11,7 +11,6 @@ from functools import singledispatch
 
 from payload.cli.arguments import check, parse
 from payload.cli.config import (
-    AlignConfig,
     AllreduceConfig,
     BenchConfig,
     EvalConfig,
@@ -132,13 +131,6 @@ def _(config: ProbeConfig) -> int:
 @_run.register
 def _(config: TelemetryConfig) -> int:
     from payload.commands.telemetry import run
-
-    return run(config)
-
-
-@_run.register
-def _(config: AlignConfig) -> int:
-    from payload.commands.align import run
 
     return run(config)
 

@@ -79,7 +79,7 @@ _MORE_TRIES = 2
 # A submission does not wait longer for optional facts such as the git commit.
 PATIENCE_S = 15.0
 # Flags of bundled jobs that name an input file; for some, the path follows a kind, as in idx:DIR.
-_READ = frozenset({"--init", "--resume", "--checkpoint", "--config"})
+_READ = frozenset({"--resume", "--checkpoint", "--config"})
 _READ_BY_KIND = frozenset({"--data", "--tokenizer"})
 
 

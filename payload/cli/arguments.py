@@ -183,7 +183,7 @@ def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | No
     find = config.batch.find
     training_only = (
         "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor "
-        "scale_lr eval_interval eval_samples save_interval save keep init new_head save_model "
+        "scale_lr eval_interval eval_samples save_interval save keep save_model "
         "profile profile_iterations tensorboard"
     )
     if bench or find:
@@ -212,7 +212,6 @@ def _refuse_useless(config: TrainConfig) -> None:
     resumes = bool(files.save_interval) or files.resume == "auto"
     for has_effect, names, condition in (
         (takes != "images", "sequence_length", "with a --model of text"),
-        (takes == "images", "new_head", "with a --model of images"),
         (kind == "text", "tokenizer", "with --data text:FILE"),
         (kind in ("digits", "idx"), "augment clean", "with images, --data digits or idx:DIR"),
         (layout.zero in (0, 1), "overlap", "with --zero 0 or 1"),
@@ -228,7 +227,6 @@ def _refuse_useless(config: TrainConfig) -> None:
         (optimizer.schedule == "step", "decay_iterations decay_factor", "with --schedule step"),
         (bool(files.save_interval), "save keep", "with --save-interval"),
         (resumes, "checkpoints", "with --save-interval or --resume auto"),
-        (files.init is not None, "new_head", "with --init"),
         (config.measuring.profile, "profile_iterations", "with --profile"),
     ):
         if not has_effect:

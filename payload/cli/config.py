@@ -202,7 +202,7 @@ class PrecisionSettings:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """Settings of checkpoints and initial weights"""
+    """Settings of checkpoints and the saved model"""
 
     save_interval: int | None = setting(
         None, count, "iterations between checkpoints (default: no checkpoints)"
@@ -212,15 +212,6 @@ class CheckpointSettings:
     checkpoints: Path | None = setting(None, folder, "shared by all nodes (default: in --out)")
     resume: str = setting(
         "never", word_or_path, "from the newest checkpoint, or from DIR", "auto|never|DIR"
-    )
-    init: Path | None = setting(
-        None,
-        input_path,
-        "weights of a model/, transformers or torchvision; a checkpoint has priority",
-        "FILE|DIR",
-    )
-    new_head: bool = switch(
-        False, "with --init: start with a random last layer, for different classes"
     )
     save_model: bool = switch(True, "write the final and the best weights to model/ in --out")
 
@@ -278,7 +269,6 @@ class TrainConfig(CommandConfig):
                 files,
                 checkpoints=files.checkpoints and files.checkpoints.absolute(),
                 resume=resume,
-                init=files.init and files.init.absolute(),
             ),
         )
 
@@ -421,27 +411,13 @@ class TelemetryConfig(CommandConfig):
 class ExportConfig(CommandConfig):
     """write a trained model's weights for other programs"""
 
-    to: Path | None = setting(
-        None, path, "target (default model.safetensors; hf: model-hf)", "FILE|DIR"
-    )
+    to: Path | None = setting(None, path, "target (default model.safetensors)", "FILE")
     model_folder: Path | None = setting(None, folder, "a run's model/ folder")
     weights: str = setting("best", *_weights)
     checkpoint: Path | None = setting(
         None, input_path, "a checkpoint's folder, instead of --model-folder"
     )
-    export_as: str = setting(
-        "torch", one_of("torch", "hf", "torchvision"), "library whose tensor names are used"
-    )
-    force: bool = switch(False, "overwrite existing files")
-
-
-@dataclass(frozen=True, slots=True)
-class AlignConfig(CommandConfig):
-    """join a run's training metrics and its nodes' telemetry by time"""
-
-    folder: Path = setting(
-        MISSING, folder, "folder of a job or run, with metrics.jsonl and telemetry/"
-    )
+    force: bool = switch(False, "overwrite an existing file")
 
 
 COMMANDS: dict[str, type[CommandConfig]] = {
@@ -455,6 +431,5 @@ COMMANDS: dict[str, type[CommandConfig]] = {
     "allreduce": AllreduceConfig,
     "probe": ProbeConfig,
     "telemetry": TelemetryConfig,
-    "align": AlignConfig,
 }
 """``__main__`` runs the module of the command."""

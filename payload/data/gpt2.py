@@ -14,13 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from payload.data.tokenizer import WORDS, Bytes, Merge, Tokenizer, encoded, merged
+from payload.data.tokenizer import Merge, encoded, merged
 from payload.device.base import Array
 from payload.errors import UsageError
 
 END = "<|endoftext|>"
 """The token between two texts."""
-MASK = "[MASK]"
 
 _WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
@@ -201,62 +200,4 @@ def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:
         "vocabulary": model["vocab"],
         "merges": [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]],
         "added": {added["content"]: added["id"] for added in content.get("added_tokens") or ()},
-    }
-
-
-def to_tokenizer_json(tokenizer: Tokenizer, mask: int | None = None) -> Mapping[str, Any]:
-    """Return the content of a tokenizer.json that encodes and decodes like ``tokenizer``, of any
-    kind.
-
-    mask: the number of the token that masks other tokens. None: there is no such token.
-    """
-    words: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    words["trim_offsets"] = True
-    if isinstance(tokenizer, GPT2):
-        pre_tokenizer = words
-        vocabulary, merges, added = tokenizer.data_state.values()
-    else:
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": WORDS},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, words | {"use_regex": False}]}
-        chars = [*_characters()]
-        tokens = [
-            "".join(chars[byte] for byte in tokenizer.decode([number]))
-            for number in range(tokenizer.size)
-        ]
-        vocabulary = {token: number for number, token in enumerate(tokens)}
-        added = {}
-        merges = [
-            (tokens[left], tokens[right]) for left, right in tokenizer.data_state.get("merges", ())
-        ]
-    # No white space is removed beside an added token.
-    kind = {
-        "special": True,
-        "normalized": False,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-    }
-    listed = [{"id": number, "content": text, **kind} for text, number in added.items()]
-    if mask is not None:
-        added = {**added, MASK: mask}
-        # Except before a mask, as in RoBERTa: a word's token includes the blank before it, except
-        # of bytes.
-        listed.append(
-            {"id": mask, "content": MASK, **kind, "lstrip": not isinstance(tokenizer, Bytes)}
-        )
-    return {
-        "version": "1.0",
-        "added_tokens": listed,
-        "pre_tokenizer": pre_tokenizer,
-        "decoder": words,
-        "model": {
-            "type": "BPE",
-            "vocab": {**vocabulary, **added},
-            "merges": [" ".join(pair) for pair in merges],
-        },
     }

@@ -1,4 +1,4 @@
-"""Reading images for prediction: from a PNG, an IDX file, or rows of numbers in a CSV file."""
+"""Reading images for prediction: from an IDX file, or rows of numbers in a CSV file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from payload.data import idx, png
+from payload.data import idx
 from payload.device.base import Array
 from payload.errors import UsageError
 
@@ -23,9 +23,7 @@ def read_images(file: Path, shape: Shape) -> Array:
     """
     try:
         with file.open("rb") as opened:
-            start = opened.read(8)
-        if start == png.SIGNATURE:
-            return png.read(file.read_bytes(), shape)[None]
+            start = opened.read(2)
         if start.startswith((b"\0\0", b"\x1f\x8b")):
             return _of_idx(file, shape)
         return _of_csv(file.read_text(encoding="utf-8-sig"), shape)
@@ -33,7 +31,7 @@ def read_images(file: Path, shape: Shape) -> Array:
         raise UsageError(f"{file} cannot be read: {exc.strerror}", code="file-unreadable") from exc
     except UnicodeDecodeError as exc:
         raise UsageError(
-            f"{file} is not PNG, IDX or CSV; convert it to PNG", code="not-an-input"
+            f"{file} is neither IDX nor CSV; convert it to CSV", code="not-an-input"
         ) from exc
     except ValueError as exc:
         raise UsageError(f"{file}: {exc}", code="bad-input") from exc

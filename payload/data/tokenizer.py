@@ -23,13 +23,12 @@ Merge = tuple[int, int]
 W = TypeVar("W", bytes, str)
 
 _BYTES = 256
-WORDS = r" ?[A-Za-z]+| ?[0-9]+| ?[^A-Za-z0-9_ \t-\r]+|[ \t-\r]+(?=[ \t-\r])|[ \t-\r]+|_"
+_WORDS = re.compile(
+    rb" ?[A-Za-z]+| ?[0-9]+| ?[^A-Za-z0-9_ \t-\r]+|[ \t-\r]+(?=[ \t-\r])|[ \t-\r]+|_"
+)
 """Matches a word, a number or punctuation, each with a blank before it, or other white space.
-
-Characters outside ASCII are punctuation. The classes are explicit, because exported tokenizers have
-the same pattern, for another library of regular expressions.
+Characters outside ASCII are punctuation.
 """
-_WORDS = re.compile(WORDS.encode())
 
 
 class Tokenizer(Protocol):

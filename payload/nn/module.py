@@ -162,12 +162,8 @@ class Parameter:
         """Return this rank's part of the initial values, with padding: float64, ``shape``, on the
         host.
         """
-        return self.part(self.padded(self.draw_initial(seed)))
-
-    def draw_initial(self, seed: int) -> Array:
-        """Return the whole tensor's initial values, without padding: float64, on the host."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
-        return self.init(rng, (self.rows, *self.full_shape[1:]))
+        return self.part(self.padded(self.init(rng, (self.rows, *self.full_shape[1:]))))
 
     def padded(self, whole: Array) -> Array:
         """Pad a whole tensor of ``rows`` rows with zeros to ``full_shape``."""

@@ -1,1 +1,1 @@
-"""The folder of a trained model, and the names and formats of other libraries."""
+"""The folder of a trained model."""

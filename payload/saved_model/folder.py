@@ -24,7 +24,6 @@ from payload.errors import UsageError
 from payload.models import MODELS, module_of
 from payload.nn.module import LayerContext, Parameter, Tape, Unit, state_of, torch_shapes
 from payload.node.heartbeat import beat
-from payload.parallel.engine import Engine
 from payload.saved_model import safetensors
 
 FORMAT = 1
@@ -283,21 +282,3 @@ def set_state(units: Sequence[Unit], weights: Weights, device: Device) -> None:
     """
     for name, array in state_of([unit.layer for unit in units]).items():
         array[...] = device.asarray(np.asarray(weights[name], "float64"))
-
-
-def set_weights(engine: Engine, units: Sequence[Unit], weights: Weights) -> None:
-    """Set the engine's weights before training, for any layout of ranks. units: all units of the
-    model.
-
-    Raises UsageError if the weights do not fit the model.
-    """
-    storage = engine.storage
-    segments = {id(segment.parameter): segment for segment in storage.segments}
-    for parameter, whole in fitted(units, weights):
-        if segment := segments.get(id(parameter)):
-            stop = segment.offset + segment.stop - segment.start
-            part = np.ascontiguousarray(parameter.part(whole)).reshape(-1)[segment.offset : stop]
-            values = storage.master_weights[segment.start : segment.stop]
-            values[...] = storage.optimizer_device.asarray(part, values.dtype)
-    set_state(engine.units, weights, engine.device)
-    storage.publish()

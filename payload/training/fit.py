@@ -40,7 +40,6 @@ from payload.nn.module import LayerContext
 from payload.parallel.engine import stages_of
 from payload.parallel.mesh import alone, data_parallel_ranks
 from payload.saved_model.folder import usable_record
-from payload.saved_model.libraries import naming
 from payload.training.build import build_schedule, build_units, reject_large_batch, run_identity
 
 # Sizes that are assumed for data that is not on this machine: images that any number of patches and
@@ -118,8 +117,6 @@ def _reject_other_run(config: CommandConfig | None, run: Path) -> None:
         record = usable_record(run, config.weights, takes=config.takes)
         if isinstance(config, EvalConfig) and config.data:
             MODELS[record.model].reject_unfit_data(config.data)
-        elif isinstance(config, ExportConfig):
-            naming(config.export_as, record.model)
     # A run with --out has its settings in another folder.
     elif (
         isinstance(config, TrainConfig)

@@ -38,10 +38,8 @@ from payload.training.build import (
     build_schedule,
     build_units,
     model_record,
-    model_sizes,
     run_identity,
 )
-from payload.training.initial import find_initial
 from payload.training.metrics import MetricsWriter, SampleWork
 from payload.training.schedule import LearningRate
 from payload.training.search import find
@@ -70,11 +68,7 @@ def train(
     mesh, compressor = build_mesh(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
     checkpoints = CheckpointSession(config, world)
-    init = find_initial(config.checkpoints.init, world)
-    data_state = checkpoints.data_state
-    if init and data_state is None:
-        data_state = init.data_state(config.data.tokenizer)
-    dataset = open_dataset(config, world, data_state)
+    dataset = open_dataset(config, world, checkpoints.data_state)
     if config.batch.find:
         find(config, device, mesh, dataset)
         return 0
@@ -86,9 +80,6 @@ def train(
     schedule = build_schedule(config, mesh, loader.order.per_epoch)
     description = checkpoints.describe(engine, run_identity(config, dataset))
     resumed = resume(checkpoints.chosen, engine, description)
-    if init and not resumed.iteration:
-        init.load(engine, units, config, model_sizes(config.model, dataset))
-        resumed.notes.append(f"starts with the weights of {init.file}")
     work = SampleWork(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
     metrics = MetricsWriter(
         config, device, world, work, times, done=resumed.iteration, evaluated=resumed.evaluated

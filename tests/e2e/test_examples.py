@@ -257,15 +257,6 @@ def test_example_learns_a_text_and_samples_it(example_cluster: Cluster, typed: P
     assert len(here) > 200
 
 
-def test_example_continues_a_trained_model_with_another_text(
-    example_cluster: Cluster, typed: Path
-) -> None:
-    output = example(example_cluster, typed, "fine_tune.sh")
-    (accuracy,) = re.findall(r"^test accuracy ([0-9.]+)$", output, re.MULTILINE)
-    assert float(accuracy) > 0.15  # 0.06 from first weights
-    assert "\nclusterctl" in output.partition("test accuracy")[2]
-
-
 def test_example_trains_evaluates_and_predicts_digits(
     example_cluster: Cluster, typed: Path
 ) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +28,7 @@ def test_gemm_runs_on_every_node_with_right_sums(cluster: Cluster) -> None:
     assert len(records(run / "gemm.jsonl")) == len(answer_json["results"]) == 4
 
 
-def test_align_relates_metrics_to_telemetry_of_nodes(cluster: Cluster) -> None:
+def test_training_leaves_the_times_of_both_ranks(cluster: Cluster) -> None:
     flags = ("--epochs", "8", "--profile", "--tensorboard")
     done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)
     run = cluster.run_of(done["job_id"])
@@ -43,13 +41,10 @@ def test_align_relates_metrics_to_telemetry_of_nodes(cluster: Cluster) -> None:
     ranks = {event["pid"] for event in json.loads((run / "trace.json").read_text())["traceEvents"]}
     assert ranks == {0, 1}
     assert [file.name.split(".")[0] for file in (run / "tensorboard").iterdir()] == ["events"]
-    align = [sys.executable, "-m", "payload", "align", "--folder", str(run)]
-    answer_json = json.loads(
-        subprocess.run(align, cwd=ROOT, capture_output=True, check=True).stdout
-    )
-    assert set(answer_json["hosts"]) == {f"{cluster.name}-train-{i}" for i in (1, 2)}
-    assert answer_json["iterations"] == len(iterations)
-    assert 0 < answer_json["cpu_percent"] <= 100
+    for number in (1, 2):
+        telemetry = run / "telemetry" / f"{cluster.name}-train-{number}.jsonl"
+        samples = [record for record in records(telemetry) if record["kind"] == "sample"]
+        assert any(0 < sample["cpu_percent"] <= 100 for sample in samples)
 
 
 def test_scaling_of_two_models_on_two_sizes_has_a_table(cluster: Cluster) -> None:

@@ -156,9 +156,9 @@ def test_local_commands_refuse_unusable_runs_with_one_error(cli: Clusterctl, run
     for argv, code, named in (
         (("sample", "--run", run), "model-unfit-for-command", "which takes images"),
         (
-            ("predict", "--run", run, "--", "nowhere.png"),
+            ("predict", "--run", run, "--", "nowhere.csv"),
             "file-unreadable",
-            "nowhere.png cannot be",
+            "nowhere.csv cannot be",
         ),
         (("predict", "--run", "demo-2-trian", "--", "x"), "unknown-run", "mean demo-2-train?"),
         (("predict", "--run", "7", "--", "x"), "run-not-collected", "7"),
@@ -189,7 +189,6 @@ def test_arguments_are_checked_against_the_local_run(cli: Clusterctl, run: Path)
     (run / "run.json").write_text('{"token": "0123abcd"}')
     for argv, part in (
         (("sample", "--run", run), "takes images"),
-        (("export", "--run", run.name, "--", "--export-as", "hf"), "--export-as hf"),
         (("train", "--from-run", run, "--", "--model", "cnn"), "model cnn"),
     ):
         (failure,) = cli("-o", "json", "submit", *argv[:3], "--dry-run", *argv[3:], rc=2).json[

@@ -485,11 +485,11 @@ def test_repository_that_takes_too_long_is_left_out(repository, tmp_path, monkey
 @pytest.mark.parametrize(
     ("bundled", "args", "put", "then"),
     [
-        ("train", ["--lr", "1", "--init", "gpt2.st"], "gpt2.st", "--init '~/gpt2.st'"),
-        ("train", ["--init={home}/gpt2.st"], "{home}/gpt2.st", "--init '~/gpt2.st'"),
-        ("train", ["--new-head", "--init", "run/model"], "run/model", "--init '~/model'"),
+        ("train", ["--lr", "1", "--config", "a.toml"], "a.toml", "--config '~/a.toml'"),
+        ("train", ["--config={home}/a.toml"], "{home}/a.toml", "--config '~/a.toml'"),
+        ("train", ["--nesterov", "--resume", "run/saved"], "run/saved", "--resume '~/saved'"),
         ("train", ["--data", "text:run/book.txt"], "run/book.txt", "--data 'text:~/book.txt'"),
-        ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then use '~/a b.png'"),
+        ("predict", ["--weights", "run", "a b.csv"], "'a b.csv'", "then use '~/a b.csv'"),
     ],
 )
 def test_argument_that_is_a_local_file_only_is_refused(
@@ -497,7 +497,7 @@ def test_argument_that_is_a_local_file_only_is_refused(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("gpt2.st", "a b.png", "run/model/model.json", "run/book.txt"):
+    for name in ("a.toml", "a b.csv", "run/saved/manifest.json", "run/book.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     job = JobSpec(name="j", bundled=bundled, args=tuple(arg.format(home=tmp_path) for arg in args))
@@ -516,7 +516,7 @@ def test_argument_that_may_be_a_file_on_the_cluster_is_passed(session, tmp_path,
     monkeypatch.chdir(tmp_path)
     for name in ("auto", "digits", "cnn", "out"):
         (tmp_path / name).touch()
-    args = ("--resume", "auto", "--data", "digits", "--model", "cnn", "--out", "out", "--init")
+    args = ("--resume", "auto", "--data", "digits", "--model", "cnn", "--out", "out", "--config")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     job = JobSpec(name="j", bundled="train", args=(*args, str(tmp_path / "out")))
     reject_local_files(without_files(session), [job])
@@ -529,5 +529,5 @@ def test_argument_that_may_be_a_file_on_the_cluster_is_passed(session, tmp_path,
         "nowhere",
     ):
         reject_local_files(session, [JobSpec(name="j", bundled="train", args=(*args, there))])
-    script = JobSpec(name="j", script=tmp_path / "out", args=("--init", "out"))
+    script = JobSpec(name="j", script=tmp_path / "out", args=("--config", "out"))
     reject_local_files(session, [script])

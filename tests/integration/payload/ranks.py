@@ -152,7 +152,7 @@ def _serve(address: str, *outputs: str) -> None:
     MPI.Init = lambda: None  # each program calls it
     # tensorboardX would import PyTorch, for 2 s.
     sys.modules["torch"] = None  # type: ignore[assignment]
-    for name in ("train", "eval", "export", "align", "allreduce", "gemm", "probe", "bench"):
+    for name in ("train", "eval", "export", "allreduce", "gemm", "probe", "bench"):
         importlib.import_module(f"payload.commands.{name}")
     # Shorter than in production: no test asks for the speed of this machine.
     peak._SECONDS = 0.001

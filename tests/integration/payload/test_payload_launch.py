@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from payload.__main__ import main
-from payload.commands import align
+from payload.commands import telemetry
 from payload.node.host import launcher_rank, pmi_complaint, size_complaint
 from tests.integration.payload.conftest import Runner
 from tests.support.sweeps import in_sweep
@@ -134,8 +134,8 @@ def test_memory_that_runs_out_without_mpi_is_one_line(
 
     # Tests before this one may have loaded MPI.
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    monkeypatch.setattr(align, "run", exhausted)
-    assert main(["align", "--folder", str(tmp_path)]) == 1
+    monkeypatch.setattr(telemetry, "run", exhausted)
+    assert main(["telemetry", "--out", str(tmp_path)]) == 1
     (error_lines,) = capsys.readouterr().err.splitlines()
     assert error_lines.startswith("payload: error: out of memory: ")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -107,30 +108,38 @@ def test_export_of_an_unsupported_model_is_refused(
         assert_one_error(answer.stderr, code, value)
 
 
+def test_checkpoint_and_a_model_folder_are_exported_alike(
+    train_output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for name, *source in (
+        ("model", "--model-folder", str(train_output / "model"), "--weights", "final"),
+        ("saved", "--checkpoint", str(train_output / "checkpoints" / "iteration-00000046")),
+    ):
+        assert main(["export", *source, "--to", str(tmp_path / name)]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        files.append((tmp_path / name).read_bytes())
+        found = (answer["model"], answer["iteration"], answer["bytes"])
+        assert found == ("cnn", 46, len(files[-1]))
+    assert files[0] == files[1]
+
+
 def test_export_overwrites_nothing_by_default(
     train_output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is said before the model is read."""
     argv = ["export", "--model-folder", str(tmp_path / "nowhere"), "--to"]
     (tmp_path / "file").write_text("precious")
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "config.json").write_text("precious")
-    for to, library, code, value in (
-        ("missing/file", "torch", "no-such-folder", "missing"),
-        ("missing/hf", "hf", "no-such-folder", "missing"),
-        ("file", "torch", "file-exists", "--force"),
-        ("hf", "hf", "file-exists", "config.json"),
-        ("hf", "torch", "target-other-kind", "must be a file"),
-        ("file", "hf", "target-other-kind", "must be a folder"),
+    (tmp_path / "folder").mkdir()
+    for to, code, value in (
+        ("missing/file", "no-such-folder", "missing"),
+        ("file", "file-exists", "--force"),
+        ("folder", "target-other-kind", "must be a file"),
     ):
-        assert main([*argv, str(tmp_path / to), "--export-as", library]) == 2
+        assert main([*argv, str(tmp_path / to)]) == 2
         assert_one_error(capsys.readouterr().err, code, value)
     assert not (tmp_path / "missing").exists()
-    assert (
-        (tmp_path / "file").read_text()
-        == (tmp_path / "hf" / "config.json").read_text()
-        == "precious"
-    )
+    assert (tmp_path / "file").read_text() == "precious"
     argv[2] = str(train_output / "model")
     assert main([*argv, str(tmp_path / "file"), "--force"]) == 0
     assert (tmp_path / "file").read_bytes() == (

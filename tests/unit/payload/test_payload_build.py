@@ -136,9 +136,8 @@ _RECORDS = {
         ("predict a.png", "text", ("gpt-tiny", "takes text")),
         ("eval --data digits", "text", ("--data digits", "takes text")),
         ("eval --data digits", "images", ()),
-        ("export --export-as hf", "images", ("--export-as hf", "mlp")),
-        ("export --export-as torchvision", "text", ("--export-as torchvision", "gpt-tiny")),
-        ("export --export-as hf", "text", ()),
+        ("export --weights final", "images", ("final weights", "available: best")),
+        ("export", "text", ()),
     ],
 )
 def test_find_error_in_the_use_of_a_model(

@@ -225,8 +225,6 @@ TRAIN = {
     "keep": Row("--keep 3", "--save-interval 3", ("", "--resume auto"), "train"),
     "checkpoints": Row("--checkpoints a", "--resume auto", ("", "--resume a"), "train find"),
     "resume": Row("--resume auto", does="train find"),
-    "init": Row("--init a", does="train"),
-    "new_head": Row("--new-head", "--init a", ("", f"{_GPT} --init a"), "train"),
     "save_model": Row("--no-save-model", does="train"),
     "profile": Row("--profile", does="train"),
     "profile_iterations": Row("--profile-iterations 3", "--profile", ("",), "train"),
@@ -270,7 +268,7 @@ def test_setting_has_an_effect_or_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("train --data idx:{}", "train --init {}", "train --resume {}", "eval --resume {}"),
+        *("train --data idx:{}", "train --resume {}", "eval --resume {}"),
         "export --to a --checkpoint {}",
     ],
 )
@@ -315,10 +313,11 @@ def test_config_file_is_searched_in_the_current_then_the_home_folder(
     (home / "set").mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(tmp_path)
-    line = "train --data idx:set --init set --resume auto --save-interval 1"
+    line = "train --data idx:set --resume auto --save-interval 1"
     config = parse(line.split())
-    assert (config.data.data, config.checkpoints.init) == (f"idx:{home}/set", home / "set")
-    assert config.checkpoints.resume == "auto"
+    assert (config.data.data, config.checkpoints.resume) == (f"idx:{home}/set", "auto")
+    assert parse(["train", "--resume", "set"]).checkpoints.resume == str(home / "set")
+    assert parse(["export", "--checkpoint", "set"]).checkpoint == home / "set"
     (tmp_path / "set").mkdir()
     assert parse(line.split()).data.data == "idx:set"
     too_long = "x" * 300

@@ -12,8 +12,7 @@ import pytest
 from payload.cli.arguments import parse
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
-from payload.data.gpt2 import GPT2, load, to_tokenizer_json
-from payload.data.tokenizer import BytePairs
+from payload.data.gpt2 import GPT2, load
 from payload.errors import UsageError
 from tests.support.messages import refused
 
@@ -107,20 +106,6 @@ def test_tokenizer_json_alone_is_loaded(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with refused("tokenizer-not-gpt2", UsageError, "tokenizer.json", "Metaspace and BPE"):
         load(folder)
-
-
-def test_exported_tokenizer_is_loaded_again(folder: Path) -> None:
-    expected = load(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(to_tokenizer_json(expected)))
-    text = "hello w  é!\n<|endoftext|> 1's".encode()
-    assert load(folder).encode(text).tolist() == expected.encode(text).tolist()
-
-
-def test_exported_byte_pairs_spell_bytes_as_gpt_2s() -> None:
-    content = to_tokenizer_json(BytePairs([(32, 97), (256, 97)]))
-    spelled = {"a": 97, "Ġ": 32, "Ċ": 10, "Ġa": 256, "Ġaa": 257}
-    assert {token: content["model"]["vocab"].get(token) for token in spelled} == spelled
-    assert content["model"]["merges"] == ["Ġ a", "Ġa a"]
 
 
 @pytest.mark.parametrize(

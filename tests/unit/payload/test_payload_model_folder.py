@@ -22,14 +22,12 @@ from payload.errors import UsageError
 from payload.nn.module import Tape, Unit, state_of
 from payload.parallel.engine import Engine, Evaluation
 from payload.parallel.mesh import alone as on_one_rank
-from payload.parallel.whole import WholeTensors
 from payload.saved_model.folder import (
     ModelRecord,
     build,
     make_units,
     read_record,
     read_weights,
-    set_weights,
 )
 from payload.saved_model.writer import ModelWriter
 from tests.support.doubles.layers import engine_of
@@ -111,18 +109,6 @@ def test_export_holds_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert (tmp_path / "final.safetensors").stat().st_size > 41 * 256 * 1024
     assert peak < 5 * 256 * 1024
-
-
-def test_training_starts_from_weights_of_another_run(device: Device, tmp_path: Path) -> None:
-    case = next(case for case in CASES if case.model == "lstm")
-    _left(tmp_path, case.model, case.settings, device)
-    units = make_units(case.model, case.settings, on_one_rank().context(device))
-    engine = engine_of(device, on_one_rank(), units, seed=9)
-    set_weights(engine, units, read_weights(tmp_path))
-    again = dict(WholeTensors(engine, units))
-    for name, tensor in load_file(tmp_path / "best.safetensors").items():
-        np.testing.assert_array_equal(again[name], tensor, name)
-    assert again["lstm.bias_hh_l1"].all()  # which is not learned
 
 
 @pytest.fixture(name="trained_folder", scope="module")
