@@ -14,7 +14,6 @@ from clusterctl.cli.options import JobId, Words, argument, hosts, job_flags, opt
 from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer
 from clusterctl.errors import Failure, Notice, TransportError, UsageError, excluded
-from clusterctl.jobs.budget import check_budget
 from clusterctl.jobs.environment import Environments
 from clusterctl.jobs.shell import (
     SessionFolder,
@@ -115,7 +114,6 @@ def shell(
         )
     forwards = parse_forwards(forward or [])
     with open_session(screen.chosen()) as session, ExitStack() as stack:
-        check_budget(session, screen.note)
         ssh = OpenSSH(session.workspace.ssh_config, session.inventory.job_user)
         request = shell_request(options, session.site)
         environment = _environment(screen, session, options)

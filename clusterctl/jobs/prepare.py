@@ -20,7 +20,6 @@ from clusterctl.errors import (
     printable,
     raise_together,
 )
-from clusterctl.jobs.budget import check_budget
 from clusterctl.jobs.bundled import (
     ChosenModel,
     reject_invalid_arguments,
@@ -247,7 +246,6 @@ class Preparer:
             UsageError: a job can't run on the cluster.
             TransportError: the cluster can't be reached.
         """
-        check_budget(session, self.note)
         # The receiver of the first job's folder starts while the jobs are being checked.
         token = start_receiver(session, submission.jobs[0].name)
         reject_local_files(session, submission.jobs)

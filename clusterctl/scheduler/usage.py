@@ -110,12 +110,6 @@ def usage_of_jobs(
     return summarize_usage(held, by, (since, now), source="accounting", unread=unread)
 
 
-def month_start(now: float) -> float:
-    """Return the start of a time's month in UTC, in Unix seconds."""
-    at = datetime.fromtimestamp(now, UTC)
-    return datetime(at.year, at.month, 1, tzinfo=UTC).timestamp()
-
-
 def summarize_usage(
     held: Iterable[AllocatedTime],
     by: Sequence[UsageGrouping],
@@ -172,14 +166,14 @@ def _within(
         # A job that ended within a second counts as a job.
         yield replace(held, end=end)
     while start < end:
-        until = min(end, next_month(start)) if split else end
+        until = min(end, _next_month(start)) if split else end
         # Nothing tells when in a time it was suspended.
         share = (until - start) / (held.end - held.start)
         yield replace(held, start=start, end=until, suspended_s=share * held.suspended_s)
         start = until
 
 
-def next_month(time_s: float) -> float:
+def _next_month(time_s: float) -> float:
     """Return the end of a time's month in UTC, in Unix seconds."""
     at = datetime.fromtimestamp(time_s, UTC)
     return datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC).timestamp()

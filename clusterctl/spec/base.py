@@ -288,7 +288,6 @@ Network = Annotated[
     IPv4Network, BeforeValidator(lambda raw: str(raw) if isinstance(raw, int) else raw)
 ]
 Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
-Hours = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
 # Keys of the validation context. RECORDED: true for the spec of existing hosts, to which newer
 # rules do not

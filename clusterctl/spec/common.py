@@ -24,7 +24,6 @@ from clusterctl.spec.base import (
     PATTERNS,
     UNKNOWN,
     DurationS,
-    Hours,
     Loc,
     SizeMib,
     SlurmName,
@@ -132,19 +131,6 @@ class Monitoring(SpecModel):
     )
     health: Health = Field(
         Health(), description="the limits and the interval of the nodes' health check"
-    )
-
-
-class Budget(SpecModel):
-    """The limit for all jobs of the cluster together in a month (UTC). `submit` warns from 80 % of
-    it on, and refuses from 100 % on.
-    """
-
-    node_hours: Hours | None = Field(None, description="hours of nodes; default: unlimited")
-    gpu_hours: Hours | None = Field(None, description="hours of GPUs; default: unlimited")
-    cost: Usd | None = Field(
-        None,
-        description="USD, by the nodes' prices (`price_per_hour`); default: unlimited",
     )
 
 
@@ -462,9 +448,6 @@ class ClusterBase(SpecModel):
     monitoring: Monitoring = Field(
         Monitoring(),
         description="the telemetry step that runs beside every job, and the health of nodes",
-    )
-    budget: Budget = Field(
-        Budget(), description="what all jobs may use together in a month; default: unlimited"
     )
 
     @field_validator("version", mode="before")

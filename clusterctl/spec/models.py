@@ -40,7 +40,6 @@ _OF_SLURM: Final = {
     "slurm.extra": "scheduler is none, so there is no slurm.conf",
     "software.slurm": "scheduler is none, so Slurm is not installed",
     "provider.auto_down": "only Slurm can tell that a cluster is idle, but scheduler is none",
-    "budget": "only Slurm's accounting tells what jobs have used, but scheduler is none",
     "users.accounts": "accounts need Slurm, but scheduler is none",
 }
 

@@ -151,15 +151,6 @@ class PartitionFacts:
     gpus: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetFacts:
-    """The limits of all jobs together in a month. None: unlimited."""
-
-    node_hours: float | None = None
-    gpu_hours: float | None = None
-    cost_usd: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
     """The hosts of a cluster, the controller first, and facts about the cluster that tools and jobs
@@ -174,7 +165,6 @@ class Inventory:
     requirements: the pip requirements file for the Python of all jobs. None: the spec has no such
         file.
     max_array: Slurm's MaxArraySize; indices of job arrays are lower.
-    budget: limits of all jobs of a month together.
     max_submit: how many jobs of ``account`` Slurm's queue takes. None: unknown, or any number.
     root: the folder on the hosts with the software of jobs, such as their Python.
     folder: the folder with the job user's files of clusterctl. A relative path starts at the home.
@@ -209,7 +199,6 @@ class Inventory:
     interval_s: int = 1
     requirements: str | None = None
     max_array: int = MAX_ARRAY_SIZE
-    budget: BudgetFacts = BudgetFacts()
     max_submit: int | None = None
     root: str = ROOT
     folder: str = FOLDER
@@ -501,15 +490,6 @@ def _partitions(spec: ClusterSpec) -> Iterator[PartitionFacts]:
         )
 
 
-def budget_facts(spec: ClusterSpec) -> BudgetFacts:
-    budget = spec.budget
-    return BudgetFacts(
-        node_hours=budget.node_hours,
-        gpu_hours=budget.gpu_hours,
-        cost_usd=budget.cost,
-    )
-
-
 def job_settings(spec: ClusterSpec) -> dict[str, Any]:
     """Return the fields of ``Inventory`` that job commands need, from a spec: name of the field ->
     value.
@@ -522,5 +502,4 @@ def job_settings(spec: ClusterSpec) -> dict[str, Any]:
         "interval_s": spec.monitoring.interval,
         "requirements": None if requirements is None else str(requirements),
         "max_array": spec.slurm.max_array,
-        "budget": budget_facts(spec),
     }

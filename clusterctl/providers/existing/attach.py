@@ -47,7 +47,6 @@ from clusterctl.state.inventory import (
     PartitionFacts,
     SharedFolder,
     applied_if_known,
-    budget_facts,
     inventory_if_known,
     inventory_of,
 )
@@ -579,7 +578,6 @@ def _inventory(
         interval_s=spec.monitoring.interval,
         requirements=None if requirements is None else str(requirements),
         max_array=site.max_array,
-        budget=budget_facts(spec),
         max_submit=site.max_submit,
         root=placed.folder,
         folder=placed.folder,

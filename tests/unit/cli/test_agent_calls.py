@@ -638,8 +638,8 @@ def test_failed_submission_counts_unless_nothing_was_done(
     played.instead = lambda _: failure("answer-lost", 1)
     assert code(submit(calls)) == "answer-lost"
     assert _used(calls).jobs == 1
-    played.instead = lambda _: failure("budget-spent", 2)
-    assert code(submit(calls)) == "budget-spent"
+    played.instead = lambda _: failure("bad-value", 2)
+    assert code(submit(calls)) == "bad-value"
     assert _used(calls).jobs == 1
     no_job = failure("slurm-refused", 1)
     played.instead = lambda _: CommandAnswer({**no_job.body, "jobs": []}, no_job.rc)

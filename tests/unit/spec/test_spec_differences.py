@@ -54,7 +54,6 @@ def test_differences_leave_hosts_to_the_provider(more: dict[str, Any]) -> None:
             ["slurm.extra: KillWait=9 -> KillWait=8"],
         ),
         ({}, {"monitoring": {"interval": "90s"}}, ["monitoring.interval: 2s -> 1m30s"]),
-        ({}, {"budget": {"cost": 500}}, ["budget.cost: not set -> 500.0"]),
         ({}, {"storage": {"name": "data"}}, ["storage.name: not set -> data"]),
         (
             {"partitions": [TRAIN | {"max_time": "2h"}]},
@@ -83,5 +82,5 @@ def test_differences_cover_every_setting() -> None:
     """Each part of a spec is either of the hosts or compared: a new one must not be forgotten."""
     assert set(ClusterSpec.model_fields) == {
         "version", "name", "provider", "partitions", "users", "software", "storage", "scheduler", "slurm",
-        "monitoring", "budget",
+        "monitoring",
     }  # fmt: skip

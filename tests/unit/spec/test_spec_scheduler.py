@@ -46,7 +46,6 @@ def test_scheduler_is_slurm_by_default() -> None:
     [
         ("slurm: {qos: [{name: urgent}]}\n", "slurm.qos"),
         ("slurm: {extra: [KillWait=9]}\n", "slurm.extra"),
-        ("budget: {node_hours: 5}\n", "budget"),
         ("users: [{name: ada, uid: 2000, accounts: [lab]}]\n", "users[0].accounts"),
     ],
 )
