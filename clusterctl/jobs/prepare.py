@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.spec.sweep import Scaling
-    from clusterctl.transport.base import Transport
 
 
 # With these arguments, a training writes checkpoints, or may do so.
@@ -346,8 +345,6 @@ class Preparer:
         self._notes(note for request in requests for note in request.notes())
         for request in requests:
             self._notes(map(_unfit_notice, unfit_foreign_lines(site, request)))
-        if session is not None and (mail := mail_notice(site, session.transport, requests)):
-            self._notes([mail])
         return requests
 
     def _with_packages(self, job: JobSpec, inventory: Inventory) -> JobSpec:
@@ -617,20 +614,6 @@ def node_messages_notice(job: JobSpec) -> Notice | None:
         return Notice("no-messages-from-node", text)
     text = f"{job.name}: messages are sent from its first node, if that has a way out: see its log"
     return Notice("messages-from-node", text)
-
-
-def mail_notice(site: Site, controller: Transport, requests: Sequence[Request]) -> Notice | None:
-    """Return a message if a job asks Slurm for mails (--mail-type), and its cluster sends no mails."""
-    kinds = {request.job.name: request.value("--mail-type") for request in requests}
-    asking = [name for name, kind in kinds.items() if kind.upper() not in {"", "NONE"}]
-    program = site.missing_mail_program(controller) if asking else ""
-    if not program:
-        return None
-    return Notice(
-        "no-mail",
-        f"{first_few(asking)}: no mail is sent, because the controller has no {program} (MailProg "
-        "of Slurm): use --notify instead of --mail-type",
-    )
 
 
 def reject_sent_secrets(job: JobSpec, script: str, source: Source | None) -> None:

@@ -132,12 +132,6 @@ class Site(ABC):
         """Return the inventory after the next `up` with a spec, as far as jobs need it."""
         return replace(planned_inventory(spec), pmix=self.inventory.pmix)
 
-    def missing_mail_program(self, controller: Transport) -> str:
-        """Return the path of Slurm's mail program if the controller lacks it, because Slurm then
-        sends no mail. "": the program exists, or that is unknown.
-        """
-        return ""
-
     def await_ends(self, scheduler: Jobs, jobs: Sequence[JobInfo]) -> None:
         """Wait until the controller sees the files that ended jobs have written on their nodes."""
         return

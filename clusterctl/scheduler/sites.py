@@ -7,10 +7,9 @@ Only this package imports this module; ``site_of`` in session.py chooses the sit
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import SchedulerError, UsageError
 from clusterctl.hosts.needs import UnmetNeed
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.request import Request
     from clusterctl.scheduler.script import Environment
     from clusterctl.spec.models import ClusterSpec
-
-
-_MAIL_PROGRAM: Final = re.compile(r"^MailProg\s*=\s*(/\S+)", re.MULTILINE)
 
 
 class OwnSlurm(Site):
@@ -85,13 +81,6 @@ class OwnSlurm(Site):
     def request(self, request: JobRequest, of_job: Request) -> JobRequest:
         return request
 
-    def missing_mail_program(self, controller: Transport) -> str:
-        shown = controller.run(["scontrol", "show", "config"], check=False).stdout
-        program = _MAIL_PROGRAM.search(shown)
-        if not program or controller.run(["test", "-x", program[1]], check=False).rc != 1:
-            return ""
-        return program[1]
-
     def without_nodes(self, request: Request, names: Collection[str]) -> Request:
         # Of several options --exclude, only the last counts.
         excluded = ",".join(filter(None, [request.value("--exclude"), *names]))
@@ -128,10 +117,6 @@ class ForeignSlurm(OwnSlurm):
             fix=f"`clusterctl attach LOGIN --account NAME --partition {name}` tries it; or use one "
             f"of these with --partition: {self.partition_names}",
         )
-
-    def missing_mail_program(self, controller: Transport) -> str:
-        # Its controller is another host than the login node.
-        return ""
 
     def planned(self, spec: ClusterSpec) -> Inventory:
         return self.inventory
