@@ -111,8 +111,6 @@ def _row(each: Candidate, now: float) -> list[object]:
 
 
 def _start(each: Candidate, now: float) -> str:
-    if each.never_starts:
-        return "never"
     if each.start is None:
         return _UNKNOWN if each.accepted is not False else ""
     wait_s = each.start - now

@@ -19,12 +19,12 @@ from clusterctl.jobs.first import JobPlace
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.capacity import Capacity, Shape, capacity_of, shape_of
-from clusterctl.scheduler.limits import Limits, RequestedResources
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.script import fitted_to, render_script
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import PartitionInfo
 from clusterctl.scheduler.trial import SbatchTrial
+from clusterctl.spec.units import parse_slurm_time_s
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.disk import read_text
@@ -53,7 +53,7 @@ class Candidate:
     usd_per_hour: the price of the job's nodes; None: unknown.
     finding: a contradiction in these values, or the step to take before the place can be used.
     is_known: whether `submit` can use the partition. is_blocked: whether the job would not start
-        there now, although Slurm may accept it. never_starts: not even in an empty cluster.
+        there now, although Slurm may accept it.
     """
 
     place: JobPlace
@@ -66,7 +66,6 @@ class Candidate:
     finding: str
     is_known: bool
     is_blocked: bool = False
-    never_starts: bool = False
 
     @property
     def is_submittable(self) -> bool:
@@ -80,7 +79,6 @@ class Candidate:
             "slurm": self.words,
             "asked_s": None if self.asked_at is None else round(now - self.asked_at, 1),
             "expected_start": self.start,
-            "never_starts": self.never_starts,
             "usd_per_hour": self.usd_per_hour,
             **asdict(self.capacity),
             "finding": self.finding,
@@ -130,7 +128,6 @@ def candidates_of(session: Session, request: Request) -> tuple[Candidate, ...]:
         raise
     except SlurmError:
         nodes = ()
-    limits = session.scheduler.limits(session.inventory.job_user)
     requests = {
         place: fitted_to(session.site, place.of(request))
         for place in _places(session, request, nodes, partitions)
@@ -147,7 +144,7 @@ def candidates_of(session: Session, request: Request) -> tuple[Candidate, ...]:
             place,
             memory.trials.get(_key(script)),
             capacity=capacity_of(_nodes_of(place, nodes), shape) if nodes else Capacity(),
-            obstacle=_obstacle(infos.get(place.partition or ""), requests[place], limits),
+            obstacle=_obstacle(infos.get(place.partition or ""), requests[place]),
             shape=shape,
         )
         for place, script in scripts.items()
@@ -263,7 +260,6 @@ def _candidate(
         finding="",
         is_known=is_known,
         is_blocked=obstacle.blocks,
-        never_starts=obstacle.never,
     )
     if obstacle.notice and accepted is not False:
         return replace(candidate, finding=obstacle.notice)
@@ -287,15 +283,14 @@ class Obstacle:
     there were no obstacle.
 
     notice: the reason. "": there is no obstacle. blocks: whether it is certain that the job does not
-        start now. never: not even in an empty cluster.
+        start now.
     """
 
     notice: Notice | str = ""
     blocks: bool = False
-    never: bool = False
 
 
-def _obstacle(partition: PartitionInfo | None, request: Request, limits: Limits) -> Obstacle:
+def _obstacle(partition: PartitionInfo | None, request: Request) -> Obstacle:
     """Return the obstacle of a job in a partition. partition: None: Slurm does not list it."""
     if request.last("--hold") is not None:
         text = "the job is held (--hold): it starts after `scontrol release`"
@@ -303,18 +298,13 @@ def _obstacle(partition: PartitionInfo | None, request: Request, limits: Limits)
     if partition is not None and not partition.is_up:
         text = "the partition is down; jobs wait until it is up"
         return Obstacle(Notice("where-partition-down", text), blocks=True)
-    verdict = limits.judge(RequestedResources.of(request, partition.max_time if partition else ""))
-    if verdict.never:
-        return _beyond(verdict.never)
-    if verdict.unknown:
-        text = f"{verdict.unknown}, so it is unknown whether the job would start"
-        return Obstacle(Notice("where-limits-unknown", text))
+    # Without EnforcePartLimits, Slurm accepts a longer job. Most partitions have a limit or none.
+    with suppress(ValueError):
+        limit = partition.max_time if partition is not None else ""
+        if request.time_s is not None and request.time_s > parse_slurm_time_s(limit):
+            text = f"the partition's time limit is {limit}; the job waits unless its QOS lifts it"
+            return Obstacle(Notice("where-beyond-limit", text), blocks=True)
     return Obstacle()
-
-
-def _beyond(limit: str) -> Obstacle:
-    notice = Notice("where-beyond-limit", f"{limit}; the job would never start")
-    return Obstacle(notice, blocks=True, never=True)
 
 
 def _nodes_of(place: JobPlace, nodes: Iterable[NodeInfo]) -> Iterator[NodeInfo]:

@@ -25,7 +25,6 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.scheduler.history import LOST, Alarm, Hang
-from clusterctl.scheduler.limits import Limits
 from clusterctl.state.attempts import AttemptRecord
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
@@ -673,10 +672,6 @@ class Jobs(Protocol):
         cluster without Slurm. Nothing is submitted.
         """
         return None
-
-    def limits(self, user: str) -> Limits:
-        """Return the limits of QOS and accounts that apply to the jobs of a user."""
-        return Limits(enforced=False)
 
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
         """Return the job with this token in its comment, or None. submitted_at: local clock, Unix

@@ -24,15 +24,14 @@ _FREE_STATES: Final = frozenset({"IDLE", "MIXED"})
 _FREE_FLAGS: Final = frozenset({"CLOUD", "DYNAMIC_NORM"})
 # The quantities, as in ``Directive.quantities``, that decide a Shape, some in ways that depend on the
 # nodes.
-CPU_QUANTITIES: Final = frozenset(
+_QUANTITIES: Final = frozenset(
     (
         "--nodes --ntasks --ntasks-per-node --cpus-per-task --exclusive --ntasks-per-socket "
         "--ntasks-per-core --ntasks-per-gpu --cores-per-socket --sockets-per-node "
-        "--threads-per-core --overcommit"
+        "--threads-per-core --overcommit --mem --gpus-per-node"
     ).split()
 )
-_QUANTITIES: Final = CPU_QUANTITIES | {"--mem", "--gpus-per-node"}
-TYPED_GPUS: Final = re.compile(r"(?:gpu:)?(?:(?P<type>[^:,\d][^:,]*):)?(?P<count>\d+)")
+_TYPED_GPUS: Final = re.compile(r"(?:gpu:)?(?:(?P<type>[^:,\d][^:,]*):)?(?P<count>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ def shape_of(request: Request) -> Shape | None:
         if name not in values:
             return None
         if name in {"--gres", "--gpus-per-node"} and (
-            typed := TYPED_GPUS.match(directive.value or "")
+            typed := _TYPED_GPUS.match(directive.value or "")
         ):
             gpu_type = typed["type"] or ""
     nodes = values.get("--nodes", 1)
@@ -162,7 +161,7 @@ def shape_of(request: Request) -> Shape | None:
 
 
 def _gpus(value: str) -> int:
-    match = TYPED_GPUS.fullmatch(value)
+    match = _TYPED_GPUS.fullmatch(value)
     if match is None:
         raise ValueError(value)
     return int(match["count"])

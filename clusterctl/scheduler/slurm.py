@@ -27,7 +27,7 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
 )
-from clusterctl.scheduler import advice, limits, slurm_parse
+from clusterctl.scheduler import advice, slurm_parse
 from clusterctl.scheduler.advice import Advice
 from clusterctl.scheduler.arrays import fold_tasks
 from clusterctl.scheduler.availability import HEALTH_REASON
@@ -43,7 +43,6 @@ from clusterctl.scheduler.base import (
     find_lost_job,
     retry,
 )
-from clusterctl.scheduler.limits import Limits
 from clusterctl.scheduler.records import recorded_job, recorded_jobs, with_comments
 from clusterctl.scheduler.refusals import RequestedOptions
 from clusterctl.scheduler.slurm_parse import PartitionInfo
@@ -245,14 +244,6 @@ class SlurmClient(Jobs):
         if result.rc != 0 and SlurmAwayError.words.search(result.stderr):
             raise SlurmAwayError("slurmctld did not answer sbatch", why=result.stderr.strip())
         return SbatchTrial.of(result.rc, result.stderr, time.time())
-
-    def limits(self, user: str) -> Limits:
-        program = limits.PROGRAM + ("" if self.no_accounting else limits.ACCOUNTED)
-        argv = ["sh", "-c", program, "limits", user]
-        # slurmdbd may be slow.
-        with suppress(TransportError):
-            return Limits.parse(self.transport.run(argv, timeout_s=_TRIAL_S, check=False).stdout)
-        return Limits(enforced=None)
 
     def _with_queue(
         self, query: slurm_parse.Query[_T], *options: str

@@ -165,35 +165,11 @@ def test_where_beyond_a_time_limit_expects_no_start(asked, cluster, tmp_path) ->
         state["partitions"] = [partition("train") | {"Time": "1:00:00"}, partition("short")]
     short, train = asked(time="2h")
     assert (train["accepted"], train["expected_start"], train["submittable"]) == (True, None, False)
-    assert train["never_starts"]
     assert shows(train["finding"], "where-beyond-limit")
     assert short["expected_start"] is not None
     assert asked(time="1h", partition="train")[0]["expected_start"] is not None
     (script := tmp_path / "a.sh").write_text("#!/bin/bash\n#SBATCH --time=0-02\n")
     assert asked(str(script), partition="train")[0]["expected_start"] is None
-
-
-QOS = {"Name": "normal", "MaxWall": "00:03:00"}
-MINE = {"Account": "default", "QOS": "normal"}
-
-
-def test_where_beyond_a_limit_of_the_qos_never_starts(asked, cluster, capsys) -> None:
-    """With --test-only, Slurm does not look at the limits of a QOS."""
-    with cluster.state() as state:
-        state["enforced"] = "associations,limits,qos"
-        state["limits"] = {"qos": [QOS], "assoc": [MINE]}
-        state["qos_of_partition"] = {"train": "N/A", "short": "N/A"}
-    (train,) = asked(time="10m", partition="train")
-    assert (train["accepted"], train["expected_start"], train["never_starts"]) == (True, None, True)
-    assert not train["submittable"]
-    assert shows(train["finding"], "where-beyond-limit")
-    where(TEXT, time="10m", partition="train")
-    assert capsys.readouterr().out.splitlines()[1].split()[:3] == [
-        "demo/train@default",
-        "yes",
-        "never",
-    ]
-    assert asked(time="3m", partition="train")[0]["expected_start"] is not None
 
 
 def test_where_on_a_site_that_hides_its_nodes_knows_no_room(asked, cluster, capsys) -> None:
@@ -225,15 +201,6 @@ def test_where_refusal_of_a_site_that_hides_its_nodes_is_unknown(asked, cluster)
     (train,) = asked(partition="train")
     assert train["accepted"] is None
     assert shows(train["finding"], "where-nodes-out")
-
-
-def test_where_without_the_limits_of_the_site_knows_no_start(asked, cluster) -> None:
-    with cluster.state() as state:
-        state["enforced"] = "safe"
-        state["limits"] = {"qos": [], "assoc": []}
-    (train,) = asked(time="10m", partition="train")
-    assert (train["expected_start"], train["submittable"]) == (None, True)
-    assert shows(train["finding"], "where-limits-unknown")
 
 
 def test_where_keeps_the_pace_of_a_site_and_shows_the_age(

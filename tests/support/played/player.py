@@ -211,15 +211,11 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
 
 
 def scontrol(argv: list[str], state: dict[str, Any]) -> None:
-    """Answer questions about the limits of QOS; a ping with nothing."""
-    if argv[:2] == ["show", "config"]:
-        say(f"AccountingStorageEnforce = {state.get('enforced', 'none')}\n")
-    elif argv[:2] == ["show", "partition"]:
+    """Answer questions about partitions; a ping with nothing."""
+    if argv[:2] == ["show", "partition"]:
         for fields in state.get("partitions", []) if state.get("hides_nodes") else []:
             up = fields["Available"].upper()
             say(f"PartitionName={fields['Partition']} MaxTime=UNLIMITED State={up} TotalNodes=2\n")
-        for name, qos in state.get("qos_of_partition", {}).items():
-            say(f"PartitionName={name} AllowGroups=ALL QoS={qos} DefaultTime=NONE\n")
 
 
 def sacct(argv: list[str], state: dict[str, Any]) -> None:
@@ -306,11 +302,6 @@ def sinfo(argv: list[str], state: dict[str, Any]) -> None:
 def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:
     if state.get("accounting_away"):
         fail("sacctmgr: error: Sending PersistInit msg: Connection refused")
-    for kind, rows_of_kind in state.get("limits", {}).items():
-        if argv[1:3] == ["show", kind]:
-            keys = argv[-1].removeprefix("format=").split(",")
-            say("".join("|".join(row.get(key, "") for key in keys) + "\n" for row in rows_of_kind))
-            return
     say("default\n" if "associations" in argv else "normal\nhigh\n")
 
 

@@ -298,18 +298,6 @@ def test_closed_accounting_is_not_asked():
     assert not transport.left
 
 
-def test_limits_are_unknown_if_the_accounting_is_slow():
-    slurm, _, _ = client(Step(("sh", "..."), error=NoAnswerError("no answer")))
-    assert slurm.limits("ada").enforced is None
-
-
-def test_limits_of_a_cluster_without_accounting_are_none():
-    slurm, transport, _ = client(Step(("sh", "..."), "enforced|none\n"))
-    slurm.no_accounting = "Slurm accounting storage is disabled"
-    assert slurm.limits("ada").enforced is False
-    assert not any("sacctmgr" in word for word in transport.calls[0].argv)
-
-
 def test_account_of_the_proof_is_none_of_a_users_jobs():
     slurm, _, _ = client(Step(("sacctmgr", "..."), "clusterctl\ndefault\ndefault\n"))
     assert slurm.accounts("ada") == ("default",)
