@@ -90,7 +90,7 @@ def wait_for(
     telling: JobMessages = TELLS_NOBODY,
 ) -> WaitResult:
     """Wait until jobs have ended or the time is over. ``telling`` sends messages about them."""
-    changes = ChangeNotes(session, screen.note, telling)
+    changes = ChangeNotes(session, screen.note, telling, end_is_shown=True)
     try:
         with (
             screen.working(f"waiting for job {', '.join(ids)}"),

@@ -572,7 +572,7 @@ class Submitter:
             code=first.code,
             where=first.where,
             why="\n".join(dict.fromkeys(whys)),
-            fix="\n".join(dict.fromkeys(fixes)),
+            fix="\n".join(dict.fromkeys(filter(None, fixes))),
         )
 
     def _withdraw(self, entry: JobEntry) -> None:

@@ -222,24 +222,27 @@ class ChangeNotes:
     """Reports changes of jobs to the user, by calling ``note`` with each line, and by messages.
 
     log_is_shown: the user sees the jobs' logs, which have a line for each alarm.
+    end_is_shown: the caller shows how the jobs have ended.
     """
 
     session: Session
     note: LineReporter
     telling: JobMessages = TELLS_NOBODY
     log_is_shown: bool = False
+    end_is_shown: bool = False
     # (Job ID, kind, summary) of each alarm that was reported.
     _alarms: set[tuple[str, str, str]] = field(default_factory=set)
 
     def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
         """Report the jobs that changed. ``jobs`` are all watched jobs."""
+        is_end = self.end_is_shown and all(job.ended for job in jobs)
         for whole_id in dict.fromkeys(job.whole_id for job in changed):
             tasks = [job for job in jobs if job.whole_id == whole_id]
-            if len(tasks) > 1:
+            if len(tasks) > 1 and not is_end:
                 self.note(f"job {whole_id}: {state_counts(tasks)}")
             changed_tasks = [job for job in changed if job.whole_id == whole_id]
             for job in changed_tasks:
-                self._report(job, array=len(tasks) > 1)
+                self._report(job, array=len(tasks) > 1, is_end=is_end)
             if any(job.lacks_nodes for job in changed_tasks):
                 hint = "`clusterctl status` shows why"
                 self.note(f"job {whole_id} is waiting for nodes that are out of service: {hint}")
@@ -247,8 +250,10 @@ class ChangeNotes:
         for failure in self.telling.failures():
             self.note(failure)
 
-    def _report(self, job: JobInfo, *, array: bool) -> None:
-        """Report a job. Tasks of an array are reported only if they failed or were cancelled."""
+    def _report(self, job: JobInfo, *, array: bool, is_end: bool) -> None:
+        """Report a job. Tasks of an array are reported only if they failed or were cancelled. is_end:
+        the caller shows how the job has ended.
+        """
         if not array and job.ended and job.restarts:
             for attempt in restarts_of_job(self.session, job):
                 self.note(f"job {job.id}: {attempt}")
@@ -259,7 +264,9 @@ class ChangeNotes:
                 if (key := (job.id, alarm.kind, alarm.summary)) not in self._alarms:
                     self._alarms.add(key)
                     self.note(Notice("job-alarm", f"job {job.id}: {alarm}"))
-        elif not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
+        elif (not array and not is_end) or (
+            array and job.outcome in {Outcome.FAILED, Outcome.CANCELLED}
+        ):
             self.note(Ending.of([job]).line)
         if job.failed_to_launch:
             self.note(

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -21,7 +20,7 @@ from clusterctl.scheduler.facts import Evidence, Facts
 from clusterctl.scheduler.failed_rank import FailedRank
 from clusterctl.scheduler.hints import Hint, hint_of_end, hinted_lines, hints_of_line
 from clusterctl.scheduler.known import Cause, known_cause
-from clusterctl.scheduler.log_text import is_statement, short
+from clusterctl.scheduler.log_text import short
 from clusterctl.scheduler.waiting_causes import waiting_cause
 
 _MOST_HINTS: Final = 4
@@ -31,8 +30,6 @@ _NO_LOG: Final = "submit again with more output: `set -x` in a shell script show
 _WITH_HINTS: Final = frozenset({"build-failed", "module-not-loaded", "time-limit"})
 # A certain hint that holds however the program failed.
 _OF_ANY_END: Final = "other-scheduler"
-# A line that is no rule or bracket.
-_WORD: Final = re.compile(r"\S*\w")
 # Python ends with this exit code at an uncaught exception.
 _UNCAUGHT: Final = 1
 
@@ -148,20 +145,13 @@ class Diagnosis:
             exception = f"; last exception{exception}"
         # Other ranks may have written it.
         is_of_others = facts.failed.rank is not None and excerpt.source in {OF_JOB, OF_OTHERS}
-        last = "" if is_of_others else self._last_line
+        last = "" if is_of_others else excerpt.last_line
         return f"; last line: {short(last)}{exception}" if last else exception
-
-    @property
-    def _last_line(self) -> str:
-        excerpt = self.excerpt
-        written = excerpt.beside if excerpt.beside_of == "stderr" else excerpt.last
-        statements = filter(is_statement, reversed(written))
-        return next(filter(_WORD.match, statements), "")
 
     @property
     def _fix_of_end(self) -> str:
         # The program may have gone on after another line.
-        end = self.excerpt.exception if self._is_by_exception else self._last_line
+        end = self.excerpt.exception if self._is_by_exception else self.excerpt.last_line
         certain = (hint for hint in self.hints if hint.is_certain and hint.line in {"", end})
         if hint := next((hint for hint in certain if hint.name != _OF_ANY_END), None):
             return hint.fix

@@ -21,6 +21,7 @@ from clusterctl.scheduler.log_text import (
     LEFT_OUT,
     compiled,
     is_frame,
+    is_statement,
     without_long_lines,
     without_noise,
 )
@@ -80,6 +81,11 @@ _OF_RUNTIME: Final = re.compile(
 )
 # A message of mpirun between two rules. Its first line names the problem.
 _BANNER: Final = re.compile(r"^-{70,}\n(?P<line>.+)(?:\n.*){0,60}?\n-{70,}$", re.MULTILINE)
+# A line that is no rule or bracket, was not written by clusterctl, and does not only say that R, gcc or
+# Node.js ends.
+_WORD: Final = re.compile(
+    r"(?!clusterctl: |Execution halted$|compilation terminated\.$|Node\.js v)\S*\w"
+)
 _LOOK_BACK = 800  # characters before a traceback
 OF_OTHERS: Final = "other processes of the job"
 
@@ -117,6 +123,16 @@ class Excerpt:
     beside: tuple[str, ...] = ()
     beside_of: str = ""
     is_consequence: bool = False
+
+    @property
+    def last_line(self) -> str:
+        """The last line after the traceback that is a statement of the job's own, or "". If the job
+        has written both streams, that of stderr.
+        """
+        written = self.beside if self.beside_of == "stderr" else self.last
+        return next(
+            (line for line in reversed(written) if _WORD.match(line) and is_statement(line)), ""
+        )
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -23,19 +23,15 @@ from clusterctl.scheduler.failed_rank import (
     with_reported_signal,
 )
 from clusterctl.scheduler.history import Attempt
-from clusterctl.scheduler.log_text import compiled, without_long_lines
+from clusterctl.scheduler.log_text import without_long_lines
 from clusterctl.util import formatting
 
 # Slurm samples the memory of a rank at intervals. A smaller share of the limit is not the peak.
 _NEAR: Final = 0.8
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
-# Other shells, such as csh and fish, have no `set -e`.
+# Shells that continue after a command that fails.
 _SHELL: Final = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
-# The first line of a command.
-_COMMAND: Final = re.compile(r"(?<!\\\n)^[ \t]*[^#\s]", re.MULTILINE)
-# The script ends with the first command that fails: `set -euo pipefail`, `cd x && set -o pipefail -e`.
-_ERREXIT: Final = r"^#!.* -\w*e|^[^#\n]*\bset +(?:[-+\w]+ +)*-(?:\w*e|\w*o +errexit)"
 _STOPPED: Final = re.compile(r"^stopped by a signal; ", re.MULTILINE)
 _STEP_KILLED: Final = re.compile(
     r"^slurmstepd\S*: error: StepId=(\S+) exceeded (?:job |step )?memory limit", re.MULTILINE
@@ -152,8 +148,6 @@ class Facts:
     peak, peak_host: largest memory of a task that Slurm measured, in bytes, and its node. 0: unknown.
     memory_limit: memory of the job on each node, in bytes. 0: unknown.
     elapsed_s: duration of the last attempt, in seconds. 0: unknown.
-    lacks_errexit: whether the job is a shell script that has no `set -e`. A file that it sources may
-        have one.
     sent: the signal at which a bundled job stopped and saved its work, or "".
     """
 
@@ -168,7 +162,6 @@ class Facts:
     memory_limit: int
     elapsed_s: int
     cancelled_by: str
-    lacks_errexit: bool
     attempt: Attempt
     sent: str
 
@@ -216,7 +209,6 @@ class Facts:
             ),
             elapsed_s=job.known_attempts[-1].seconds if job.known_attempts else 0,
             cancelled_by=evidence.cancelled_by,
-            lacks_errexit=is_failed and _lacks_errexit(evidence.script),
             attempt=attempt,
             sent=sent,
         )
@@ -266,8 +258,6 @@ class Facts:
                 f"the job itself ended with exit code {self.job.exit_code}"
                 f"{f', as a shell does after {name}' if name else ''}"
             )
-        if self.lacks_errexit:
-            yield "the script has no `set -e`: a shell without it continues after a command that fails"
         if self.peak and (self.is_near_limit or self.failed.signal == "SIGKILL"):
             on = f" on {self.peak_host}" if self.peak_host else ""
             yield f"memory: Slurm measured up to {self.memory}{on}"
@@ -299,14 +289,7 @@ class Facts:
             "not_restarted": attempt.stop,
             "hang": str(attempt.hang) if attempt.hang else "",
             "alarms": [str(alarm) for alarm in attempt.alarms],
-            "script_lacks_errexit": self.lacks_errexit,
         }
-
-
-def _lacks_errexit(script: str) -> bool:
-    """Return whether a script is a shell script with several commands and without `set -e`."""
-    is_long = len(_COMMAND.findall(script)) > 1
-    return is_shell(script) and is_long and not compiled(_ERREXIT).search(script)
 
 
 def _largest(failed: FailedRank, log: str, steps: Sequence[StepInfo]) -> FailedRank:

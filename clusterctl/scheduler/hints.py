@@ -10,19 +10,22 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.scheduler.excerpt import Excerpt
 from clusterctl.scheduler.facts import Evidence, Facts
-from clusterctl.scheduler.log_text import is_statement, short
+from clusterctl.scheduler.log_text import short
 from clusterctl.util.assets import read_table
 
 _HINTS: Final = Path(__file__).with_name("data") / "hints.yaml"
-# The last statements of a log, for which there are hints.
-_STATEMENTS: Final = 3
-_QUOTED: Final = 60  # characters
+# A message of bash about the script, which goes on; a line of a message of Open MPI; the rule before a
+# message of mpirun.
+_OF_BASH: Final = re.compile(r"\S+: (?:line )?\d+: ")
+_OF_MPI: Final = re.compile(r"\[\S+:\d+\] \*\*\* ")
+_RULE: Final = re.compile(r"-{70,}$")
 # Lines that say themselves that they are no error, or that the program goes on, and commands that
 # the shell shows with `set -x`.
 _NO_ERROR: Final = re.compile(
@@ -36,8 +39,8 @@ _NO_ERROR: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """A hint. line: the explained line, as it is shown; "": the hint explains the signal, the exit
-    code or the script.
+    """A hint. line: the explained line, with which the log ends; "": the hint explains the signal,
+    the exit code or the script.
 
     says: the meaning of the line: always, if ``is_certain`` (because this machine, Slurm or the
         line itself says so), and otherwise usually. fix: the remedy to try.
@@ -50,16 +53,9 @@ class Hint:
     is_certain: bool = False
 
     def told(self, fix: str) -> str:
-        """Return the hint in words. fix: that of the diagnosis, which is not repeated: the hint is then
-        about the end of the log. The program may have survived the problem that another line
-        reports.
-        """
-        about = f'"{short(self.line, _QUOTED)}": ' if self.line else ""
-        meaning = f"{about}{'' if self.is_certain else 'usually '}{self.says}"
-        if self.fix == fix:
-            return f"hint: {meaning}"
-        head = "hint, if this line matters" if self.line else "hint"
-        return f"{head}: {meaning}; try: {self.fix}"
+        """Return the hint in words. fix: that of the diagnosis, which is not repeated."""
+        meaning = f"hint: {'' if self.is_certain else 'usually '}{self.says}"
+        return meaning if self.fix == fix else f"{meaning}; try: {self.fix}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the hint as `-o json` and run.json show it."""
@@ -99,18 +95,15 @@ def says_no_error(line: str) -> bool:
 
 
 def hinted_lines(excerpt: Excerpt) -> Iterator[str]:
-    """Yield the lines for which there are hints: messages, not lines of source code.
-
-    They are the exception with which the log ends, the exceptions from which it was raised, the
-    line before it, the last statements, and the shell's messages about the script's commands.
+    """Yield the lines for which there are hints: the exception with which a log ends and those from
+    which it was raised, or the last line and what mpirun or a runtime says of the end before it.
     """
-    statements = [line for line in excerpt.last if is_statement(line)]
-    exceptions: tuple[str, ...] = ()
-    if not excerpt.between:
-        # The line just before the exception may name its cause.
-        exceptions = (*excerpt.before[-1:], *excerpt.chain, excerpt.exception)
-    shown = (*excerpt.of_shell, *exceptions, *statements[-_STATEMENTS:], *excerpt.beside[-1:])
-    yield from (line for line in dict.fromkeys(shown) if line and not says_no_error(line))
+    last = excerpt.last_line
+    runtime = [line for line in excerpt.of_shell if not _OF_BASH.match(line)]
+    mpirun = [line for line in excerpt.last if _OF_MPI.match(line)]
+    banner = [line for rule, line in pairwise(excerpt.last) if _RULE.match(rule)]
+    end = (*runtime, *banner, *mpirun, last) if last else (*excerpt.chain, excerpt.exception)
+    yield from (line for line in dict.fromkeys(end) if line and not says_no_error(line))
 
 
 def hints_of_line(line: str, evidence: Evidence) -> Iterator[Hint]:

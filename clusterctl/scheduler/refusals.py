@@ -45,7 +45,7 @@ class RequestedOptions:
 
     def fix(self, refusal: str) -> str:
         """Return the fix for a refusal message. It names the option at fault and the place of the
-        option.
+        option. "": the message says nothing that is known.
         """
         if re.search("time limit|deadline", refusal, re.IGNORECASE) and (
             late := [one for one in self.options if one.own_name == "--deadline"]
@@ -98,7 +98,7 @@ class RequestedOptions:
         if SlurmError.broken.search(refusal):
             return self.advice.repair
         if not _TOO_LARGE.search(refusal):
-            return "correct the option that Slurm's message names"
+            return ""
         return f"ask for less; {self.advice.shows_nodes}"
 
     def _fix_of_account(self, refusal: str) -> str:

@@ -280,6 +280,17 @@ def test_alarm_is_reported_once_and_not_beside_the_log_that_has_it(
     assert [line.split(": ")[1].partition(",")[0] for line in lines] == shown
 
 
+def test_end_is_not_reported_if_the_caller_shows_it(played_session) -> None:
+    lines: list[str] = []
+    report = ChangeNotes(played_session, lines.append, end_is_shown=True)
+    one, other = (
+        JobInfo(number=n, name="x", user="hpc", state=JobState.COMPLETED, reason="") for n in (1, 2)
+    )
+    report((one,), (one, replace(other, state=JobState.RUNNING)))
+    report((other,), (one, other))
+    assert [line.split(" (")[0] for line in lines] == ["job 1"]
+
+
 def test_hang_of_a_job_is_shown_until_its_next_progress(
     played_session, cluster, tmp_path, capsys
 ) -> None:

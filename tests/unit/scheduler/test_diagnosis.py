@@ -466,14 +466,14 @@ def test_command_that_shows_the_log_is_given_once() -> None:
 
 
 @pytest.mark.parametrize("more", ["", "the plain model is used\nthe model is too bad\n"])
-def test_fix_is_that_of_a_hint_only_if_its_line_is_the_last(more: str) -> None:
-    """After another line the program may have gone on. The hint has its fix in any case."""
+def test_line_has_a_hint_only_if_it_is_the_last(more: str) -> None:
+    """After another line the program may have gone on."""
     line = "Error in library(fine) : there is no package called \u2018fine\u2019\n"
     found = diagnosis_of(line + more)
-    (hint,) = (hint for hint in found.hints if hint.name == "missing-package")
-    assert hint.is_certain
-    assert (found.fix == hint.fix) == (not more)
-    assert ("if this line matters" in found.remarks[-1]) == bool(more)
+    assert [(hint.name, hint.is_certain) for hint in found.hints] == (
+        [] if more else [("missing-package", True)]
+    )
+    assert not more or found.fix.startswith("not known")
 
 
 MEASURED = re.compile(r"n\d|[\d.]+ GiB").findall
@@ -663,13 +663,6 @@ def test_empty_log_on_a_full_disk_is_not_a_silent_program(
             "the job itself ended with exit code 143, as a shell does after SIGTERM",
         ),
         ("#!/bin/bash\nset -e\nsrun ./fine\n", 4, ""),
-        ("#!/bin/bash\nset -o pipefail -e\nsrun ./fine\n", 4, ""),
-        ("#!/bin/bash\ncd x; set -uo errexit\nsrun ./fine\n", 4, ""),
-        ("#!/bin/bash\n./a\n./b\n", 4, "the script has no `set -e`"),
-        ("#!/bin/bash\nset -o pipefail\n./b  # not set -e\n", 4, "the script has no `set -e`"),
-        ("#!/bin/bash\nsrun ./fine \\\n  --mesh \\\n  9\n", 4, ""),
-        ("#!/usr/bin/env fish\n./a\n./b\n", 4, ""),
-        ("#!/bin/tcsh\n./a\n./b\n", 4, ""),
     ],
 )
 def test_exit_codes_of_the_job_and_of_its_rank_are_both_told(

@@ -94,18 +94,35 @@ def test_line_that_says_itself_that_it_is_no_error_has_no_hint(line: str) -> Non
     assert not hinted(f"{line}\nbad mesh\n").hints
 
 
-def test_hints_are_about_the_last_statements_only() -> None:
-    end = "a\nb\nc\n"
-    assert not hinted(f"open: No space left on device\n{end}").hints
-    assert hinted(f"open: No space left on device\n{end[2:]}").hints
+def test_hints_are_about_the_last_statement_only() -> None:
+    assert not hinted("open: No space left on device\na\n").hints
+    assert hinted("open: No space left on device\n").hints
     # Indented lines belong to the statement above.
     assert hinted("java.lang.OutOfMemoryError: heap\n" + "\tat A.b(A.java)\n" * 5).hints
 
 
-def test_hint_quotes_its_line_and_says_usually() -> None:
+@pytest.mark.parametrize(
+    "end",
+    ["Execution halted\n", "compilation terminated.\n", "Node.js v20.19.2\n", "clusterctl: bye\n"],
+)
+def test_line_that_only_says_that_the_program_ends_is_not_the_last(end: str) -> None:
+    assert hinted(f"open: No space left on device\n{end}").hints
+
+
+def test_message_of_mpirun_between_rules_has_a_hint_and_bash_in_the_midst_of_a_log_none() -> None:
+    rule = "-" * 74
+    slots = "There are not enough slots available in the system to satisfy the 64"
+    more = "x\n" * 20
+    names = [hint.name for hint in hinted(f"{rule}\n{slots}\n{more}{rule}\n").hints]
+    assert names == ["mpi-slots"]
+    assert not hinted(f"job.sh: line 2: module: command not found\n{more}").hints
+
+
+def test_hint_has_its_line_which_is_not_repeated_in_words() -> None:
     (hint,) = hinted("cp: error writing 'x': Disk quota exceeded\n").hints
     assert hint.line == "cp: error writing 'x': Disk quota exceeded"
-    assert hint.told("").startswith(f'hint, if this line matters: "{hint.line}": usually ')
+    assert hint.told("").startswith("hint: usually a quota")
+    assert hint.line not in hint.told("")
 
 
 def test_exceptions_of_a_chain_have_hints() -> None:

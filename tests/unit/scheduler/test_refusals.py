@@ -56,6 +56,11 @@ def test_fix_names_the_options_on_which_a_refusal_depends(message, options, help
     assert absent not in fix
 
 
+def test_refusal_of_which_nothing_is_known_has_no_fix() -> None:
+    asked = RequestedOptions(flags("--nodes=2"), advice=OWN)
+    assert asked.fix("Batch job submission failed: I/O error writing script/environment") == ""
+
+
 def test_advice_on_accounts_depends_on_the_cluster():
     assert LIST not in RequestedOptions(advice=FOREIGN, lists_accounts=False).fix(BY_LUA)
     own = RequestedOptions(flags("--account=p"))
