@@ -246,10 +246,9 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     ),
     "unknown-run-key": ("no run has a value for",),
     "weights-other-model": ("the weights do not fit this model",),
-    "where-beyond-limit": ("the job would never start",),
+    "where-beyond-limit": ("the partition's time limit is ",),
     "where-endless-jobs": ("the job waits for jobs without a time limit, so Slurm can't",),
     "where-held": ("the job is held (--hold): it starts after `scontrol release",),
-    "where-limits-unknown": ("so it is unknown whether the job would start",),
     "where-no-room-but-now": ("nodes are known to have room, yet Slurm expects a start",),
     "where-nodes-out": (
         "nodes of the partition are out of service; a job that needs",
