@@ -1,9 +1,11 @@
-# Every chore is one target, and each sets up what it needs by itself.
+# Every chore is one target. Those that a newcomer begins with, demo and the tests, set up what they need by
+# themselves; the others change no environment, and say so if it is missing or old.
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-changed test-all test-rest test-sweeps test-peers test-gpu lint format bench reference lock wheel clean clean-machines
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
+READY := @scripts/bootstrap --check
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,30 +43,29 @@ test-gpu:  ## The training program's tests and figures, and nvidia-smi's stand-i
 	@scripts/test_gpu
 
 lint:  ## All linters; none of them reaches the network
-	$(DEV)
+	$(READY)
 	@scripts/lint
 
 format:  ## Rewrite the Python files in the house style
-	$(DEV)
+	$(READY)
 	@.venv/bin/ruff check --quiet --fix-only . && .venv/bin/ruff format .
 
 bench:  ## Side-by-side measurements
-	$(DEV)
+	$(READY)
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
 
 reference:  ## Write the pages, tables and types that come from the code, the tests and the manual
-	$(DEV)
+	$(READY)
 	@.venv/bin/python scripts/cli_reference.py
 	@.venv/bin/python scripts/job_keywords.py
 	@.venv/bin/python scripts/spec_reference.py
 	@.venv/bin/python scripts/platforms.py
 
 lock:  ## Pin again what pyproject.toml asks for; UPGRADE=1 takes the newest of everything
-	$(DEV)
-	@scripts/lock $(if $(UPGRADE),--upgrade) && scripts/bootstrap
+	@scripts/lock $(if $(UPGRADE),--upgrade)
 
 wheel:  ## Build the wheel and the source archive into dist/
-	$(DEV)
+	$(READY)
 	@.venv/bin/python -m build --no-isolation
 
 clean:  ## Remove what was built here, the environment too; clusters and runs stay
@@ -72,5 +73,5 @@ clean:  ## Remove what was built here, the environment too; clusters and runs st
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-machines:  ## Remove the clusters, machines and processes that killed test runs left; no others
-	$(DEV)
+	$(READY)
 	@.venv/bin/python -m tests.support.remains

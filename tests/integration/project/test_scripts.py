@@ -121,3 +121,38 @@ def test_bootstrap_refuses_unknown_arguments() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert "unknown option: --what" in done.stderr
+
+
+def bootstrap(root: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run the script in a checkout that has only this script."""
+    (root / "scripts").mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "scripts" / "bootstrap", root / "scripts")
+    return subprocess.run(
+        [root / "scripts" / "bootstrap", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("argv", [(), ("--runtime",), ("--check",)])
+def test_bootstrap_refuses_the_environment_of_another_checkout(
+    tmp_path: Path, argv: tuple[str, ...]
+) -> None:
+    """It would install this checkout's program there."""
+    other = tmp_path / "other" / ".venv"
+    other.mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / ".venv").symlink_to(other)
+    done = bootstrap(tmp_path / "here", *argv)
+    assert done.returncode == 1
+    assert str(other) in done.stderr
+    assert list(other.iterdir()) == []
+
+
+def test_bootstrap_check_makes_no_environment(tmp_path: Path) -> None:
+    done = bootstrap(tmp_path, "--check")
+    assert done.returncode == 1
+    assert "fix: scripts/bootstrap" in done.stderr
+    assert not (tmp_path / ".venv").exists()
