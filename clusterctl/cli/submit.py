@@ -179,7 +179,10 @@ def submit(
     ] = Weights.BEST,
     local: Annotated[
         bool,
-        option("With --run: run on this machine, without a cluster.", topic=Topic.BUNDLED),
+        option(
+            "With --run: run on this machine, without a cluster. Needs the extra `local`.",
+            topic=Topic.BUNDLED,
+        ),
     ] = False,
     dry_run: DryRun = False,
     if_digest: IfDigest = None,

@@ -48,6 +48,8 @@ _RANKS: Final = frozenset({"ranks", "tasks_per_node"})
 _OF_RANKS: Final = frozenset(
     "--tp --pp --ranks --zero --bucket-mib --overlap --compress --scale-lr".split()
 )
+# The packages that a bundled program needs on this machine: the extra `local`.
+_ARRAYS: Final = ("numpy", "ml_dtypes")
 # The rank is left out of the message because there is only one rank.
 _ERROR: Final = re.compile(
     r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)"
@@ -86,7 +88,8 @@ def reject_invalid_arguments(
     """Raise UsageError if a bundled job lacks a required model, or its program would reject the
     arguments.
 
-    Files on the cluster (such as that of --config) and limits that depend on a GPU are not checked.
+    The program itself checks the sizes of models and data, limits that depend on a GPU, and files
+    on the cluster (such as that of --config), when it starts.
     The number of ranks is checked if the job sets it. chosen: the trained model that --run selects,
     if any.
     ledger: the cluster's jobs. Given if the jobs have the arguments for the model, and their
@@ -161,16 +164,12 @@ def _local_variables() -> dict[str, str]:
     cores = str(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    # With -S, Python finds NumPy only if its folder is in PYTHONPATH.
-    numpy = find_spec("numpy")
-    packages = [Path(numpy.origin).parents[1]] if numpy and numpy.origin else []
-    path = os.pathsep.join(map(str, [data_folder("payload").parent, *packages]))
-    return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": path}
+    return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(data_folder("payload").parent)}
 
 
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
     env = {**_local_variables(), **variables}
-    # -S makes Python start fast.
+    # -S makes Python start fast, without packages: these checks need none.
     result = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
     if result.rc:
         reason = (result.stderr.strip().splitlines() or [f"it ended with {result.rc}"])[-1]
@@ -304,12 +303,19 @@ def run_on_this_machine(
     as_json: the program prints JSON, if it can.
 
     Raises:
-        UsageError: the run is not on this machine, or the program rejects its arguments.
+        UsageError: the run is not on this machine, the packages of the extra `local` are missing,
+            or the program rejects its arguments.
         ClusterctlError: the program failed.
     """
     named = find_run(chosen.run, ledger)
     if (model := _model_of(named.folder)) is None:
         raise _missing_model(named)
+    if missing := [name for name in _ARRAYS if find_spec(name) is None]:
+        raise UsageError(
+            f"--local needs packages that are not installed here: {', '.join(missing)}",
+            code="local-extra-missing",
+            fix="pip install 'clusterctl[local]'",
+        )
     output_option = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*model_arguments(str(model), chosen), *output_option, *job.args)
     program = [sys.executable, "-P", "-m", "payload", str(job.bundled), *arguments]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from payload.checkpoint.folder import FolderLock, complete, prepare
+from payload.checkpoint.identity import refuse_other_settings
 from payload.checkpoint.saver import Saver
 from payload.checkpoint.shards import (
     BrokenError,
@@ -299,35 +300,6 @@ def _inspect(path: Path, world: Communicator) -> tuple[CheckpointManifest, Mappi
     manifest = on_all_ranks(world, check)
     data_state = on_all_ranks(world, lambda: read_data(path) if world.rank == 0 else {})
     return manifest, world.allgather(data_state)[0]
-
-
-def refuse_other_settings(
-    path: Path, saved_with: Mapping[str, Any], now: Mapping[str, Any]
-) -> None:
-    """Raise UsageError if settings that must not change differ: ``now`` and in the checkpoint at
-    ``path``.
-    """
-    saved, current = (
-        {name: _text(value) for name, value in each.items()} for each in (saved_with, now)
-    )
-    # Earlier versions did not save eval-samples.
-    current = {
-        name: value for name, value in current.items() if name in saved or name != "eval-samples"
-    }
-    different = [name for name in current if saved.get(name) != current[name]]
-    if different:
-        old, new = (
-            ", ".join(f"{name} {each.get(name, 'none')}" for name in different)
-            for each in (saved, current)
-        )
-        raise UsageError(
-            f"--resume: {path} was saved with {old}, but this run has {new}",
-            code="checkpoint-other-settings",
-        )
-
-
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _resharding(saved: CheckpointManifest, now: CheckpointManifest, engine: Engine) -> str:

@@ -232,7 +232,7 @@ class CheckpointManifest:
     scalars: Mapping[str, int | float]
     config: Mapping[str, Any]
     files: Sequence[FileFacts]
-    # Fields of ``saved_model.folder.ModelRecord``.
+    # Fields of ``saved_model.record.ModelRecord``.
     model: Mapping[str, Any] = field(default_factory=dict)
     # If False, the evaluation that is due after the iteration is not complete.
     evaluated: bool = True

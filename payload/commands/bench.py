@@ -31,8 +31,8 @@ from payload.node.heartbeat import beat
 from payload.node.nvml import open_card
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
+from payload.parallel.ranks import compared_ranks
 from payload.training.build import build_engine, build_loader, build_mesh, build_units
-from payload.training.fit import compared_ranks
 from payload.training.gpu_use import SHORTEST_TURN_S, GpuMeter, figures_of, gpu_of
 from payload.training.metrics import FLOPS_FORMULA, SampleWork
 from payload.training.peak import find_peak

@@ -13,14 +13,8 @@ from payload.errors import UsageError
 from payload.nn.module import LayerContext, state_of
 from payload.node.host import launcher_rank
 from payload.saved_model import safetensors
-from payload.saved_model.folder import (
-    ModelRecord,
-    Weights,
-    make_units,
-    parse_record,
-    read_record,
-    read_weights,
-)
+from payload.saved_model.folder import Weights, make_units, read_weights
+from payload.saved_model.record import ModelRecord, parse_record, read_record
 
 
 def run(config: ExportConfig) -> int:

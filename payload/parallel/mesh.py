@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from payload.comm.base import Communicator, Solo
 from payload.device.base import Device
-from payload.errors import UsageError
 from payload.nn.module import LayerContext
 from payload.optim.precision import PRECISIONS, Precision
+from payload.parallel.ranks import data_parallel_ranks
 
 if TYPE_CHECKING:
     from payload.comm.transport import MpiTransport  # needs MPI
@@ -65,20 +65,6 @@ def make_mesh(world: MpiTransport, *, tp: int = 1, pp: int = 1) -> Mesh:
         tp=group(tp, position[0] * dp + position[1]),
         pp=group(pp, position[1] * tp + position[2]),
     )
-
-
-def data_parallel_ranks(ranks: int, *, tp: int, pp: int) -> int:
-    """Return the number of data-parallel ranks. Raise UsageError if tp x pp does not divide
-    ``ranks``.
-    """
-    dp, remainder = divmod(ranks, tp * pp)
-    if remainder:
-        raise UsageError(
-            f"--tp {tp} x --pp {pp} does not divide the {ranks} ranks; start a multiple of "
-            f"{tp * pp}",
-            code="ranks-not-divisible",
-        )
-    return dp
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from payload.nn.module import Unit
 from payload.parallel.engine import Engine, Evaluation
 from payload.parallel.whole import WholeTensors
 from payload.saved_model import safetensors
-from payload.saved_model.folder import (
+from payload.saved_model.folder import sha256_of
+from payload.saved_model.record import (
     BEST,
     FINAL,
     RECORD,
@@ -27,7 +28,6 @@ from payload.saved_model.folder import (
     WeightsFile,
     parse_record,
     read_record,
-    sha256_of,
 )
 
 

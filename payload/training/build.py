@@ -1,6 +1,4 @@
-"""Construction of a run's parts from its settings: model, optimizer, mesh, engine, loader and
-schedule.
-"""
+"""Construction of a run's parts from its settings: model, optimizer, mesh, engine and loader."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from payload.checkpoint.identity import identity_of_settings
 from payload.cli.config import ModelSettings, OptimizerSettings, ParallelismSettings, TrainConfig
 from payload.data.base import Dataset
 from payload.data.loader import Loader
@@ -26,8 +25,8 @@ from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import EngineOptions, Mesh, make_mesh
 from payload.parallel.zero import FlatStorage
-from payload.saved_model.folder import ModelRecord, make_units
-from payload.training.schedule import LearningRate, scaled
+from payload.saved_model.folder import make_units
+from payload.saved_model.record import ModelRecord
 
 if TYPE_CHECKING:
     from payload.comm.compression import Compressed
@@ -97,16 +96,9 @@ def run_identity(config: TrainConfig, dataset: DatasetSizes) -> dict[str, Any]:
     sizes = model_sizes(config.model, dataset)
     evaluated = config.evaluation.eval_samples
     return {
-        "model": config.model.model,
+        **identity_of_settings(config),
         **{name: value for name, value in sizes.items() if name != "dropout"},
-        "optimizer": config.optimizer.optimizer,
-        "precision": config.precision.precision,
-        # The path of the data is left out, because it may change.
-        "data": config.data.data.partition(":")[0],
-        "tokenizer": "gpt2" if config.data.tokenizer.startswith("gpt2:") else config.data.tokenizer,
         "samples": dataset.training,
-        "global-batch-size": config.batch.global_batch_size,
-        "seed": config.batch.seed,
         # The best weights have the lowest loss on these.
         "eval-samples": min(evaluated or dataset.held_out, dataset.held_out),
     }
@@ -238,19 +230,3 @@ def reject_large_batch(global_batch: int, samples: int) -> None:
             "samples",
             code="batch-above-samples",
         )
-
-
-def build_schedule(config: TrainConfig, mesh: Mesh, per_epoch: int) -> LearningRate:
-    """Build the learning-rate schedule. per_epoch: iterations in an epoch."""
-    settings = config.optimizer
-    batch = config.batch
-    iterations = min(batch.epochs * per_epoch, batch.iterations or batch.epochs * per_epoch)
-    return LearningRate(
-        peak=scaled(settings.lr or 0.0, settings.scale_lr, mesh.dp.size),
-        kind=settings.schedule,
-        iterations=iterations,
-        warmup=settings.warmup_iterations,
-        minimum=settings.min_lr,
-        milestones=settings.decay_iterations or (),
-        factor=settings.decay_factor,
-    )

@@ -1,8 +1,9 @@
 """Checks of a command line without its data, GPUs and ranks, on the machine that submits the job.
 
-As a program, this module reads command lines as JSON, each with its number of ranks (null: unknown)
-and, if it uses a run, the run's folder on this machine. It prints an error message or null for
-each:
+Standard library only: what depends on the sizes of a model or of data, the program itself checks
+when it starts. As a program, this module reads command lines as JSON, each with its number of ranks
+(null: unknown) and, if it uses a run, the run's folder on this machine. It prints an error message
+or null for each:
 
     $ echo '[[["train", "--lrr", "0.1"], 2], [["train", "--tp", "3"], 4]]' | python -m payload.training.fit
     ["unrecognized arguments: --lrr 0.1; did you mean --lr?", "--tp 3 x --pp 1 does not divide the 4
@@ -12,13 +13,11 @@ each:
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from payload.checkpoint.session import refuse_other_settings
+from payload.checkpoint.identity import identity_of_settings, refuse_other_settings
 from payload.cli.arguments import check, parse_here
 from payload.cli.config import (
     BenchConfig,
@@ -29,39 +28,11 @@ from payload.cli.config import (
     TrainConfig,
 )
 from payload.cli.settings import CommandConfig, make
-from payload.comm.base import Solo
-from payload.data.datasets import open_dataset
-from payload.data.images import facts
-from payload.data.text import text_facts
-from payload.device.base import CpuDevice
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.nn.module import LayerContext
-from payload.parallel.engine import stages_of
-from payload.parallel.mesh import alone, data_parallel_ranks
-from payload.saved_model.folder import usable_record
-from payload.training.build import build_schedule, build_units, reject_large_batch, run_identity
-
-# Sizes that are assumed for data that is not on this machine: images that any number of patches and
-# strides divides, and tokens of bytes.
-_SIDE = 32
-_VOCABULARY = 256
-
-
-class _Group(Solo):
-    """A group of ranks that do not exist."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Sizes of a data set. training, held_out: number of samples. None and 0: unknown."""
-
-    facts: Mapping[str, int]
-    training: int | None = None
-    held_out: int = 0
+from payload.parallel.ranks import compared_ranks, data_parallel_ranks
+from payload.saved_model.record import usable_record
+from payload.training.schedule import build_schedule
 
 
 def find_error(argv: Sequence[str], ranks: int | None, run: str | None = None) -> str | None:
@@ -77,7 +48,7 @@ def find_error(argv: Sequence[str], ranks: int | None, run: str | None = None) -
         if isinstance(config, EvalConfig) and ranks:
             data_parallel_ranks(ranks, tp=config.tp, pp=config.pp)
         elif isinstance(config, TrainConfig):
-            reject_unfit(config, ranks)
+            _reject_unfit(config, ranks)
         if isinstance(config, BenchConfig) and ranks:
             compared_ranks(config, ranks)
         if run is not None:
@@ -87,26 +58,18 @@ def find_error(argv: Sequence[str], ranks: int | None, run: str | None = None) -
     return None
 
 
-def reject_unfit(config: TrainConfig, ranks: int | None) -> None:
-    """Raise UsageError if the model does not fit the data or the layout, or the run its number of
-    ranks.
+def _reject_unfit(config: TrainConfig, ranks: int | None) -> None:
+    """Raise UsageError if the layout does not fit the number of ranks, or the learning rate the
+    length of the run.
     """
     layout = config.layout
     bench = isinstance(config, BenchConfig)
-    dp = data_parallel_ranks(ranks, tp=layout.tp, pp=layout.pp) if ranks else None
-    if dp and not bench:
-        check(config, several=dp > 1)
-    data = _sizes_of(config)
-    units = build_units(config.model, data, LayerContext(CpuDevice(), tp=_Group(layout.tp)))
-    stages_of(units, tp=layout.tp, pp=layout.pp, recompute=layout.recompute)
-    samples = data.training or sys.maxsize
-    reject_large_batch(config.batch.global_batch_size, samples)
+    workers = data_parallel_ranks(ranks, tp=layout.tp, pp=layout.pp) if ranks else None
+    if workers and not bench:
+        check(config, several=workers > 1)
     if not (bench or config.batch.find):
-        build_schedule(
-            config,
-            replace(alone(), dp=_Group(dp or 1)),
-            math.ceil(samples / config.batch.global_batch_size),
-        )
+        # The number of samples is not known, so only --iterations can be too few.
+        build_schedule(config, workers or 1, sys.maxsize)
 
 
 def _reject_other_run(config: CommandConfig | None, run: Path) -> None:
@@ -128,44 +91,7 @@ def _reject_other_run(config: CommandConfig | None, run: Path) -> None:
         except UsageError:
             # The file is of another version, or of another program.
             return
-        sizes = _sizes_of(config)
-        refuse_other_settings(run, run_identity(earlier, sizes), run_identity(config, sizes))
-
-
-def compared_ranks(config: BenchConfig, size: int) -> Sequence[int]:
-    """Return the numbers of ranks with which a benchmark on ``size`` ranks is compared.
-
-    Raises UsageError if a number in ``--ranks`` does not fit the job or the layout.
-    """
-    smallest = config.layout.tp * config.layout.pp
-    counts = config.bench.ranks or [
-        smallest << power for power in range(32) if smallest << power < size
-    ]
-    for ranks in counts:
-        if ranks > size:
-            raise UsageError(
-                f"--ranks {ranks}: this job has only {size} ranks", code="too-few-ranks"
-            )
-        if ranks % smallest:
-            raise UsageError(
-                f"--ranks {ranks} is not a multiple of --tp x --pp, which is {smallest}",
-                code="ranks-not-divisible",
-            )
-    return counts
-
-
-def _sizes_of(config: TrainConfig) -> _Sizes:
-    """Return the sizes of the data. For files, which are on the cluster, these are sizes that
-    fit.
-    """
-    kind = config.data.data.partition(":")[0]
-    if kind == "text":
-        return _Sizes(text_facts(_VOCABULARY, config.data.sequence_length))
-    if kind == "idx":
-        side = _SIDE * (config.model.patch or 1)
-        return _Sizes(facts(side, side, 1, 10))
-    dataset = open_dataset(config, Solo())
-    return _Sizes(dataset.facts, dataset.training, dataset.held_out)
+        refuse_other_settings(run, identity_of_settings(earlier), identity_of_settings(config))
 
 
 if __name__ == "__main__":

@@ -35,13 +35,12 @@ from payload.training.build import (
     build_engine,
     build_loader,
     build_mesh,
-    build_schedule,
     build_units,
     model_record,
     run_identity,
 )
 from payload.training.metrics import MetricsWriter, SampleWork
-from payload.training.schedule import LearningRate
+from payload.training.schedule import LearningRate, build_schedule
 from payload.training.search import find
 from payload.training.timing import CommTimes, TimedOptimizer, timed_mesh, timed_units
 from payload.training.trace import Timeline
@@ -77,7 +76,7 @@ def train(
     engine = build_engine(config, device, mesh, timed_units(units, trace), compressor=compressor)
     if trace.enabled:
         engine.optimizer = TimedOptimizer(engine.optimizer, trace)
-    schedule = build_schedule(config, mesh, loader.order.per_epoch)
+    schedule = build_schedule(config, mesh.dp.size, loader.order.per_epoch)
     description = checkpoints.describe(engine, run_identity(config, dataset))
     resumed = resume(checkpoints.chosen, engine, description)
     work = SampleWork(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))

@@ -1,10 +1,11 @@
-"""The learning rate as a function of the iteration."""
+"""The learning rate as a function of the iteration. Standard library only."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from payload.cli.config import TrainConfig
 from payload.errors import UsageError
 
 # This is far above any useful rate, and far below the maximum of float32.
@@ -72,6 +73,25 @@ class LearningRate:
             passed = sum(iteration > milestone for milestone in self.milestones)
             return max(self.minimum, self.peak * self.factor**passed)
         return self.peak
+
+
+def build_schedule(config: TrainConfig, workers: int, per_epoch: int) -> LearningRate:
+    """Build the schedule of a run. workers: data-parallel ranks. per_epoch: iterations in an epoch.
+
+    Raises UsageError if a rate is too high, or the run ends before the warm-up or a milestone.
+    """
+    settings = config.optimizer
+    batch = config.batch
+    iterations = min(batch.epochs * per_epoch, batch.iterations or batch.epochs * per_epoch)
+    return LearningRate(
+        peak=scaled(settings.lr or 0.0, settings.scale_lr, workers),
+        kind=settings.schedule,
+        iterations=iterations,
+        warmup=settings.warmup_iterations,
+        minimum=settings.min_lr,
+        milestones=settings.decay_iterations or (),
+        factor=settings.decay_factor,
+    )
 
 
 def scaled(lr: float, rule: str, workers: int) -> float:

@@ -20,7 +20,8 @@ from payload.data.base import Dataset
 from payload.device.base import Device
 from payload.errors import UsageError
 from payload.parallel.mesh import Mesh, alone
-from payload.training.build import build_engine, build_loader, build_schedule, build_units
+from payload.training.build import build_engine, build_loader, build_units
+from payload.training.schedule import build_schedule
 
 # Each size is measured in several rounds, so that other work on the machine slows down some of them
 # only. Of all measured iterations the fastest counts. In a round they follow an iteration that is
@@ -190,7 +191,7 @@ def try_out(settings: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset)
         settings, device, mesh, build_units(settings.model, dataset, mesh.context(device))
     )
     loader = build_loader(settings, dataset, device, mesh)
-    schedule = build_schedule(settings, mesh, loader.order.per_epoch)
+    schedule = build_schedule(settings, mesh.dp.size, loader.order.per_epoch)
     losses: list[float] = []
     for feed in loader.training(1, schedule.iterations):
         number = feed.slot.iteration

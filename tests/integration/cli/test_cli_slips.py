@@ -164,7 +164,11 @@ def test_arguments_of_bundled_jobs_are_checked_before_submission(cli: Clusterctl
     for flags, words, part in (
         ((), ("--lrr", "0.1"), "mean --lr?"),
         (("--dry-run",), ("--lr", "abc"), "argument --lr: 'abc'"),
-        (("--array", "0-3"), ("--pp", "9"), "--pp 9"),
+        (
+            ("--array", "0-3"),
+            ("--iterations", "2", "--warmup-iterations", "3"),
+            "after 2 iterations",
+        ),
         (("--nodes", "2", "--tasks-per-node", "2"), ("--pp", "3"), "the 4 ranks"),
     ):
         result = cli("-o", "json", "submit", "train", *flags, "--", *words, rc=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -281,3 +282,12 @@ def test_local_command_needs_a_collected_run(session: Session, local_folder: Pat
     ):
         with rejected(code, UsageError, shown):
             list(run_on_this_machine(PREDICT, ChosenModel(name, Weights.BEST), session.ledger))
+
+
+def test_local_command_names_the_extra_with_its_packages(
+    session: Session, local_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    job_id, _ = trained(session, local_folder / "runs" / "demo-1-train")
+    with rejected("local-extra-missing", UsageError, "ml_dtypes", "'clusterctl[local]'"):
+        list(run_on_this_machine(PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger))

@@ -15,10 +15,8 @@ from payload.__main__ import main
 from payload.device.base import CpuDevice, Device
 from payload.errors import PayloadError
 from payload.parallel.mesh import alone as on_one_rank
-from payload.saved_model.folder import (
-    read_record,
-    read_weights,
-)
+from payload.saved_model.folder import read_weights
+from payload.saved_model.record import read_record
 from tests.integration.payload.conftest import Runner
 from tests.integration.payload.programs import layouts, whole
 from tests.support.disks import small_disk

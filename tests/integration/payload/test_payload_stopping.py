@@ -23,7 +23,8 @@ import pytest
 from payload.checkpoint.folder import FolderLock, checkpoint_name
 from payload.checkpoint.session import command_to_resume, variables_to_set
 from payload.checkpoint.shards import read_manifest
-from payload.saved_model.folder import read_record, read_weights
+from payload.saved_model.folder import read_weights
+from payload.saved_model.record import read_record
 from tests.integration.payload.conftest import Runner
 from tests.support.payload import assert_one_error, records
 

@@ -13,10 +13,11 @@ from payload.device.base import CpuDevice
 from payload.errors import UsageError
 from payload.models import MODELS
 from payload.nn.module import LayerContext, Unit
-from payload.parallel.mesh import alone
-from payload.saved_model.folder import ModelRecord, WeightsFile
-from payload.training.build import build_schedule, build_units
+from payload.parallel.engine import stages_of
+from payload.saved_model.record import ModelRecord, WeightsFile
+from payload.training.build import build_units
 from payload.training.fit import find_error
+from payload.training.schedule import build_schedule
 from tests.support.messages import refused
 from tests.support.payload import train_config
 
@@ -62,11 +63,16 @@ def test_impossible_model_size_is_refused_in_one_line(
         _units(*flags.split())
 
 
+def test_more_stages_than_units_are_refused() -> None:
+    with refused("too-many-stages", UsageError, "--pp 9", "3 units"):
+        stages_of(_units(), tp=1, pp=9, recompute=False)
+
+
 @pytest.mark.parametrize(
     ("flags", "iterations"), [((), 600), (("--iterations", "7"), 7), (("--epochs", "1"), 20)]
 )
 def test_run_ends_with_its_epochs_or_iterations(flags: tuple[str, ...], iterations: int) -> None:
-    assert build_schedule(train_config(*flags), alone(), per_epoch=20).iterations == iterations
+    assert build_schedule(train_config(*flags), 1, per_epoch=20).iterations == iterations
 
 
 def test_optimizer_has_its_own_default_settings() -> None:
@@ -93,12 +99,6 @@ TEXT = "train --model gpt-tiny --data text:a"
         (f"{IMAGES} --lr abc", None, ("argument --lr: 'abc'",)),
         (f"{IMAGES} --beta1 0.5", None, ("--beta1 ", "--optimizer adamw or lamb")),
         (f"{IMAGES} --data text:a", None, ("--data text:a", "the model takes images")),
-        (f"{TEXT} --heads 3", None, ("--heads 3", "128")),
-        (f"{IMAGES} --model vit-tiny --patch 3", None, ("--patch 3", "8 x 8")),
-        (f"{IMAGES} --tp 2", None, ("--tp 2", "no tensor-parallel layers")),
-        (f"{TEXT} --tp 8", None, ("--tp 8", "4 attention heads")),
-        (f"{IMAGES} --pp 9", None, ("--pp 9", "3 units")),
-        (f"{IMAGES} --global-batch-size 1439", None, ("--global-batch-size 1439", "1438")),
         (
             f"{IMAGES} --iterations 2 --warmup-iterations 3",
             None,
@@ -159,7 +159,10 @@ def test_find_error_in_the_use_of_a_model(
         ("train --resume auto --global-batch-size 32", ("batch-size 64", "batch-size 32")),
         ("train --resume auto --model cnn", ("model mlp", "model cnn")),
         ("train --resume auto --data idx:images", ("data digits", "data idx")),
-        ("train --resume auto --eval-samples 9", ("eval-samples 359", "eval-samples 9")),
+        ("train --resume auto --seed 9", ("seed 0", "seed 9")),
+        ("train --resume auto --precision bf16", ("precision fp32", "precision bf16")),
+        # The sizes of the model and the data are compared on the nodes.
+        ("train --resume auto --hidden 5 --eval-samples 9", ()),
         ("train --resume auto --lr 0.1 --epochs 40", ()),
         ("train --resume never --global-batch-size 32", ()),
     ],
@@ -171,16 +174,6 @@ def test_find_error_in_the_settings_of_a_continued_run(
     error = find_error(line.split(), None, str(tmp_path))
     assert (error is None) == (not parts)
     assert [part for part in parts if part not in (error or "")] == []
-
-
-def test_find_error_compares_no_sizes_of_images_on_the_cluster(tmp_path: Path) -> None:
-    words = ["--model", "vit-tiny", "--data", "idx:images"]
-    (tmp_path / "config.toml").write_text(to_toml(train_config(*words)))
-    for patch, is_same in (("4", True), ("8", False)):
-        error = find_error(
-            ["train", *words, "--patch", patch, "--resume", "auto"], None, str(tmp_path)
-        )
-        assert (error is None, "side" in (error or "")) == (is_same, False)
 
 
 def test_find_error_of_a_run_with_settings_of_another_program(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from payload.data.tokenizer import BytePairs, learn
 from payload.device.base import CpuDevice
 from payload.node import heartbeat
 from payload.parallel.mesh import alone
-from payload.saved_model.folder import ModelRecord, TrainedModel
+from payload.saved_model.folder import TrainedModel
+from payload.saved_model.record import ModelRecord
 from payload.saved_model.safetensors import SafetensorsWriter
 from tests.support.clocks import replace_clock
 from tests.support.payload import train_config

@@ -22,13 +22,8 @@ from payload.errors import UsageError
 from payload.nn.module import Tape, Unit, state_of
 from payload.parallel.engine import Engine, Evaluation
 from payload.parallel.mesh import alone as on_one_rank
-from payload.saved_model.folder import (
-    ModelRecord,
-    build,
-    make_units,
-    read_record,
-    read_weights,
-)
+from payload.saved_model.folder import build, make_units, read_weights
+from payload.saved_model.record import ModelRecord, read_record
 from payload.saved_model.writer import ModelWriter
 from tests.support.doubles.layers import engine_of
 from tests.support.doubles.models import CASES, Case, Convolutional

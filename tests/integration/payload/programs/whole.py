@@ -15,7 +15,7 @@ from payload.comm.world import local_rank
 from payload.device import choose
 from payload.device.base import Device
 from payload.parallel.mesh import Mesh, make_mesh
-from payload.saved_model.folder import ModelRecord
+from payload.saved_model.record import ModelRecord
 from payload.saved_model.writer import ModelWriter
 from tests.integration.payload.programs.layouts import SMALL, Case, make_engine, steps
 
