@@ -1,6 +1,6 @@
 """How much of an agent's context clusterctl takes: the tools of `mcp`, or a skill and a shell.
 
-Does the same work on each side, on a cluster of its own with two nodes, from `up` to `down`: a
+Does the same work on each side, on a cluster of its own with two nodes, from `up` to the report: a
 submission that fails, its cause, the fix, a sweep, the results. Counts the calls and the letters of
 all requests and answers, and prints the letters divided by 4, which is about their number of tokens.
 
@@ -63,10 +63,9 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("runs_list", {"sweep": "JOB"}, "runs list --sweep JOB"),
     ("report", {"run": ["JOB"]}, "report JOB"),
     ("usage", {}, "usage"),
-    ("down", {}, "down --yes"),
 ]
-# What costs or destroys: a dry run first.
-IN_TWO_STEPS = frozenset({"up", "submit", "down"})
+# What costs: a dry run first.
+IN_TWO_STEPS = frozenset({"up", "submit"})
 # What is in the context before any call.
 BEFORE = frozenset({"tools", "skill"})
 
@@ -105,9 +104,10 @@ def by_mcp(cluster: Cluster) -> dict[str, list[int]]:
 
             for tool, arguments, _ in STEPS:
                 given = json.loads(json.dumps(arguments).replace("JOB", job))
+                if tool in IN_TWO_STEPS:
+                    await call(tool, {**given, "dry_run": True})
                 answer = await call(tool, given)
                 if tool in IN_TWO_STEPS:
-                    answer = await call(tool, {**given, "token": answer["token"]})
                     job = job_in(answer, job)
 
     anyio.run(run)
@@ -167,9 +167,7 @@ def project() -> Iterator[Cluster]:
         try:
             yield cluster
         finally:
-            # The work has ended before its own `down`.
-            if cluster.workspace.exists():
-                cluster.down()
+            cluster.down()
 
 
 # Side -> its work.

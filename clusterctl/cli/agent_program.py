@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,16 +21,7 @@ from typing import Any, Final
 
 from clusterctl.agent.journal import Journal
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.util.redact import looks_secret
 
-# The variables of the user's that the program gets: what ssh, pip, uv, Terraform and Google's
-# libraries need to reach and configure clusters, unless it looks like a secret: an index that pip is
-# told to use may get any of them. No job gets one by its name alone.
-_KEPT: Final = re.compile(
-    r"PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|TMPDIR|LANG|LC_\w+|XDG_\w+|CLUSTERCTL_\w+|PYTHON\w+|"
-    r"SSH_AUTH_SOCK|(?:https?|no|all)_proxy|(?:HTTPS?|NO|ALL)_PROXY|PIP_\w+|UV_\w+|SSL_CERT_\w+|"
-    r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|GOOGLE_\w+|CLOUDSDK_\w+|TF_(?:CLI|DATA|LOG|PLUGIN)\w*|KRB5\w+"
-)
 _MOST_REASON: Final = 2000  # letters
 
 
@@ -48,15 +38,11 @@ class CommandAnswer:
         failures = self.body.get("failures") or [{}]
         return "ok" if self.body.get("ok") else str(failures[0].get("code") or "error")
 
-
-def environment(secrets: Sequence[str], own: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of the program: without the user's secrets, except those named."""
-    own = os.environ if own is None else own
-    return {
-        name: value
-        for name, value in own.items()
-        if name in secrets or (_KEPT.fullmatch(name) is not None and not looks_secret(name, value))
-    }
+    @property
+    def cause(self) -> str:
+        """The first line of the cause of its first failure; "": it succeeded."""
+        failures = self.body.get("failures") or [{}]
+        return str(failures[0].get("cause") or "").partition("\n")[0][:_MOST_REASON]
 
 
 @dataclass
@@ -150,20 +136,23 @@ def error_answer(error: ClusterctlError, rc: int | None = None) -> CommandAnswer
     return CommandAnswer(body, error.exit_code if rc is None else rc)
 
 
-def write_end(
-    journal: Journal, call: str, answer: CommandAnswer, *, seconds: float, free: bool = False
-) -> None:
-    """Write how a call ended, unless that is written. free: it can have used nothing."""
-    jobs = [] if free else _jobs_of(answer.body)
+def write_end(journal: Journal, call: str, answer: CommandAnswer, *, seconds: float) -> None:
+    """Write how a call ended, unless that is written."""
+    begun = journal.calls().get(call)
+    # Only a call that submits has reserved node hours. A user may have emptied the journal since.
+    jobs = _jobs_of(answer.body) if begun is None or begun.node_hours != 0 else []
     # Exit code 2: the command was refused before anything was done. An empty list: it is known that
     # no job was submitted.
     is_known = answer.rc == UsageError.exit_code or answer.body.get("jobs") == []
-    is_free = free or (is_known and not jobs)
-    with journal.lock() as history:
-        # A user may have emptied the journal since.
-        begun = history.calls.get(call)
-        if begun is None or not begun.code:
-            journal.end(call, answer.code, jobs=jobs, seconds=seconds, free=is_free)
+    if begun is None or not begun.code:
+        journal.end(
+            call,
+            answer.code,
+            cause=answer.cause,
+            jobs=jobs,
+            seconds=seconds,
+            free=is_known and not jobs,
+        )
 
 
 def _jobs_of(body: Mapping[str, Any]) -> list[str]:

@@ -53,17 +53,18 @@ TOOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "put": "paths",
             "submit": f"target args m variant run weights name {_OF_PLACE} constraint array sweep pack "
             "scaling after from_run requeue launcher include exclude folder env secret requirements "
-            "env_path module container mount tag note",
-            "replay": "run set failed code mem time partition account qos tag note",
-            "up": "file",
-            "cancel": "ids",
-            "down": "discard out file",
-            "node remove": "names",
+            "env_path module container mount tag note dry_run",
+            "replay": "run set failed code mem time partition account qos tag note dry_run",
+            "up": "file dry_run",
+            "cancel": "ids dry_run",
+            "down": "out file dry_run",
+            "node remove": "names dry_run",
+            "manual": "page",
         }.items()
     }
 )
 # Tools are in every client's context, so that the server's instructions tell of these arguments once.
-_TOLD: Final = frozenset({"cluster", "file", "token"})
+_TOLD: Final = frozenset({"cluster", "file", "dry_run"})
 # The tool whose descriptions hold for arguments of the same name and help.
 _FIRST: Final = "submit"
 # See ``MOST_WAIT_S``.
@@ -71,7 +72,7 @@ _HELP: Final = MappingProxyType({"timeout": "At most 30m. Default: 10m."})
 # Words of a command that would ask.
 _YES: Final = "--yes"
 # The most that all arguments of a call take, as JSON.
-_MOST: Final = 64 << 10  # bytes
+MOST: Final = 64 << 10  # bytes
 _TYPES: Final = MappingProxyType(
     {
         bool: ("boolean", "true or false"),
@@ -182,8 +183,8 @@ def checked(verb: str, given: Mapping[str, Any]) -> dict[str, Any]:
         size = len(json.dumps(dict(given)))
     except (TypeError, ValueError, RecursionError) as exc:
         raise _wrong(verb, "the arguments", str(exc)) from exc
-    if size > _MOST:
-        raise _wrong(verb, "the arguments", f"they take {size:,} bytes, and at most {_MOST:,}")
+    if size > MOST:
+        raise _wrong(verb, "the arguments", f"they take {size:,} bytes, and at most {MOST:,}")
     known = arguments_of(verb)
     for name in given:
         if name not in known:
@@ -264,8 +265,6 @@ def schema_of(verb: str) -> dict[str, Any]:
         is_told = name in _TOLD or (name in told and told[name].help == argument.help)
         text = "" if is_told else _named(verb, argument.help)
         properties[name] = argument.schema() | ({"description": text} if text else {})
-    if VERBS[verb].effect.needs_plan:
-        properties["token"] = {"type": "string"}
     required = [name for name, argument in arguments.items() if argument.required]
     # ``checked`` refuses other arguments, with a code.
     return {
@@ -275,16 +274,8 @@ def schema_of(verb: str) -> dict[str, Any]:
     }
 
 
-def help_of(verb: str) -> str:
-    """Return the description of a tool: the first sentence of the command's help."""
-    summary = VERBS[verb].summary
-    if VERBS[verb].effect.needs_plan:
-        return f"{summary} Without `token`: a dry run, which returns one."
-    return summary
-
-
 _COMMAND: Final = re.compile(r"`clusterctl ([^`]+)`")
-_FLAG: Final = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(=?)")
+_FLAG: Final = re.compile(r"(?<![\w-])(?:--([a-z][a-z-]*)|-f\b)(=?)")
 
 
 def in_words_of_tools(verb: str, text: str) -> str:
@@ -313,7 +304,7 @@ def _named(verb: str, text: str) -> str:
     known = arguments_of(verb)
 
     def of_flag(match: re.Match[str]) -> str:
-        name = match[1].replace("-", "_")
+        name = (match[1] or "file").replace("-", "_")
         return f"{name}{match[2]}" if name in known else match[0]
 
     return _FLAG.sub(of_flag, text)

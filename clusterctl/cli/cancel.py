@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from clusterctl.cli.options import IfDigest, JobIds, option
+from clusterctl.cli.options import JobIds, option
 from clusterctl.cli.output import Screen
-from clusterctl.errors import excluded
 from clusterctl.jobs import queue
 from clusterctl.scheduler.base import JobInfo, state_counts
 from clusterctl.scheduler.session import SHOWN_PATIENCE_S, open_session
@@ -17,19 +16,15 @@ def cancel(
     screen: Screen,
     ids: JobIds,
     dry_run: Annotated[bool, option("Show the jobs that would be cancelled.", "--dry-run")] = False,
-    if_digest: IfDigest = None,
 ) -> None:
     """Cancel jobs. The ID of an array cancels all its tasks."""
-    if dry_run and if_digest is not None:
-        raise excluded("--dry-run", "--if-digest")
     more = {}
     with open_session(screen.chosen().of_jobs(ids), patience_s=SHOWN_PATIENCE_S) as session:
         if dry_run:
-            cancellation, digest = queue.select(session, ids)
-            screen.note(f"digest, for --if-digest: {digest}")
-            more = {"dry_run": True, "cluster": session.inventory.cluster, "digest": digest}
+            cancellation = queue.select(session, ids)
+            more = {"dry_run": True, "cluster": session.inventory.cluster}
         else:
-            cancellation = queue.cancel(session, ids, if_digest=if_digest)
+            cancellation = queue.cancel(session, ids)
     jobs = [
         job for job in cancellation.jobs if not {job.id, job.whole_id} & cancellation.errors.keys()
     ]

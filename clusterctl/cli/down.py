@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 
 from clusterctl.cli.collect import left_notes
 from clusterctl.cli.options import (
-    IfDigest,
     argument,
     clusters,
     flag,
@@ -83,7 +82,6 @@ _DOWN_FLAGS: Final = {
         metavar="HOST",
     ),
     "dry_run": flag(bool, "Show what would be removed, and remove nothing.", "--dry-run"),
-    "if_digest": IfDigest,
 }
 
 
@@ -103,8 +101,6 @@ def down(
     Removes nothing, and exits with code 1, if data exists only on the cluster, even with --yes; so
     does --dry-run.
     """
-    if dry_run and "if_digest" in given:
-        raise excluded("--dry-run", "--if-digest")
     # Without --yes, the prompt names the cluster.
     workspace = screen.chosen().workspace(named=yes)
     name = workspace.root.name
@@ -140,7 +136,6 @@ def _show_removal(screen: Screen, name: str, workspace: Workspace, options: Down
     copies = removal.copies.lines
     answer = {
         "dry_run": True,
-        "digest": removal.digest,
         "cluster": name,
         "hosts": removal.hosts,
         "collected": removal.collected,
@@ -153,11 +148,10 @@ def _show_removal(screen: Screen, name: str, workspace: Workspace, options: Down
     if removal.discarded:
         lines.append(f"deleted without being collected: job {', '.join(removal.discarded)}")
     if not options.discard:
-        screen.partial_answer = {key: answer[key] for key in answer if key != "digest"}
+        screen.partial_answer = answer
         reject_losses(workspace, removal.copies)
     lines += [f"deleted, too: {line}" for line in copies]
     screen.result(answer, *lines)
-    screen.note(f"digest, for --if-digest: {removal.digest}")
 
 
 def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:

@@ -14,7 +14,7 @@ from clusterctl.util.assets import data_folder
 def manual(
     screen: Screen,
     page: Annotated[
-        str | None, argument("Page, such as runs or howto/containers.", metavar="[PAGE]")
+        str | None, argument("Page, such as runs or howto/attach.", metavar="[PAGE]")
     ] = None,
 ) -> None:
     """Print a page of the manual. Without PAGE, list the pages.

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from clusterctl.cli.options import IfDigest, argument, flag, option, takes
+from clusterctl.cli.options import argument, flag, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import NoWait, Yes, for_operators
 from clusterctl.cli.up import Discard, bring_up, show_changes
 from clusterctl.cli.waiting import timeout_of
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
-from clusterctl.errors import UsageError, excluded
+from clusterctl.errors import UsageError
 from clusterctl.providers.registry import provider_of
 from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
@@ -103,15 +103,12 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
             "Show what would change, or why it would be refused. Change nothing.",
             "--dry-run",
         ),
-        "if_digest": IfDigest,
     }
 )
 def remove(screen: Screen, names: Names, *, dry_run: bool = False, **options: Any) -> int:
     """Remove nodes from the cluster and release the machines. Other nodes and their jobs are not
     affected.
     """
-    if dry_run and "if_digest" in options:
-        raise excluded("--dry-run", "--if-digest")
     workspace = screen.chosen().workspace()
     inventory = inventory_of(workspace)
     spec = applied_spec(workspace)

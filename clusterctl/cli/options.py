@@ -253,13 +253,6 @@ JobIds = Annotated[
         tab=job_ids,
     ),
 ]
-IfDigest = Annotated[
-    str | None,
-    option(
-        "Act only if --dry-run would show this digest now; otherwise exit with code 2.",
-        metavar="DIGEST",
-    ),
-]
 NoColor = Annotated[bool, option("Disable colors, as the variable NO_COLOR does.", "--no-color")]
 
 COMMON: Final = {

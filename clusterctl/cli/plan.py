@@ -27,7 +27,7 @@ from clusterctl.providers.base import (
 )
 from clusterctl.scheduler.slurm_values import fold_nodes
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.chosen_spec import reject_own_hosts, spec_of, spec_of_existing
+from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.workspace import Workspace
 from clusterctl.util import formatting
 
@@ -54,7 +54,6 @@ def plan(
     why `up` would refuse, such as jobs that would end. Changes nothing.
     """
     spec = spec_of(screen.chosen())
-    reject_own_hosts(spec)
     prompts = prompts_for(screen)
     if not preflight:
         return show_plan(screen, spec, prompts, check=check, diff=diff)
@@ -228,7 +227,6 @@ def doctor(
     was learned.
     """
     spec = spec_of_existing(screen.chosen())
-    reject_own_hosts(spec)
     workspace = Workspace.of(spec.name)
     provider = provider_of(spec.provider, prompts_for(screen))
     with screen.working("checking the hosts"):

@@ -9,15 +9,15 @@ from functools import partial
 from typing import Annotated, Any
 
 from clusterctl.cli.messages import Notify
-from clusterctl.cli.options import IfDigest, Words, job_flags, option, takes
+from clusterctl.cli.options import Words, job_flags, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.runs import Run
 from clusterctl.cli.submit import (
     DryRun,
     Follow,
-    TwoSteps,
     WatchOptions,
     answer_of,
+    plan_of,
     prepare,
     show_plan,
     show_submitted,
@@ -59,7 +59,6 @@ def replay(
         option("The program's files: as sent with the run, or as they are in its folder now."),
     ] = ReplayCode.SENT,
     dry_run: DryRun = False,
-    if_digest: IfDigest = None,
     wait: Annotated[bool, option("Wait until the job has ended, and compare its losses.")] = False,
     follow: Follow = False,
     timeout: Timeout = None,
@@ -85,14 +84,14 @@ def replay(
     watching = WatchOptions.of(
         submission.jobs, wait=wait, follow=follow, timeout=timeout, notify=notify or ()
     )
-    plan = TwoSteps.of(dry_run=dry_run, if_digest=if_digest).plan(screen, submission, "replay")
-    if dry_run and plan is not None:
+    if dry_run:
+        plan = plan_of(screen, submission)
         site = site_of(planned_inventory(plan.spec))
         more = _note_differences(screen, row, replay, changes, site, plan.jobs[0].request)
         show_plan(screen, plan, more)
         return
     with telling_of_no_job(screen), open_session(screen.chosen()) as session:
-        prepared = prepare(screen, session, submission, plan)
+        prepared = prepare(screen, session, submission)
         request = prepared[0].request
         more = _note_differences(screen, row, replay, changes, session.site, request)
         rows = submit_and_note(screen, session, prepared, more)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, cast
 
 from clusterctl.cli.messages import Notify, telling
 from clusterctl.cli.options import (
-    IfDigest,
     Words,
     argument,
     flag,
@@ -51,7 +50,7 @@ from clusterctl.jobs.first import (
     wait_for_first,
 )
 from clusterctl.jobs.messages import chosen_receivers
-from clusterctl.jobs.plan import SubmitPlan, listed, with_content_of
+from clusterctl.jobs.plan import SubmitPlan, listed
 from clusterctl.jobs.prepare import (
     Preparer,
     Submission,
@@ -70,7 +69,6 @@ from clusterctl.spec.program import BUNDLED_JOBS, MODULE_FLAG, Weights
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import clusters_up
 from clusterctl.util import formatting
-from clusterctl.util.digest import require_digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.progress import SILENT
 from clusterctl.util.receivers import Receiver
@@ -185,7 +183,6 @@ def submit(
         ),
     ] = False,
     dry_run: DryRun = False,
-    if_digest: IfDigest = None,
     wait: Annotated[
         bool, option("Wait until the job has ended.", topic=Topic.WATCH, is_usual=True)
     ] = False,
@@ -222,20 +219,19 @@ def submit(
         screen.document({"help": text}, text)
         return
     model = ChosenModel(run, weights) if run is not None else None
-    two_steps = TwoSteps.of(dry_run=dry_run, if_digest=if_digest)
     if first is not None:
         _reject_beside_first(jobs, {"--partition": "partition" in given, "--local": local})
-        if two_steps.flag:
+        if dry_run:
             raise UsageError(
-                f"{two_steps.flag} can't tell which job of --first will run",
+                "--dry-run can't tell which job of --first will run",
                 code="first-not-foreseen",
                 why="each place gets its own job, and the one that starts first runs",
                 fix="look at each place by itself: `clusterctl submit JOB --dry-run`, with "
                 "--cluster, --partition and --account of the place; `clusterctl where JOB` shows the places "
                 "and when the job would start there",
             )
-    if local and two_steps.flag:
-        raise excluded("--local", two_steps.flag)
+    if local and dry_run:
+        raise excluded("--local", "--dry-run")
     if local:
         _run_locally(screen, jobs, model, given)
         return
@@ -245,12 +241,11 @@ def submit(
     if first is not None:
         _submit_first(screen, submission, first, watching)
         return
-    plan = two_steps.plan(screen, submission, "submit")
-    if dry_run and plan is not None:
-        show_plan(screen, plan)
+    if dry_run:
+        show_plan(screen, plan_of(screen, submission))
         return
     with telling_of_no_job(screen), open_session(screen.chosen()) as session:
-        prepared = prepare(screen, session, submission, plan)
+        prepared = prepare(screen, session, submission)
         rows = submit_and_note(screen, session, prepared)
         if parsable:
             screen.result({}, *(row["job_id"] for row in rows))
@@ -413,44 +408,20 @@ def preparer(screen: Screen) -> Preparer:
     return Preparer(screen.note, screen.note if screen.verbose else SILENT.note)
 
 
-def prepare(
-    screen: Screen, session: Session, submission: Submission, plan: SubmitPlan | None = None
-) -> tuple[PreparedJob, ...]:
-    """Prepare jobs for a cluster. plan: of the dry run that has the wanted digest."""
+def prepare(screen: Screen, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
+    """Prepare jobs for a cluster."""
     with screen.working("preparing the job"):
-        prepared = preparer(screen).prepare(session, submission)
-        return with_content_of(prepared, plan.jobs) if plan is not None else prepared
+        return preparer(screen).prepare(session, submission)
 
 
-@dataclass(frozen=True, slots=True)
-class TwoSteps:
-    """The options --dry-run and --if-digest. flag: the one that is given, or ""."""
+def plan_of(screen: Screen, submission: Submission) -> SubmitPlan:
+    """Return the plan of a submission. Nothing is sent."""
+    # A slow import, which only --dry-run needs.
+    from clusterctl.state.chosen_spec import spec_of_existing
 
-    flag: str = ""
-    digest: str | None = None
-
-    @classmethod
-    def of(cls, *, dry_run: bool, if_digest: str | None) -> TwoSteps:
-        if dry_run and if_digest is not None:
-            raise excluded("--dry-run", "--if-digest")
-        flag_name = "--dry-run" if dry_run else "--if-digest" if if_digest is not None else ""
-        return cls(flag_name, if_digest)
-
-    def plan(self, screen: Screen, submission: Submission, verb: str) -> SubmitPlan | None:
-        """Return the plan of a submission, if one of the options is given. Nothing is sent.
-
-        Raises UsageError if its digest is not that of --if-digest.
-        """
-        if not self.flag:
-            return None
-        # A slow import, which only these options need.
-        from clusterctl.state.chosen_spec import spec_of_existing
-
-        spec = spec_of_existing(screen.chosen())
-        with screen.working("preparing the job"):
-            plan = preparer(screen).plan(submission, spec, verb)
-        require_digest(plan.digest, self.digest)
-        return plan
+    spec = spec_of_existing(screen.chosen())
+    with screen.working("preparing the job"):
+        return preparer(screen).plan(submission, spec)
 
 
 def show_plan(screen: Screen, plan: SubmitPlan, more: Mapping[str, Any] = NOTHING) -> None:
@@ -483,7 +454,7 @@ def show_plan(screen: Screen, plan: SubmitPlan, more: Mapping[str, Any] = NOTHIN
                 ),
             )
         rows.append({"name": job.job.name, "script": job.script, "source": source, **more})
-    screen.note(str(plan.at_most), f"digest, for --if-digest: {plan.digest}")
+    screen.note(str(plan.at_most))
     sections = [f"### {job.job.name}\n{job.script}\n" for job in jobs]
     text = "".join(sections) if len(jobs) > 1 else jobs[0].script
     screen.document({**answer_of(rows), **plan.answer}, text)

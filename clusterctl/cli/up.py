@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
+from clusterctl.agent.limits import check_use
 from clusterctl.cli.advice import first_job
-from clusterctl.cli.options import IfDigest, flag, option, takes
+from clusterctl.cli.options import flag, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import (
     NoWait,
@@ -21,17 +22,17 @@ from clusterctl.cli.plan import as_dict, cost_lines, hosts_table, show_plan, tex
 from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.bake import bake_image
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.dry_run import digest_of_plan, most_of_up, reject_up
+from clusterctl.cluster.dry_run import reject_up
 from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.cluster.up import UpOptions
-from clusterctl.errors import ClusterctlError, excluded
+from clusterctl.errors import ClusterctlError
 from clusterctl.providers.registry import provider_of
 from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.chosen_spec import reject_own_hosts, spec_of
+from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.workspace import WAIT_S, Workspace
-from clusterctl.util.digest import require_digest
+from clusterctl.util.confine import Asked
 from clusterctl.util.numbers import counted
 
 Discard = Annotated[
@@ -57,7 +58,6 @@ _UP_FLAGS: Final = {
         "Show what would change, as `clusterctl plan` does, or why `up` would refuse it.",
         "--dry-run",
     ),
-    "if_digest": IfDigest,
 }
 
 
@@ -69,10 +69,10 @@ def up(screen: Screen, **given: Any) -> int:
     Prompts before it removes hosts or creates billed resources. Without a terminal, removal needs
     --yes.
     """
-    if given.keys() >= {"dry_run", "if_digest"}:
-        raise excluded("--dry-run", "--if-digest")
     spec = spec_of(screen.chosen())
-    reject_own_hosts(spec)
+    nodes = sum(partition.nodes for partition in spec.partitions)
+    # A cluster that costs runs until `down`.
+    check_use(Asked(nodes=nodes, node_hours=None if spec.provider.is_cloud else 0.0))
     dry_run = given.pop("dry_run", False)
     # The provider's helper process starts in the background during the following checks.
     if not dry_run:
@@ -101,19 +101,13 @@ def show_changes(
 
     def more(plan: Plan) -> dict[str, Any]:
         _reject_up(screen, ClusterContext.of(limited, prompts=prompts), plan, up_options)
-        digest = digest_of_plan(spec, plan, up_options)
-        screen.note(f"digest, for --if-digest: {digest}")
-        return {
-            "dry_run": True,
-            "digest": digest,
-            "at_most": asdict(most_of_up(plan, spec)),
-        }
+        return {"dry_run": True}
 
     return show_plan(screen, limited, prompts, more=more)
 
 
 def _reject_up(screen: Screen, cluster: ClusterContext, plan: Plan, options: UpOptions) -> None:
-    """Raise the error with which `up` would stop, after showing the plan. There is no digest then."""
+    """Raise the error with which `up` would stop, after showing the plan."""
     try:
         reject_up(cluster, plan, options)
     except ClusterctlError:
@@ -129,7 +123,6 @@ def bring_up(
     *,
     yes: bool = False,
     no_wait: bool = False,
-    if_digest: str | None = None,
     **options: Any,
 ) -> int:
     """Create or repair this spec's cluster, and show the result. ``options``: as in UpOptions."""
@@ -140,7 +133,6 @@ def bring_up(
     )
 
     def approve_plan(plan: Plan) -> None:
-        require_digest(digest_of_plan(spec, plan, UpOptions(**options)), if_digest)
         approve(screen, plan, yes=yes)
 
     try:

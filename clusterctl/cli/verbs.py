@@ -38,11 +38,6 @@ class Effect(StrEnum):
     def only_shows(self) -> bool:
         return self in {Effect.READS, Effect.PLANS}
 
-    @property
-    def needs_plan(self) -> bool:
-        """Whether agents need the token of a dry run."""
-        return self in {Effect.SUBMITS, Effect.RAISES, Effect.DESTROYS}
-
 
 class Scope(StrEnum):
     """The clusters that a command is about: none, the one that -f or --cluster chooses, or, unless
@@ -399,20 +394,14 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "agent limits": Verb(
         "agent:limits",
-        "Show what agents may do through `mcp`, and what they use of it.",
+        "Show what agents may do through `mcp`, and the node hours that they have used of it.",
         Effect.READS,
         scope=Scope.NONE,
     ),
     "agent log": Verb(
         "agent:log",
-        "Show the calls of agents, the last at the end.",
+        "Show every call of agents, the last at the end.",
         Effect.READS,
-        scope=Scope.NONE,
-    ),
-    "agent resume": Verb(
-        "agent:resume",
-        "Let agents submit again after failed jobs in a row.",
-        Effect.FETCHES,
         scope=Scope.NONE,
     ),
     "mcp": Verb(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from clusterctl.agent.limits import keep_uses
 from clusterctl.errors import (
     ClusterctlError,
     NoAnswerError,
@@ -95,7 +94,6 @@ def detach(workspace: Workspace, options: DetachOptions) -> DetachResult:
                 workspace.copies.unlink(missing_ok=True)
             # Without a spec, there is nothing left on the cluster, even if this removal is killed.
             workspace.spec.unlink(missing_ok=True)
-            keep_uses(workspace)
             workspace.remove()
     return result
 

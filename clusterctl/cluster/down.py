@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.agent.limits import keep_uses
 from clusterctl.cluster.losses import (
     check_only_copies,
     find_only_copies,
@@ -52,7 +51,6 @@ from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import (
     applied_if_known,
     applied_spec,
-    identity_of,
     inventory_if_known,
 )
 from clusterctl.state.ledger import JobEntry, Ledger
@@ -60,7 +58,6 @@ from clusterctl.state.removal import BegunRemoval, begun_removal
 from clusterctl.state.run_record import RunRecord
 from clusterctl.state.workspace import Workspace, new_id
 from clusterctl.transport.master import end_all_connections
-from clusterctl.util.digest import digest_of, plan_changed, require_digest
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
 
@@ -76,7 +73,6 @@ class DownOptions:
     gone: names of machines that the user owned and lost; `down` does not try to release them.
     prompts: how to ask the user about unknown host keys. Default: reject unknown keys without
         asking.
-    if_digest: the digest that ``preview`` must return. None: any.
     """
 
     discard: bool = False
@@ -85,7 +81,6 @@ class DownOptions:
     on_run: Callable[[RunRecord], None] = lambda _: None
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
-    if_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +120,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
     workspace = runner.workspace
     reject_unknown_unless_locked(workspace)
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.reporter.note):
-        shown = None
-        if options.if_digest is not None:
-            shown = preview(workspace, options)
-            require_digest(shown.digest, options.if_digest)
-        return down_locked(runner, options, shown)
+        return down_locked(runner, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +137,6 @@ class ClusterRemoval:
     collected: tuple[str, ...]
     discarded: tuple[str, ...]
     copies: OnlyCopies
-    digest: str
 
 
 def preview(workspace: Workspace, options: DownOptions) -> ClusterRemoval:
@@ -160,18 +150,7 @@ def preview(workspace: Workspace, options: DownOptions) -> ClusterRemoval:
     copies = replace(copies, files=tuple(f for f in copies.files if f.job_id not in brought))
     inventory = inventory_if_known(workspace)
     hosts = inventory.hosts if inventory is not None else ()
-    digest = digest_of(
-        [
-            "down",
-            *identity_of(workspace),
-            [[host.name, host.address, host.instance_id] for host in hosts],
-            [brought, removed],
-            [copies.jobs, bool(copies.unknown)],
-            [[f.what, f.host, f.owner, f.files] for f in copies.files],
-            [options.discard, sorted(options.gone), options.out],
-        ]
-    )
-    return ClusterRemoval(tuple(host.name for host in hosts), brought, removed, copies, digest)
+    return ClusterRemoval(tuple(host.name for host in hosts), brought, removed, copies)
 
 
 def reject_unknown(workspace: Workspace) -> None:
@@ -196,33 +175,24 @@ def reject_unknown_unless_locked(workspace: Workspace) -> None:
         reject_unknown(workspace)
 
 
-def down_locked(
-    runner: PhaseRunner, options: DownOptions, shown: ClusterRemoval | None = None
-) -> DownResult:
-    """Do the same as ``down``, for a caller that already holds the cluster's lock.
-
-    shown: the jobs and files that may be lost. None: all that the options allow.
-    """
+def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
+    """Do the same as ``down``, for a caller that already holds the cluster's lock."""
     workspace = runner.workspace
     remove_stale_folders()
     reject_unknown(workspace)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
-        result = run_phases(writing_runner, options, discarded, shown)
+        result = run_phases(writing_runner, options, discarded)
     # The list of copied files is useless once the cluster is gone.
     with suppress(OSError):
         workspace.copies.unlink(missing_ok=True)
     end_all_connections(workspace.ssh_config)
-    keep_uses(workspace)
     workspace.remove()
     return result
 
 
 def run_phases(
-    runner: PhaseRunner,
-    options: DownOptions,
-    discarded: tuple[JobEntry, ...],
-    shown: ClusterRemoval | None = None,
+    runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]
 ) -> DownResult:
     """Run the phases of `down`. ``discarded``: submissions with runs to delete instead of
     collect.
@@ -239,8 +209,6 @@ def run_phases(
     runs = runner.run("collect_runs", collect_runs, options, discarded) if not_collected else ()
     gone = members_among(workspace, options.gone)
     lost = runner.run("look", check_only_copies, discarded, gone, discard=options.discard)
-    if shown is not None:
-        _reject_unshown(shown, discarded, lost)
     if forgotten := forget_machines(workspace, options.gone):
         runner.reporter.note(f"forgotten: {'; '.join(forgotten)}")
     if not _has_begun(workspace):
@@ -254,20 +222,6 @@ def run_phases(
     phases = tuple(runner.phases)
     storage = spec.storage.name if spec else None
     return DownResult(runs, phases, settings.shares_kernel, True, discarded, storage, lost, images)
-
-
-def _reject_unshown(shown: ClusterRemoval, discarded: Sequence[JobEntry], lost: OnlyCopies) -> None:
-    """Raise UsageError if jobs or files would be lost that were not there when the digest was
-    compared.
-    """
-    known = {(file.what, file.host, file.owner) for file in shown.copies.files}
-    new = [
-        *(name for name in map(_name_of, discarded) if name not in shown.discarded),
-        *(job for job in lost.job_ids if job not in shown.copies.job_ids),
-        *(file.what for file in lost.files if (file.what, file.host, file.owner) not in known),
-    ]
-    if new:
-        raise plan_changed(f"new on the cluster since then: {', '.join(new)}")
 
 
 def _name_of(entry: JobEntry) -> str:

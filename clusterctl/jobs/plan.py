@@ -1,20 +1,18 @@
-"""The plan of a `submit` or `replay`: jobs with their scripts, files and packages, the most that they
-can use, and a digest of all that is submitted.
+"""The plan of a `submit` or `replay`: jobs with their scripts, files and packages, and the most that
+they can use.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.jobs.source import Source
-from clusterctl.jobs.submit import PreparedJob, content_of
+from clusterctl.jobs.submit import PreparedJob
 from clusterctl.scheduler.arrays import count_at_most
 from clusterctl.scheduler.request import Request
 from clusterctl.scheduler.session import site_of
@@ -22,12 +20,11 @@ from clusterctl.scheduler.site import Site
 from clusterctl.state.inventory import (
     PartitionFacts,
     applied_if_known,
-    identity_of,
     inventory_if_known,
     planned_inventory,
 )
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.digest import digest_of, plan_changed
+from clusterctl.util.confine import Asked
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
@@ -43,13 +40,9 @@ _ON_ONE_NODE: Final = frozenset(
 )
 # 3, 0-9 or 1-16:4, several of them, and how many tasks run at a time.
 _ARRAY: Final = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
-# Jobs that have ended, and the cluster's time zone, are only known on the cluster.
-_OF_THE_MOMENT: Final = re.compile("#SBATCH --(dependency|begin|deadline)=")
 _HOUR_S: Final = 3600
 # Files that a dry run lists by name.
 _MOST_LISTED: Final = 20
-# Options with paths on this machine. A replay has a new temporary folder each time.
-_PLACES: Final = frozenset({"script", "folder", "requirements"})
 
 # The price of a node of a partition in USD an hour. None: unknown.
 Price = Callable[[str], float | None]
@@ -62,14 +55,16 @@ class AtMost:
     jobs: of the scheduler; an array counts as one. tasks: each task of an array counts.
     node_hours: the nodes times the time limit, for all tasks, and for all attempts of a chain.
         Slurm gives a job that lost a node its time limit anew, unless it has --no-requeue.
-    usd: the price of these node hours. nodes: of the cluster that `up` creates; 0: another command.
+    usd: the price of these node hours.
+    nodes: of the largest job, or task of an array. time_s: the longest time that a job can run.
     """
 
     jobs: int
-    tasks: int | None = 0
-    node_hours: float | None = 0.0
-    usd: float | None = 0.0
-    nodes: int = 0
+    tasks: int | None
+    node_hours: float | None
+    usd: float | None
+    nodes: int | None
+    time_s: float | None
     currency: str = "USD"
 
     def __str__(self) -> str:
@@ -77,26 +72,21 @@ class AtMost:
         usd = "unknown" if self.usd is None else f"{self.usd:g}"
         return f"at most: node hours {hours}, {self.currency} {usd}"
 
+    @property
+    def asked(self) -> Asked:
+        """What the limits of agents count."""
+        return Asked(nodes=self.nodes, time_s=self.time_s, node_hours=self.node_hours)
+
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
-    """The effect of a submission on a cluster. `--dry-run`, agents and the Python interface show
-    it, and `--if-digest` carries it out.
-
-    spec: of the cluster. jobs: ``pinned``, so that they can only be submitted with these files.
+    """The effect of a submission on the cluster of a spec. `--dry-run` and the Python interface show
+    it.
     """
 
     spec: ClusterSpec
     jobs: tuple[PreparedJob, ...]
     at_most: AtMost
-    digest: str
-
-    @classmethod
-    def of(cls, spec: ClusterSpec, jobs: Sequence[PreparedJob], verb: str) -> SubmitPlan:
-        """Return the plan of jobs for a cluster. verb: that submits them."""
-        fixed = pinned(jobs)
-        identity, most = most_of_jobs(spec, [job.request for job in fixed])
-        return cls(spec, fixed, most, digest(verb, identity, fixed))
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -104,7 +94,6 @@ class SubmitPlan:
         return {
             "dry_run": True,
             "cluster": self.spec.name,
-            "digest": self.digest,
             "at_most": asdict(self.at_most),
         }
 
@@ -129,8 +118,8 @@ def listed(source: Source) -> list[PlannedFiles]:
     return [*rows, *(PlannedFiles(path, sum(sizes), len(sizes)) for path, sizes in folders.items())]
 
 
-def most_of_jobs(spec: ClusterSpec, requests: Sequence[Request]) -> tuple[tuple[str, str], AtMost]:
-    """Return the identity of a spec's cluster, and the most that jobs can use there.
+def most_of_jobs(spec: ClusterSpec, requests: Sequence[Request]) -> AtMost:
+    """Return the most that jobs can use on a spec's cluster.
 
     If the cluster is up, its present partitions and prices count, not those of the spec.
     """
@@ -138,7 +127,7 @@ def most_of_jobs(spec: ClusterSpec, requests: Sequence[Request]) -> tuple[tuple[
     inventory = inventory_if_known(workspace)
     applied = (inventory and applied_if_known(workspace)) or spec
     site = site_of(inventory or planned_inventory(spec))
-    return identity_of(workspace), at_most(site, requests, partial(_price, applied))
+    return at_most(site, requests, partial(_price, applied))
 
 
 def _price(spec: ClusterSpec, partition: str) -> float | None:
@@ -155,17 +144,23 @@ def _price(spec: ClusterSpec, partition: str) -> float | None:
 def at_most(site: Site, requests: Sequence[Request], price: Price) -> AtMost:
     """Return the most that jobs can use on a site, as the site's ``fitted_to`` returns them."""
     uses = [_use_of(site, request, price) for request in requests]
-    tasks, hours, costs = zip(*uses, strict=True)
+    tasks, nodes, times, hours, costs = zip(*uses, strict=True)
     return AtMost(
         jobs=len(requests),
         tasks=_sum(tasks),
         node_hours=_rounded(_sum(hours)),
         usd=_rounded(_sum(costs)),
+        nodes=_most(nodes),
+        time_s=_most(times),
     )
 
 
 def _sum(values: Sequence[Any]) -> Any:
     return None if None in values else sum(values)
+
+
+def _most(values: Sequence[Any]) -> Any:
+    return None if None in values else max(values)
 
 
 def _rounded(value: float | None) -> float | None:
@@ -175,17 +170,17 @@ def _rounded(value: float | None) -> float | None:
 
 def _use_of(
     site: Site, request: Request, price: Price
-) -> tuple[int | None, float | None, float | None]:
-    """Return a job's number of tasks, node hours and USD. None: unknown."""
+) -> tuple[int | None, int | None, float | None, float | None, float | None]:
+    """Return a job's number of tasks, nodes of each, seconds, node hours and USD. None: unknown."""
     partition = request.partition_in(site.inventory)
     tasks = _tasks(request.array)
     nodes = _nodes(request)
     run_s = _run_s(site, request, partition)
     usd_per_hour = price(partition.name) if partition is not None else None
     if tasks is None or nodes is None:
-        return tasks, None, _cost(None, usd_per_hour)
+        return tasks, nodes, run_s, None, _cost(None, usd_per_hour)
     hours = None if run_s is None else tasks * nodes * run_s / _HOUR_S
-    return tasks, hours, _cost(hours, usd_per_hour)
+    return tasks, nodes, run_s, hours, _cost(hours, usd_per_hour)
 
 
 def _cost(hours: float | None, usd_per_hour: float | None) -> float | None:
@@ -228,58 +223,3 @@ def _run_s(site: Site, request: Request, partition: PartitionFacts | None) -> fl
         # The last attempt may start just before the end of the chain.
         return job.chain + limit_s
     return None if job.requeue else limit_s
-
-
-def pinned(jobs: Sequence[PreparedJob]) -> tuple[PreparedJob, ...]:
-    """Return the jobs, which can only be submitted with the present content of their files."""
-    return tuple(replace(job, content=content_of(job)) for job in jobs)
-
-
-def digest(verb: str, cluster: Sequence[str], jobs: Sequence[PreparedJob]) -> str:
-    """Return the digest of a submission. cluster: its name and id. jobs: ``pinned``."""
-    return digest_of([verb, *cluster, *map(_submitted, jobs)])
-
-
-def _submitted(prepared: PreparedJob) -> str:
-    """Return all inputs of a job that decide its effect, as text."""
-    job = prepared.job
-    content = prepared.content
-    lock = prepared.environment.lock
-    text = json.dumps(
-        {
-            "name": job.name,
-            "script": prepared.script,
-            "job": {key: value for key, value in job.record.items() if key not in _PLACES},
-            "content": asdict(content) if content is not None else None,
-            "lock": lock.text if lock is not None else None,
-        },
-        sort_keys=True,
-        default=str,
-    )
-    # The jobs of a scaling have a new name each time.
-    return text if job.scaling is None else text.replace(job.name, "")
-
-
-def with_content_of(
-    prepared: Sequence[PreparedJob], shown: Sequence[PreparedJob]
-) -> tuple[PreparedJob, ...]:
-    """Return the jobs to submit, with the content of those of the dry run.
-
-    prepared: for the cluster, by ``Preparer.prepare``. shown: of a plan.
-
-    Raises UsageError if their scripts or Python environments differ.
-    """
-    pairs = list(zip(prepared, shown, strict=True))
-    for job, before in pairs:
-        lines = zip_longest(_fixed_lines(job), _fixed_lines(before), fillvalue="")
-        if differing := next((pair for pair in lines if pair[0] != pair[1]), None):
-            now, then = differing
-            raise plan_changed(f"the job's script has {now!r} in place of {then!r} on the cluster")
-        if job.environment.lock != before.environment.lock:
-            raise plan_changed(f"the packages of {job.job.name} have changed")
-    return tuple(replace(job, content=before.content) for job, before in pairs)
-
-
-def _fixed_lines(prepared: PreparedJob) -> list[str]:
-    """Return the lines of a job's script that do not depend on the state of the cluster."""
-    return [line for line in prepared.script.splitlines() if not _OF_THE_MOMENT.match(line)]

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from clusterctl.agent.limits import check_use
 from clusterctl.errors import (
     Notice,
     NotUpError,
@@ -27,7 +28,7 @@ from clusterctl.jobs.bundled import (
     with_model,
 )
 from clusterctl.jobs.earlier import with_from_run
-from clusterctl.jobs.plan import SubmitPlan
+from clusterctl.jobs.plan import SubmitPlan, at_most, most_of_jobs
 from clusterctl.jobs.project import with_project
 from clusterctl.jobs.queue import known_jobs
 from clusterctl.jobs.secret_files import reject_own_keys
@@ -224,10 +225,9 @@ class Preparer:
     note: LineReporter
     detail: LineReporter = SILENT.note
 
-    def plan(self, submission: Submission, spec: ClusterSpec, verb: str = "submit") -> SubmitPlan:
+    def plan(self, submission: Submission, spec: ClusterSpec) -> SubmitPlan:
         """Plan jobs for the cluster of ``spec``, which is not asked.
 
-        verb: the command that submits them.
         UsageError: a job can't run.
         """
         workspace = Workspace.of(spec.name)
@@ -236,7 +236,9 @@ class Preparer:
         except NotUpError:
             inventory = planned_inventory(spec)
         jobs = self._prepared(submission, site_of(inventory), Ledger(workspace.jobs), spec=spec)
-        return SubmitPlan.of(spec, jobs, verb)
+        most = most_of_jobs(spec, [job.request for job in jobs])
+        check_use(most.asked)
+        return SubmitPlan(spec, jobs, most)
 
     def prepare(self, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
         """Prepare jobs for the cluster of a session. Nothing is submitted.
@@ -666,8 +668,11 @@ def _has(job: JobSpec, flag: str) -> bool:
 
 def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[SubmittedJob]:
     """Submit jobs in turn. Yield each job after its submission. Raises the errors of
-    ``Submitter.submit``.
+    ``Submitter.submit``, and LimitError, before anything is submitted, if an agent may not submit
+    these jobs.
     """
+    most = at_most(submitter.session.site, [job.request for job in jobs], lambda _: 0.0)
+    check_use(most.asked, reserves=True)
     for number, job in enumerate(jobs):
         with marking_side_effects(number > 0):
             submitted = submitter.submit(job)

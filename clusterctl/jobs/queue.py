@@ -20,7 +20,6 @@ from clusterctl.scheduler.records import remember_states
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.spec.names import RUN_UP
 from clusterctl.state.run_names import job_id_of
-from clusterctl.util.digest import digest_of, require_digest
 from clusterctl.util.numbers import counted
 
 
@@ -83,8 +82,8 @@ class JobList:
         )
 
 
-def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
-    """Return the effect of ``cancel`` (the errors of unknown jobs, and all jobs), and its digest.
+def select(session: Session, ids: Sequence[str]) -> Cancellation:
+    """Return the effect of ``cancel``: the errors of unknown jobs, and all jobs.
 
     Raises the errors of ``cancel``.
     """
@@ -107,14 +106,7 @@ def select(session: Session, ids: Sequence[str]) -> tuple[Cancellation, str]:
         errors = {job_id: exc.of_job(job_id) for job_id in _missing(ids, jobs)}
     # Not a task of which an id is Slurm's own number: its error tells how to name it.
     jobs = tuple(job for job in jobs if {job.id, job.whole_id}.intersection(ids))
-    selected = Cancellation(jobs, errors, tuple(ids))
-    # While an array runs, Slurm lists more and more of its tasks.
-    active = {(job.whole_id, job.name, job.user, job.token) for job in jobs if not job.ended}
-    inventory = session.inventory
-    digest = digest_of(
-        ["cancel", inventory.cluster, inventory.cluster_id, selected.to_cancel, sorted(active)]
-    )
-    return selected, digest
+    return Cancellation(jobs, errors, tuple(ids))
 
 
 def _reject_wrong_tasks(ids: Iterable[str]) -> None:
@@ -147,18 +139,15 @@ def _with_single_tasks(ids: Sequence[str], jobs: Sequence[JobInfo]) -> list[str]
     return list(dict.fromkeys(single))
 
 
-def cancel(session: Session, ids: Sequence[str], *, if_digest: str | None = None) -> Cancellation:
+def cancel(session: Session, ids: Sequence[str]) -> Cancellation:
     """Cancel all jobs that can be cancelled. An array's id selects all its tasks, and ``12_[1-3,7]``
     the tasks of array 12 with these numbers, as far as there are such tasks.
 
-    if_digest: the digest that ``select`` must return now. None: any.
-
     Raises:
-        UsageError: an id is malformed, or the digest is another. Then no job is cancelled.
+        UsageError: an id is malformed. Then no job is cancelled.
         SchedulerError: the scheduler does not answer.
     """
-    selected, digest = select(session, ids)
-    require_digest(digest, if_digest)
+    selected = select(session, ids)
     jobs = selected.jobs
     errors = dict(selected.errors)
     if selected.to_cancel:
@@ -210,8 +199,8 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
 
 
 def _remember(session: Session, jobs: Sequence[JobInfo], asked: Collection[str]) -> None:
-    """Record the final states of jobs for the limits of agents, and because Slurm's queue, without
-    accounting, soon forgets them.
+    """Record the final states of jobs, because Slurm's queue, without accounting, soon forgets
+    them.
 
     asked: the ids of which all tasks are among the jobs. Tasks do not tell how their array ends.
     """

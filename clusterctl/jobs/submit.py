@@ -63,7 +63,6 @@ from clusterctl.transport.put import Upload, UploadResult, begin_new_folder, sto
 from clusterctl.transport.tree import Item, ItemKind, Progress, hash_items, literal_pattern
 from clusterctl.util import formatting
 from clusterctl.util.assets import data_folder, payload_hash
-from clusterctl.util.digest import plan_changed
 from clusterctl.util.numbers import counted
 from clusterctl.util.process import call_on_hosts, parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
@@ -84,17 +83,6 @@ _READ_BY_KIND = frozenset({"--data", "--tokenizer"})
 
 
 @dataclass(frozen=True, slots=True)
-class ContentHashes:
-    """Hashes of the files that a job is submitted with. "": no file.
-
-    files: as ``source_hash``. image: of a container image that is a file on this machine.
-    """
-
-    files: str = ""
-    image: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class PreparedJob:
     """A job that has passed all checks and is ready to be submitted.
 
@@ -105,8 +93,6 @@ class PreparedJob:
         job.
     first: set for a job of `submit --first`.
     image_file: content of the file about an image from a registry. Empty: no image was fetched.
-    content: the hashes that the job's files must have when they are sent. None: they may have
-        changed.
     """
 
     request: Request
@@ -117,23 +103,10 @@ class PreparedJob:
     extra_facts: Mapping[str, Any] = field(default_factory=dict)
     first: FirstGroup | None = None
     image_file: bytes = b""
-    content: ContentHashes | None = None
 
     @property
     def job(self) -> JobSpec:
         return self.request.job
-
-
-def content_of(prepared: PreparedJob) -> ContentHashes:
-    """Return the hashes of a job's files as they are now. UsageError: a file can't be read."""
-    source = prepared.source
-    image = local_image(prepared.job)
-    files = [] if image is None else [Item.of(image.name, image, image.stat())]
-    hashes = hash_items([item for item in files if item is not None])
-    if source is None:
-        return ContentHashes(image="".join(hashes.values()))
-    of_source = source_hash(source.items, hash_items(source.files))
-    return ContentHashes(of_source, "".join(hashes.values()))
 
 
 def local_image(job: JobSpec) -> Path | None:
@@ -340,9 +313,8 @@ class Submitter:
             builder = environments(report=self.report, progress=self.progress)
             builder.build_for(session, prepared.environment, partition)
         token = prepared.token or new_token()
-        wanted = prepared.content.files if prepared.content is not None else None
         remote_dir, source, own_files = self.stage(
-            f"{job.name}-{token}", prepared.source, own_files, nodes, wanted=wanted
+            f"{job.name}-{token}", prepared.source, own_files, nodes
         )
         entry = JobEntry(
             token=token,
@@ -379,16 +351,10 @@ class Submitter:
         new path.
         """
         image = local_image(prepared.job)
-        wanted = prepared.content
-        if image is None and wanted is not None and wanted.image:
-            raise plan_changed("the container image has changed")
         container, image_file = self.place_image(prepared.job, nodes)
         request = prepared.request.of(prepared.job.model_copy(update={"container": container}))
         if image is None:
             return replace(prepared, request=request, image_file=image_file)
-        # Stored files are named by their hash.
-        if wanted is not None and Path(container or "").name != wanted.image:
-            raise plan_changed("the container image has changed")
         script = self.session.site.render(request, prepared.environment)
         extra_facts = {"image": str(image), **prepared.extra_facts}
         return replace(prepared, request=request, script=script, extra_facts=extra_facts)
@@ -447,18 +413,16 @@ class Submitter:
         source: Source | None,
         files: dict[str, bytes],
         nodes: Sequence[Transport],
-        *,
-        wanted: str | None = None,
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
         """Do the same as ``_stage``. If files change meanwhile, send them as they are then."""
         for _ in range(_MORE_TRIES):
             try:
-                return self._stage(name, source, files, nodes, wanted)
+                return self._stage(name, source, files, nodes)
             except (TransferError, UsageError) as exc:
                 if source is None or exc.code not in {"files-changed", "files-unreadable"}:
                     raise
                 source = source.listed_again()
-        return self._stage(name, source, files, nodes, wanted)
+        return self._stage(name, source, files, nodes)
 
     def _stage(
         self,
@@ -466,7 +430,6 @@ class Submitter:
         source: Source | None,
         files: dict[str, bytes],
         nodes: Sequence[Transport],
-        wanted: str | None,
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
         """Create the job's folder on the controller and ``nodes``. If a host fails, remove all.
 
@@ -475,13 +438,9 @@ class Submitter:
         Also sends clusterctl's bundled programs to hosts that lack them. Returns the folder's path,
         the size of ``source`` (None: no source), and ``files`` (name -> content) with source.json
         added.
-
-        wanted: the hash that the files must have. None: any. Raises UsageError for another hash.
         """
         items: Sequence[Item] = source.items if source is not None else ()
         hashes = hash_items(source.files if source is not None else (), progress=self.progress)
-        if wanted is not None and wanted != (source_hash(items, hashes) if source else ""):
-            raise plan_changed(f"a file that {name} would send has changed")
         if source is not None:
             files = {**files, SOURCE_FILE: manifest(items, hashes)}
         payload = Item(payload_hash(), ItemKind.ARCHIVE, data_folder("payload"), mode=0, mtime_ns=0)

@@ -1,4 +1,4 @@
-"""The names in a list of packages that lead to this machine: files, and variables for pip."""
+"""The files of this machine that a list of packages names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from urllib.parse import unquote
 
 from clusterctl.packages.project_files import content_of, file_of, is_of_pip
 from clusterctl.packages.requirement_files import included_by, read_requirements
-from clusterctl.util.confine import confinement, may_read, reject_read, reject_variable
+from clusterctl.util.confine import confinement, may_read, reject_read
 
-# pip inserts only variables whose names have no small letters.
-_VARIABLE: Final = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _FILE_URL: Final = re.compile(r"file:(?://)?(?P<path>[^\s;#\"']+)")
 # Keys whose values are paths, in pyproject.toml, uv.lock and pylock.toml.
 _PATHS: Final = frozenset("path directory editable virtual registry file find-links".split())
@@ -22,7 +20,7 @@ _PATHS: Final = frozenset("path directory editable virtual registry file find-li
 
 def reject_named(choice: Path) -> None:
     """Raise LimitError if this command may not read a list of packages, or a file that the list
-    names, which pip and uv read, or if it names a variable of the user's, which pip inserts.
+    names, which pip and uv read.
 
     Raises UsageError: a file can't be read.
     """
@@ -30,10 +28,7 @@ def reject_named(choice: Path) -> None:
         # Reading the lists twice takes time.
         return
     for named in _named_in(choice):
-        if isinstance(named, str):
-            reject_variable(named)
-        else:
-            reject_read(named)
+        reject_read(named)
 
 
 def reject_named_by_spec(choice: Path) -> None:
@@ -44,9 +39,9 @@ def reject_named_by_spec(choice: Path) -> None:
         reject_named(choice)
 
 
-def _named_in(choice: Path) -> Iterator[Path | str]:
-    """Yield the files and folders that a list of packages names, itself first, and the names of the
-    variables. Each file is yielded before it is read.
+def _named_in(choice: Path) -> Iterator[Path]:
+    """Yield the files and folders that a list of packages names, itself first, each before it is
+    read.
     """
     file = file_of(choice)
     yield file
@@ -59,9 +54,8 @@ def _named_in(choice: Path) -> Iterator[Path | str]:
         yield from _named_in(project)
 
 
-def _in_requirements(file: Path, parents: frozenset[Path]) -> Iterator[Path | str]:
+def _in_requirements(file: Path, parents: frozenset[Path]) -> Iterator[Path]:
     for line in read_requirements(file):
-        yield from _VARIABLE.findall(line)
         yield from _in_line(line, file.parent)
         name = included_by(line)
         if name is not None and "://" not in name and file not in parents:
@@ -79,10 +73,9 @@ def _in_line(line: str, folder: Path) -> Iterator[Path]:
             yield folder / name
 
 
-def _in_values(values: Any, folder: Path) -> Iterator[Path | str]:
+def _in_values(values: Any, folder: Path) -> Iterator[Path]:
     """Yield the paths in parsed TOML or YAML."""
     if isinstance(values, str):
-        yield from _VARIABLE.findall(values)
         yield from _in_line(values, folder)
     elif isinstance(values, list):
         for each in values:

@@ -93,7 +93,6 @@ def final_states(jobs: Sequence[JobInfo]) -> dict[str, Change]:
     states: dict[str, Change] = {
         "state": worst_job(jobs).state.value,
         "state_at": time.time(),
-        "node_hours": sum(job.node_hours for job in jobs),
     }
     if tasks:
         states["task_states"] = " ".join(

@@ -9,9 +9,10 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import HERE, KeyFile, SlurmName, SpecModel, Toggle
+from clusterctl.spec.base import HERE, KeyFile, SpecModel, spelled
 from clusterctl.spec.parse import Document, Filetype, read_text
-from clusterctl.spec.units import shown
+from clusterctl.spec.units import parse_slurm_time_s, shown
+from clusterctl.util import formatting
 
 UNLIMITED: Final = "unlimited"
 # What a file with a value of its own would be, in the sections of other programs.
@@ -37,71 +38,44 @@ def _count(value: object) -> int | None:
     return None if amount is None else int(amount)
 
 
+def _time(value: object) -> int | None:
+    """Parse a limit of time. None: there is no limit."""
+    return None if value == UNLIMITED else parse_slurm_time_s(value)
+
+
 _TEXT: Final = PlainSerializer(lambda value: UNLIMITED if value is None else value)
 _SCHEMA: Final = WithJsonSchema(
     {"anyOf": [{"type": "number", "minimum": 0}, {"const": UNLIMITED}], "examples": [8]}
 )
 Amount = Annotated[float | None, BeforeValidator(_amount), _TEXT, _SCHEMA]
 Count = Annotated[int | None, BeforeValidator(_count), _TEXT, _SCHEMA]
+Time = Annotated[
+    int | None,
+    BeforeValidator(_time),
+    PlainSerializer(lambda value: UNLIMITED if value is None else formatting.duration(value)),
+    WithJsonSchema({"type": "string", "examples": ["12h"]}),
+]
 
 
 class AgentLimits(SpecModel):
     """What agents may do through `clusterctl mcp`. No argument of a call loosens these limits."""
 
-    clusters: tuple[SlurmName, ...] | None = Field(
-        None,
-        description="clusters that agents may change and submit to. Default: those on this machine "
-        "(provider local). Agents may read the others",
-    )
-    accounts: tuple[SlurmName, ...] = Field(
-        (),
-        description="Slurm accounts that jobs may name. Without any, jobs name none and run on "
-        "your default account; with some, each job names one of them",
-    )
-    node_hours_per_day: Amount = Field(
+    node_hours: Amount = Field(
         24,
-        description="node hours of the jobs of the last 24 hours: nodes times the time limit until "
-        "a job has ended, then what it used",
+        description="node hours of the jobs that agents submit in 24 hours: nodes times time limit, "
+        "for all tasks of an array or sweep",
     )
-    usd_per_day: Amount = Field(
-        0, description="cost of the jobs and clusters of the last 24 hours, in the same way"
+    nodes: Count = Field(
+        16,
+        description="nodes of a job, of each task of an array or sweep, and of a cluster that "
+        "agents bring up",
     )
-    jobs_at_once: Count = Field(
-        20,
-        description="pending and running jobs; of an array or a sweep, all tasks count until the last "
-        "has ended",
-    )
-    nodes_per_cluster: Count = Field(
-        16, description="nodes of a cluster that agents may bring up, in its spec"
-    )
-    failures_in_a_row: Count = Field(
-        5,
-        description="failed jobs without a completed job in between, after which agents submit "
-        "nothing until you run `clusterctl agent resume`; an array or a sweep is one, and failed if "
-        "no task completed",
-    )
-    commands_per_hour: Count = Field(
-        300,
-        description="commands of clusterctl on the login node of an attached cluster in the last "
-        "hour, yours included",
+    time: Time = spelled("24h", "time limit of a job, with all its restarts")
+    folders: tuple[KeyFile, ...] = Field(
+        (), description="folders that may be read, sent and written, beside the project's"
     )
     verbs_off: tuple[str, ...] = Field(
-        (), description="commands that agents may not use, such as `up` or `node remove`"
-    )
-    discard: Toggle = Field(
-        False, description="whether `down --discard` may delete what exists only on the cluster"
-    )
-    others_jobs: Toggle = Field(
-        False, description="whether agents may cancel jobs that no agent has submitted"
-    )
-    secrets: tuple[str, ...] = Field(
-        (),
-        description="environment variables of yours whose values jobs may get, by --env NAME or "
-        "--secret NAME",
-    )
-    folders: tuple[KeyFile, ...] = Field(
-        (),
-        description="folders that may be read, sent and written, beside the project's",
+        ("down", "node remove"), description="commands that agents may not use; `[]`: none"
     )
 
 

@@ -300,7 +300,6 @@ class ProviderSettings(SpecModel):
     adopts_hosts: whether the hosts exist before the cluster: `up` takes them as they are, and
         `down` restores them, with their files.
     may_have_fabric: whether the hosts may have a fast network besides Ethernet, such as InfiniBand.
-    reaches: the settings that say which hosts, projects and logins are used.
     shares_kernel: whether the hosts use this machine's kernel. Then they can't reboot and have no
         firewall.
     is_cloud: whether the hosts are rented, by machine type.
@@ -314,7 +313,6 @@ class ProviderSettings(SpecModel):
     adopts_hosts: ClassVar[bool]
     may_have_fabric: ClassVar[bool]
     shares_kernel: ClassVar[bool]
-    reaches: ClassVar[tuple[str, ...]]
     is_cloud: ClassVar[bool]
     first_verb: ClassVar[str]
     default_uid: ClassVar[int | None]

@@ -23,7 +23,7 @@ from clusterctl.spec.names import MAX_COUNT
 from clusterctl.spec.remote_reference import Reference
 from clusterctl.spec.sbatch import plain_array
 from clusterctl.spec.units import parse_duration_s, shown
-from clusterctl.util.confine import reject_read, reject_variable
+from clusterctl.util.confine import reject_read
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _RESERVED: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
@@ -62,8 +62,6 @@ def _as_mapping(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     for name, text in value.items():
-        if text is None:
-            reject_variable(str(name))
         if text is None and name not in os.environ:
             raise BadValueError(
                 "variable-without-value",
@@ -95,7 +93,6 @@ def _secret(name: str, source: object, info: ValidationInfo) -> SecretStr:
     if isinstance(source, SecretStr):
         return source
     if source is None or source == "":
-        reject_variable(name)
         if name not in os.environ:
             raise BadValueError(
                 "secret-without-value",

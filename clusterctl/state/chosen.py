@@ -33,7 +33,7 @@ from clusterctl.state.ledger import Ledger
 from clusterctl.state.removal import leaving_error
 from clusterctl.state.run_names import cluster_of, is_id
 from clusterctl.state.workspace import Workspace, clusters_up
-from clusterctl.util.confine import reject_cluster, reject_read
+from clusterctl.util.confine import reject_read
 from clusterctl.util.progress import SILENT, LineReporter
 
 _NAME_LINE: Final = re.compile(r"""^name:\s*(["']?)([a-z][a-z0-9-]*)\1\s*(?:#.*)?$""", re.MULTILINE)
@@ -77,11 +77,6 @@ class ChosenCluster:
         that is up. Raise UsageError if the file can't be read or lacks a valid name, or if several
         clusters are up. Raise NotUpError if the spec file has errors, and the cluster is not up.
         """
-        workspace = self._workspace(named=named)
-        reject_cluster(workspace.root.name)
-        return workspace
-
-    def _workspace(self, *, named: bool) -> Workspace:
         if self.name is not None:
             return self.named_workspace()
         path = self.spec_file

@@ -10,7 +10,7 @@ from clusterctl.spec.models import ClusterSpec, faults
 from clusterctl.state.chosen import ChosenCluster, unknown_cluster
 from clusterctl.state.inventory import applied_if_known, applied_spec, inventory_if_known, no_spec
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.confine import LimitError, confinement, reject_cluster, reject_read
+from clusterctl.util.confine import reject_read
 from clusterctl.util.progress import SILENT
 
 
@@ -37,32 +37,9 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
     if path is None:
         chosen.note_built_in()
     spec = read_spec(path)
-    reject_cluster(spec.name)
     if (packages := spec.software.python.requirements) is not None:
         reject_read(packages)
     return resolve_spec(spec, applied_if_known(Workspace.of(spec.name)))
-
-
-def reject_own_hosts(spec: ClusterSpec) -> None:
-    """Raise LimitError if an agent's command would connect to hosts, or to a project at a provider, that
-    a spec of the agent's names, and no spec that the user has applied.
-    """
-    provider = spec.provider
-    if confinement() is None or provider.shares_kernel:
-        return
-    applied = applied_if_known(Workspace.of(spec.name))
-    before = None if applied is None else applied.provider
-    if type(before) is type(provider) and all(
-        getattr(before, name) == getattr(provider, name) for name in provider.reaches
-    ):
-        return
-    raise LimitError(
-        f"agents may not choose the hosts, the project or the login of {spec.name}",
-        code="agent-hosts",
-        why="those in the spec are not those that the user has used last",
-        fix="ask the user, who may run `clusterctl up` or `attach` with them once",
-        limit={"name": "clusters", "asked": spec.name},
-    )
 
 
 def spec_of_existing(chosen: ChosenCluster) -> ClusterSpec:

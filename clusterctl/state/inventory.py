@@ -364,12 +364,6 @@ def inventory_if_known(workspace: Workspace) -> Inventory | None:
     return None
 
 
-def identity_of(workspace: Workspace) -> tuple[str, str]:
-    """Return the name and the id of a cluster. The id is "" if the cluster is not up."""
-    inventory = inventory_if_known(workspace)
-    return workspace.root.name, inventory.cluster_id if inventory is not None else ""
-
-
 def applied_spec(workspace: Workspace) -> ClusterSpec:
     """Return the spec of the last `clusterctl up`. The user may have changed the spec file since
     then.

@@ -105,8 +105,7 @@ class JobEntry:
         an id.
     state: the job's final state; None until it is known. Of an array, that of the worst task.
     task_states: for an array, the final states that Slurm has told: `COMPLETED:0-3,7 FAILED:4-6`.
-    state_at: when Slurm told them, in Unix seconds by the local clock. node_hours: the node hours
-        that it had used then.
+    state_at: when Slurm told them, in Unix seconds by the local clock.
     run_dir: local folder with the job's collected results. run_state: the job's state when they
         were copied.
     folder: the folder on this machine from which the job was submitted. None: unknown.
@@ -131,7 +130,6 @@ class JobEntry:
     state: str | None = None
     task_states: str | None = None
     state_at: float | None = None
-    node_hours: float | None = None
     run_dir: str | None = None
     run_state: str | None = None
     files: str | None = None
@@ -160,7 +158,7 @@ _REQUIRED: Final = frozenset(field.name for field in fields(JobEntry) if field.d
 @cache
 def _kinds() -> Mapping[str, Any]:
     """Return the types of the values of an entry, by key."""
-    more = dict.fromkeys(("submitted_at", "state_at", "node_hours"), float | int)
+    more = dict.fromkeys(("submitted_at", "state_at"), float | int)
     return get_type_hints(JobEntry) | more
 
 

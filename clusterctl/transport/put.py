@@ -46,6 +46,7 @@ from clusterctl.transport.tree import (
     unreadable_error,
 )
 from clusterctl.util.assets import tree_files
+from clusterctl.util.confine import reject_opened
 
 _PROGRAM = "clusterctl.transport.remote_receive"
 _PIECE = 1 << 18  # bytes
@@ -276,6 +277,7 @@ def _send_requested(
         try:
             fd = os.open(item.origin, os.O_RDONLY | os.O_CLOEXEC)
             try:
+                reject_opened(fd, item.origin)
                 # A file that grew still begins with the listed bytes, but it is no longer the
                 # listed file.
                 has_grown = os.fstat(fd).st_size > item.size

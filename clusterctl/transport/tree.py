@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, cast
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.transport.base import Conversation
+from clusterctl.util.confine import reject_opened
 from clusterctl.util.process import parallel_map
 
 if TYPE_CHECKING:
@@ -272,6 +273,7 @@ class _Hashing:
 
     def _hash(self, path: Path, size: int) -> str:
         with path.open("rb", buffering=0) as file:
+            reject_opened(file.fileno(), path)
             status = os.fstat(file.fileno())
             key = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
             previous_key, sha256 = self.cache.get(str(path), ((), ""))

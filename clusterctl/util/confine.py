@@ -1,8 +1,8 @@
-"""The files that a command may open, the variables of the user that it may pass on, and the cluster that
-it may be about: all, or, in a command that an agent calls, those that the user's limits allow.
+"""What a command that an agent calls may do: within the limits of its user. ``check`` decides.
 
 Code that reads, sends or writes a file named by an argument, a job or a spec first calls
-``reject_read`` or ``reject_written``. This is the only place that decides.
+``reject_read`` or ``reject_written``; code that sends a file calls ``reject_opened`` for what it has
+opened.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import UsageError, printable
+from clusterctl.util import formatting
 
 # The variable with a confinement. The server for agents sets it for each command.
 VARIABLE: Final = "CLUSTERCTL_CONFINED"
@@ -37,79 +38,128 @@ class LimitError(UsageError, code="agent-limit"):
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The files and variables that an agent's command may use.
+    """The limits of an agent's command. None: no limit.
 
     folders: resolved paths of the folders with the files; the first is the project's. kept:
-        clusterctl's own folders, whose files an agent may not choose. variables: for jobs.
-    cluster: the name of the cluster for which the limits were checked. Empty: any.
+        clusterctl's own folders, whose files an agent may not choose.
+    made: beginnings of the paths of files that clusterctl itself makes, to send them.
+    node_hours, nodes, time_s, verbs_off: as in AgentLimits. file: the user's configuration with
+        them. call: the id of the call in the journal.
     """
 
     folders: tuple[str, ...]
     kept: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
-    cluster: str = ""
+    made: tuple[str, ...] = ()
+    node_hours: float | None = None
+    nodes: int | None = None
+    time_s: int | None = None
+    verbs_off: tuple[str, ...] = ()
+    file: str = ""
+    call: str = ""
 
     @property
     def environ(self) -> dict[str, str]:
         """The variable that confines a command."""
         return {VARIABLE: json.dumps(asdict(self))}
 
-    def reject_read(self, path: str | Path) -> None:
-        """Raise LimitError unless a path, with all links resolved, is a file or folder in one of the
-        folders, or is free.
+    def refusal(
+        self, name: str, message: str, why: str, *, value: Any, fix: str = "", **more: Any
+    ) -> LimitError:
+        """Return the error for what the limit with this name forbids. more: further keys of the
+        answer's ``limit``.
         """
-        text = os.fspath(path)
-        try:
-            # `~` and `~nobody` are outside, whatever they expand to.
-            end = Path(self.folders[0], os.path.expanduser(text)).resolve()
-            is_plain = _is_plain(end)
-        except (OSError, ValueError, RuntimeError) as exc:
-            raise self._outside(text, getattr(exc, "strerror", None) or str(exc)) from exc
-        if any(end.is_relative_to(own) or Path(own).is_relative_to(end) for own in self.kept):
-            raise self._outside(text, "clusterctl keeps its own files there")
-        inside = [end.relative_to(top) for top in self.folders if end.is_relative_to(top)]
-        if not inside:
-            raise self._outside(text, f"it leads to {end}")
-        if any(".git" in below.parts for below in inside):
-            raise self._outside(text, "git runs programs that lie in .git")
-        if not is_plain:
-            raise self._outside(text, "it is neither a file nor a folder")
-
-    def reject_written(self, folder: str | Path, names: Iterable[str] = ()) -> None:
-        """Raise LimitError unless files with these names, or the folder itself, may be written.
-
-        names: paths below the folder.
-        """
-        self.reject_read(folder)
-        top = self.folders[0]
-        path = os.path.join(top, os.path.expanduser(folder))
-        # A link may lead to a file that programs obey.
-        ends = [
-            os.path.relpath(end, top) for end in (os.path.normpath(path), os.path.realpath(path))
-        ]
-        for name in (*ends, *names):
-            if obeyed := _obeyed_name(name):
-                raise self._outside(name, f"the user's programs obey {obeyed}")
-
-    def reject_variable(self, name: str) -> None:
-        """Raise LimitError if jobs may not get the user's value of a variable."""
-        if name not in self.variables:
-            raise LimitError(
-                f"agents may not pass your value of {_shown(name)} to jobs",
-                code="agent-secret",
-                why="only the variables in `agent.secrets` may be passed",
-                fix="write NAME=VALUE, or ask the user, who may add the variable",
-                limit={"name": "secrets", "value": [*self.variables]},
-            )
-
-    def _outside(self, text: str, why: str) -> LimitError:
+        change = f"only the user may change `agent.{name}` in {self.file}"
         return LimitError(
-            f"agents may not use the path {_shown(text)}",
-            code="agent-path",
+            message,
             why=why,
-            fix=f"use a path in {self.folders[0]}; the user may add folders to `agent.folders`",
-            limit={"name": "folders", "value": [*self.folders]},
+            fix=f"{fix}; or {change}" if fix else change,
+            limit={"name": name, "value": value, **more},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an agent asks for. None: unknown, so that it may be any amount.
+
+    paths: of files and folders to read, send or write.
+    nodes: of a job, of each task of an array, or of a cluster. time_s: how long a job can run.
+    node_hours: of all jobs together. used: those of the agents' jobs of the last 24 hours.
+    """
+
+    verb: str = ""
+    paths: tuple[str | Path, ...] = ()
+    nodes: int | None = 0
+    time_s: float | None = 0.0
+    node_hours: float | None = 0.0
+    used: float = 0.0
+
+
+def check(limits: Confinement, asked: Asked) -> None:
+    """Raise LimitError if a limit forbids what an agent asks for."""
+    if asked.verb in limits.verbs_off:
+        raise limits.refusal(
+            "verbs_off",
+            f"agents may not use `{asked.verb}`",
+            "it is in the user's list of commands that are off",
+            value=[*limits.verbs_off],
+            asked=asked.verb,
+        )
+    for path in asked.paths:
+        if why := _outside(limits, os.fspath(path)):
+            raise path_refusal(limits, os.fspath(path), why)
+    for name, limit, used, more in (
+        ("nodes", limits.nodes, 0, asked.nodes),
+        ("time", limits.time_s, 0, asked.time_s),
+        ("node_hours", limits.node_hours, asked.used, asked.node_hours),
+    ):
+        if limit is None or more == 0 or (more is not None and used + more <= limit):
+            continue
+        shown = formatting.duration if name == "time" else formatting.number
+        before = f", of which {shown(used)} is used" if used else ""
+        could = f"could use {shown(more)}" if more is not None else "may use any amount"
+        raise limits.refusal(
+            name,
+            f"the call exceeds the limit `agent.{name}` of the user",
+            f"it {could}; the limit is {shown(limit)}{before}",
+            value=limit,
+            used=round(used, 3),
+            asked=more,
+            fix="give the job --nodes and --time, and no --requeue"
+            if more is None
+            else "ask for less",
+        )
+
+
+def path_refusal(limits: Confinement, path: str, why: str) -> LimitError:
+    """Return the error for a path that an agent may not use."""
+    return limits.refusal(
+        "folders",
+        f"agents may not use the path {printable(path[:_MOST_SHOWN])!r}",
+        why,
+        value=[*limits.folders],
+        asked=printable(path[:_MOST_SHOWN]),
+        fix=f"use a path in {limits.folders[0]}",
+    )
+
+
+def _outside(limits: Confinement, text: str) -> str:
+    """Return why a path, with all links resolved, is no file or folder in one of the folders, and
+    not free. "": it is.
+    """
+    try:
+        # `~` and `~nobody` are outside, whatever they expand to.
+        end = Path(limits.folders[0], os.path.expanduser(text)).resolve()
+        is_plain = _is_plain(end)
+    except (OSError, ValueError, RuntimeError) as exc:
+        return getattr(exc, "strerror", None) or str(exc)
+    if any(end.is_relative_to(own) or Path(own).is_relative_to(end) for own in limits.kept):
+        return "clusterctl keeps its own files there"
+    inside = [end.relative_to(top) for top in limits.folders if end.is_relative_to(top)]
+    if not inside:
+        return f"it leads to {end}"
+    if any(".git" in below.parts for below in inside):
+        return "git runs programs that lie in .git"
+    return "" if is_plain else "it is neither a file nor a folder"
 
 
 def confinement() -> Confinement | None:
@@ -126,9 +176,18 @@ def confinement() -> Confinement | None:
 
 def reject_read(*paths: str | Path) -> None:
     """Raise LimitError if this command may not read or send a file."""
-    if (confined := confinement()) is not None:
-        for path in paths:
-            confined.reject_read(path)
+    if (limits := confinement()) is not None:
+        check(limits, Asked(paths=paths))
+
+
+def reject_opened(fd: int, path: Path) -> None:
+    """Raise LimitError if this command may not send the file that it has opened. path: by which: its
+    links may have changed since ``reject_read``.
+    """
+    if (limits := confinement()) is not None:
+        opened = os.readlink(f"/proc/self/fd/{fd}")
+        if not opened.startswith(limits.made) and (why := _outside(limits, opened)):
+            raise path_refusal(limits, str(path), why)
 
 
 def may_read(path: str | Path) -> bool:
@@ -141,33 +200,21 @@ def may_read(path: str | Path) -> bool:
 
 
 def reject_written(folder: str | Path, names: Iterable[str] = ()) -> None:
-    """Raise LimitError if this command may not write files. names: their paths below the folder."""
-    if (confined := confinement()) is not None:
-        confined.reject_written(folder, names)
+    """Raise LimitError if this command may not write files with these names, or the folder itself.
 
-
-def reject_cluster(name: str) -> None:
-    """Raise UsageError if this command may not be about a cluster: an agent has replaced the spec after
-    the limits were checked for the cluster in it.
+    names: paths below the folder.
     """
-    if (confined := confinement()) is not None and confined.cluster not in {"", name}:
-        raise cluster_changed("checked", confined.cluster, name)
-
-
-def cluster_changed(when: str, was: str, now: str) -> UsageError:
-    """Return the error for a call that is no longer about the cluster that was ``when``."""
-    return UsageError(
-        f"the cluster is no longer the one that was {when}",
-        code="agent-cluster-changed",
-        why=f"it was {was}, and is {now}",
-        fix="call the command again, without a token, and read what would happen now",
-    )
-
-
-def reject_variable(name: str) -> None:
-    """Raise LimitError if this command may not pass the user's value of a variable to a job."""
-    if (confined := confinement()) is not None:
-        confined.reject_variable(name)
+    limits = confinement()
+    if limits is None:
+        return
+    check(limits, Asked(paths=(folder,)))
+    top = limits.folders[0]
+    path = os.path.join(top, os.path.expanduser(folder))
+    # A link may lead to a file that programs obey.
+    ends = [os.path.relpath(end, top) for end in (os.path.normpath(path), os.path.realpath(path))]
+    for name in (*ends, *names):
+        if obeyed := _obeyed_name(name):
+            raise path_refusal(limits, name, f"the user's programs obey {obeyed}")
 
 
 def refused_name(path: str) -> str:
@@ -191,7 +238,3 @@ def _is_plain(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-
-
-def _shown(text: str) -> str:
-    return repr(printable(text[:_MOST_SHOWN]))

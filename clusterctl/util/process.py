@@ -242,11 +242,16 @@ def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -
         os.close(lock_fd)
 
 
+def temporary_beginnings() -> list[str]:
+    """Return the beginnings of the paths of all folders of ``temporary_folder`` without a place."""
+    return [os.path.join(os.path.realpath(place), PREFIX) for place in _temporary_places()]
+
+
 def remove_stale_folders(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
     """Remove folders that killed processes left in ``place`` (default: all places for temporary
     files).
     """
-    places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
+    places = {Path(place)} if place else _temporary_places()
     for folder in [folder_path for parent in places for folder_path in parent.glob(f"{prefix}*")]:
         # The folder may belong to another user, or be removed already.
         with suppress(OSError):
@@ -261,6 +266,10 @@ def roomiest_temporary_folder() -> Path:
     """Return the folder for temporary files, on disk or in memory, that has the most free space."""
     places = [_temporary_place(), *([_MEMORY] if os.access(_MEMORY, os.W_OK) else [])]
     return max(places, key=lambda place: shutil.disk_usage(place).free)
+
+
+def _temporary_places() -> set[Path]:
+    return {_temporary_place(), SHORT, _MEMORY}
 
 
 def _temporary_place() -> Path:

@@ -19,34 +19,31 @@ def codes(answer: dict[str, Any]) -> list[str]:
 
 
 async def work(agent: Agent) -> None:
-    """Raise a cluster, submit, find a failure's cause, fix it, sweep, collect, report, remove."""
-    await agent.both("up")
-    assert codes(await agent.call("down", discard=True)) == ["agent-discard"]
+    """Raise a cluster, submit, find a failure's cause, fix it, sweep, collect, report."""
+    await agent.done("up")
+    assert codes(await agent.call("down")) == ["agent-limit"]
 
     given = {"target": "train.py", "nodes": 1, "time": "5m"}
-    planned = await agent.call("submit", **given, args=["--lr=3"])
+    planned = await agent.done("submit", **given, args=["--lr=3"], dry_run=True)
     assert planned["at_most"]["node_hours"] > 0
-    submitted = await agent.call("submit", **given, args=["--lr=3"], token=planned["token"])
-    assert submitted["ok"], submitted
+    submitted = await agent.done("submit", **given, args=["--lr=3"])
     failed = submitted["jobs"][0]["job_id"]
     assert codes(await agent.call("wait", ids=[failed], timeout="5m")) == ["job-failed"]
     (job,) = (await agent.call("jobs", ids=[failed]))["jobs"]
     assert "diverges" in json.dumps(job["diagnosis"])
 
-    fixed = await agent.both("submit", **given, args=["--lr=0.1"])
+    fixed = await agent.done("submit", **given, args=["--lr=0.1"])
     job_id = fixed["jobs"][0]["job_id"]
     assert (await agent.call("wait", ids=[job_id], timeout="5m"))["ok"]
 
-    swept = await agent.both("submit", **given, sweep=["lr=0.1,0.2,0.3"])
+    swept = await agent.done("submit", **given, sweep=["lr=0.1,0.2,0.3"])
     sweep = swept["jobs"][0]["job_id"]
-    swept = await agent.call("wait", ids=[sweep], timeout="5m")
-    assert swept["ok"], swept
+    assert (await agent.call("wait", ids=[sweep], timeout="5m"))["ok"]
 
     collected = await agent.call("collect")
     assert len(collected["runs"]) >= 3
     report = (await agent.call("report", run=[job_id]))["report"]
     assert "loss" in report
-    await agent.both("down")
 
 
 def test_agent_works_on_a_cluster_of_its_own(tmp_path: Path) -> None:
@@ -67,8 +64,10 @@ def test_agent_works_on_a_cluster_of_its_own(tmp_path: Path) -> None:
             transcript = converse([SCRIPT, "mcp"], project, environ, work)
         finally:
             cli("down", "--yes", "--discard", rc=None)
-    log = cli("-o", "json", "agent", "log", "-n", "100").json["calls"]
-    assert len(log) == len([tool for tool, _, _ in transcript if tool != "more"])
-    assert [call["answer"] for call in log if call["refused"]] == ["agent-discard"]
+    log = cli("-o", "json", "agent", "log").json["calls"]
+    assert [call["verb"].replace(" ", "_") for call in log] == [
+        tool for tool, _, _ in transcript if tool != "more"
+    ]
+    assert [call["verb"] for call in log if call["answer"] == "agent-limit"] == ["down"]
     used = cli("-o", "json", "agent", "limits").json["used"]
-    assert 0 < used["node_hours_per_day"] < 1
+    assert 0 < used["node_hours"] < 1

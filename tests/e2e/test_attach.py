@@ -158,19 +158,17 @@ def test_sweep_and_cancel_work(attached: Attached) -> None:
 
 
 def test_agent_submits_and_waits_within_limits(attached: Attached, tmp_path: Path) -> None:
-    """Without the user's word, an agent may only read a cluster of others."""
     config = tmp_path / "clusterctl" / "config.yaml"
     config.parent.mkdir()
+    config.write_text("agent: {nodes: 0}\n")
     given = {"target": "rate.py", "args": ["7"], "nodes": 1, "time": "5m"}
 
     async def story(agent: Agent) -> None:
         assert (await agent.call("status"))["ok"]
         refusal = await agent.call("submit", **given)
-        assert [failure["code"] for failure in refusal["failures"]] == ["agent-cluster"]
-        config.write_text(f"agent: {{clusters: [{NAME}], usd_per_day: unlimited}}\n")
-        planned = await agent.call("submit", **given)
-        submitted = await agent.call("submit", **given, token=planned["token"])
-        (job,) = submitted["jobs"]
+        assert refusal["limit"]["name"] == "nodes"
+        config.unlink()
+        (job,) = (await agent.done("submit", **given))["jobs"]
         assert (await agent.call("wait", ids=[job["job_id"]], timeout="5m"))["ok"]
         assert "argument 7" in str(await agent.call("logs", job_id=job["job_id"]))
 

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +15,8 @@ import anyio
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from clusterctl.agent.journal import Journal
 from clusterctl.cli.agent_program import CommandAnswer, Program
-from clusterctl.state.ledger import JobEntry, Ledger
-from clusterctl.state.workspace import Workspace
 
 OK: dict[str, Any] = {"ok": True, "failures": []}
 # A program that fails because of the learning rate that the agent chose.
@@ -45,69 +42,30 @@ def failure(code: str, rc: int = 1) -> CommandAnswer:
 
 @dataclass
 class PlayedProgram:
-    """Answers as clusterctl does, for commands in two steps. ran: the words of each command.
+    """Answers as clusterctl does. ran: the programs. jobs: how many were submitted.
 
-    at_most: of each submission. script: of its job. content: what is submitted, besides the words;
-    another content changes the digest. states: job ID -> its state; a new job runs; the ledger of the
-    cluster `local` has it.
-    instead: called in place of a command that acts.
+    instead: called in place of a program that acts.
     """
 
-    at_most: Mapping[str, Any] = field(
-        default_factory=lambda: {"jobs": 1, "tasks": 1, "node_hours": 1.0, "usd": 0.0}
-    )
-    script: str = "#!/bin/bash\n#SBATCH --nodes=1\n"
-    content: str = ""
-    states: dict[str, str] = field(default_factory=dict)
-    elapsed_s: int = 1800
-    ran: list[list[str]] = field(default_factory=list)
-    acted: list[list[str]] = field(default_factory=list)
-    instead: Callable[[list[str]], CommandAnswer] | None = None
+    ran: list[Program] = field(default_factory=list)
+    jobs: int = 0
+    instead: Callable[[Program], CommandAnswer] | None = None
+
+    @property
+    def words(self) -> list[list[str]]:
+        """The words of each program."""
+        return [[*program.words] for program in self.ran]
 
     def __call__(self, program: Program, _: Callable[[str], None]) -> CommandAnswer:
-        words = list(program.words)
-        self.ran.append(words)
-        steps = [word for word in words if word.startswith(("--dry-run", "--if-digest="))]
-        if not steps:
-            return self._read(words)
-        rest = [word for word in words if word not in steps]
-        digest = hashlib.sha256(json.dumps([rest, self.content]).encode()).hexdigest()
-        job = {"name": "job", "script": self.script}
-        if steps == ["--dry-run"]:
-            told = {"dry_run": True, "digest": digest, "at_most": dict(self.at_most)}
-            return CommandAnswer({**OK, **told, "jobs": [job]}, 0)
-        if steps != [f"--if-digest={digest}"]:
-            return failure("plan-changed", 2)
-        assert program.call, "it would end with the server"
-        if self.instead is not None:
-            return self.instead(words)
-        self.acted.append(rest)
-        if words[0] not in {"submit", "replay"}:
+        self.ran.append(program)
+        if program.call and self.instead is not None:
+            return self.instead(program)
+        if not program.call or program.words[0] not in {"submit", "replay"}:
             return CommandAnswer(dict(OK), 0)
-        ids = [str(len(self.states) + 1 + number) for number in range(self.at_most["jobs"] or 1)]
-        self.states |= dict.fromkeys(ids, "RUNNING")
-        ledger = _ledger()
-        for job_id in ids:
-            entry = JobEntry(token=f"t{job_id}", name="job", user="u", submitted_at=time.time())
-            ledger.update(ledger.add(entry), job_id=job_id)
-        return CommandAnswer({**OK, "jobs": [{"job_id": job_id} for job_id in ids]}, 0)
-
-    def _read(self, words: list[str]) -> CommandAnswer:
-        if words[0] != "jobs":
-            return CommandAnswer(dict(OK), 0)
-        ledger = _ledger()
-        for entry in ledger.entries():
-            state = self.states[entry.job_id or ""]
-            if state != "RUNNING" and entry.state is None:
-                hours = self.elapsed_s / 3600
-                ledger.update(entry, state=state, state_at=time.time(), node_hours=hours)
-        return CommandAnswer(dict(OK), 0)
-
-
-def _ledger() -> Ledger:
-    workspace = Workspace.of("local")
-    workspace.root.mkdir(exist_ok=True)
-    return Ledger(workspace.jobs)
+        with (journal := Journal()).lock():
+            journal.reserve(program.call, 1.0)
+        self.jobs += 1
+        return CommandAnswer({**OK, "jobs": [{"job_id": str(self.jobs)}]}, 0)
 
 
 @dataclass
@@ -163,13 +121,11 @@ class Agent:
         assert isinstance(answer["ok"], bool)
         return dict(answer)
 
-    async def both(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Call a tool in two steps, which succeed. Return the answer of the second."""
-        planned = await self.call(tool, **arguments)
-        assert planned["ok"], planned
-        done = await self.call(tool, **arguments, token=planned["token"])
-        assert done["ok"], done
-        return done
+    async def done(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """Call a tool, which succeeds. Return its answer."""
+        answer = await self.call(tool, **arguments)
+        assert answer["ok"], answer
+        return answer
 
     async def _text(self, tool: str, arguments: dict[str, Any]) -> str:
         result = await self.client.call_tool(tool, arguments)

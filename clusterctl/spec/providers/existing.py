@@ -40,7 +40,6 @@ class ExistingSettings(ProviderSettings):
     adopts_hosts: ClassVar[bool] = False
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
-    reaches: ClassVar[tuple[str, ...]] = ("login",)
     is_cloud: ClassVar[bool] = False
     first_verb: ClassVar[str] = "attach"
     default_uid: ClassVar[int | None] = None

@@ -134,7 +134,6 @@ class GcpSettings(ProviderSettings):
     adopts_hosts: ClassVar[bool] = False
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = False
-    reaches: ClassVar[tuple[str, ...]] = ("project", "zone")
     is_cloud: ClassVar[bool] = True
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = 10_000

@@ -45,7 +45,6 @@ class LocalSettings(ProviderSettings):
     adopts_hosts: ClassVar[bool] = False
     may_have_fabric: ClassVar[bool] = False
     shares_kernel: ClassVar[bool] = True
-    reaches: ClassVar[tuple[str, ...]] = ()
     is_cloud: ClassVar[bool] = False
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = None

@@ -72,7 +72,6 @@ class OnpremSettings(ProviderSettings):
     adopts_hosts: ClassVar[bool] = True
     may_have_fabric: ClassVar[bool] = True
     shares_kernel: ClassVar[bool] = False
-    reaches: ClassVar[tuple[str, ...]] = ("hosts", "controller", "login", "access", "shared")
     is_cloud: ClassVar[bool] = False
     first_verb: ClassVar[str] = "up"
     default_uid: ClassVar[int | None] = None

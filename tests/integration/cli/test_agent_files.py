@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.cli.agent_calls import Calls
-from clusterctl.cli.agent_program import CommandAnswer, Program
+from clusterctl.cli import submit as submit_verb
+from clusterctl.cli.agent_tools import limits_of_user
+from clusterctl.cli.output import Screen
+from clusterctl.jobs.submit import Submitter
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.confine import VARIABLE, LimitError
 from tests.integration.cli.conftest import Answer as Verb
-from tests.support.agent_project import Project, run_in_fork
+from tests.support.agent_project import Project
+from tests.support.messages import refused
 
 SPEC = "version: 1\nname: other\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
 
@@ -27,15 +30,17 @@ def outside(project: Project, tmp_path: Path) -> Path:
     (folder / "table.csv").write_text("lr\n1\n")
     (folder / "cluster.yaml").write_text(SPEC)
     (project.folder / "train.py").write_text("print('hello')\n")
+    project.limit(verbs_off=[])
     return folder
 
 
 def call(project: Project, verb: str, arguments: dict[str, Any]) -> str:
-    """Return the code of a call's answer, which never has what the files outside have."""
+    """Return the code of a call's answer, or the limit that forbids the call. The answer never has
+    what the files outside have.
+    """
     answer = project.calls.call(verb, arguments)
     assert "hunter2" not in json.dumps(answer.body)
-    assert "token" not in answer.body or answer.code == "ok"
-    return answer.code
+    return str(answer.body["limit"]["name"]) if answer.code == "agent-limit" else answer.code
 
 
 @pytest.mark.parametrize(
@@ -112,7 +117,7 @@ def test_file_outside_is_neither_read_nor_written(
     before = _names(folder, outside)
     text = json.dumps(arguments).replace("OUT", str(outside))
     text = text.replace("CONFIG", str(project.config)).replace("STATE", str(project.state))
-    assert call(project, verb, json.loads(text)) == "agent-path"
+    assert call(project, verb, json.loads(text)) == "folders"
     assert _names(folder, outside) == before
 
 
@@ -122,56 +127,27 @@ def _names(*folders: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "line",
     [
-        {"target": "train.py", "env": ["HOME"]},
-        {"target": "train.py", "secret": ["AWS_SECRET_ACCESS_KEY"]},
-        {"target": "train.py", "secret": ["AWS_SECRET_ACCESS_KEY="]},
-        {"target": "env.yaml"},
-        {"target": "secret.yaml"},
-    ],
-)
-def test_value_of_the_user_is_not_passed(
-    project: Project, outside: Path, arguments: dict[str, Any]
-) -> None:
-    (project.folder / "env.yaml").write_text("job: train\nenv: {PIP_INDEX_URL: }\n")
-    (project.folder / "secret.yaml").write_text("job: train\nsecret: [PIP_INDEX_URL]\n")
-    assert call(project, "submit", arguments) == "agent-secret"
-
-
-def test_value_that_the_user_allows_is_passed(
-    project: Project, outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "mine-and-long")
-    project.limit(secrets=["WANDB_API_KEY"])
-    given = {"target": "train.py", "time": "5m", "secret": ["WANDB_API_KEY"], "env": ["A=1", "B="]}
-    assert call(project, "submit", given) == "ok"
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("-r ../outside/secret", "agent-path"),
-        ("-cOUT/secret", "agent-path"),
-        ("-r more.txt", "agent-path"),
-        ("--find-links ../outside", "agent-path"),
-        ("-e ../outside", "agent-path"),
-        ("tool @ file://OUT/tool-1-py3-none-any.whl", "agent-path"),
-        ("tool@file:OUT/%74ool.tar.gz", "agent-path"),
-        ("../outside/tool-1.tar.gz", "agent-path"),
-        ("--index-url https://example.org/${WANDB_API_KEY}/simple", "agent-secret"),
+        "-r ../outside/secret",
+        "-cOUT/secret",
+        "-r more.txt",
+        "--find-links ../outside",
+        "-e ../outside",
+        "tool @ file://OUT/tool-1-py3-none-any.whl",
+        "tool@file:OUT/%74ool.tar.gz",
+        "../outside/tool-1.tar.gz",
     ],
 )
 @pytest.mark.parametrize("name", ["requirements.txt", "own.txt"])
 def test_list_of_packages_that_names_files_outside_is_refused(
-    project: Project, outside: Path, name: str, case: tuple[str, str]
+    project: Project, outside: Path, name: str, line: str
 ) -> None:
     """Also the list that is found beside the program."""
-    line, refusal = case
     (project.folder / name).write_text(line.replace("OUT", str(outside)) + "\n")
     (project.folder / "more.txt").write_text("numpy\n-r ../outside/secret\n")
     given = {"requirements": name} if name == "own.txt" else {}
-    assert call(project, "submit", {"target": "train.py", **given}) == refusal
+    assert call(project, "submit", {"target": "train.py", **given}) == "folders"
 
 
 @pytest.mark.parametrize("verb", ["validate", "plan", "up"])
@@ -182,7 +158,7 @@ def test_spec_whose_list_of_packages_is_outside_is_refused(
     text = f"{SPEC}software: {{python: {{requirements: {packages}}}}}\n"
     (project.folder / "other.yaml").write_text(text)
     (project.folder / "inside.txt").write_text("-r ../outside/secret\n")
-    assert call(project, verb, {"file": "other.yaml"}) == "agent-path"
+    assert call(project, verb, {"file": "other.yaml"}) == "folders"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +191,7 @@ def test_project_file_that_names_files_outside_is_refused(
 ) -> None:
     (project.folder / name).write_text(text.replace("OUT", str(outside)))
     given = {"target": "train.py", "requirements": name}
-    assert call(project, "submit", given) == "agent-path"
+    assert call(project, "submit", given) == "folders"
 
 
 def test_list_of_packages_inside_the_project_is_used(project: Project, outside: Path) -> None:
@@ -223,7 +199,8 @@ def test_list_of_packages_inside_the_project_is_used(project: Project, outside: 
     folder = project.folder
     (folder / "requirements.txt").write_text("-r more.txt\n--find-links wheels\n")
     (folder / "more.txt").write_text("-r requirements.txt\n--no-index\nno-such-package-there\n")
-    assert call(project, "submit", {"target": "train.py", "time": "5m"}) not in {"ok", "agent-path"}
+    given = {"target": "train.py", "time": "5m", "dry_run": True}
+    assert call(project, "submit", given) not in {"ok", "folders"}
 
 
 def test_files_are_looked_at_as_the_command_reads_the_job(project: Project, outside: Path) -> None:
@@ -233,7 +210,7 @@ def test_files_are_looked_at_as_the_command_reads_the_job(project: Project, outs
         "sweep: {grid: {global_batch_size: [8, 16]}}\n"
     )
     (project.folder / "data").symlink_to(outside / "secret")
-    assert call(project, "submit", {"target": "job.yaml", "sweep": ["lr=1,2"]}) == "agent-path"
+    assert call(project, "submit", {"target": "job.yaml", "sweep": ["lr=1,2"]}) == "folders"
 
 
 def test_folder_that_the_user_adds_may_be_used(project: Project, outside: Path) -> None:
@@ -249,15 +226,14 @@ def test_folder_that_the_user_adds_does_not_open_the_limits_and_the_journal(
     project.limit(folders=[str(root)])
     (project.cluster.home / "x").write_text("new")
     for path in (project.config, project.config.parent, project.state / ".agent", root):
-        assert call(project, "get", {"paths": ["x", str(path)]}) == "agent-path"
+        assert call(project, "get", {"paths": ["x", str(path)]}) == "folders"
 
 
 def test_collect_leaves_what_programs_obey_on_the_cluster(project: Project, answer: Verb) -> None:
     """The user gets it with a command of their own."""
     body = "mkdir -p sub/.vscode\necho x >sub/.vscode/settings.json; echo x >.envrc; echo x >result"
     given = {"target": project.script("job.sh", body), "time": "5m"}
-    token = project.calls.call("submit", given).body["token"]
-    assert project.calls.call("submit", {**given, "token": token}).code == "ok"
+    assert project.calls.call("submit", given).code == "ok"
     assert project.calls.call("wait", {"ids": ["1"]}).code == "ok"
     collected = project.calls.call("collect", {})
     assert collected.code == "ok"
@@ -270,27 +246,31 @@ def test_collect_leaves_what_programs_obey_on_the_cluster(project: Project, answ
     assert (run / ".envrc").read_text() == "x\n"
 
 
-@pytest.mark.parametrize("verb", ["plan", "up", "doctor"])
-def test_hosts_that_only_the_agent_names_are_not_reached(project: Project, verb: str) -> None:
-    project.limit(clusters=["lab"])
-    (project.folder / "cluster.yaml").write_text(
-        "version: 1\nname: lab\npartitions: [{name: train, hosts: n1}]\n"
-        "provider: {type: onprem, controller: n1, hosts: {n1: 192.0.2.1}}\n"
-    )
-    assert call(project, verb, {}) == "agent-hosts"
-
-
-@pytest.mark.parametrize("verb", ["plan", "submit", "jobs"])
-def test_spec_that_is_replaced_after_the_check_is_not_used(
-    project: Project, outside: Path, verb: str
+@pytest.mark.parametrize("name", ["job.sh", "data.csv", "folder/data.csv"])
+def test_file_that_becomes_a_link_after_the_check_is_not_sent(
+    project: Project, outside: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def replace_spec(program: Program, heard: Callable[[str], None]) -> CommandAnswer:
-        (project.folder / "cluster.yaml").write_text(SPEC)
-        return run_in_fork(program, heard)
+    """What is opened counts, not what was listed."""
+    project.script("job.sh", "true")
+    path = project.folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("#!/bin/bash\n")
+    (outside / path.name).write_text("hunter2\n")
+    submit = Submitter.submit
 
-    given = {"target": "train.py", "time": "5m"} if verb == "submit" else {}
-    answer = Calls(project.folder, run=replace_spec).call(verb, given)
-    assert answer.code == "agent-cluster-changed"
+    def submit_late(*given: Any) -> Any:
+        moved = path if path.parent == project.folder else path.parent
+        moved.rename(project.folder / "before")
+        moved.symlink_to(outside / path.name if moved == path else outside)
+        return submit(*given)
+
+    monkeypatch.setattr(Submitter, "submit", submit_late)
+    confined = project.calls.confined(limits_of_user(), "call")
+    monkeypatch.setenv(VARIABLE, confined.environ[VARIABLE])
+    with refused("agent-limit", LimitError) as caught:
+        submit_verb.submit(Screen(json=False, color=False), "job.sh", time="5m")
+    assert caught.value.answer["limit"]["name"] == "folders"
+    assert project.jobs() == {}
 
 
 def test_list_that_the_user_has_applied_may_lie_outside(project: Project, outside: Path) -> None:
@@ -302,4 +282,4 @@ def test_list_that_the_user_has_applied_may_lie_outside(project: Project, outsid
     text = f"{spec}software: {{python: {{requirements: {outside}/own.txt}}}}\n"
     workspace.spec.write_text(text)
     (project.folder / "cluster.yaml").unlink()
-    assert call(project, "plan", {"cluster": "demo"}) != "agent-path"
+    assert call(project, "plan", {"cluster": "demo"}) != "folders"

@@ -494,21 +494,6 @@ def test_script_on_stdin_is_submitted_and_parsable_prints_only_the_id(
     assert (Path(job["dir"]) / "stdout.log").read_text() == "beside"
 
 
-def test_script_on_stdin_has_the_digest_of_its_dry_run(
-    played_session, tmp_path, capsys, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def digest() -> str:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hostname\n")))
-        submit.submit(JSON, "-", dry_run=True)
-        (script,) = tmp_path.glob("stdin-*.sh")
-        script.unlink()
-        return str(json.loads(capsys.readouterr().out)["digest"])
-
-    assert digest() == digest()
-
-
 def test_empty_stdin_is_no_script(played_session, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))

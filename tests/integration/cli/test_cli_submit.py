@@ -32,7 +32,7 @@ from tests.support.verbs import Clusterctl
 
 ROOT = Path(__file__).resolve().parents[3]
 
-DRY_RUN = ("dry_run", "cluster", "digest", "at_most")
+DRY_RUN = ("dry_run", "cluster", "at_most")
 SWEEP = "job: train\nvariants: {small: {nodes: 1}, big: {nodes: 2}}\n"
 
 

@@ -49,33 +49,27 @@ def test_life_of_a_job(project: Project, answer: Verb) -> None:
 
     async def story(agent: Agent) -> None:
         given = {"target": "job.sh", "nodes": 1, "time": "10m"}
-        planned = await agent.call("submit", **given)
+        planned = await agent.done("submit", **given, dry_run=True)
         assert planned["at_most"]["node_hours"] > 0
         assert project.jobs() == {}
-        submitted = await agent.call("submit", **given, token=planned["token"])
+        submitted = await agent.done("submit", **given)
         assert [job["job_id"] for job in submitted["jobs"]] == ["1"]
         waited = await agent.call("wait", ids=["1"], timeout="1m")
         assert codes(waited) == ["job-failed"]
-        again = await agent.call("submit", **given, token=planned["token"])
-        assert codes(again) == ["agent-token-used"]
         log = await agent.call("logs", job_id="1")
         assert "started" in json.dumps(log)
         project.script("job.sh", "sleep 600")
-        assert (await agent.both("submit", **given))["jobs"][0]["job_id"] == "2"
+        assert (await agent.done("submit", **given))["jobs"][0]["job_id"] == "2"
         (row,) = (await agent.call("jobs", ids=["2"]))["jobs"]
         assert row["state"] == "RUNNING"
-        assert (await agent.both("cancel", ids=["2"]))["cancelled"] == ["2"]
+        assert (await agent.done("cancel", ids=["2"]))["cancelled"] == ["2"]
 
     project.tell(story)
     assert {job["state"] for job in project.jobs().values()} == {"FAILED", "CANCELLED"}
     begun = [row["verb"] for row in project.journal() if row["event"] == "begin"]
-    assert begun == [
-        *("submit", "submit", "wait", "logs", "submit", "submit", "jobs", "cancel"),
-        "cancel",
-    ]
-    log = answer("agent", "log", "-n", "100")["calls"]
-    assert len(log) == len(begun) + 1
-    assert [call["answer"] for call in log if call["refused"]] == ["agent-token-used"]
+    assert begun == ["submit", "submit", "wait", "logs", "submit", "jobs", "cancel"]
+    log = answer("agent", "log")["calls"]
+    assert [call["verb"] for call in log] == begun
     assert [call["jobs"] for call in log if call["jobs"]] == [["1"], ["2"]]
 
 
@@ -89,7 +83,7 @@ def test_wait_is_one_call_with_progress(project: Project, monkeypatch: pytest.Mo
         Path(project.jobs()["1"]["dir"], "files", "ended").touch()
 
     async def story(agent: Agent) -> None:
-        await agent.both("submit", target="job.sh", time="5m")
+        await agent.done("submit", target="job.sh", time="5m")
         result = await agent.client.call_tool("wait", {"ids": ["1"]}, progress_callback=heard)
         assert not result.is_error
 
@@ -110,37 +104,63 @@ def test_tools_are_the_commands_with_their_annotations(project: Project) -> None
     assert found["down"].annotations.destructive_hint is not False
     assert found["submit"].annotations.destructive_hint is False
     assert not found["submit"].annotations.idempotent_hint
-    assert "token" in found["submit"].input_schema["properties"]
-    assert not found.keys() & {"ssh", "shell", "mcp", "agent_resume", "runs_rm", "orphans_remove"}
+    assert "dry_run" in found["submit"].input_schema["properties"]
+    assert not found.keys() & {"ssh", "shell", "mcp", "runs_rm", "orphans_remove"}
     # Every client has them in its context.
     size = len(json.dumps([tool.model_dump(exclude_none=True) for tool in found.values()]))
     assert size < 18_000
 
 
-def test_submission_that_could_exceed_a_limit_gets_no_token(project: Project) -> None:
-    """What the dry run of a real submission tells is what counts."""
-    project.limit(jobs_at_once=3)
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("limits", "given", "name"),
+    [
+        ({"node_hours": 0.3}, {"array": "1-16:4"}, "node_hours"),
+        ({"nodes": 1}, {"nodes": 2}, "nodes"),
+        ({"time": "4m"}, {}, "time"),
+        ({"verbs_off": ["submit"]}, {}, "verbs_off"),
+        ({}, {"folder": ".."}, "folders"),
+    ],
+)
+def test_submission_over_a_limit_is_refused_with_the_limit_that_its_user_can_change(
+    project: Project, limits: dict[str, Any], given: dict[str, Any], name: str, *, dry_run: bool
+) -> None:
+    project.limit(**limits)
     project.script("job.sh", "true")
 
     async def story(agent: Agent) -> None:
-        refused = await agent.call("submit", target="job.sh", time="5m", array="1-16:4")
+        refused = await agent.call("submit", target="job.sh", time="5m", dry_run=dry_run, **given)
         assert codes(refused) == ["agent-limit"]
-        assert "token" not in refused
+        assert refused["limit"]["name"] == name
+        assert f"`agent.{name}` in {project.config}" in refused["failures"][0]["fix"]
 
     project.tell(story)
     assert project.jobs() == {}
 
 
-def test_secrets_of_the_user_do_not_reach_a_job(project: Project) -> None:
-    project.script("job.sh", "env")
-    (project.folder / "job.yaml").write_text("job: job.sh\nenv: {AWS_SECRET_ACCESS_KEY: }\n")
+def test_submissions_add_up_until_the_limit(project: Project) -> None:
+    project.limit(node_hours=0.2)
+    project.script("job.sh", "true")
 
     async def story(agent: Agent) -> None:
-        refusal = await agent.call("submit", target="job.yaml", time="5m")
-        assert codes(refusal) == ["agent-secret"]
-        await agent.both("submit", target="job.sh", time="5m")
-        await agent.call("wait", ids=["1"], timeout="1m")
-        assert "hunter2" not in json.dumps(await agent.call("logs", job_id="1"))
+        await agent.done("submit", target="job.sh", time="5m")
+        await agent.done("submit", target="job.sh", time="5m")
+        # Looking uses nothing.
+        await agent.done("submit", target="job.sh", time="1m", dry_run=True)
+        refused = await agent.call("submit", target="job.sh", time="5m")
+        assert refused["limit"]["used"] == pytest.approx(1 / 6, abs=1e-3)
+        assert (await agent.call("jobs"))["ok"]
+
+    project.tell(story)
+    assert len(project.jobs()) == 2
+
+
+def test_unknown_cluster_has_a_fix_in_the_arguments_of_the_tool(project: Project) -> None:
+    async def story(agent: Agent) -> None:
+        (failed,) = (await agent.call("jobs", cluster="elsewhere"))["failures"]
+        assert failed["fix"]
+        assert "-f" not in failed["fix"].split()
+        assert "--" not in failed["fix"]
 
     project.tell(story)
 
@@ -156,17 +176,17 @@ def test_killed_server_leaves_a_submission_that_is_carried_out_and_known(
         state["away"] = 0
     given = {"target": "job.sh", "time": "5m"}
     client = _Bare(server)
-    planned = client.call("submit", **given)
+    assert client.call("submit", **given, dry_run=True)["ok"]
     with project.cluster.state() as state:
         state["away"] = 3
-    client.send("submit", **given, token=planned["token"])
+    client.send("submit", **given)
     journal = Journal(project.state / ".agent")
     # The program that carries it out has asked Slurm: the journal has a call before it is begun.
     eventually(lambda: project.tries_left() < 3, pause_s=0.05)
     server.kill() if signal_name == "KILL" else server.terminate()
     server.wait()
     eventually(lambda: not _pending(journal))
-    (call,) = [call for call in journal.read().calls.values() if call.jobs]
+    (call,) = [call for call in journal.calls().values() if call.jobs]
     assert (call.code, [*call.jobs]) == ("ok", ["1"])
     assert len(project.jobs()) == 1
 
@@ -177,8 +197,7 @@ def test_vanished_client_leaves_nothing_running_but_its_job(
     project.script("job.sh", "sleep 600")
     client = _Bare(server)
     given = {"target": "job.sh", "time": "5m"}
-    planned = client.call("submit", **given)
-    assert client.call("submit", **given, token=planned["token"])["ok"]
+    assert client.call("submit", **given)["ok"]
     client.send("wait", ids=["1"], timeout="30m")
     journal = Journal(project.state / ".agent")
     eventually(lambda: _pending(journal))
@@ -213,12 +232,12 @@ def test_server_refuses_to_work_in_a_folder_with_the_limits_in_it(
 
 
 def test_server_with_wrong_limits_does_not_start(project: Project) -> None:
-    project.limit(jobs_at_once="many")
+    project.limit(nodes="many")
     assert answer_of(["mcp"], project.folder, os.environ).code == "not-a-limit"
 
 
 def _pending(journal: Journal) -> bool:
-    return any(not call.code for call in journal.read().calls.values() if not call.refused)
+    return any(not call.code for call in journal.calls().values())
 
 
 class _Bare:

@@ -68,7 +68,7 @@ def test_cancel_of_tasks_selects_those_that_the_array_has(
         state["hold"] = True
     job_id = submitted(session, tmp_path, "true")
     cluster.change(job_id, tasks=[*range(10)])
-    found, _ = select(session, [word.format(job_id)])
+    found = select(session, [word.format(job_id)])
     assert (found.to_cancel, found.errors) == ([f"{job_id}_{task}" for task in selected], {})
 
 

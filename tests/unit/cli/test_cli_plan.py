@@ -247,51 +247,9 @@ def test_plan_with_an_image_asks_on_a_terminal(
     assert "the image already exists" in output.out
 
 
-def test_up_does_the_plan_of_its_dry_run_or_nothing(
+def test_dry_run_of_an_up_that_would_be_refused_shows_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also for `node remove`, which limits `up` to some hosts."""
-
-    class Limited(BareProvider):
-        def limited(self, spec: Any, *_: object) -> Any:
-            return spec
-
-        def check(self, _: object) -> None:
-            pass
-
-    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
-    use_provider(monkeypatch, lambda *_: Limited())
-    monkeypatch.setattr(cli_up, "provider_of", lambda *_: Limited())
-    plan = Plan(HostPlan((REMOVE,)))
-    monkeypatch.setattr(cli_plan, "preview", lambda _: plan)
-    approved: list[Plan] = []
-
-    def up(_: object, options: Any) -> None:
-        options.approve(plan)
-        approved.append(plan)
-        raise UsageError("it goes on", code="goes-on")
-
-    monkeypatch.setattr(cli_up.cluster_up, "up", up)
-    options: dict[str, Any] = {"limit": ("d-old-1",), "reconfigure": True}
-    screen = Screen(json=True, color=False)
-    assert cli_up.show_changes(screen, SPEC, **options) == 0
-    answer = loads(capfd.readouterr().out)
-    assert answer["dry_run"] is True
-    digest = answer["digest"]
-    for other in ({"limit": ("d-old-2",)}, {"reconfigure": False}, {"discard": True}):
-        with refused("plan-changed", UsageError):
-            cli_up.bring_up(screen, SPEC, yes=True, if_digest=digest, **{**options, **other})
-    assert not approved
-    with refused("goes-on", UsageError):
-        cli_up.bring_up(screen, SPEC, yes=True, if_digest=digest, **options)
-    assert approved == [plan]
-
-
-def test_dry_run_of_an_up_that_would_be_refused_has_no_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Without a digest, an agent gets no token for a call that would only fail."""
-
     class Checked(BareProvider):
         def check(self, _: object) -> None:
             raise UsageError("no", code="fixed-while-up")
@@ -305,7 +263,6 @@ def test_dry_run_of_an_up_that_would_be_refused_has_no_digest(
         cli_up.show_changes(screen, SPEC)
     screen.error(caught.value)
     answer = loads(capfd.readouterr().out)
-    assert "digest" not in answer
     assert [change["name"] for change in answer["changes"]] == ["d-old-1"]
     with refused("fixed-while-up", UsageError):
         cli_up.show_changes(Screen(json=False, color=False), SPEC)

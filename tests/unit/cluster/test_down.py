@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from json import loads
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from clusterctl.agent.journal import CallBound, Journal
 from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
-from clusterctl.cluster import down, losses
+from clusterctl.cluster import down
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.down import (
     DownOptions,
@@ -36,7 +34,6 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import HostPlan, Leftover, Orphan, OrphanSearch
-from clusterctl.runs.only_copies import NOTHING, OnlyCopies, UncopiedFiles
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.removal import BegunRemoval, begun_removal, record_machines, record_removal
@@ -301,7 +298,6 @@ def test_refused_down_lists_the_runs_that_it_collected(
 def test_dry_run_of_a_down_that_would_stop_fails_in_the_same_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a digest, an agent gets no token for a call that would only fail."""
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
     use_provider(monkeypatch, lambda *_: Cloud({"ffffff": (DISK,)}))
     cluster_with_runs(tmp_path).configured.touch()
@@ -310,13 +306,12 @@ def test_dry_run_of_a_down_that_would_stop_fails_in_the_same_way(
         cli_down.down(screen, dry_run=True)
     screen.error(caught.value)
     answer = loads(capfd.readouterr().out)
-    assert "digest" not in answer
     assert answer["collected"] == ["2", "3"]
     assert [failure["cause"] for failure in answer["failures"]] == answer["only_copies"]
     assert "--discard" in answer["failures"][0]["fix"]
     screen = Screen(json=True, color=False, cluster="d")
     cli_down.down(screen, dry_run=True, discard=True)
-    assert loads(capfd.readouterr().out)["digest"]
+    assert loads(capfd.readouterr().out)["dry_run"] is True
 
 
 def test_down_of_an_unknown_cluster_leaves_no_lock_file(tmp_path: Path) -> None:
@@ -326,68 +321,14 @@ def test_down_of_an_unknown_cluster_leaves_no_lock_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_down_does_what_its_preview_has_shown_or_nothing(
+def test_preview_tells_what_would_be_collected_or_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud = Cloud({"ffffff": (DISK,)})
-    use_provider(monkeypatch, lambda *_: cloud)
+    use_provider(monkeypatch, lambda *_: Cloud({"ffffff": (DISK,)}))
     workspace = cluster_with_runs(tmp_path)
-    runner = PhaseRunner(workspace=workspace)
     assert down.preview(workspace, DownOptions()).collected == ("2", "3")
     shown = down.preview(workspace, DownOptions(discard=True))
     assert (shown.collected, shown.discarded) == ((), ("2", "3"))
-    ledger = Ledger(workspace.jobs)
-    new = "4"
-    ledger.add(replace(ledger.entries()[0], token=new, job_id=new, run_dir=None))
-    with refused("plan-changed", UsageError):
-        down.down(runner, DownOptions(discard=True, if_digest=shown.digest))
-    assert not cloud.destroyed
-    again = down.preview(workspace, DownOptions(discard=True))
-    assert again.discarded == ("2", "3", "4")
-    down.down(runner, DownOptions(discard=True, if_digest=again.digest))
-    assert not workspace.root.exists()
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        OnlyCopies(("job 9 (new) of ada is RUNNING",), job_ids=("9",)),
-        OnlyCopies(files=(UncopiedFiles("/shared/home/ada/new", "ada", 1, 1, 0),)),
-        NOTHING,
-    ],
-    ids=["job", "file", "submission"],
-)
-def test_down_loses_nothing_that_came_after_its_preview(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: OnlyCopies
-) -> None:
-    """A job that was shown may have begun to run; a submission may come from this machine, too."""
-    cloud = Cloud({"ffffff": (DISK,)})
-    use_provider(monkeypatch, lambda *_: cloud)
-    workspace = cluster_with_runs(tmp_path)
-    before = OnlyCopies(("job 7 (old) of ada is PENDING",), job_ids=("7",))
-    now = OnlyCopies(("job 7 (old) of ada is RUNNING", *found.jobs), files=found.files)
-    now = replace(now, job_ids=("7", *found.job_ids))
-    monkeypatch.setattr(down, "find_only_copies", lambda *_: before)
-    monkeypatch.setattr(losses, "find_only_copies", lambda *_: now)
-    shown = down.preview(workspace, DownOptions(discard=True))
-    options = DownOptions(discard=True, if_digest=shown.digest)
-    if found is NOTHING:
-        ledger = Ledger(workspace.jobs)
-        new = "4"
-        late = replace(ledger.entries()[0], token=new, job_id=new, run_dir=None)
-        monkeypatch.setattr(down, "require_digest", lambda *_: ledger.add(late))
-    with refused("plan-changed", UsageError):
-        down.down(PhaseRunner(workspace=workspace), options)
-    assert not cloud.destroyed
-    monkeypatch.undo()
-    use_provider(monkeypatch, lambda *_: cloud)
-    monkeypatch.setattr(down, "find_only_copies", lambda *_: before)
-    monkeypatch.setattr(
-        losses, "find_only_copies", lambda *_: replace(now, job_ids=("7",), files=())
-    )
-    again = down.preview(workspace, DownOptions(discard=True))
-    down.down(PhaseRunner(workspace=workspace), replace(options, if_digest=again.digest))
-    assert cloud.destroyed
 
 
 def test_down_that_can_not_collect_names_jobs_and_remedy() -> None:
@@ -436,23 +377,3 @@ def test_down_with_a_damaged_spec_keeps_the_terraform_state(tmp_path: Path) -> N
     with pytest.raises(UsageError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert state.read_text() == "resources that cost money"
-
-
-def test_down_keeps_what_jobs_of_agents_have_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
-    workspace = Workspace.of("demo")
-    workspace.create()
-    journal = Journal()
-    bound = CallBound(1, 4.0, 0.0)
-    with journal.lock():
-        call = journal.begin("submit", {}, project="/p", cluster="demo new", bound=bound)
-    journal.end(call, "ok", jobs=["1"], seconds=1, free=False)
-    entry = JobEntry(token=str(1), name="job", user="ada", submitted_at=time.time(), job_id="1")
-    Ledger(workspace.jobs).add(replace(entry, state="FAILED", state_at=1.0, node_hours=0.25))
-    monkeypatch.setattr(down, "run_phases", lambda *_: None)
-    down.down_locked(PhaseRunner(workspace=workspace), DownOptions())
-    assert not workspace.root.exists()
-    assert Journal().read().calls[call].bound.node_hours == 0.25
-    assert [count for _, count in Journal().read().failures] == [1]

@@ -1,21 +1,19 @@
-"""What jobs can use at most, and the digest of what is submitted."""
+"""What jobs can use at most."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.jobs.plan import at_most, digest, listed, most_of_jobs, pinned, with_content_of
+from clusterctl.jobs.plan import at_most, listed, most_of_jobs
 from clusterctl.jobs.prepare import read_jobs
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submit import PreparedJob
 from clusterctl.scheduler.request import Request
-from clusterctl.scheduler.script import Environment, fitted_to
+from clusterctl.scheduler.script import fitted_to
 from clusterctl.scheduler.session import site_of
 from clusterctl.scheduler.site import Site
 from clusterctl.spec.job import JobSpec, job_spec
@@ -23,7 +21,6 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.state.inventory import PartitionFacts
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import inventory_with
-from tests.support.messages import refused
 from tests.unit.cluster.specs import spec_of
 
 PARTITIONS = (
@@ -132,69 +129,16 @@ def test_at_most_counts_a_started_minute_as_a_minute(script: Callable[..., Path]
     assert hours >= 1 / 60
 
 
-def prepared(path: Path, **options: Any) -> tuple[PreparedJob, ...]:
-    def of_job(job: JobSpec) -> PreparedJob:
-        fitted = fitted_to(SITE, Request.read(job))
-        return PreparedJob(fitted, SITE.render(fitted), source_of(Request.read(job)))
-
-    return pinned([of_job(job) for job in read_jobs(str(path), options)])
-
-
-def test_digest_is_that_of_everything_that_is_submitted(script: Callable[..., Path]) -> None:
-    path = script()
-    cluster = ("demo", "a1b2c3")
-    first = digest("submit", cluster, prepared(path))
-    assert len(first) == 64
-    assert digest("submit", cluster, prepared(path)) == first
-    others = [
-        digest("replay", cluster, prepared(path)),
-        digest("submit", ("demo", ""), prepared(path)),
-        digest("submit", cluster, prepared(path) * 2),
-        *(
-            digest("submit", cluster, prepared(path, **options))
-            for options in ({"nodes": 2}, {"args": ["x"]}, {"env": ["A=1"]}, {"secret": ["HOME"]})
-        ),
+def test_at_most_has_the_nodes_and_the_time_of_the_largest_job(script: Callable[..., Path]) -> None:
+    options: dict[str, Any] = {"scaling": {"nodes": [1, 3]}, "time": "1h", "chain": "7h"}
+    jobs = [fitted_to(SITE, Request.read(job)) for job in read_jobs(str(script()), options)]
+    most = at_most(SITE, jobs, PRICES.get)
+    assert (most.nodes, most.time_s) == (3, 8 * 3600)
+    unknown = [
+        fitted_to(SITE, Request.read(job)) for job in read_jobs(str(script("--ntasks=8")), {})
     ]
-    (path.parent / "data.csv").write_text("1\n")
-    others.append(digest("submit", cluster, prepared(path)))
-    (path.parent / "data.csv").write_text("2\n")
-    others.append(digest("submit", cluster, prepared(path)))
-    assert len({first, *others}) == len(others) + 1
-
-
-def test_digest_of_a_scaling_is_the_same_for_its_next_name(script: Callable[..., Path]) -> None:
-    path = script()
-    one, two = (prepared(path, scaling={"nodes": [1, 2]}) for _ in range(2))
-    assert one[0].job.name != two[0].job.name
-    assert digest("submit", (), one) == digest("submit", (), two)
-
-
-def test_jobs_for_the_cluster_are_those_of_the_dry_run(script: Callable[..., Path]) -> None:
-    shown = prepared(script())
-    plain = [replace(job, content=None) for job in shown]
-    assert with_content_of(plain, shown) == shown
-    at_once = [
-        replace(job, script=f"{job.script}\n#SBATCH --dependency=afterok:1") for job in plain
-    ]
-    assert with_content_of(at_once, shown)[0].content == shown[0].content
-    other = [replace(job, script=job.script.replace("--nodes=1", "--nodes=2")) for job in plain]
-    with refused("plan-changed", UsageError, "--nodes=2"):
-        with_content_of(other, shown)
-    lock: Any = object()
-    with refused("plan-changed", UsageError):
-        with_content_of([replace(plain[0], environment=Environment(lock))], shown)
-
-
-def test_image_on_this_machine_is_a_part_of_the_content(tmp_path: Path) -> None:
-    image = tmp_path / "torch.sif"
-    image.write_text("1")
-    job = job_spec("train", {"container": str(image)})
-    (first,) = pinned([PreparedJob(Request.read(job), "")])
-    image.write_text("2")
-    (second,) = pinned([PreparedJob(Request.read(job), "")])
-    assert first.content is not None
-    assert second.content is not None
-    assert first.content.image != second.content.image
+    most = at_most(SITE, [*jobs, *unknown], PRICES.get)
+    assert (most.nodes, most.node_hours) == (None, None)
 
 
 def test_jobs_are_measured_on_the_cluster_that_is_up(
@@ -204,15 +148,14 @@ def test_jobs_are_measured_on_the_cluster_that_is_up(
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
     spec = spec_of({"name": "train", "nodes": 3})
     request = Request.read(job_spec("train", {"nodes": 2}))
-    _, planned = most_of_jobs(spec, [request])
+    planned = most_of_jobs(spec, [request])
     assert (planned.node_hours, planned.usd) == (None, 0.0)
     workspace = Workspace.of(spec.name)
     workspace.create()
     workspace.spec.write_text(dump_spec(spec))
     partition = PartitionFacts("train", ("d-train-1", "d-train-2"), max_time=3600)
     workspace.inventory.write_text(inventory_with(partition).text)
-    identity, most = most_of_jobs(spec, [request])
-    assert identity == ("d", "a1b2c3")
+    most = most_of_jobs(spec, [request])
     assert most.node_hours == 2.0
 
 

@@ -17,48 +17,37 @@ def _limits(tmp_path: Path, text: str) -> AgentLimits:
     return read_limits(path)
 
 
-def test_limits_without_a_file_allow_only_clusters_of_this_machine(tmp_path: Path) -> None:
+def test_limits_without_a_file_are_in_force_and_keep_what_destroys_off(tmp_path: Path) -> None:
     limits = read_limits(tmp_path / "missing.yaml")
-    assert limits.clusters is None
-    assert (limits.discard, limits.others_jobs, limits.secrets, limits.folders) == (
-        False,
-        False,
-        (),
-        (),
-    )
-    assert limits.usd_per_day == 0
-    assert None not in {
-        limits.node_hours_per_day,
-        limits.jobs_at_once,
-        limits.failures_in_a_row,
-        limits.commands_per_hour,
-    }
+    assert limits.verbs_off == ("down", "node remove")
+    assert limits.folders == ()
+    assert None not in {limits.node_hours, limits.nodes, limits.time}
 
 
 def test_limits_take_unlimited_numbers_and_folders_beside_the_file(tmp_path: Path) -> None:
     limits = _limits(
         tmp_path,
-        "agent:\n  clusters: [lab]\n  node_hours_per_day: unlimited\n  usd_per_day: 12.5\n"
-        "  jobs_at_once: 3\n  folders: [data]\n",
+        "agent:\n  node_hours: unlimited\n  nodes: 3\n  time: 90m\n  folders: [data]\n"
+        "  verbs_off: []\n",
     )
-    assert limits.clusters == ("lab",)
-    assert limits.node_hours_per_day is None
-    assert limits.usd_per_day == 12.5
-    assert limits.jobs_at_once == 3
+    assert (limits.node_hours, limits.nodes, limits.time) == (None, 3, 5400)
     assert limits.folders == (str(tmp_path / "data"),)
+    assert limits.verbs_off == ()
+    assert limits.model_dump(mode="json")["time"] == "1h30m"
+    assert _limits(tmp_path, "agent: {time: unlimited}\n").time is None
 
 
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("node_hours_per_day: lots", "not-a-limit"),
-        ("node_hours_per_day: -1", "not-a-limit"),
-        ("node_hours_per_day: .inf", "not-a-limit"),
-        ("usd_per_day: true", "not-a-limit"),
-        ("jobs_at_once: 1.5", "not-a-limit"),
-        ("discard: 'yes'", "wrong-type"),
-        ("clusters: lab", "wrong-type"),
-        ("job_at_once: 3", "unknown-key"),
+        ("node_hours: lots", "not-a-limit"),
+        ("node_hours: -1", "not-a-limit"),
+        ("node_hours: .inf", "not-a-limit"),
+        ("node_hours: true", "not-a-limit"),
+        ("nodes: 1.5", "not-a-limit"),
+        ("time: long", "not-a-time"),
+        ("verbs_off: up", "wrong-type"),
+        ("node_hour: 3", "unknown-key"),
     ],
 )
 def test_limits_that_are_wrong_are_errors_with_file_and_line(
@@ -73,7 +62,7 @@ def test_limits_that_are_wrong_are_errors_with_file_and_line(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "# agent:\n", "---\n", "null\n", "{}\n", "\ufeff", "agent:\n  # discard: true\n"],
+    ["", "# agent:\n", "---\n", "null\n", "{}\n", "\ufeff", "agent:\n  # nodes: 3\n"],
     ids=["nothing", "comment", "dashes", "null", "mapping", "byte-order-mark", "section"],
 )
 def test_limits_of_an_empty_file_are_the_defaults(tmp_path: Path, text: str) -> None:
