@@ -186,7 +186,8 @@ def test_resume_uses_the_tokenizer_of_the_checkpoint(
     before = (_newest(out) / "data.json").read_text()
     again = ("train", "--config", str(out / "config.toml"), "--resume", "auto", "--out", str(out))
     answer = alone(*again, "--tokenizer", "bytes", rc=2)
-    assert_one_error(answer.stderr, "checkpoint-other-settings", "tokenizer bpe:270, samples ")
+    values = ("tokenizer bpe:270,", "vocabulary 270,", "samples 70,")
+    assert_one_error(answer.stderr, "checkpoint-other-settings", *values)
     alone(*again, "--iterations", "7")
     assert (_newest(out) / "data.json").read_text() == before
     broken = _newest(out) / "data.json"
