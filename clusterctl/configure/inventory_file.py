@@ -417,18 +417,19 @@ def _accounting(spec: ClusterSpec) -> Variables:
         {
             "name": u.name,
             "accounts": [*u.accounts, *([PROOF_ACCOUNT] if u == spec.job_user else ())],
+            "limits": dict.fromkeys(u.accounts, u.limits),
         }
         for u in spec.users
     ]
+    limits = {account.name: account.limits for account in spec.slurm.accounts}
+    names = {*limits, *(name for user in users for name in user["accounts"])}
     return {
-        "slurmctld_accounting_accounts": sorted(
-            {name for user in users for name in user["accounts"]}
-        ),
+        "slurmctld_accounting_accounts": [
+            {"name": name, "limits": limits.get(name, {})} for name in sorted(names)
+        ],
         "slurmctld_accounting_users": users,
         "slurmctld_accounting_qos": [
-            {"name": q.name, "priority": q.priority}
-            | ({"max_time_s": q.max_time} if q.max_time is not None else {})
-            for q in spec.slurm.qos
+            {"name": q.name, "priority": q.priority, "limits": q.limits} for q in spec.slurm.qos
         ],
     }
 

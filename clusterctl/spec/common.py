@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     WithJsonSchema,
@@ -84,6 +85,19 @@ _SlurmText = Annotated[
 ]
 UserAccount = Annotated[
     AccountName, _other_than(RESERVED_ACCOUNTS, "an account of clusterctl or Slurm")
+]
+
+Limits = Mapping[
+    Annotated[str, PATTERNS["limit_name"]],
+    # Not of a bool, which is an int.
+    Annotated[
+        str,
+        BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw),
+        PATTERNS["limit_value"],
+        WithJsonSchema(
+            {"type": ["string", "integer"], "minimum": 0, "pattern": PATTERNS["limit_value"].regex}
+        ),
+    ],
 ]
 
 MOST_GPUS: Final = 16
@@ -216,6 +230,11 @@ class User(SpecModel):
     accounts: tuple[UserAccount, ...] = Field(
         ("default",), min_length=1, description="Slurm accounts; the first is the default"
     )
+    limits: Limits = Field(
+        {},
+        description="Slurm's limits of this user in each of these accounts, by the names of sacctmgr, such "
+        "as MaxJobs: 4",
+    )
     ssh_keys: tuple[PublicKey, ...] = Field(
         (),
         description="SSH public keys that may log in as this account, each as text or as the name of a "
@@ -230,8 +249,20 @@ class Qos(SpecModel):
     priority: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] = Field(
         0, description="added to the priority of its jobs"
     )
-    max_time: DurationS | None = Field(
-        None, description="longest time limit of a job; default: unlimited"
+    limits: Limits = Field(
+        {},
+        description="Slurm's limits of its jobs, by the names of sacctmgr, such as MaxWall: 60",
+    )
+
+
+class SlurmAccount(SpecModel):
+    """A Slurm account that users may charge. An account without limits need not be listed."""
+
+    name: UserAccount = Field(description="its name, as in `users[].accounts`")
+    limits: Limits = Field(
+        {},
+        description="Slurm's limits of the account, by the names of sacctmgr, such as "
+        "GrpTRESMins: gres/gpu=6000",
     )
 
 
@@ -242,6 +273,9 @@ class SlurmSettings(SpecModel):
         None,
         description="release of Slurm, on local nodes with Debian 13: 24.11, or 26.05 from Debian "
         "testing; by default the distribution's; a cluster that is up keeps its release",
+    )
+    accounts: tuple[SlurmAccount, ...] = Field(
+        (), description="accounts with limits; default: those of `users[].accounts`, without limits"
     )
     qos: tuple[Qos, ...] = Field(
         (), description="qualities of service in addition to Slurm's `normal`"

@@ -35,12 +35,14 @@ from clusterctl.spec.software import SlurmSource
 from clusterctl.spec.units import shown
 
 _OF_SLURM: Final = {
+    "slurm.accounts": "accounts need Slurm, but scheduler is none",
     "slurm.qos": "qualities of service need Slurm, but scheduler is none",
     "slurm.version": "scheduler is none, so Slurm is not installed",
     "slurm.extra": "scheduler is none, so there is no slurm.conf",
     "software.slurm": "scheduler is none, so Slurm is not installed",
     "provider.auto_down": "only Slurm can tell that a cluster is idle, but scheduler is none",
     "users.accounts": "accounts need Slurm, but scheduler is none",
+    "users.limits": "limits need Slurm, but scheduler is none",
 }
 
 
@@ -117,6 +119,7 @@ def faults(spec: ClusterSpec) -> Iterator[SpecFault]:
         ("partitions", "name", [partition.name for partition in spec.partitions]),
         ("users", "name", [user.name for user in spec.users]),
         ("users", "uid", [user.uid for user in spec.users]),
+        ("slurm.accounts", "name", [account.name for account in spec.slurm.accounts]),
         ("slurm.qos", "name", [qos.name for qos in spec.slurm.qos]),
     )
     for where, field, values in fields:

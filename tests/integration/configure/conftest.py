@@ -49,7 +49,9 @@ def spec() -> ClusterSpec:
                     "ssh_keys": [ADAS_KEY],
                 }
             ],
-            "slurm": {"qos": [{"name": "high", "priority": 5, "max_time": "90s"}, {"name": "low"}]},
+            "slurm": {
+                "qos": [{"name": "high", "priority": 5, "limits": {"MaxWall": 2}}, {"name": "low"}]
+            },
         }
     )
 

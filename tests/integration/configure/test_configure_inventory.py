@@ -146,13 +146,19 @@ def test_inventory_has_users_and_accounts(seen: dict[str, Any]) -> None:
         {"name": "ada", "uid": 10001, "ssh_authorized_keys": keys}
     ]
     assert listed.endswith(variables["users_key_mark"])
-    assert variables["slurmctld_accounting_accounts"] == ["clusterctl", "default", "physics"]
+    assert variables["slurmctld_accounting_accounts"] == [
+        {"name": name, "limits": {}} for name in ("clusterctl", "default", "physics")
+    ]
     assert variables["slurmctld_accounting_users"] == [
-        {"name": "ada", "accounts": ["physics", "default", "clusterctl"]},
+        {
+            "name": "ada",
+            "accounts": ["physics", "default", "clusterctl"],
+            "limits": {"physics": {}, "default": {}},
+        },
     ]
     assert variables["slurmctld_accounting_qos"] == [
-        {"name": "high", "priority": 5, "max_time_s": 90},
-        {"name": "low", "priority": 0},
+        {"name": "high", "priority": 5, "limits": {"MaxWall": "2"}},
+        {"name": "low", "priority": 0, "limits": {}},
     ]
 
 

@@ -133,7 +133,7 @@ def test_class_key_ignores_ssh_keys_of_users(group: str) -> None:
         {"users": [{"name": "ada", "uid": 2002}]},
         {"users": [{"name": "ada", "uid": 2001, "accounts": ["x"]}]},
         {"slurm": {"qos": [{"name": "fast"}]}},
-        {"slurm": {"qos": [{"name": "fast", "max_time": "1h"}]}},
+        {"slurm": {"qos": [{"name": "fast", "limits": {"MaxJobs": 4}}]}},
     ],
 )
 def test_key_changes_with_the_accounting_of_the_controller(more: dict[str, Any]) -> None:

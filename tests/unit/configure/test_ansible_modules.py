@@ -10,78 +10,143 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from ruamel.yaml import YAML
 
+from clusterctl.util.assets import data_folder
 from tests.support.plays import load_module
+
+MODULE = load_module("slurm_accounting")
+
+
+def association(account: str, user: str = "", **limits: str) -> list[str]:
+    """A row of `sacctmgr show associations`."""
+    return [account, user, "high,normal", *(limits.get(name, "") for name in MODULE.OF_ASSOCIATION)]
+
+
+def quality(name: str, priority: int, **limits: str) -> list[str]:
+    """A row of `sacctmgr show qos` for a QOS that clusterctl has made."""
+    return [name, str(priority), "DenyOnLimit", *(limits.get(each, "") for each in MODULE.OF_QOS)]
+
 
 # As `sacctmgr show` printed them once everything below was entered.
 TABLES = {
     "associations": [
-        ["root", "", "high,normal"],
-        ["root", "root", "high,normal"],
-        ["clusterctl", "", "high,normal"],
-        ["clusterctl", "ada", "high,normal"],
-        ["default", "", "high,normal"],
-        ["default", "ada", "high,normal"],
+        association("root"),
+        association("root", "root"),
+        association("clusterctl"),
+        association("clusterctl", "ada"),
+        association("default", GrpTRES="cpu=4,mem=100G", GrpWall="01:40:00"),
+        association("default", "ada", MaxJobs="2"),
     ],
     "user": [["ada", "default"]],
-    "qos": [["normal", "0", "", ""], ["high", "100", "00:02:00", "DenyOnLimit"]],
+    "qos": [quality("normal", 0), quality("high", 100, MaxWall="1-00:02:00", MaxJobsPerUser="4")],
 }
 FRESH: dict[str, list[list[str]]] = {
     "associations": [],
     "user": [["root", "root"]],
-    "qos": [["normal", "0", "", ""]],
+    "qos": [["normal", "0", "", *[""] * len(MODULE.OF_QOS)]],
 }
 
 
 def wanted(**more: Any) -> dict[str, Any]:
     return {
         "cluster": "demo",
-        "accounts": ["clusterctl", "default"],
-        "users": [
-            {"name": "ada", "accounts": ["default", "clusterctl"]},
+        "accounts": [
+            {"name": "clusterctl", "limits": {}},
+            {"name": "default", "limits": {"GrpTRES": "mem=102400,cpu=4", "GrpWall": "100"}},
         ],
-        "qos": [{"name": "high", "priority": 100, "max_time_s": 90}],
+        "users": [
+            {
+                "name": "ada",
+                "accounts": ["default", "clusterctl"],
+                "limits": {"default": {"MaxJobs": "2"}},
+            }
+        ],
+        "qos": [{"name": "high", "priority": 100, "limits": {"MaxJobs": "4", "MaxWall": "1-0:2"}}],
         **more,
     }
 
 
+def planned(tables: dict[str, list[list[str]]] = TABLES, **more: Any) -> list[str]:
+    return [" ".join(words) for words in MODULE.plan(wanted(**more), tables)]
+
+
 class TestAccounting:
     def test_accounting_plan_fills_an_empty_database_in_order(self) -> None:
-        commands = [
-            " ".join(words) for words in load_module("slurm_accounting").plan(wanted(), FRESH)
-        ]
-        assert commands == [
+        assert planned(FRESH) == [
             "add cluster demo",
-            "add qos high priority=100 maxwall=00:02:00 flags=DenyOnLimit",
+            "modify qos where name=normal set priority=0 flags=DenyOnLimit",
+            "add qos high priority=100 flags=DenyOnLimit MaxJobsPerUser=4 MaxWall=1-0:2",
             "modify account where name=root cluster=demo set qos=high,normal",
             "add account clusterctl,default cluster=demo",
             "add user ada account=default,clusterctl cluster=demo",
+            "modify account where name=default cluster=demo set GrpTRES=mem=102400,cpu=4 GrpWall=100",
+            "modify user where name=ada account=default cluster=demo set MaxJobs=2",
         ]
 
     def test_accounting_plan_of_a_complete_database_is_empty(self) -> None:
-        assert load_module("slurm_accounting").plan(wanted(), TABLES) == []
+        assert planned() == []
 
     def test_accounting_plan_adds_an_account_and_changes_the_default(self) -> None:
-        users = [{"name": "ada", "accounts": ["physics", "default"]}]
-        commands = load_module("slurm_accounting").plan(
-            wanted(accounts=["physics"], users=users), TABLES
-        )
-        assert [" ".join(words) for words in commands] == [
+        users = [
+            {
+                "name": "ada",
+                "accounts": ["physics", "default"],
+                "limits": {"physics": {"MaxJobs": "2"}, "default": {"MaxJobs": "2"}},
+            }
+        ]
+        assert planned(accounts=[{"name": "physics", "limits": {}}], users=users) == [
             "add account physics cluster=demo",
             "add user ada account=physics cluster=demo",
             "modify user where name=ada set defaultaccount=physics",
+            "modify user where name=ada account=physics cluster=demo set MaxJobs=2",
         ]
 
-    def test_accounting_plan_changes_and_removes_limits(self) -> None:
-        plan = load_module("slurm_accounting").plan
-        longer = plan(wanted(qos=[{"name": "high", "priority": 100, "max_time_s": 90_000}]), TABLES)
-        assert longer[0][-2] == "maxwall=1-01:00:00"
-        lifted = plan(wanted(qos=[{"name": "high", "priority": 100, "max_time_s": None}]), TABLES)
-        assert lifted[0][-2] == "maxwall=-1"
+    @pytest.mark.parametrize(
+        ("limits", "words"),
+        [
+            ({"GrpTRES": "cpu=4,mem=100G", "GrpWall": "1:40:00"}, ""),
+            ({"GrpTRES": "cpu=8", "GrpWall": "100"}, "GrpTRES=cpu=8,mem=-1"),
+            ({}, "GrpTRES=cpu=-1,mem=-1 GrpWall=-1"),
+            ({"GrpTRES": "cpu=4,mem=100G", "GrpWall": "100", "GrpSubmit": "9"}, "GrpSubmitJobs=9"),
+            ({"GrpTRES": "cpu=4,mem=100G", "GrpWall": "100", "GrpOdd": "9"}, "GrpOdd=9"),
+        ],
+    )
+    def test_accounting_plan_changes_and_lifts_limits(
+        self, limits: dict[str, str], words: str
+    ) -> None:
+        accounts = [{"name": "default", "limits": limits}]
+        head = "modify account where name=default cluster=demo set"
+        assert planned(accounts=accounts) == ([f"{head} {words}"] if words else [])
+
+    @pytest.mark.parametrize(
+        ("name", "field"),
+        [
+            ("MaxJobs", "MaxJobsPerUser"),
+            ("MaxSubmit", "MaxSubmitJobsPerUser"),
+            ("MaxTRESPU", "MaxTRESPerUser"),
+            ("MaxTRESPerJob", "MaxTRES"),
+            ("MaxWallDurationPerJob", "MaxWall"),
+            ("MaxTRESMinsPerJob", "MaxTRESMins"),
+        ],
+    )
+    def test_limit_of_a_qos_has_the_name_by_which_it_is_compared(
+        self, name: str, field: str
+    ) -> None:
+        assert [*MODULE.wanted_limits({name: 3}, MODULE.OF_QOS)] == [field]
+        assert field in MODULE.OF_QOS
+
+    def test_drift_is_looked_for_in_each_limit(self) -> None:
+        """`doctor` finds a limit that somebody has changed."""
+        path = data_folder("ansible") / "roles" / "slurmctld" / "meta" / "touches.yml"
+        drift = YAML(typ="safe").load(path)["slurmctld_touches"]["drift"]
+        ((associations, _, qos),) = (each["accounting"] for each in drift if "accounting" in each)
+        assert associations[-1] == f"format=account,user,qos,{','.join(MODULE.OF_ASSOCIATION)}"
+        assert qos[-1] == f"format=name,priority,flags,{','.join(MODULE.OF_QOS)}"
 
     def test_accounting_plan_keeps_other_allowed_qos(self) -> None:
         rows = [["root", "", "normal,theirs"]]
-        (command,) = load_module("slurm_accounting").plan_allowed_qos("demo", wanted()["qos"], rows)
+        (command,) = MODULE.plan_allowed_qos("demo", wanted()["qos"], rows)
         assert command[-1] == "qos=high,normal,theirs"
 
 

@@ -298,8 +298,9 @@ users = st.fixed_dictionaries(
         "accounts": st.lists(accounts, min_size=1, max_size=3, unique=True),
     }
 )
+limits = st.dictionaries(exactly(r"(Grp|Max|Min)[A-Za-z]{1,9}"), st.integers(0, 100) | labels)
 qos = st.fixed_dictionaries(
-    {"name": accounts, "priority": st.integers(0, 1_000_000)}, optional={"max_time": durations}
+    {"name": accounts, "priority": st.integers(0, 1_000_000)}, optional={"limits": limits}
 )
 lines = exactly(r"[A-Za-z]{1,9}X=([a-z0-9é:,@%!&*{}-]{1,20}|\"[a-z :'|>?-]{0,20}\")")
 local = st.fixed_dictionaries(
