@@ -298,7 +298,9 @@ users = st.fixed_dictionaries(
         "accounts": st.lists(accounts, min_size=1, max_size=3, unique=True),
     }
 )
-limits = st.dictionaries(exactly(r"(Grp|Max|Min)[A-Za-z]{1,9}"), st.integers(0, 100) | labels)
+limits = st.dictionaries(
+    exactly(r"(Grp|Max|Min)[A-Za-z]{1,9}"), st.integers(0, 100) | exactly(r"[a-z]{1,6}=[0-9]{1,4}")
+)
 qos = st.fixed_dictionaries(
     {"name": accounts, "priority": st.integers(0, 1_000_000)}, optional={"limits": limits}
 )
