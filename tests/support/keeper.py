@@ -275,8 +275,7 @@ def debian(distribution: Literal["debian-12", "debian-13"] = "debian-12") -> Pat
         mirror=settings.mirror,
         admin_key=nobody,
     )
-    with image.cache_lock("up"):
-        return image.build_base(request)
+    return image.build_base(request)
 
 
 @contextmanager

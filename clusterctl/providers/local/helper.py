@@ -123,21 +123,16 @@ _Cached = tuple[Callable[[], object], Callable[[], AbstractContextManager[tuple[
 
 
 def _bake_missing(items: Mapping[str, _Cached]) -> None:
-    if all(is_cached() for is_cached, _ in items.values()):
+    missing = {name: baking for name, (is_cached, baking) in items.items() if not is_cached()}
+    if not missing:
         return
     caller = _Caller.reading or _Caller()
-    caller.has_begun = False
-    with image.cache_lock("up"), ExitStack() as stack:
-        caller.has_begun = True
-        missing = {name: baking for name, (is_cached, baking) in items.items() if not is_cached()}
-        if missing:
-            caller.check()
-            answering = {name: stack.enter_context(baking()) for name, baking in missing.items()}
-            ready = {
-                name: {"port": port, "host_key": key} for name, (port, key) in answering.items()
-            }
-            system.answer({"ready": ready})
-            caller.wait()
+    with ExitStack() as stack:
+        caller.check()
+        answering = {name: stack.enter_context(baking()) for name, baking in missing.items()}
+        ready = {name: {"port": port, "host_key": key} for name, (port, key) in answering.items()}
+        system.answer({"ready": ready})
+        caller.wait()
 
 
 class _Caller:
@@ -149,7 +144,6 @@ class _Caller:
     reading: _Caller | None = None
 
     def __init__(self) -> None:
-        self.has_begun = False
         self._done = threading.Event()
         self._word = ""
         _Caller.reading = self
@@ -159,10 +153,6 @@ class _Caller:
         self._word = sys.stdin.readline().strip()
         _Caller.reading = None
         if self._word != DONE:
-            if not self.has_begun:
-                # This process only waits for the lock of another build, so nothing needs cleaning
-                # up.
-                os._exit(1)
             end_children()
         self._done.set()
 
@@ -413,17 +403,17 @@ def storage(message: dict[str, Any]) -> dict[str, Any]:
     """Delete a storage of an account, if requested. Return the account's remaining storages."""
     query = layout.StorageQuery.model_validate(message)
     top = layout.storages_folder(query.owner)
-    with state_lock("storage remove" if query.remove else "storage list"):
-        # An interrupted removal continues.
-        system.erase_doomed(top)
-        if query.remove:
+    # An interrupted removal continues.
+    system.erase_doomed(top)
+    if query.remove:
+        with state_lock("storage remove"):
             _reject_use(query.owner, query.remove)
             system.erase(top / query.remove)
             with suppress(OSError):
                 top.rmdir()
                 top.parent.rmdir()
-        folders = sorted(top.glob("[!.]*"))
-        return {"storages": [_stored(query.owner, folder).model_dump() for folder in folders]}
+    folders = sorted(top.glob("[!.]*"))
+    return {"storages": [_stored(query.owner, folder).model_dump() for folder in folders]}
 
 
 def _users_of(owner: int, name: str) -> tuple[layout.ClusterState, ...]:
@@ -510,8 +500,7 @@ def cache(message: dict[str, Any]) -> dict[str, Any]:
         with image.cache_lock("cache prune"), state_lock("cache prune"):
             images = image.prune()
     else:
-        with state_lock("cache list"):
-            images = image.cache_list()
+        images = image.cache_list()
     return {"images": [i.model_dump() for i in images]}
 
 

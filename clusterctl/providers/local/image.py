@@ -7,17 +7,20 @@ machine's network and answers SSH on loopback, so that no masquerading is needed
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import json
 import os
 import platform
+import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
@@ -30,7 +33,7 @@ from clusterctl.providers.local.processes import first_process
 from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.names import ADMIN_ID
-from clusterctl.state.workspace import hold
+from clusterctl.state.workspace import WAIT_S, hold
 from clusterctl.util.assets import digest, read_table
 from clusterctl.util.process import parallel_map
 
@@ -85,8 +88,10 @@ _FIX_REBUILD: Final = (
     "run `clusterctl up`, which builds it again; if nodes were created from it, run `clusterctl "
     "down` first"
 )
-# How long to wait for other processes that build images, for some minutes each.
-_BUILDS_S = 3600.0
+# A folder that a builder fills: its name in the cache follows, then the builder's own token.
+_BUILDING = ".building-"
+# What an image or a template lies on.
+_NOTE = "image.json"
 # apt and dpkg start their own sessions. A pid namespace ends all its processes when this process
 # ends.
 _OWN_PROCESSES = (
@@ -132,7 +137,7 @@ def layers(key: str) -> tuple[Path, ...]:
     cached.
     """
     try:
-        meta = json.loads((image_dir(key) / "image.json").read_text())
+        meta = json.loads((image_dir(key) / _NOTE).read_text())
     except FileNotFoundError as exc:
         summary = "the node image is not in the cache"
         where = str(image_dir(key))
@@ -153,59 +158,101 @@ def cached(key: str) -> bool:
 
 
 @contextmanager
-def cache_lock(verb: str, *, wait_s: float = _BUILDS_S) -> Iterator[None]:
-    """Hold the lock of the image cache. First remove files and machines that killed builds have
-    left.
+def cache_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Hold the lock of the image cache, for a moment: builds go on without it. First remove files
+    and machines that killed builds have left.
     """
     for folder in (layout.RUN, layout.CACHE):
         layout.make_private(folder)
     title = "the cache of node images"
     with hold(layout.RUN / "cache.lock", verb, what=title, wait_s=wait_s, waiting=system.waiting):
-        # Nothing is being built now, so these machines and folders belong to builders that were
-        # killed.
-        machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
-        machine.remove_cgroups(_BAKE)
-        for folder in layout.CACHE.glob(".building-*"):
-            system.erase(folder)
+        for folder in layout.CACHE.glob(f"{_BUILDING}*"):
+            if not _is_being_built(folder):
+                machine.stop([_machine_of(folder)])
+                system.erase(folder)
         system.erase_doomed(layout.CACHE)
         yield
 
 
 def remove_unfinished() -> None:
-    """Remove files and machines that killed builds have left, unless an image is being built."""
-    if any(layout.CACHE.glob(".building-*")):
+    """Remove files and machines that killed builds have left."""
+    if any(layout.CACHE.glob(f"{_BUILDING}*")):
         with suppress(LockedError), cache_lock("down", wait_s=0):
             pass
+
+
+def _machine_of(building: Path) -> str:
+    """Return the name of the machine in which an image or a template is built."""
+    return f"{_BAKE}{building.name.rpartition('.')[2]}"
+
+
+def _is_being_built(building: Path) -> bool:
+    """Return whether the builder of a folder lives: it has locked the folder, or has just ended."""
+    try:
+        fd = os.open(building, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+@contextmanager
+def _building(final: Path, base: str = "") -> Iterator[Path]:
+    """Yield a new folder, which enters the cache as ``final`` if the body succeeds. Otherwise it is
+    deleted, as it is if another builder was faster.
+
+    base: the part of the cache that it lies on, which `cache prune` keeps meanwhile.
+    """
+    with ExitStack() as stack:
+        with cache_lock("up"):
+            folder = layout.CACHE / f"{_BUILDING}{final.name}.{secrets.token_hex(4)}"
+            folder.mkdir()
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if base:
+                (folder / _NOTE).write_text(json.dumps({"base": base, "made": time.time()}))
+        try:
+            yield folder
+            try:
+                folder.rename(final)
+            except OSError as exc:
+                if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+        finally:
+            if folder.exists():
+                system.erase(folder)
 
 
 def build_base(request: layout.BakeRequest) -> Path:
     """Return the root folder of the base image. Build it (about 20 s) if it is not cached."""
     final = layout.CACHE / f"base-{request.base_key}"
-    if final.is_dir():
-        return final / "root"
-    building = layout.CACHE / f".building-base-{request.base_key}"
-    root = building / "root"
-    building.mkdir(parents=True)
+    if not final.is_dir():
+        with _building(final) as building:
+            _fill_base(building / "root", request)
+    return final / "root"
+
+
+def _fill_base(root: Path, request: layout.BakeRequest) -> None:
     suite = DEBIAN.suites.get(request.distribution)
     base, tool = (DEBIAN, "mmdebstrap") if suite else (REDHAT, "dnf")
     system.progress(f"building the {distribution_of(request.distribution).title} base ({tool})")
-    try:
-        if suite:
-            debootstrap(root, request.mirror, base.packages, suite)
-            lists = root / "var/lib/apt/lists"
-            # mmdebstrap empties the lists, so they must not look fresh.
-            os.utime(lists, (0, 0))
-        else:
-            dnf_install(root, request.distribution, through=_OWN_PROCESSES)
-        words = (str(ADMIN_ID), " ".join(base.masked), *base.enabled)
-        argv = ["chroot", str(root), "sh", "-s", "--", *words]
-        run(argv, stdin=_FURNISH.read_text(), action="furnishing the base image")
-        (root / "etc/fstab").write_text(base.fstab)
-        building.rename(final)
-    finally:
-        if building.exists():
-            system.erase(building)
-    return final / "root"
+    if suite:
+        debootstrap(root, request.mirror, base.packages, suite)
+        lists = root / "var/lib/apt/lists"
+        # mmdebstrap empties the lists, so they must not look fresh.
+        os.utime(lists, (0, 0))
+    else:
+        dnf_install(root, request.distribution, through=_OWN_PROCESSES)
+    words = (str(ADMIN_ID), " ".join(base.masked), *base.enabled)
+    argv = ["chroot", str(root), "sh", "-s", "--", *words]
+    run(argv, stdin=_FURNISH.read_text(), action="furnishing the base image")
+    (root / "etc/fstab").write_text(base.fstab)
 
 
 def debootstrap(root: Path, mirror: str, packages: Sequence[str], suite: str) -> None:
@@ -244,12 +291,15 @@ def apt_proxy() -> str:
     return run(argv, action="reading apt's proxy").strip()
 
 
-def baking(request: layout.BakeRequest) -> AbstractContextManager[tuple[int, str]]:
+@contextmanager
+def baking(request: layout.BakeRequest) -> Iterator[tuple[int, str]]:
     """Create a new image, which answers SSH while the body runs. Yield its SSH port and host
     key.
     """
-    base = build_base(request)
-    return _baked_over((base,), image_dir(request.key), request.base_key, request.admin_key)
+    with _building(image_dir(request.key), request.base_key) as building:
+        base = build_base(request)
+        with _answering(building, (base,), request.admin_key) as answer:
+            yield answer
 
 
 def install_packages(hosts: Mapping[str, str], packages: Sequence[str]) -> tuple[str, ...]:
@@ -302,45 +352,38 @@ def class_layer(key: str) -> Path:
     return folder / "upper"
 
 
-def class_baking(
-    key: str, image_key: str, admin_key: str
-) -> AbstractContextManager[tuple[int, str]]:
+@contextmanager
+def class_baking(key: str, image_key: str, admin_key: str) -> Iterator[tuple[int, str]]:
     """Create a new node template, which answers SSH while the body runs. Yield its SSH port and
     host key.
     """
-    return _baked_over(layers(image_key), layout.class_folder(key), image_key, admin_key)
+    with (
+        _building(layout.class_folder(key), image_key) as building,
+        _answering(building, layers(image_key), admin_key) as answer,
+    ):
+        yield answer
 
 
 @contextmanager
-def _baked_over(
-    lower: tuple[Path, ...], final: Path, base: str, admin_key: str
+def _answering(
+    building: Path, lower: tuple[Path, ...], admin_key: str
 ) -> Iterator[tuple[int, str]]:
     """Create a layer over ``lower``, in a machine that answers SSH. Yield the machine's port and
     host key.
-
-    If the body succeeds, the layer enters the cache as ``final``; otherwise it is deleted.
     """
-    building = layout.CACHE / f".building-{final.name}"
-    building.mkdir()
+    root = system.mount_overlay(lower, building)
+    host_key = _open_for_baking(root, admin_key)
+    name = _machine_of(building)
+    process, port = _serve_ssh(root, name)
     try:
-        root = system.mount_overlay(lower, building)
-        host_key = _open_for_baking(root, admin_key)
-        name = f"{_BAKE}{final.name.rpartition('-')[2][:8]}"
-        process, port = _serve_ssh(root, name)
-        try:
-            yield port, host_key
-        finally:
-            _end(process)
-            machine.remove_cgroups(name)
-        _close_after_baking(root)
-        run(["umount", str(root)], action="unmounting the image")
-        shutil.rmtree(building / "work")
-        root.rmdir()
-        (building / "image.json").write_text(json.dumps({"base": base, "made": time.time()}))
-        building.rename(final)
+        yield port, host_key
     finally:
-        if building.exists():
-            system.erase(building)
+        _end(process)
+        machine.remove_cgroups(name)
+    _close_after_baking(root)
+    run(["umount", str(root)], action="unmounting the image")
+    shutil.rmtree(building / "work")
+    root.rmdir()
 
 
 def _open_for_baking(root: Path, admin_key: str) -> str:
@@ -414,8 +457,15 @@ def states() -> tuple[layout.ClusterState, ...]:
     """Return the saved states of this machine's local clusters, except clusters that are being
     removed.
     """
-    paths = sorted(layout.STATE.glob(f"[!.]*/{layout.STATE_FILE}"))
-    return tuple(layout.ClusterState.model_validate_json(path.read_bytes()) for path in paths)
+    texts = _read_all(sorted(layout.STATE.glob(f"[!.]*/{layout.STATE_FILE}")))
+    return tuple(map(layout.ClusterState.model_validate_json, texts))
+
+
+def _read_all(paths: Iterable[Path]) -> Iterator[str]:
+    """Yield the content of these files, without those that a `down` removes just now."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield path.read_text()
 
 
 def free_subnet(cluster_id: str, requested: IPv4Network | None) -> IPv4Network:
@@ -429,7 +479,7 @@ def free_subnet(cluster_id: str, requested: IPv4Network | None) -> IPv4Network:
 def classes_of(cluster_id: str) -> frozenset[str]:
     """Return the names of the cache folders of all node templates that a cluster's nodes use."""
     notes = map(layout.class_note, (layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
-    return frozenset(layout.class_folder(note.read_text()).name for note in notes if note.exists())
+    return frozenset(layout.class_folder(text).name for text in _read_all(notes))
 
 
 def cache_list() -> tuple[layout.ImageInCache, ...]:
@@ -442,7 +492,13 @@ def cache_list() -> tuple[layout.ImageInCache, ...]:
     kinds = (sorted(layout.CACHE.glob(f"{kind}-*")) for kind in ("image", "class", "base"))
     for folder in itertools.chain.from_iterable(kinds):
         key = folder.name.removeprefix("image-")
-        size_mib = int(run(["du", "-sm", str(folder)], action="measuring the cache").split()[0])
+        try:
+            size_mib = int(run(["du", "-sm", str(folder)], action="measuring the cache").split()[0])
+        except ProvisionError:
+            # Nothing keeps another command from removing it just now.
+            if folder.exists():
+                raise
+            continue
         used_by = tuple(
             state.name for state in clusters if key in (state.image, *classes[state.id])
         )
@@ -467,18 +523,24 @@ def prune() -> tuple[layout.ImageInCache, ...]:
     image.
     """
     images = cache_list()
-    removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
+    bases = _bases(f"{_BUILDING}*")
+    removed = [i for i in images if not (i.used_by or i.key in bases or i.key.startswith("base-"))]
     for image_ in removed:
         system.erase(
             layout.CACHE / image_.key if image_.key.startswith("class-") else image_dir(image_.key)
         )
-    bases = {
-        f"base-{json.loads(p.read_text())['base']}" for p in layout.CACHE.glob("image-*/image.json")
-    }
-    stale = [i for i in images if i.key.startswith("base-") and i.key not in bases]
+    bases |= _bases("image-*")
+    stale = [
+        i for i in images if i.key.startswith("base-") and i.key.removeprefix("base-") not in bases
+    ]
     for image_ in stale:
         system.erase(layout.CACHE / image_.key)
     return tuple(removed + stale)
+
+
+def _bases(folders: str) -> set[str]:
+    """Return the keys of all that these folders of the cache lie on."""
+    return {json.loads(p.read_text())["base"] for p in layout.CACHE.glob(f"{folders}/{_NOTE}")}
 
 
 # Settings of this machine's package sources, which the image gets too.

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -47,14 +49,36 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return layout.CACHE
 
 
-def root_of_building() -> Path:
-    return layout.CACHE / f".building-class-{CLASS}" / "root"
+def unfinished() -> list[Path]:
+    return sorted(layout.CACHE.glob(".building-*"))
 
 
 def bake(text: str = "configured") -> None:
+    others = unfinished()
     with image.class_baking(CLASS, IMAGE, KEY):
-        (root_of_building() / "etc/conf").write_text(text)
-        (root_of_building() / "etc/link").symlink_to("conf")
+        (building,) = {*unfinished()} - {*others}
+        (building / "root/etc/conf").write_text(text)
+        (building / "root/etc/link").symlink_to("conf")
+
+
+@contextmanager
+def begun_and_killed(cache: Path) -> Iterator[Path]:
+    """A builder that is killed when the body ends. Yield its folder."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with image.class_baking(CLASS, IMAGE, KEY):
+            (*cache.glob(".building-*/root"),)[0].joinpath("etc/conf").write_text("half of i")
+            os.write(write, b".")
+            signal.pause()
+    os.read(read, 1)
+    try:
+        yield unfinished()[0]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(read)
+        os.close(write)
 
 
 def raised(cluster_id: str, key: str) -> Path:
@@ -68,28 +92,66 @@ def raised(cluster_id: str, key: str) -> Path:
 
 
 def test_template_with_killed_build_is_not_cached(cache: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        with image.class_baking(CLASS, IMAGE, KEY):
-            (root_of_building() / "etc/conf").write_text("half of i")
-            os.kill(os.getpid(), signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    with begun_and_killed(cache) as left:
+        pass
     with pytest.raises(ProvisionError):
         image.class_layer(CLASS)
-    with image.cache_lock("up"):
-        assert not list(cache.glob(".building-*"))
-        bake()
+    assert left.exists()
+    bake()
+    assert unfinished() == []
     assert (image.class_layer(CLASS) / "etc/conf").read_text() == "configured"
 
 
-def test_remove_unfinished_keeps_a_running_build(cache: Path) -> None:
-    left = cache / ".building-class-0"
-    with image.cache_lock("up"):
-        left.mkdir()
-        image.remove_unfinished()
+def test_build_beside_a_living_one_succeeds_and_the_slower_is_discarded(cache: Path) -> None:
+    others = threading.Event()
+    done = threading.Event()
+
+    def slower() -> None:
+        with image.class_baking(CLASS, IMAGE, KEY):
+            others.set()
+            done.wait()
+
+    thread = threading.Thread(target=slower)
+    thread.start()
+    others.wait()
+    bake("the faster")
+    done.set()
+    thread.join()
+    assert (image.class_layer(CLASS) / "etc/conf").read_text() == "the faster"
+    assert unfinished() == []
+
+
+@pytest.mark.parametrize("clean", ["down", "prune", "build"])
+def test_only_the_folder_of_a_dead_builder_is_removed(
+    cache: Path, clean: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+    monkeypatch.setattr(machine, "stop", stopped.extend)
+
+    def remove() -> None:
+        if clean == "down":
+            image.remove_unfinished()
+        elif clean == "prune":
+            helper.cache({"prune": True})
+        else:
+            bake()
+
+    with begun_and_killed(cache) as left:
+        remove()
         assert left.exists()
-    image.remove_unfinished()
-    assert not left.exists()
+        # What it lies on stays, too.
+        assert image.image_dir(IMAGE).exists()
+    assert stopped == []
+    remove()
+    assert unfinished() == []
+    assert stopped == [f"clusterctl-bake-{left.name.rpartition('.')[2]}"]
+
+
+def test_cache_is_listed_while_others_build_and_hold_the_locks(cache: Path) -> None:
+    bake()
+    with begun_and_killed(cache), image.cache_lock("up"), helper.state_lock("down"):
+        found = helper.cache({})["images"]
+    assert [one["key"] for one in found] == [IMAGE, f"class-{CLASS}", "base-b"]
 
 
 @pytest.fixture
@@ -117,7 +179,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("cache")
-def test_concurrent_helpers_bake_a_class_once(configured: list[list[str]]) -> None:
+def test_concurrent_helpers_agree_on_a_class(configured: list[list[str]]) -> None:
     both = threading.Barrier(2)
     answers = []
 
@@ -130,8 +192,10 @@ def test_concurrent_helpers_bake_a_class_once(configured: list[list[str]]) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    assert configured == [["compute"]]
-    assert answers[0] == answers[1] == {"compute": CLASS}
+    # The second may have found the class of the first.
+    assert configured in ([["compute"]], [["compute"], ["compute"]])
+    assert answers == [{"compute": CLASS}, {"compute": CLASS}]
+    assert unfinished() == []
 
 
 @pytest.mark.usefixtures("cache")

@@ -11,7 +11,6 @@ import pytest
 
 from clusterctl.errors import LockedError, MachineError, ProvisionError
 from clusterctl.providers.local import helper, image, layout, system
-from clusterctl.state.workspace import hold
 from tests.support.messages import refused
 from tests.unit.local.states import a_state
 
@@ -40,32 +39,6 @@ def test_helper_notices_the_callers_end_between_nodes() -> None:
         assert helper.stdout.readline() == "goes on\n"
         helper.stdin.close()
         assert helper.stdout.readline() == "clusterctl has ended\n"
-
-
-WAITS = """
-import sys
-from pathlib import Path
-from clusterctl.providers.local import helper, layout
-layout.RUN = layout.CACHE = Path(sys.argv[1])
-helper._bake_missing({"image": (lambda: None, None)})
-"""
-
-
-def test_helper_that_waits_for_a_lock_ends_with_its_caller(tmp_path: Path) -> None:
-    """Ctrl-C of the caller closes its stdin; the other's build may take minutes."""
-    argv = [sys.executable, "-c", WAITS, str(tmp_path)]
-    with (
-        hold(tmp_path / "cache.lock", "up", what="the cache", waiting=print),
-        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as waiter,
-    ):
-        assert waiter.stdin is not None
-        assert waiter.stdout is not None
-        try:
-            assert "the cache" in waiter.stdout.readline()
-            waiter.stdin.close()
-            assert waiter.wait(60) == 1
-        finally:
-            waiter.kill()
 
 
 def test_helper_makes_existing_folders_private(
