@@ -355,7 +355,12 @@ class LeftoversError(ClusterctlError, code="leftovers"):
 
 
 class TransportError(ClusterctlError, code="transport"):
-    """Communication with a host failed."""
+    """Communication with a host failed.
+
+    jump_host: the jump host that can't be reached. "": the error is the host's own.
+    """
+
+    jump_host = ""
 
 
 class UnreachableError(TransportError, code="unreachable", retryable=True):

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
-from clusterctl.configure.imported import spec_of_inventory
-from clusterctl.errors import UsageError, excluded, unaccompanied
+from clusterctl.errors import UsageError, excluded
 from clusterctl.packages.named_files import reject_named_by_spec
 from clusterctl.packages.project_files import content_hash
 from clusterctl.spec.base import PATTERNS, either
@@ -35,12 +34,6 @@ def init(
     provider: Annotated[
         str, option(f"The hosts' provider: {either(PROVIDERS)}.")
     ] = DEFAULT_PROVIDER.type,
-    from_inventory: Annotated[
-        Path | None,
-        option(
-            "With --provider onprem: create the spec from this Ansible inventory.", metavar="PATH"
-        ),
-    ] = None,
     name: Annotated[str | None, option("The cluster's name.", metavar="NAME")] = None,
     examples: Annotated[
         bool, option("Write the example programs into ./examples instead.")
@@ -61,19 +54,12 @@ def init(
         return
     path = screen.file or DEFAULT_FILE
     text = starter_spec(provider)
-    notes = list[str]()
-    if from_inventory is not None:
-        if not PROVIDERS[provider].adopts_hosts:
-            raise unaccompanied("--from-inventory", "--provider onprem")
-        text, notes = spec_of_inventory(from_inventory)
     if name is not None:
         text = _renamed(text, name)
     with _new(path), path.open("w" if force else "x") as file:
         file.write(text)
-    screen.note(*(f"note: {line}" for line in notes))
-    answer = {"file": str(path), "notes": notes}
     verb = PROVIDERS[provider].first_verb
-    screen.result(answer, f"wrote {path}; edit it, then run `clusterctl {verb}`")
+    screen.result({"file": str(path)}, f"wrote {path}; edit it, then run `clusterctl {verb}`")
 
 
 def _renamed(text: str, name: str) -> str:

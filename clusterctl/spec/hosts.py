@@ -126,7 +126,6 @@ HostName = Annotated[str, PATTERNS["host_name"]]
 Address = Annotated[str, PATTERNS["address"]]
 Login = Annotated[str, PATTERNS["login"]]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
-Jump = Annotated[str, PATTERNS["jump"]]
 HostKey = Annotated[str, PATTERNS["host_key"], AfterValidator(_is_host_key)]
 
 
@@ -139,7 +138,6 @@ class Access(SpecModel):
         None,
         description="private key, relative to this file or to ~; by default ssh's keys and the agent's",
     )
-    jump: tuple[Jump, ...] = Field((), description="hosts to jump through, in order")
     become: Literal["sudo", "none"] = Field(
         "sudo", description="how to become root; none: the user is root"
     )
@@ -156,9 +154,6 @@ class OnpremHost(SpecModel):
     user: Login | None = Field(None, description="login name")
     port: Port | None = Field(None, description="sshd's port")
     key: KeyFile | None = Field(None, description="private key")
-    jump: tuple[Jump, ...] | None = Field(
-        None, description="hosts to jump through; []: connect directly"
-    )
     become: Literal["sudo", "none"] | None = Field(None, description="how to become root")
     host_key: HostKey | None = Field(
         None,

@@ -301,6 +301,7 @@ class SSHTransport(CommandTransport):
                 f"{self.host}: its SSH connection goes through {jump}, which can't be reached"
             )
             behind.host = self.host
+            behind.jump_host = jump
             raise behind from exc
 
     def _open(self, *, start: bool = True, asks: bool = False) -> Master | None:

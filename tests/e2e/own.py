@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +14,11 @@ from typing import ClassVar
 
 from clusterctl.state.workspace import cache_home
 from tests.support.cluster import Cluster
-from tests.support.lab import PASSWORD, Lab, LabHost
+from tests.support.lab import GATE, PASSWORD, Lab, LabHost
 from tests.support.messages import shows
 from tests.support.nested import Host
-from tests.support.verbs import Clusterctl, CommandResult
+from tests.support.processes import as_root
+from tests.support.verbs import SCRIPT, Clusterctl, CommandResult
 
 # What anybody sees of a machine that can have become another: accounts, packages, units, files.
 _STATE = r"""
@@ -60,6 +63,41 @@ def at_home(home: Path) -> dict[str, str]:
     return {"HOME": str(home), "XDG_CACHE_HOME": str(cache_home().parent)}
 
 
+# The owner's ssh reads the ~/.ssh of the account, not of $HOME.
+_OWNER = """\
+#!/bin/sh
+exec {root} env {variables} unshare --mount --propagation private sh -ec {run} sh "$@"
+"""
+_PASSED = ("CLUSTERCTL_HOME", "TMPDIR", "COLUMNS", "PATH", "HOME", "XDG_CACHE_HOME", "SUDO_ASKPASS")
+
+
+def owner(lab: Lab, state: Path, home: Path, environ: Mapping[str, str]) -> Clusterctl:
+    """The owner of machines behind a gate, whose ~/.ssh/config has it as their jump host."""
+    assert lab.gate is not None
+    ssh = home / ".ssh"
+    names = " ".join(host.name for host in lab.hosts)
+    (ssh / "config").write_text(
+        f"Host {names}\n    ProxyJump {GATE}\n"
+        f"Host {GATE}\n    HostName {lab.gate.address}\n"
+        f"    User {lab.user}\n    IdentityFile {lab.key}\n"
+    )
+    real = Path.home() / ".ssh"
+    real.mkdir(mode=0o700, exist_ok=True)
+    become = f"setpriv --reuid {os.getuid()} --regid {os.getgid()} --init-groups --"
+    run = f'{shlex.join(["mount", "--bind", str(ssh), str(real)])}; exec {become} {SCRIPT} "$@"'
+    names = dict.fromkeys([*_PASSED, *environ])
+    program = home / "clusterctl"
+    program.write_text(
+        _OWNER.format(
+            root=" ".join(as_root()),
+            variables=" ".join(f'${{{name}+"{name}=${name}"}}' for name in names),
+            run=shlex.quote(run),
+        )
+    )
+    program.chmod(0o755)
+    return Clusterctl(state, home, {**at_home(home), **environ}, program)
+
+
 def up(runner: Clusterctl, spec: Path, *more: str) -> CommandResult:
     """Run `up` without a terminal."""
     return runner("-o", "json", "-f", spec, "up", *more)
@@ -79,7 +117,8 @@ def raised(
     before = {host.name: state(lab, host.name) for host in lab.hosts}
     spec = cwd / "cluster.yaml"
     spec.write_text(text)
-    runner = Clusterctl(home, cwd, {**knowing(lab, cwd), **environ})
+    known = {**knowing(lab, cwd), **environ}
+    runner = owner(lab, home, cwd, known) if lab.gate else Clusterctl(home, cwd, known)
     try:
         yield Cluster(name, spec, runner, up(runner, spec, *more).json)
     finally:

@@ -165,8 +165,6 @@ class Lab:
         others = [host.name for host in self.hosts if host.name != lead] or [lead]
         asked = partitions or {"train": ",".join(others)}
         access: dict[str, Any] = {"user": self.user, "key": str(self.key)}
-        if self.gate:
-            access["jump"] = [f"{self.user}@{self.gate.address}"]
         written: dict[str, Any] = {
             "version": 1,
             "name": name,

@@ -1,12 +1,15 @@
-"""SSH access to on-prem machines as their owner: plain ssh with the owner's keys and agent."""
+"""SSH access to on-prem machines as their owner: plain ssh with the owner's keys, agent and
+configuration.
+"""
 
 from __future__ import annotations
 
+import getpass
 import re
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,31 +35,23 @@ from clusterctl.util.process import call_on_hosts, parallel_map, run, temporary_
 from clusterctl.util.progress import NO_LIMIT, Deadline
 
 _SSH_PORT: Final = 22
-_JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")
+# ssh itself connects through a list of jump hosts.
+_JUMP: Final = re.compile(r"(?:(?P<user>[^@,]+)@)?(?P<name>[^@:,]+)(?::(?P<port>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class SshHost:
-    """A machine that ssh connects to: a host of the spec, or a jump host.
+    """A machine of the spec that ssh connects to.
 
-    alias: name in the ssh_config.
-    title: name in messages and in known_hosts.
-    jump: the jump host through which ssh connects. Default: ssh connects directly.
+    title: name in the ssh_config, in messages and in known_hosts.
     """
 
-    alias: str
     title: str
     host: str
     port: int
     user: str | None
     key: str | None
-    jump: SshHost | None = None
     host_key: str | None = None
-
-    @property
-    def path(self) -> tuple[SshHost, ...]:
-        """All jump hosts in the order of connection, then the machine itself."""
-        return (*(self.jump.path if self.jump else ()), self)
 
     @property
     def address(self) -> str:
@@ -64,42 +59,51 @@ class SshHost:
 
 
 def ssh_host(name: str, machine: OnpremHost) -> SshHost:
-    """Return a machine of the spec, with its jump hosts. Jump hosts on equal routes have equal
-    aliases.
-    """
-    jump: SshHost | None = None
-    for text in machine.jump or ():
-        match = _JUMP.fullmatch(text)
-        assert match is not None  # noqa: S101 - the spec's pattern
-        title = host_port(match["host"], int(match["port"] or 22))
-        previous_alias = jump.alias if jump else ""
-        alias = f"jump-{digest(match['user'] or '', title, machine.key or '', previous_alias)[:8]}"
-        port = int(match["port"] or 22)
-        jump = SshHost(alias, title, match["host"], port, match["user"], machine.key, jump)
     address = (machine.address or name).strip("[]")
-    port = machine.port or 22
-    return SshHost(name, name, address, port, machine.user, machine.key, jump, machine.host_key)
+    return SshHost(
+        name, address, machine.port or _SSH_PORT, machine.user, machine.key, machine.host_key
+    )
 
 
-def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
-    """Return each jump host once, the nearest to this machine first, and then the machines."""
-    ends = [ssh_host(name, machine) for name, machine in machines.items()]
-    jumps = dict.fromkeys(jump for end in ends for jump in end.path[:-1])
-    return (*sorted(jumps, key=lambda jump: len(jump.path)), *ends)
+@dataclass(frozen=True, slots=True)
+class JumpHost:
+    """A jump host of the owner's ssh configuration (ProxyJump), which has the rest of its settings."""
+
+    name: str
+    user: str | None
+    port: str | None
 
 
-def as_ssh_resolves(settings: OnpremSettings) -> OnpremSettings:
-    """Return the settings with the user, address and port that ssh uses for each machine, which the
-    owner's own configuration may set. Raise TransportError if ssh can't read that configuration.
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The spec's settings with what the owner's ssh configuration adds to them.
+
+    jumps: name of a machine -> the jump host that ssh connects through.
+    """
+
+    settings: OnpremSettings
+    jumps: Mapping[str, JumpHost]
+
+    @property
+    def machines(self) -> Mapping[str, OnpremHost]:
+        return self.settings.machines
+
+
+def as_ssh_resolves(settings: OnpremSettings) -> Resolved:
+    """Return the settings with the user, address, port and jump host that ssh uses for each machine,
+    which the owner's own configuration may set. Raise TransportError if ssh can't read that
+    configuration.
     """
     machines = settings.machines
     resolved = parallel_map([*machines.items()], lambda pair: _as_ssh_resolves(*pair))
-    return settings.model_copy(update={"hosts": dict(zip(machines, resolved, strict=True))})
+    hosts = {name: machine for name, (machine, _) in zip(machines, resolved, strict=True)}
+    jumps = {name: jump for name, (_, jump) in zip(machines, resolved, strict=True) if jump}
+    return Resolved(settings.model_copy(update={"hosts": hosts}), jumps)
 
 
-def _as_ssh_resolves(name: str, machine: OnpremHost) -> OnpremHost:
+def _as_ssh_resolves(name: str, machine: OnpremHost) -> tuple[OnpremHost, JumpHost | None]:
     if machine.is_here:
-        return machine
+        return machine, None
     words = ["ssh", "-G"]
     if machine.address not in (None, name):
         words += ["-o", f"HostName={machine.address}"]
@@ -116,9 +120,11 @@ def _as_ssh_resolves(name: str, machine: OnpremHost) -> OnpremHost:
     said = dict(line.partition(" ")[::2] for line in resolved.stdout.splitlines())
     if "hostname" not in said:
         # ssh says why when it connects.
-        return machine
+        return machine, None
     found = {"address": said["hostname"], "user": said["user"], "port": int(said["port"])}
-    return machine.model_copy(update=found)
+    match = _JUMP.fullmatch(said.get("proxyjump", ""))
+    jump = JumpHost(match["name"], match["user"], match["port"]) if match else None
+    return machine.model_copy(update=found), jump
 
 
 def access_config(
@@ -126,21 +132,23 @@ def access_config(
     workspace: Workspace,
     proxies: Mapping[str, Sequence[str]],
     keys: Mapping[str, str],
+    jumps: Collection[JumpHost] = (),
 ) -> str:
-    """Return the ssh_config for logging in to all machines and jump hosts as their owner.
+    """Return the ssh_config for logging in to all machines as their owner.
 
     proxies: name of a machine -> its ProxyCommand. keys: name of a machine -> its host key, if that
-        is known. ssh shares all connections.
+        is known. jumps: jump hosts, which are no machines of the spec. ssh shares all connections.
     """
-    hosts = ssh_hosts(machines)
+    hosts = [ssh_host(name, machine) for name, machine in machines.items()]
     return render(
         "access_config.j2",
         hosts=hosts,
         names={
-            host.alias: connection_name(host.alias, keys[host.alias], host.user)
+            host.title: connection_name(host.title, keys[host.title], host.user)
             for host in hosts
-            if host.user and host.alias in keys
+            if host.user and host.title in keys
         },
+        jumps=[(jump, digest(*map(str, astuple(jump)))[:8]) for jump in jumps],
         here={name for name, machine in machines.items() if machine.is_here},
         proxies=proxies,
         workspace=workspace,
@@ -184,6 +192,17 @@ def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError |
     return AccessError(rule.failure({**words, **groups}, host=host, phase="access"))
 
 
+def explain_error(exc: TransportError, peer: SshHost) -> ClusterctlError:
+    """Return the error of a login to a machine, explained if a rule in refusals.yaml matches it."""
+    address = exc.jump_host or peer.address
+    user = "you" if exc.jump_host else peer.user or getpass.getuser()
+    error = explain(f"{exc.what}\n{exc.why}", host=peer.title, user=user, address=address)
+    if error is None or not exc.jump_host:
+        return error or exc
+    (failure,) = error.failures
+    return AccessError(replace(failure, cause=f"jump host {exc.jump_host}: {failure.cause}"))
+
+
 def no_ssh(exc: OSError) -> MachineError:
     """Return the error for the case that ssh can't be started on this machine."""
     fix = "install OpenSSH's client"
@@ -213,12 +232,12 @@ _KINDS: Final = ("ssh-ed25519", *(f"ecdsa-sha2-nistp{bits}" for bits in (256, 38
 
 
 class HostKeys:
-    """The host keys of a cluster's machines and jump hosts that the owner trusts: those in the
-    owner's known_hosts and in the spec. ``file`` has them by name, for ssh.
+    """The host keys of a cluster's machines that the owner trusts: those in the owner's known_hosts
+    and in the spec. ``file`` has them by name, for ssh.
     """
 
     def __init__(self, file: Path, connections: Connections) -> None:
-        """Read no file yet. connections: to the jump hosts."""
+        """Read no file yet. connections: to jump hosts."""
         self._file = file
         self._connections = connections
         self._keys: dict[str, str] = {}
@@ -228,7 +247,7 @@ class HostKeys:
 
     @property
     def known(self) -> Mapping[str, str]:
-        """Name of a machine or jump host -> its key."""
+        """Name of a machine -> its key."""
         return {**_read(self._file), **self._keys}
 
     def remember(self, keys: Mapping[str, str]) -> None:
@@ -245,33 +264,16 @@ class HostKeys:
         *,
         find_all: bool = False,
     ) -> Mapping[str, ClusterctlError]:
-        """Find a trusted key of each machine and jump host. Return name -> error, for machines
-        without a key.
+        """Find a trusted key of each machine. Return name -> error, for machines without a key.
 
         confirm: asks the user about keys that are not trusted yet. Confirmed keys are added to the
             user's known_hosts. If ``confirm`` raises, no key is saved.
         find_all: whether to return errors about unconfirmed keys, instead of raising an error.
         """
-        peers = ssh_hosts(machines)
-        failed: dict[str, ClusterctlError] = {}
-        # Distance: number of jump hosts. Machines are reached through machines at a smaller
-        # distance.
-        for distance in sorted({len(peer.path) for peer in peers}):
-            same_distance = [peer for peer in peers if len(peer.path) == distance]
-            failed |= {
-                peer.title: failed[peer.jump.title]
-                for peer in same_distance
-                if peer.jump and peer.jump.title in failed
-            }
-            reachable = [peer for peer in same_distance if peer.title not in failed]
-            failed |= self._round(reachable, confirm, limit, find_all=find_all)
-        return {name: failed[name] for name in machines if name in failed}
-
-    def _round(
-        self, peers: Sequence[SshHost], confirm: Confirm, limit: Deadline, *, find_all: bool
-    ) -> Mapping[str, ClusterctlError]:
-        self._keys |= {peer.title: key for peer in peers if (key := _trusted_key(peer))}
-        to_ask = {peer.title: peer for peer in peers if peer.title not in self._keys}
+        peers = {name: ssh_host(name, machine) for name, machine in machines.items()}
+        # A machine may be the jump host of others.
+        self.remember({name: key for name, peer in peers.items() if (key := _trusted_key(peer))})
+        to_ask = {name: peer for name, peer in peers.items() if name not in self._keys}
         offered, failed = call_on_hosts(
             list(to_ask), lambda title: _offered_key(to_ask[title], self._connections), limit=limit
         )
@@ -339,12 +341,11 @@ def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
 
 
 def _offered_key(peer: SshHost, connections: Connections) -> OfferedKey:
-    """Ask a machine for its host key without logging in. Its jump hosts' keys must be trusted
-    already.
-    """
-    # If that fails, ssh opens the connection to the jump host itself, and names what is wrong.
-    with suppress(TransportError):
-        connections.prepare(peer.alias)
+    """Ask a machine for its host key without logging in."""
+    try:
+        connections.prepare(peer.title)
+    except TransportError as exc:
+        raise explain_error(exc, peer) from exc
     with temporary_folder() as folder:
         shown = folder / "known_hosts"
         options = ("StrictHostKeyChecking=accept-new", f'UserKnownHostsFile="{shown}"', "HashKnownHosts=no",
@@ -355,7 +356,7 @@ def _offered_key(peer: SshHost, connections: Connections) -> OfferedKey:
             str(connections.ssh_config),
             *(f"-o{option}" for option in options),
             "--",
-            peer.alias,
+            peer.title,
             "true",
         )
         try:
@@ -368,7 +369,7 @@ def _offered_key(peer: SshHost, connections: Connections) -> OfferedKey:
         key = next(iter(_read(shown).values()), None)
     if key is not None:
         return OfferedKey(peer.title, peer.address, key)
-    user = next((hop.user for hop in peer.path if hop.user), "you")
+    user = peer.user or getpass.getuser()
     raise explain(stderr, host=peer.title, user=user, address=peer.address) or UnreachableError(
         f"no SSH server at {peer.address}",
         why=stderr.strip(),

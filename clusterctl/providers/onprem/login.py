@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from clusterctl.errors import (
@@ -31,8 +32,9 @@ from clusterctl.providers.base import NO_PROMPTS, Prompts
 from clusterctl.providers.onprem.access import (
     AccessError,
     HostKeys,
+    JumpHost,
     access_config,
-    explain,
+    explain_error,
     ssh_host,
 )
 from clusterctl.spec.hosts import OnpremHost
@@ -91,6 +93,7 @@ def find_sshd() -> str | None:
 _PROGRAM: Final = remote_program("clusterctl.providers.onprem.remote_claim")
 _PYTHON: Final = ("/usr/bin/python3", "-I", "-S")
 OWNER_ANSWER_S: Final = 120.0
+NO_JUMPS: Final[Mapping[str, JumpHost]] = MappingProxyType({})
 
 
 class Login:
@@ -104,13 +107,19 @@ class Login:
         workspace: Workspace,
         prompts: Prompts = NO_PROMPTS,
         *,
+        jumps: Mapping[str, JumpHost] = NO_JUMPS,
         answer_s: float = OWNER_ANSWER_S,
     ) -> None:
-        """answer_s: time limit of each command, in seconds."""
+        """jumps: host -> its jump host. All hosts behind a jump host share one connection to it.
+        answer_s: time limit of each command, in seconds.
+        """
         self.workspace = workspace
         self.answer_s = answer_s
         self.prompts = prompts
         self._machines = machines
+        self._jumps = jumps
+        # The settings of a jump host that several machines name differently are those of the first.
+        self._shared_jumps = {jump.name: jump for jump in reversed([*jumps.values()])}
         self._connections = Connections(workspace.access_config)
         self._keys = HostKeys(workspace.trusted_hosts, self._connections)
         self._write_config()
@@ -135,11 +144,7 @@ class Login:
         except TransportError as exc:
             if isinstance(exc, CommandError | SudoError):
                 raise
-            peer = ssh_host(host, self._machines[host])
-            user = peer.user or getpass.getuser()
-            raise (
-                explain(f"{exc.what}\n{exc.why}", host=host, user=user, address=peer.address) or exc
-            ) from exc
+            raise explain_error(exc, ssh_host(host, self._machines[host])) from exc
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
         """Run a command on a host as root. Return the standard output. Raise the same errors as
@@ -229,17 +234,19 @@ class Login:
         return self._keys.key_of(host)
 
     def proxies(self) -> Mapping[str, tuple[str, ...]]:
-        """Return host -> ProxyCommand, for this machine and hosts behind a jump host. `%p` is the
-        port.
+        """Return host -> ProxyCommand, for this machine and hosts behind a jump host that they share.
+        `%p` is the port.
         """
         config = str(self.workspace.access_config)
         proxies: dict[str, tuple[str, ...]] = {}
         for name, machine in self._machines.items():
-            target = ssh_host(name, machine)
+            jump = self._jumps.get(name)
             if machine.is_here:
                 proxies[name] = self._proxy_here()
-            elif jump := target.jump:
-                proxies[name] = ("ssh", "-F", config, "-W", f"[{target.host}]:%p", jump.alias)
+            elif jump is not None and jump == self._shared_jumps[jump.name]:
+                # ProxyJump does not quote the path of the file.
+                target = ssh_host(name, machine).host
+                proxies[name] = ("ssh", "-F", config, "-W", f"[{target}]:%p", jump.name)
         return proxies
 
     def reached(self, host: Host) -> Host:
@@ -248,7 +255,10 @@ class Login:
 
     def _write_config(self) -> None:
         """Write the ssh_config of the logins, with what is known of the host keys."""
-        config = access_config(self._machines, self.workspace, self.proxies(), self._keys.known)
+        jumps = [j for j in self._shared_jumps.values() if j.name not in self._machines]
+        config = access_config(
+            self._machines, self.workspace, self.proxies(), self._keys.known, jumps
+        )
         write_atomic(self.workspace.access_config, config)
 
     def _proxy_here(self) -> tuple[str, ...]:

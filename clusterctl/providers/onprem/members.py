@@ -38,7 +38,7 @@ from clusterctl.hosts.roles import (
 from clusterctl.packages.os_packages import INDEXES, left_out_repositories
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem import remote_claim
-from clusterctl.providers.onprem.access import NO_LOGIN, AccessError, SshHost, ssh_host
+from clusterctl.providers.onprem.access import NO_LOGIN, AccessError, ssh_host
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.distributions import differing, distribution_of
 from clusterctl.spec.models import ClusterSpec, software_refusals
@@ -77,9 +77,12 @@ _HERE: Final = "127.0.0.1"
 _JOB_NETWORK: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
 
 
-def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
+def members(
+    spec: ClusterSpec, settings: OnpremSettings, behind: Collection[str] = ()
+) -> tuple[Host, ...]:
     """Return the cluster's machines as the spec describes them, the controller first.
 
+    behind: names of the machines behind a jump host, whose names need not be known here.
     Each ``address`` is IPv4, or a name if its lookup fails. ``host_key`` is "" if the spec has no
     key.
     """
@@ -92,9 +95,10 @@ def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
         if name in settings.login:
             roles.append(LOGIN)
         target = ssh_host(name, settings.machines[name])
+        address = target.host if name in behind else _resolved(target.host)
         host = Host(
             name=name,
-            address=_HERE if settings.machines[name].is_here else _resolved(target),
+            address=_HERE if settings.machines[name].is_here else address,
             ssh_address=target.host,
             port=target.port,
             user=target.user or getpass.getuser(),
@@ -186,14 +190,11 @@ def shared_folder(
     return SharedFolder(kind="nfs", server=addresses[settings.controller], path=shared.path)
 
 
-def _resolved(target: SshHost) -> str:
-    if target.jump is None:
-        # If the lookup fails, ssh reports it.
-        with suppress(OSError):
-            return str(
-                socket.getaddrinfo(target.host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-            )
-    return target.host
+def _resolved(name: str) -> str:
+    # If the lookup fails, ssh reports it.
+    with suppress(OSError):
+        return str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    return name
 
 
 def network_of(facts: HostFacts, address: str) -> IPv4Network | None:

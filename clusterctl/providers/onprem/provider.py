@@ -37,7 +37,7 @@ from clusterctl.providers.base import (
     pending_releases,
 )
 from clusterctl.providers.onprem import members, release, single_hosts
-from clusterctl.providers.onprem.access import as_ssh_resolves, raise_failures
+from clusterctl.providers.onprem.access import Resolved, as_ssh_resolves, raise_failures
 from clusterctl.providers.onprem.login import OWNER_ANSWER_S, Login
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.load import dump_spec
@@ -102,7 +102,7 @@ class OnpremProvider(Provider):
         self._retry_notes: tuple[str, ...] | None = None
 
     @cached_property
-    def _resolved(self) -> OnpremSettings:
+    def _resolved(self) -> Resolved:
         return as_ssh_resolves(self._settings)
 
     def check(self, spec: ClusterSpec) -> None:
@@ -125,7 +125,7 @@ class OnpremProvider(Provider):
             )
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        hosts = members.members(spec, self._resolved)
+        hosts = members.members(spec, self._resolved.settings, self._resolved.jumps)
         with self._login(workspace, _PREFLIGHT_S * 2 / 3) as login:
             *_, report, blocking = self._collect_findings(
                 spec, workspace, hosts, login, find_all=True
@@ -174,7 +174,7 @@ class OnpremProvider(Provider):
         ):
             examination = self._examine_machines(spec, workspace)
         previous_inventory = load_known_inventory(workspace)
-        login = Login(self._machines(workspace), workspace, self._prompts)
+        login = self._login_to(self._machines(workspace), workspace)
         absent = release.release_removed(examination.inventory, login)
         if previous_inventory is not None:
             settings = examination.previous_settings
@@ -198,9 +198,9 @@ class OnpremProvider(Provider):
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         if workspace is None:
             with self._login(None) as login:
-                release.release_orphan(login, self._resolved, cluster_id)
+                release.release_orphan(login, self._resolved.settings, cluster_id)
             return
-        login = Login(self._machines(workspace), workspace, self._prompts)
+        login = self._login_to(self._machines(workspace), workspace)
         failed: list[Failure] = []
         try:
             release.release_all(login)
@@ -241,10 +241,20 @@ class OnpremProvider(Provider):
 
     def _machines(self, workspace: Workspace) -> Mapping[str, OnpremHost]:
         """Return how to log in to the machines of the spec, and to those that leave the cluster."""
-        settings = _previous_settings(workspace) or self._resolved
+        settings = _previous_settings(workspace) or self._resolved.settings
         known = load_known_hosts(workspace).values()
         former = {host.name: release.machine_of(host, settings) for host in known}
         return {**former, **self._resolved.machines}
+
+    def _login_to(
+        self,
+        machines: Mapping[str, OnpremHost],
+        workspace: Workspace,
+        answer_s: float = OWNER_ANSWER_S,
+    ) -> Login:
+        return Login(
+            machines, workspace, self._prompts, jumps=self._resolved.jumps, answer_s=answer_s
+        )
 
     @contextmanager
     def _login(
@@ -254,21 +264,21 @@ class OnpremProvider(Provider):
         folder.
         """
         if workspace is not None and workspace.root.is_dir():
-            yield Login(self._resolved.machines, workspace, self._prompts, answer_s=answer_s)
+            yield self._login_to(self._resolved.machines, workspace, answer_s)
             return
         with temporary_folder() as folder:
             temporary = Workspace(folder / (workspace.root.name if workspace else "lost"))
             temporary.create()
             try:
-                yield Login(self._resolved.machines, temporary, self._prompts, answer_s=answer_s)
+                yield self._login_to(self._resolved.machines, temporary, answer_s)
             finally:
                 end_all_connections(temporary.access_config)
 
     def _examine_machines(self, spec: ClusterSpec, workspace: Workspace) -> _Examination:
         """Examine the machines. Raise a ProvisionError if they can't form the cluster."""
-        hosts = members.members(spec, self._resolved)
+        hosts = members.members(spec, self._resolved.settings, self._resolved.jumps)
         self._prompts.reporter.progress(f"checking {counted(len(hosts), 'machine')}")
-        login = Login(self._resolved.machines, workspace, self._prompts, answer_s=_UP_S / 2)
+        login = self._login_to(self._resolved.machines, workspace, _UP_S / 2)
         joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
         if blocking:
             summary = "these machines don't meet the requirements of a cluster: {hosts}"
@@ -278,7 +288,7 @@ class OnpremProvider(Provider):
         keys = {host.name: login.key_of(host.name) for host in hosts if host.name not in silent}
         inventory = members.inventory(
             spec,
-            self._resolved,
+            self._resolved.settings,
             hosts,
             report.facts,
             keys,
@@ -288,7 +298,7 @@ class OnpremProvider(Provider):
         )
         inventory = replace(inventory, hosts=tuple(map(login.reached, inventory.hosts)))
         notes = members.notes(spec, report.findings, joined=joined)
-        settings = _previous_settings(workspace) or self._resolved
+        settings = _previous_settings(workspace) or self._resolved.settings
         preview = members.preview(spec, hosts, report.facts, new)
         self._examination = _Examination(
             dump_spec(spec), workspace, inventory, new, silent, settings, notes, preview

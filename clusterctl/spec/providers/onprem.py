@@ -147,7 +147,7 @@ class OnpremSettings(ProviderSettings):
         addresses = expand(settings.address) if settings.address else every
         common = {
             field: getattr(self.access if getattr(settings, field) is None else settings, field)
-            for field in ("user", "port", "key", "jump", "become")
+            for field in ("user", "port", "key", "become")
         }
         return tuple(
             (name, OnpremHost(address=address, host_key=settings.host_key, **common))
@@ -160,9 +160,9 @@ _SYSTEM: Final = frozenset(
 )
 # Folders that can't be the shared folder themselves, but may contain it.
 _TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})
-_WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
+_WAY_THERE: Final = ("user", "port", "key", "host_key")
 # The values of these fields if they are not set.
-_UNSAID: Final = (None, 22, ())
+_UNSAID: Final = (None, 22)
 
 
 def _host_faults(provider: OnpremSettings) -> Iterator[SpecFault]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +21,12 @@ from clusterctl.errors import (
 from clusterctl.providers.base import OfferedKey, fingerprint, reject_unknown_keys
 from clusterctl.providers.onprem.access import (
     HostKeys,
+    JumpHost,
     SshHost,
     access_config,
     as_ssh_resolves,
     explain,
     raise_failures,
-    ssh_hosts,
 )
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.hosts import OnpremHost
@@ -150,13 +152,40 @@ def test_owners_ssh_configuration_fills_in_what_the_spec_leaves_out(played: Path
     ssh.write_text(f"{said}printf 'user marta\\nhostname %s\\nport 2222\\n' $name\n")
     hosts = {"gpu1": {}, "gpu2": {"address": "10.0.0.9"}, "desk": {"address": "localhost"}}
     given = {"type": "onprem", "controller": "gpu1", "hosts": hosts}
-    machines = as_ssh_resolves(OnpremSettings.model_validate(given)).machines
-    found = {name: (one.user, one.address, one.port) for name, one in machines.items()}
+    resolved = as_ssh_resolves(OnpremSettings.model_validate(given))
+    found = {name: (one.user, one.address, one.port) for name, one in resolved.machines.items()}
     assert found == {
         "gpu1": ("marta", "10.1.1.1", 2222),
         "gpu2": ("marta", "10.0.0.9", 2222),
         "desk": (None, "localhost", 22),
     }
+    assert resolved.jumps == {}
+
+
+@pytest.mark.parametrize(
+    ("jump", "found"),
+    [
+        ("gate", JumpHost("gate", None, None)),
+        ("me@gate.example.org:2222", JumpHost("gate.example.org", "me", "2222")),
+        # ssh itself connects through several.
+        ("me@a,b", None),
+    ],
+)
+def test_jump_host_is_that_of_the_owners_ssh_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: str, found: JumpHost | None
+) -> None:
+    """By the real `ssh -G`, with another file than the owner's."""
+    own = tmp_path / "config"
+    own.write_text(f"Host gpu1\n    ProxyJump {jump}\n")
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {own} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    hosts = {"gpu1": {"address": "10.0.0.1"}, "gpu2": {"address": "10.0.0.2"}}
+    given = {"type": "onprem", "controller": "gpu1", "hosts": hosts}
+    resolved = as_ssh_resolves(OnpremSettings.model_validate(given))
+    assert resolved.jumps == ({"gpu1": found} if found else {})
 
 
 def test_mistake_in_the_owners_ssh_configuration_is_named(played: Path) -> None:
@@ -299,15 +328,15 @@ def test_access_config_is_read_by_ssh(tmp_path: Path) -> None:
             port=2222,
             user="rocky",
             key=str(tmp_path / "a key"),
-            jump=("me@a:23", "b"),
         ),
         "gpu2": OnpremHost(address="10.0.0.2", port=22),
     }
     workspace = Workspace(tmp_path / "a folder")
     workspace.root.mkdir()
     config = workspace.access_config
-    by_jump = {"gpu1": ("ssh", "-F", str(config), "-W", "x", ssh_hosts(machines)[1].alias)}
-    config.write_text(access_config(machines, workspace, by_jump, {}))
+    by_jump = {"gpu1": ("ssh", "-F", str(config), "-W", "x", "gate")}
+    jumps = [JumpHost("gate", "me", "23"), JumpHost("door", None, None)]
+    config.write_text(access_config(machines, workspace, by_jump, {}, jumps))
 
     def of(host: str) -> dict[str, str]:
         said = subprocess.run(
@@ -315,28 +344,21 @@ def test_access_config_is_read_by_ssh(tmp_path: Path) -> None:
         )
         return dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
 
-    first, second, *_ = ssh_hosts(machines)
+    gate = of("gate")
     gpu1 = of("gpu1")
     gpu2 = of("gpu2")
     assert (gpu1["hostname"], gpu1["port"], gpu1["user"]) == ("10.0.0.1", "2222", "rocky")
     assert (gpu1["identityfile"], gpu1["hostkeyalias"]) == (str(tmp_path / "a key"), "gpu1")
-    ways = [shlex.split(of(host)["proxycommand"]) for host in ("gpu1", second.alias)]
-    assert [way[2::3] for way in ways] == [
-        [str(config), second.alias],
-        [str(config), first.alias],
-    ]
-    assert (of(first.alias)["hostname"], of(first.alias)["user"], of(first.alias)["port"]) == (
-        "a",
-        "me",
-        "23",
-    )
-    assert of(first.alias)["hostkeyalias"] == "[a]:23"
+    assert shlex.split(gpu1["proxycommand"])[2::3] == [str(config), "gate"]
+    assert (gate["hostname"], gate["user"], gate["port"]) == ("gate", "me", "23")
+    # The owner's ssh trusts a jump host, or not.
+    assert gate["userknownhostsfile"] != str(workspace.trusted_hosts)
     assert "proxycommand" not in gpu2
-    sockets = [of(host).get("controlpath") for host in ("gpu1", "gpu2", second.alias, first.alias)]
+    sockets = [of(host).get("controlpath") for host in ("gpu1", "gpu2", "gate", "door")]
     assert len({*sockets, None}) == 5
     workspace.connections.rmdir()
     workspace.connections.symlink_to(tmp_path)
-    assert "controlpath" not in of(first.alias)
+    assert "controlpath" not in of("gate")
     workspace.connections.unlink()
     for one in (gpu1, gpu2):
         assert (one["stricthostkeychecking"], one["batchmode"]) == ("true", "yes")

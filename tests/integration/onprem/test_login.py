@@ -17,6 +17,7 @@ from clusterctl.configure.inventory_file import write_inventory
 from clusterctl.errors import ClusterctlError
 from clusterctl.hosts.roles import own_paths
 from clusterctl.providers.onprem import login
+from clusterctl.providers.onprem.access import JumpHost
 from clusterctl.providers.onprem.login import Login, check_this_machine
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
@@ -40,21 +41,25 @@ def test_this_machine_is_reached_by_an_sshd_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "machine",
+    ("machine", "jump"),
     [
-        OnpremHost(address="localhost"),
-        OnpremHost(address="10.0.0.5", port=2222, user="rocky", jump=("me@gate.example.org",)),
+        (OnpremHost(address="localhost"), None),
+        (
+            OnpremHost(address="10.0.0.5", port=2222, user="rocky"),
+            JumpHost("gate.example.org", "me", None),
+        ),
     ],
     ids=["this machine", "behind a jump host"],
 )
 def test_files_for_a_colleague_name_no_file_of_the_owner(
-    tmp_path: Path, machine: OnpremHost
+    tmp_path: Path, machine: OnpremHost, jump: JumpHost | None
 ) -> None:
     workspace = Workspace(tmp_path / "state")
     workspace.create()
     cluster = one_machine(machine, "ssh-ed25519 AAAA")
     (host,) = cluster.hosts
-    proxy = Login({host.name: machine}, workspace).proxies()[host.name]
+    jumps = {host.name: jump} if jump else {}
+    proxy = Login({host.name: machine}, workspace, jumps=jumps).proxies()[host.name]
     write_ssh_files(replace(cluster, hosts=(replace(host, proxy_command=proxy),)), workspace)
     page = (ROOT / "docs/howto/colleagues.md").read_text()
     recipe = next(block for block in page.split("```") if ">~/bob.config" in block)
@@ -201,10 +206,15 @@ def test_running_lists_daemons_and_jobs_of_a_machine(
 
 
 def names_by_login(
-    machines: Mapping[str, OnpremHost], workspace: Workspace
+    machines: Mapping[str, OnpremHost], workspace: Workspace, jump: JumpHost, own: Path
 ) -> tuple[Mapping[str, str], Mapping[str, ClusterctlError]]:
-    """Have each machine print its name. sshd waits for the end of the connections."""
-    login = Login(machines, workspace)
+    """Have each machine print its name. own: the owner's ssh configuration. sshd waits for the end
+    of the connections.
+    """
+    login = Login(machines, workspace, jumps=dict.fromkeys(machines, jump))
+    config = workspace.access_config
+    # ssh finds ~ without $HOME.
+    config.write_text(config.read_text().replace("~/.ssh/config", str(own)))
     try:
         return call_on_hosts(machines, lambda host: login.run(host, ("echo", host)))
     finally:
@@ -225,24 +235,36 @@ def test_machines_behind_a_jump_host_share_its_connection(
         running_sshd(tmp_path / "gate", "MaxStartups 1") as gate,
         running_sshd(tmp_path / "node", "MaxStartups 100") as node,
     ):
-        keys = gate.folder / "authorized_keys"
-        keys.write_text(keys.read_text() + (node.folder / "authorized_keys").read_text())
-        jump = f"127.0.0.1:{gate.port}"
+        own = tmp_path / "own"
+        own.write_text(
+            f"Host gate\n    HostName 127.0.0.1\n    IdentityFile {gate.folder / 'id'}\n"
+            f"    UserKnownHostsFile {tmp_path / 'known'}\n"
+        )
+        (tmp_path / "known").write_text(f"[127.0.0.1]:{gate.port} {gate.host_key}\n")
         key = str(node.folder / "id")
         common = {"address": "127.0.0.1", "port": node.port, "user": user, "key": key}
-        machines = {
-            f"n{number}": OnpremHost(**common, jump=(f"{user}@{jump}",)) for number in range(8)
-        }
-        known = {
-            f"[127.0.0.1]:{gate.port}": gate.host_key,
-            **dict.fromkeys(machines, node.host_key),
-        }
-        workspace.trusted_hosts.write_text(
-            "".join(f"{name} {host_key}\n" for name, host_key in known.items())
-        )
-        answers, failed = names_by_login(machines, workspace)
+        machines = {f"n{number}": OnpremHost(**common) for number in range(8)}
+        workspace.trusted_hosts.write_text("".join(f"{n} {node.host_key}\n" for n in machines))
+        jump = JumpHost("gate", user, str(gate.port))
+        answers, failed = names_by_login(machines, workspace, jump, own)
         assert [exc.why for exc in failed.values()] == []
         assert {host: text.strip() for host, text in answers.items()} == {n: n for n in machines}
+
+
+def test_jump_host_with_an_unknown_key_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a shared connection, ssh to the machine would say only that it was closed."""
+    monkeypatch.setattr("clusterctl.spec.hosts.is_this_machine", lambda _: False)
+    workspace = Workspace(tmp_path / "a folder")
+    workspace.create()
+    with running_sshd(tmp_path / "gate") as gate:
+        jump = JumpHost("127.0.0.1", getpass.getuser(), str(gate.port))
+        machine = OnpremHost(address="10.0.0.5", user="rocky")
+        login = Login({"node": machine}, workspace, jumps={"node": jump})
+        (failure,) = login.trust(["node"])["node"].failures
+    assert (failure.code, failure.host) == ("host-key", "node")
+    assert "jump host 127.0.0.1" in failure.cause
 
 
 def test_a_command_logs_in_once_to_each_machine(

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.errors import Notice, ProvisionError, UnreachableError
 from clusterctl.providers.base import NO_PROMPTS, REPLACED, pending_releases
 from clusterctl.providers.onprem import release
+from clusterctl.providers.onprem.access import Resolved
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.spec.providers.onprem import OnpremSettings
@@ -50,7 +51,10 @@ def play_release(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
     for name in ("release_all", "find_leftovers"):
         monkeypatch.setattr(release, name, functions.get(name, lambda *_, **__: ()))
     monkeypatch.setattr(Login, "trust", lambda *_, **__: {})
-    monkeypatch.setattr("clusterctl.providers.onprem.provider.as_ssh_resolves", lambda one: one)
+    monkeypatch.setattr(
+        "clusterctl.providers.onprem.provider.as_ssh_resolves",
+        lambda one: Resolved(one, {}),
+    )
 
 
 def retried(
