@@ -37,9 +37,9 @@ from clusterctl.errors import (
     VerifyError,
 )
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.checks import DoctorReport, Finding, findings_as_failures
 from clusterctl.hosts.needs import UnmetNeed, lacks_of, text_of
-from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
+from clusterctl.hosts.pairs import examine_pairs, targets_of
 from clusterctl.hosts.probe import Checksums, HostReport, ProbeRequest
 from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts
 from clusterctl.providers.base import HostSize, Provider, pending_releases
@@ -163,7 +163,15 @@ def verify(
             session = session_of(site_of(inventory), cluster.workspace, cluster.connections)
             prove_job_user(session, to, hosts)
 
-    verification = run_verification(inventory, to, nodes, prove)
+    asked = {*host_names, inventory.controller.name} & reports.keys()
+
+    def reject_unreached() -> None:
+        _reject_unreached(cluster.spec, inventory, asked, to)
+
+    # Local nodes are connected by a bridge of this machine.
+    if not cluster.spec.provider.shares_kernel:
+        reject_unreached()
+    verification = run_verification(inventory, to, nodes, prove, reject_unreached)
     resumed = ((host, state) for host, state in verification.resumed.items() if REASON not in state)
     cluster.report_repairs(Drift(host, f"was {state}", "resumed") for host, state in resumed)
     scheduler = cluster.scheduler(inventory)
@@ -196,12 +204,15 @@ def run_verification(
     to: Connect,
     nodes: Sequence[str],
     prove: Callable[[Sequence[str]], None],
+    reject_unreached: Callable[[], None],
     *,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> Verification:
     """Verify these nodes through the controller. ``to`` connects to a host by its name.
 
     prove: called with the nodes while the MPI job runs on them. It may raise VerifyError.
+    reject_unreached: called if the MPI job fails without a cause. It raises VerifyError if nodes
+        can't reach each other.
 
     Raise VerifyError, with hosts and causes, if nodes are missing or out of service, or the job
     fails.
@@ -225,7 +236,7 @@ def run_verification(
         if not (result.rc != 0 and any(text in result.stderr for text in (_BUSY, _LATE))):
             break
     if not has_passed(result, hosts):
-        raise verification_error(result, hosts, inventory, to, scheduler)
+        raise verification_error(result, hosts, scheduler, reject_unreached)
     return replace(verification, link=measured_link(result))
 
 
@@ -469,15 +480,20 @@ def measured_link(result: Result) -> FabricLink | None:
 def verification_error(
     result: Result,
     hosts: tuple[str, ...],
-    inventory: Inventory,
-    to: Connect,
     scheduler: Nodes,
+    reject_unreached: Callable[[], None] = lambda: None,
 ) -> VerifyError:
     """Return the error for a failed MPI job on ``hosts``. If ``result`` names no host, test each
     host.
     """
     message = _error_text(result)
-    failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, scheduler)
+    failures = _failures_by_job(result)
+    if not failures:
+        try:
+            reject_unreached()
+        except VerifyError as error:
+            return error
+        failures = _failures_of_parts(hosts, scheduler)
     if not failures:
         failures = tuple(Failure("verify", message, host, "verify") for host in hosts)
     hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
@@ -502,13 +518,10 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
         return ()
 
 
-def _failures_of_parts(
-    hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: Nodes
-) -> tuple[Failure, ...]:
-    """Return a failure for each unreachable host, or if there is none, for each failed test job."""
-    addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
-    if (failures := find_unconnected_hosts(addresses, to)) or len(hosts) == 1:
-        return failures
+def _failures_of_parts(hosts: tuple[str, ...], scheduler: Nodes) -> tuple[Failure, ...]:
+    """Return a failure for each host on which a job of its own fails."""
+    if len(hosts) == 1:
+        return ()
     results = parallel_map(hosts, lambda host: scheduler.run_verification_job((host,)))
     return tuple(
         Failure("verify", _error_text(result), host, "verify")
@@ -556,7 +569,10 @@ def examine_cluster(
         with Connections(workspace.ssh_config) as connections:
             report = _examine(spec, inventory, connections, hosts, marks)
             report = report.and_also(drift_findings(inventory, workspace, report))
-            report = report.and_also(_find_blocked_ports(spec, inventory, connections, report))
+            # Local nodes are connected by a bridge of this machine.
+            if not spec.provider.shares_kernel:
+                to = connections.to
+                report = report.and_also(_find_unreached(spec, inventory, report.facts.keys(), to))
             report = report.and_also(credential_findings(inventory, connections.to, report))
             report = report.and_also(slurm_findings(inventory, connections.to, report))
         hosts_known = inventory.hosts
@@ -722,27 +738,30 @@ def _idle_for_a_reason(nodes: Sequence[NodeInfo]) -> Iterator[Finding]:
             yield Finding(node.name, "warning", "node-drained", what, drain_reason(node), fix)
 
 
-def _find_blocked_ports(
-    spec: ClusterSpec, inventory: Inventory, connections: Connections, report: DoctorReport
+def _find_unreached(
+    spec: ClusterSpec, inventory: Inventory, hosts: Collection[str], to: Connect
 ) -> tuple[Finding, ...]:
-    """Return a finding for each port that is blocked between two hosts that answered."""
-    # Local nodes are connected by a bridge of this machine, so no port is blocked.
-    if spec.provider.shares_kernel:
-        return ()
-    is_nfs = inventory.shared_folder.kind == "nfs"
-    peers = {
-        host.name: Peer(
-            host.address, needed_ports(spec, host, exports=is_nfs and host.is_controller)
+    """Return a finding for each of these hosts that others, or for each whose file server, can't be
+    reached.
+    """
+    near = [host.name for host in inventory.hosts if host.name in hosts]
+    targets = targets_of(spec, inventory, near)
+    return tuple(examine_pairs(targets, near, lambda host, argv: to(host).run(argv).stdout))
+
+
+def _reject_unreached(
+    spec: ClusterSpec, inventory: Inventory, hosts: Collection[str], to: Connect
+) -> None:
+    """Raise a VerifyError that names all hosts that can't connect, which Slurm would only miss."""
+    findings = _find_unreached(spec, inventory, hosts, to)
+    errors = [finding for finding in findings if finding.level == "error"]
+    if errors:
+        raise VerifyError.of_hosts(
+            "hosts can't reach each other: {hosts}",
+            findings_as_failures(errors, phase="verify"),
+            code="network",
+            fix="correct the network, then run `clusterctl up` again",
         )
-        for host in inventory.hosts
-        if host.name in report.facts
-    }
-    members = {host.name: host.address for host in inventory.hosts}
-    return tuple(
-        examine_ports(
-            peers, members, report.facts, lambda host, argv: connections.to(host).converse(argv)
-        )
-    )
 
 
 def find_obstacles(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:

@@ -114,7 +114,7 @@ def links() -> Dict[str, Tuple[str, int]]:
     """
     output = run(["ip", "-json", "-4", "address", "show"])
     return {
-        f"{address['local']}/{address['prefixlen']}": (link.get("ifname", ""), link.get("mtu", 0))
+        f"{address['local']}/{address['prefixlen']}": link.get("ifname", "")
         for link in (json.loads(output) if output else [])
         for address in link.get("addr_info", [])
         if address.get("local")
@@ -583,7 +583,7 @@ class OwnFacts:
     checks the types.
 
     time: the host's clock (Unix time). credential: one of munge (MUNGE:...), or munge's error.
-    mtus, interfaces: address/prefix length -> MTU, name of the interface.
+    interfaces: address/prefix length -> name of the interface.
     cgroups: root can create control groups. cgroup_plugin: Slurm, if installed, has the plugin for
         them.
     refused: account -> the list of sshd that refuses its login.
@@ -604,7 +604,6 @@ class OwnFacts:
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
     credential: str = ""
-    mtus: Mapping[str, int] = {}
     interfaces: Mapping[str, str] = {}
     cgroups: bool = True
     cgroup_plugin: Optional[bool] = None
@@ -627,8 +626,7 @@ def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
         "uid": os.geteuid(),
         "system": system(),
         "addresses": list(addresses),
-        "interfaces": {address: name for address, (name, _) in addresses.items()},
-        "mtus": {address: mtu for address, (_, mtu) in addresses.items()},
+        "interfaces": addresses,
         "space": space(request["paths"]),
         "selinux": {"1": "enforcing", "0": "permissive"}.get(read(SELINUX).strip(), "disabled"),
         "firewall": firewall(),

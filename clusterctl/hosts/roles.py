@@ -398,9 +398,13 @@ _BEFORE: Final = {
 _CUPY: Final = {"/opt": 7168}
 
 
-def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeRequest:
+def host_facts_request(
+    spec: ClusterSpec, members: Sequence[Host], folders: Collection[str] = ()
+) -> ProbeRequest:
     """Return the facts to ask of hosts before they join the cluster, and of all hosts for
     `doctor`.
+
+    folders: further paths to look for, among the roles' files.
     """
     roles = sorted({member.roles for member in members})
     packages = {
@@ -411,7 +415,7 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
         "accounts": [*required_accounts(spec)],
         "uids": [*required_accounts(spec).values()],
-        "files": sorted({file for group in roles for file in role_files(spec, group)}),
+        "files": sorted({*folders}.union(*(role_files(spec, group) for group in roles))),
         "texts": [*TEXTS],
         "packages": sorted(packages),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,14 +68,6 @@ def packages_of(
     return tuple(
         sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)})
     )
-
-
-def left_out_repositories() -> Sequence[str]:
-    """Return globs of dnf repositories from which Ansible's roles install nothing."""
-    defaults = read_table(
-        data_folder("ansible") / "roles/packages/defaults/main.yml", dict[str, Any]
-    )
-    return list(defaults["packages_left_out"])
 
 
 def nvidia_stream(distribution: Distribution, software: Software) -> str | None:

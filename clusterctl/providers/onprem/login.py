@@ -13,7 +13,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,7 +39,7 @@ from clusterctl.providers.onprem.access import (
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.inventory import Host
 from clusterctl.state.workspace import Workspace, draw_key_pair, write_atomic
-from clusterctl.transport.base import Conversation, remote_program, shown_command
+from clusterctl.transport.base import remote_program, shown_command
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.sudo import AS_ROOT, SudoError
 from clusterctl.util.process import call_on_hosts
@@ -151,12 +150,6 @@ class Login:
         ``run``, and SudoError.
         """
         return self.run(host, (*AS_ROOT, *argv), stdin)
-
-    def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-        """Start a command on a host as the owner, and exchange messages with it by stdin and
-        stdout.
-        """
-        return self._connections.to(host).converse(argv, silence_s=self.answer_s)
 
     def is_here(self, host: str) -> bool:
         return self._machines[host].is_here

@@ -5,29 +5,20 @@ hosts.
 from __future__ import annotations
 
 import getpass
-import json
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding, RunAsRoot
+from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.fabric import job_variables
-from clusterctl.hosts.pairs import (
-    NFS_PORT,
-    Peer,
-    StartOnHost,
-    examine_ports,
-    needed_ports,
-    untested_findings,
-)
-from clusterctl.hosts.probe import START, HostFacts
+from clusterctl.hosts.pairs import examine_pairs, server_target
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import (
     CLAIM,
     host_facts_request,
@@ -35,7 +26,6 @@ from clusterctl.hosts.roles import (
     role_files,
     role_packages,
 )
-from clusterctl.packages.os_packages import INDEXES, left_out_repositories
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem import remote_claim
 from clusterctl.providers.onprem.access import NO_LOGIN, AccessError, ssh_host
@@ -45,14 +35,11 @@ from clusterctl.spec.models import ClusterSpec, software_refusals
 from clusterctl.spec.names import ROOT
 from clusterctl.spec.providers.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
-from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import remote_program
 from clusterctl.transport.sudo import NO_ROOT, SudoError
-from clusterctl.util.process import call_on_hosts, parallel_map
+from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import NO_LIMIT, Deadline
 
 _NO_ADDRESS: Final = "network"
-_REACH: Final = remote_program("clusterctl.hosts.remote_reach").encode()
 # Codes of findings that stop `up` for all machines, also for those already in the cluster.
 UNFIT: Final = frozenset(
     {
@@ -65,7 +52,7 @@ UNFIT: Final = frozenset(
 # them. What it can't repair, it reports.
 _REPAIRED: Final = frozenset(
     {
-        *("health-silent", "firewall", "shared-folder-away", "nfs-server-failed"),
+        *("health-silent", "network", "shared-folder-away", "nfs-server-failed"),
         *("unit-failed", "database-failed", "slurmd-unfit", "slurmd-restarts", "gpu-devices"),
         *("slurmctld-restarts", "slurmdbd-restarts", "job-python", "account-differs"),
         "home-missing",
@@ -309,13 +296,16 @@ def examine(
     all_checks = requirements_of_hosts(spec, hosts, installed=ours)
     examined = [host.name for host in hosts if host.name in only and host.name not in lost]
     expectations = {name: all_checks[name] for name in examined}
-    requests = dict.fromkeys(examined, host_facts_request(spec, hosts))
+    shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
+    request = host_facts_request(spec, hosts, folders=[shared.path])
+    requests = dict.fromkeys(examined, request)
     leader = hosts[0].name
     report = checks.examine(requests, expectations, login.root, leader=leader, limit=limit)
     new = [name for name in expectations if name not in ours]
-    shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
-    check = _NetworkCheck(spec, shared, hosts, new, login.workspace)
-    unreached = _examine_network(check, report.facts, login.root, login.converse, limit)
+    answering = [name for name in new if name in report.facts]
+    server = server_target(shared.server)
+    unreached = examine_pairs(server, answering, login.run, limit) if server else ()
+    missing = _folder_findings(shared, report.facts, new)
     login_findings = [
         Finding(
             host,
@@ -330,154 +320,22 @@ def examine(
     ]
     group_findings = cluster_findings(spec, hosts, report)
     return replace(
-        report, findings=(*login_findings, *report.findings, *group_findings, *unreached)
+        report,
+        findings=(*login_findings, *report.findings, *group_findings, *unreached, *missing),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _NetworkCheck:
-    """Settings of network tests. ``new``: names of hosts to test."""
-
-    spec: ClusterSpec
-    shared: OnpremShared
-    hosts: Sequence[Host]
-    new: Collection[str]
-    workspace: Workspace
-
-
-def _examine_network(
-    check: _NetworkCheck,
-    facts: Mapping[str, HostFacts],
-    root: RunAsRoot,
-    start: StartOnHost,
-    limit: Deadline = NO_LIMIT,
-) -> tuple[Finding, ...]:
-    """Test the connections that new hosts need: to other hosts, to repositories and to the NFS
-    server.
-    """
-    hosts = {host.name: host for host in check.hosts if host.name in facts}
-    new = [name for name in hosts if name in check.new]
-    if not new:
-        return ()
-    network = check.spec.provider.known_network
-    controller = check.hosts[0].name
-    addresses = {name: _address(host, facts[name], network) for name, host in hosts.items()}
-    reachable = {name: address for name, address in addresses.items() if address}
-    mtus = {name: _mtu_of(facts[name], address) for name, address in reachable.items()}
-
-    def ask(name: str) -> tuple[Finding, ...]:
-        mtu = mtus.get(name, 0) if name != controller in reachable else 0
-        request = _request(check, hosts[name], facts[name]) | {
-            "ping": reachable.get(controller),
-            "mtu": mtu,
-        }
-        answer = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _REACH))
-        return tuple(_findings(check, name, answer))
-
-    def ask_all() -> Iterator[Finding]:
-        findings_of, failed = call_on_hosts(new, ask, limit=limit)
-        yield from (finding for findings in findings_of.values() for finding in findings)
-        yield from untested_findings(failed)
-
-    peers = {
-        name: _peer(check, hosts[name], address, facts[name]) for name, address in reachable.items()
-    }
-    address_by_name = {host.name: host.address for host in check.hosts} | reachable
-    ask_ports = partial(examine_ports, peers, address_by_name, facts, start, limit)
-    parts: tuple[Callable[[], Iterator[Finding]], ...] = (ask_all, ask_ports)
-    findings = (
-        finding for group in parallel_map(parts, lambda part: tuple(part())) for finding in group
-    )
-    return tuple(dict.fromkeys(findings))
-
-
-def _mtu_of(facts: HostFacts, address: str) -> int:
-    return next(
-        (mtu for interface, mtu in facts.mtus.items() if interface.startswith(f"{address}/")), 0
-    )
-
-
-def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
-    """Return the host's address on ``network`` or, without a network, its address in the spec, or
-    else "".
-    """
-    addresses = [interface.ip for interface in _interfaces(facts) if not interface.ip.is_loopback]
-    if network is None:
-        matching = [ip for ip in addresses if str(ip) == host.address]
-    else:
-        matching = [ip for ip in addresses if ip in network]
-    return str(matching[0]) if matching else ""
-
-
-def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, object]:
-    distribution = distribution_of(facts.system.release)
-    packages = role_packages(check.spec, host.roles, distribution)
-    bundle = check.spec.software.mirrors.bundled(distribution.release)
-    return {
-        "nfs": check.shared.server,
-        "nfs_port": NFS_PORT,
-        "folders": [check.shared.path] if check.shared.kind == "existing" else [],
-        "left_out": left_out_repositories(),
-        "repositories": not (bundle or set(packages) <= facts.packages),
-        "bundle": f"{bundle}/{INDEXES[distribution.family]}" if bundle else "",
-    }
-
-
-def _peer(check: _NetworkCheck, host: Host, address: str, facts: HostFacts) -> Peer:
-    exports = check.shared.kind == "nfs" and check.shared.server is None
-    ports = needed_ports(check.spec, host, exports=exports and host.name == check.hosts[0].name)
-    # `up` opens the ports of hosts with firewalld.
-    is_new = host.name in check.new
-    tried = facts.firewall.name != "firewalld"
-    return Peer(address, ports, opens=is_new, tried=tried)
-
-
-def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
-    if answer["loses_large_packets"]:
-        reason = (
-            f"packets of the host's MTU do not reach {check.hosts[0].name} and return; small "
-            "packets do"
-        )
-        fix = (
-            "`ip link set dev DEVICE mtu 1500` on this host, or allow the host's MTU on the "
-            "switches"
-        )
-        yield Finding(name, "error", "mtu", "large packets are lost", reason, fix)
-    for url, reason in answer["repositories"].items():
-        fix = (
-            f"make `sudo curl -sSI {url}` work on this host: open the firewall, or write the "
-            "proxy into the package manager's configuration (sudo may drop the environment's "
-            "proxy); or install from a folder: `clusterctl bundle`, software.mirrors.bundle"
-        )
-        summary = "a package repository can't be reached"
-        if not url:
-            summary = "no package repository is configured"
-            fix = (
-                "add the distribution's repositories to /etc/apt/sources.list.d on this host, "
-                "then run `sudo apt-get update`; or install from a folder: `clusterctl "
-                "bundle`, software.mirrors.bundle"
-            )
-        yield Finding(name, "error", "repository", summary, str(reason), fix)
-    if answer["bundle"]:
-        summary = "the bundle can't be read"
-        fix = (
-            "put the folder of `clusterctl bundle`, made with --os for this host's distribution, "
-            "where this host finds it: copy or mount it, or open the firewall to its web server; or "
-            "correct software.mirrors.bundle"
-        )
-        yield Finding(name, "error", "repository", summary, answer["bundle"], fix)
-    if answer["nfs"]:
-        server = check.shared.server
-        reason = f"{server}, port {NFS_PORT}: {answer['nfs']}"
-        fix = (
-            f"start the server, or open its firewall: `showmount -e {server}` on this host lists "
-            "the export"
-        )
-        yield Finding(name, "error", "nfs", "the NFS server can't be reached", reason, fix)
-    for path in answer["missing"]:
-        reason = f"{path} does not exist, and shared.kind is existing"
-        fix = f"mount it on this host: `mount {path}`"
-        yield Finding(name, "error", "shared-folder", "the shared folder is missing", reason, fix)
+def _folder_findings(
+    shared: OnpremShared, facts: Mapping[str, HostFacts], new: Collection[str]
+) -> Iterator[Finding]:
+    if shared.kind != "existing":
+        return
+    for name in new:
+        if name in facts and shared.path not in facts[name].files:
+            reason = f"{shared.path} does not exist, and shared.kind is existing"
+            fix = f"mount it on this host: `mount {shared.path}`"
+            what = "the shared folder is missing"
+            yield Finding(name, "error", "shared-folder", what, reason, fix)
 
 
 def cluster_findings(

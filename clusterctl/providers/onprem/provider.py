@@ -371,10 +371,7 @@ def blocking_findings(
     relevant = [
         finding
         for finding in report.findings
-        if finding.host in new
-        or finding.host not in report.facts
-        or finding.code in members.UNFIT
-        or (new and finding.code in ("firewall", "network"))
+        if finding.host in new or finding.host not in report.facts or finding.code in members.UNFIT
     ]
     relevant += members.claim_findings(report.facts, workspace.known_id() or "")
     errors = [finding for finding in relevant if finding.level == "error"]

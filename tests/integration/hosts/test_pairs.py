@@ -1,49 +1,40 @@
-"""Hosts connect to each other's ports while all of them listen."""
+"""Hosts connect to the daemons of all others."""
 
 from __future__ import annotations
 
-import errno
 import json
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
 from clusterctl.errors import UnreachableError
-from clusterctl.hosts.pairs import Peer, find_unconnected_hosts, unreached_ports
-from clusterctl.hosts.remote_pairs import GREETING, WORDS
-from clusterctl.transport.base import Conversation, Transport, remote_argv
+from clusterctl.hosts import remote_pairs
+from clusterctl.hosts.checks import Finding
+from clusterctl.hosts.pairs import Targets, examine_pairs, server_target
 from tests.support.local_transport import LocalTransport
-from tests.support.scripted import ScriptedTransport
 from tests.support.sshd import reserved_port
-from tests.unit.hosts.answers import pairs
 
-NAMES = ("d-train-1", "d-train-2")
-HERE = dict.fromkeys(NAMES, "127.0.0.1")
+TARGETS: Targets = {f"n{one}": (f"10.0.0.{one}", (6818,)) for one in (1, 2, 3)}
+DROPPED = {"6818": "no answer within 2 s"}
+REFUSED = {"6818": "Connection refused"}
+Answers = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 
-def test_unreached_ports_blames_a_late_host_alone() -> None:
-    """A busy host may start its program late, so that connections to it are refused."""
-    ended = threading.Event()
+def found(
+    answers: Answers, targets: Targets = TARGETS, *, silent: Sequence[str] = ()
+) -> list[tuple[str, str, str]]:
+    """Return host, code and cause of the findings. answers: host -> the hosts and ports that it can't
+    reach.
+    """
 
-    class Starved(LocalTransport):
-        def converse(self, *_: object, **__: object) -> AbstractContextManager[Conversation]:
-            ended.wait()
-            raise UnreachableError("too late")
+    def run(host: str, _: Sequence[str]) -> str:
+        if host in silent:
+            raise UnreachableError("no answer", why="it is off", host=host)
+        return f"a word of the account's shell\n{json.dumps(answers.get(host, {}))}\n"
 
-    hosts: dict[str, Transport] = {NAMES[0]: LocalTransport(), NAMES[1]: Starved()}
-    try:
-        for start_s in (1, 10, 100):  # under load the other one, too, may need more time
-            (failure, *others) = find_unconnected_hosts(HERE, hosts.__getitem__, start_s=start_s)
-            if not others:
-                break
-    finally:
-        ended.set()
-    assert others == []
-    assert (failure.host, failure.code) == (NAMES[1], "unreachable")
-    assert "load" in failure.fix
+    findings: Iterator[Finding] = examine_pairs(targets, ["n1", "n2", "n3"], run)
+    return [(one.host, one.code, one.why) for one in findings]
 
 
 @pytest.fixture
@@ -53,54 +44,49 @@ def port() -> Iterator[int]:
         yield port
 
 
-def test_unreached_ports_of_real_connections() -> None:
-    assert find_unconnected_hosts(HERE, lambda _: LocalTransport()) == ()
-
-
-def test_unreached_ports_counts_refusals_only_of_listening_hosts(port: int) -> None:
-    peers = {"nobody": ("127.0.0.1", {port: True}), "nowhere": ("255.255.255.255", {1: False})}
-    peers["stopped"] = ("127.0.0.1", {port: False})  # whose daemon does not run
-    with LocalTransport().converse(remote_argv("clusterctl.hosts.remote_pairs", "0", "[]")) as talk:
-        own_port, *others = json.loads(talk.receive())
-        assert own_port
-        assert others == []
-        talk.send(json.dumps(peers).encode() + b"\n")
-        unreached = json.loads(talk.receive())
-        talk.finish()
-    assert unreached["nobody"] == {str(port): WORDS[errno.ECONNREFUSED]}
-    assert unreached["nowhere"]["1"]
-    assert "stopped" not in unreached
-
-
-def test_remote_pairs_listens_on_free_ports(port: int) -> None:
+def test_pairs_of_real_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        argv = remote_argv(
-            "clusterctl.hosts.remote_pairs", "0", json.dumps([port, server.getsockname()[1]])
-        )
-        with LocalTransport().converse(argv) as talk:
-            _, *opened = json.loads(talk.receive())
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                assert connection.recv(len(GREETING)) == GREETING
-            talk.finish()
-    assert opened == [port]
+        targets: Targets = {name: ("127.0.0.1", (server.getsockname()[1],)) for name in "ab"}
+        run = LocalTransport().run
+        assert [*examine_pairs(targets, ["a", "b"], lambda _, argv: run(argv).stdout)] == []
 
 
-@pytest.mark.parametrize(("opens", "opened"), [(True, [6817]), (False, [])])
-def test_unreached_ports_opens_ports_only_if_requested(opens: bool, opened: list[int]) -> None:
-    nodes = {name: ScriptedTransport([pairs()]) for name in NAMES}
-    peers = dict.fromkeys(NAMES, Peer("10.0.0.1", (6817,), opens=opens))
-    answers = unreached_ports(peers, lambda host, argv: nodes[host].converse(argv))
-    assert (answers.unreached, answers.silent) == ({name: {} for name in NAMES}, {})
-    for node in nodes.values():
-        _, ports = json.loads(node.calls[0].argv[-1])
-        assert json.loads(ports) == opened
+def test_closed_port_is_tried_until_the_deadline(port: int) -> None:
+    assert remote_pairs.reach("127.0.0.1", port, 0.0) == "Connection refused"
+    server = socket.create_server(("127.0.0.1", port))
+    with server:
+        assert remote_pairs.reach("127.0.0.1", port, 0.0) == ""
 
 
-def test_unreached_ports_tries_only_selected_hosts() -> None:
-    nodes = {name: ScriptedTransport([pairs()]) for name in NAMES}
-    peers = {NAMES[0]: Peer("10.0.0.1", (6817,)), NAMES[1]: Peer("10.0.0.2", (6818,), tried=False)}
-    unreached_ports(peers, lambda host, argv: nodes[host].converse(argv))
-    assert [json.loads(line) for line in nodes[NAMES[0]].sent] == [{}]
-    assert [json.loads(line) for line in nodes[NAMES[1]].sent] == [
-        {NAMES[0]: ["10.0.0.1", {"1": True, "6817": False}]}
+def test_host_that_two_others_do_not_reach_has_one_finding() -> None:
+    answers = {"n2": {"n1": DROPPED}, "n3": {"n1": DROPPED}}
+    cause = "n2, n3 can't reach 10.0.0.1, port 6818: no answer within 2 s"
+    assert found(answers) == [("n1", "network", cause)]
+
+
+def test_port_that_a_firewall_refuses_to_others_is_found() -> None:
+    cause = "n2 can't reach 10.0.0.1, port 6818: Connection refused"
+    assert found({"n2": {"n1": REFUSED}}) == [("n1", "network", cause)]
+
+
+def test_daemon_that_does_not_run_is_no_fault_of_the_network() -> None:
+    """Its host does not reach it, either."""
+    assert found({name: {"n1": REFUSED} for name in TARGETS}) == []
+
+
+def test_silent_host_is_named_alone() -> None:
+    answers = {"n2": {"n1": DROPPED}, "n3": {"n1": DROPPED}}
+    ((host, code, _),) = found(answers, silent=["n1"])
+    assert (host, code) == ("n1", "not-looked-at")
+
+
+def test_file_server_is_a_finding_of_each_host_that_does_not_reach_it() -> None:
+    answers = {name: {"nas": {"2049": "No route to host"}} for name in ("n1", "n3")}
+    assert found(answers, {**TARGETS, **server_target("nas")}) == [
+        (name, "nfs", "nas, port 2049: No route to host") for name in ("n1", "n3")
     ]
+
+
+def test_garbled_answer_is_a_warning() -> None:
+    (one,) = examine_pairs(TARGETS, ["n1"], lambda *_: "bash: python3: not found\n")
+    assert (one.host, one.level, one.code) == ("n1", "warning", "not-looked-at")

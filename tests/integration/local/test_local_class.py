@@ -151,6 +151,7 @@ def test_cache_is_listed_while_others_build_and_hold_the_locks(cache: Path) -> N
     bake()
     with begun_and_killed(cache), image.cache_lock("up"), helper.state_lock("down"):
         found = helper.cache({})["images"]
+    image.remove_unfinished()
     assert [one["key"] for one in found] == [IMAGE, f"class-{CLASS}", "base-b"]
 
 

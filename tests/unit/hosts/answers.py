@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from tests.support.scripted import Step
 from tests.unit.hosts.test_doctor import WELL, room
 
 FACTS = (
@@ -18,11 +17,3 @@ def answer(**node: object) -> str:
     """Return the answer of a healthy node, except for these fields."""
     fine = {"system": SYSTEM, "cards": 0, "said": FACTS, "checksums": {}, "space": [DISK]}
     return json.dumps({"state": "running", "node": fine | node})
-
-
-def pairs(**unreached: str) -> Step:
-    """Answer as a host whose program listens on port 1. unreached: host -> why its port 1 is not
-    reached.
-    """
-    answer = {host.replace("_", "-"): {"1": why} for host, why in unreached.items()}
-    return Step(("python3", "..."), f"[1]\n{json.dumps(answer)}\n")

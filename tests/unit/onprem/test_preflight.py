@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,22 +17,17 @@ import pytest
 from clusterctl.errors import ClusterctlError, ProvisionError
 from clusterctl.hosts.checks import DoctorReport, Finding, Level
 from clusterctl.hosts.probe import HostFacts
-from clusterctl.hosts.roles import role_packages
 from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem.access import AccessError, explain
 from clusterctl.providers.onprem.members import examine, members, notes
 from clusterctl.providers.onprem.provider import OnpremProvider, _Examination, blocking_findings
-from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.providers.onprem import OnpremSettings
-from clusterctl.spec.software import Mirrors
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Conversation
 from clusterctl.util.progress import Clock, Deadline
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.hosts.test_doctor import WELL, room
 from tests.unit.onprem.played_time import PlayedTime
 
@@ -59,55 +53,37 @@ class Machines:
         self.asked = members(spec, spec.provider)
         self.workspace = Workspace(folder / "d")
         self.facts = {host.name: _well(host.name) for host in self.asked}
-        self.reach = {host.name: dict(_REACHES) for host in self.asked}
         self.skew_s: dict[str, float] = {}
         self.lost: dict[str, ClusterctlError] = {}
-        self.requests: dict[str, Mapping[str, Any]] = {}
+        # Host -> the hosts and ports that it can't reach.
         self.unreached: dict[str, Mapping[str, Mapping[str, str]]] = {}
-        self.talks: dict[str, ScriptedTransport] = {}
+        self.tried: dict[str, Mapping[str, Any]] = {}
         self.time = PlayedTime()
         self.ended = threading.Event()
         self.hangs: dict[str, str] = {}  # until `ended`
 
-    def root(self, host: str, argv: Sequence[str], _: bytes) -> str:
-        request = json.loads(argv[-1])
-        if self.hangs.get(host) == ("reach" if "repositories" in request else "host"):
+    def root(self, host: str, *_: object) -> str:
+        if self.hangs.get(host) == "host":
             self.time.passes(3600)
             self.ended.wait()
-        if "repositories" in request:
-            self.requests[host] = request
-            return json.dumps(self.reach[host])
         facts = self.facts[host] | {"time": time.time() + self.skew_s.get(host, 0.0)}
         return json.dumps({"state": "", "host": facts})
 
-    def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-        answer = f"[40000]\n{json.dumps(self.unreached.get(host, {}))}\n"
-        self.talks[host] = ScriptedTransport([Step(("python3", "..."), answer)])
-        return self.talks[host].converse(argv)
-
-    def opened(self, host: str) -> set[int]:
-        """Return the ports on which a host was told to listen for the others."""
-        _, ports = json.loads(self.talks[host].calls[0].argv[-1])
-        return set(json.loads(ports))
+    def run(self, host: str, argv: Sequence[str]) -> str:
+        if self.hangs.get(host) == "run":
+            self.time.passes(3600)
+            self.ended.wait()
+        (targets,) = json.loads(argv[-1])
+        self.tried[host] = json.loads(targets)
+        return json.dumps(self.unreached.get(host, {}))
 
     def found(self) -> tuple[Finding, ...]:
         names = [host.name for host in self.asked]
-        login: Any = SimpleNamespace(
-            root=self.root, converse=self.converse, workspace=self.workspace
-        )
+        login: Any = SimpleNamespace(root=self.root, run=self.run, workspace=self.workspace)
         limit = Deadline.within(28, self.time.clock)
         return examine(
             self.spec, self.asked, login, (), only=names, lost=self.lost, limit=limit
         ).findings
-
-
-_REACHES: Mapping[str, Any] = {
-    "repositories": {},
-    "bundle": "",
-    "missing": [],
-    "nfs": "",
-    "loses_large_packets": False,
-}
 
 
 def _well(name: str) -> dict[str, Any]:
@@ -116,7 +92,6 @@ def _well(name: str) -> dict[str, Any]:
         **WELL,
         "system": WELL["system"] | {"hostname": name},
         "addresses": ["127.0.0.1/8", f"10.0.0.{number}/24"],
-        "mtus": {"127.0.0.1/8": 65536, f"10.0.0.{number}/24": 9000},
         "space": [room(1 << 20, "/", "/usr", "/var", "/opt", "/tmp")],
         "gpus": {
             "cards": 1,
@@ -140,12 +115,7 @@ def machines(tmp_path: Path) -> Machines:
 
 def test_preflight_of_healthy_machines_finds_nothing(machines: Machines) -> None:
     assert machines.found() == ()
-    (tried,) = map(json.loads, machines.talks["n2"].sent)
-    assert sorted(tried) == ["n1", "n3", "n4", "n5"]
-    assert tried["n1"][0] == "10.0.0.1"
-    assert {"6817", "6818", "6819", "40000"} <= tried["n1"][1].keys()
-    assert machines.requests["n2"]["nfs"] == "nas"
-    assert machines.requests["n2"]["repositories"]
+    assert machines.tried["n2"] == {"nas": ["nas", [2049]]}
 
 
 def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
@@ -172,28 +142,8 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
 
 
 def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
-    two = machines.facts["n2"]
-    two["firewall"] = {"name": "ufw"}
-    machines.unreached["n1"] = {"n2": {"6818": "no answer within 2 s"}}
-    yield "n2", "firewall", "n1 can't reach 10.0.0.2, port 6818: no answer", "sudo ufw allow from"
-    machines.unreached["n3"] = {"n1": DROPPED}
-    yield "n1", "network", "10.0.0.1, port 6817, 6819: no answer", "traceroute -T -p 6817 10.0.0.1"
-    machines.reach["n2"]["loses_large_packets"] = True
-    yield "n2", "mtu", "do not reach n1 and return", "mtu 1500"
-    repository = "https://mirrors.rockylinux.org/mirrorlist?arch=x86_64"
-    machines.reach["n1"]["repositories"] = {
-        repository: "mirrors.rockylinux.org:443: no answer within 3 s"
-    }
-    yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
-    machines.reach["n2"]["repositories"] = {"": "apt has none on the network"}
-    yield (
-        "n2",
-        "repository",
-        "no package repository is configured: apt has none",
-        "/etc/apt/sources.list.d",
-    )
-    machines.reach["n2"]["nfs"] = "the connection is refused"
-    yield "n2", "nfs", "nas, port 2049", "showmount -e nas"
+    machines.unreached["n2"] = {"nas": {"2049": "the connection is refused"}}
+    yield "n2", "nfs", "nas, port 2049: the connection", "showmount -e nas"
 
 
 def test_preflight_reports_all_problems_at_once(machines: Machines) -> None:
@@ -316,9 +266,9 @@ def test_unsupported_cuda_toolkit_is_an_error_of_preflight(tmp_path: Path) -> No
     [
         (("error", "slurm-in-use"), ["n2"], True),
         (("error", "slurm-in-use"), [], False),  # of a host that is in the cluster already
-        (("error", "firewall"), ["n1"], True),  # it keeps the new one out
-        (("error", "firewall"), [], False),  # nothing changes: the jobs show who gets through
-        (("warning", "firewall"), ["n2"], False),
+        (("error", "nfs"), ["n2"], True),
+        (("error", "nfs"), ["n1"], False),
+        (("warning", "nfs"), ["n2"], False),
         (("error", "release-differs"), [], True),  # no cluster can be made of them
         (("error", "address"), [], True),
         # The spec asks for another one, while the cluster is up.
@@ -333,7 +283,7 @@ def test_unsupported_cuda_toolkit_is_an_error_of_preflight(tmp_path: Path) -> No
         *((("error", code), [], True) for code in ("uid-differs", "uid-taken", "gid-taken")),
     ],
 )
-def test_up_stops_at_errors_of_new_hosts_and_any_firewall(
+def test_up_stops_at_errors_of_new_hosts(
     machines: Machines, finding: tuple[Level, str], new: list[str], ends: bool
 ) -> None:
     facts = dict.fromkeys(machines.facts, HostFacts.model_construct(texts={}))
@@ -414,7 +364,7 @@ def test_preflight_does_not_wait_for_a_hung_host(machines: Machines) -> None:
 
 
 def test_preflight_limits_the_time_of_network_checks(machines: Machines) -> None:
-    machines.hangs["n3"] = "reach"
+    machines.hangs["n3"] = "run"
     try:
         found = {finding.host: finding for finding in machines.found()}
     finally:
@@ -422,54 +372,21 @@ def test_preflight_limits_the_time_of_network_checks(machines: Machines) -> None
     assert (found["n3"].level, found["n3"].code) == ("warning", "not-looked-at")
 
 
-def test_preflight_does_not_try_ports_that_up_opens_in_firewalld(machines: Machines) -> None:
-    machines.facts["n1"]["firewall"] = {"name": "firewalld"}
-    machines.facts["n2"]["firewall"] = {"name": "ufw"}
-    machines.found()
-    (tried,) = map(json.loads, machines.talks["n3"].sent)
-    assert sorted(tried) == ["n2", "n4", "n5"]
+@pytest.mark.parametrize("kind", ["existing", "none"])
+def test_preflight_tries_no_server_without_one(tmp_path: Path, kind: str) -> None:
+    given = spec_of().provider.model_dump() | {"shared": {"kind": kind}}
+    machines = Machines(tmp_path, spec_of(provider=given))
+    for facts in machines.facts.values():
+        facts["files"] = ["/shared"]
+    assert machines.found() == ()
+    assert machines.tried == {}
 
 
-def test_preflight_tries_the_bundle_or_repositories_with_missing_packages(
-    machines: Machines,
-) -> None:
-    n2 = next(host for host in machines.asked if host.name == "n2")
-    wanted = role_packages(machines.spec, n2.roles, distribution_of("rocky-9.6"))
-    machines.facts["n2"]["packages"] = [*wanted]
-    machines.found()
-    assert [machines.requests[name]["repositories"] for name in ("n1", "n2")] == [True, False]
-    mirrors = Mirrors(bundle="file:///srv/demo.bundle")
-    software = machines.spec.software.model_copy(update={"mirrors": mirrors})
-    machines.spec = machines.spec.model_copy(update={"software": software})
-    cause = "File not found - /srv/demo.bundle/rocky-9/repodata/repomd.xml"
-    machines.reach["n1"]["bundle"] = cause
+def test_missing_shared_folder_is_an_error_of_preflight(tmp_path: Path) -> None:
+    given = spec_of().provider.model_dump() | {"shared": {"kind": "existing"}}
+    machines = Machines(tmp_path, spec_of(provider=given))
+    for name in machines.facts.keys() - {"n2"}:
+        machines.facts[name]["files"] = ["/shared"]
     (finding,) = machines.found()
-    assert (finding.host, finding.level, finding.code) == ("n1", "error", "repository")
-    assert finding.why == cause
-    assert not machines.requests["n1"]["repositories"]
-    index = "file:///srv/demo.bundle/rocky-9/repodata/repomd.xml"
-    assert [machines.requests[name]["bundle"] for name in ("n1", "n2")] == [index, index]
-
-
-@pytest.mark.parametrize(
-    ("more", "of_leader", "of_others"),
-    [
-        ({}, {6816, 6817, 6818, 6819, 61000}, {6816, 6818, 61000}),
-        (
-            {"shared": {"path": "/shared"}},
-            {6816, 6817, 6818, 6819, 61000, 2049},
-            {6816, 6818, 61000},
-        ),
-        ({"shared": {"kind": "existing"}}, {6816, 6817, 6818, 6819, 61000}, {6816, 6818, 61000}),
-        ({"scheduler": "none"}, {22, 61000}, {22, 61000}),
-    ],
-)
-def test_preflight_tries_the_ports_that_hosts_need(
-    tmp_path: Path, more: Mapping[str, Any], of_leader: set[int], of_others: set[int]
-) -> None:
-    spec = spec_of()
-    shared = more.get("shared", {"server": "nas", "export": "/vol"})
-    given = spec.provider.model_dump() | {"shared": shared}
-    machines = Machines(tmp_path, spec_of(provider=given, scheduler=more.get("scheduler", "slurm")))
-    machines.found()
-    assert (machines.opened("n1"), machines.opened("n3")) == (of_leader, of_others)
+    assert (finding.host, finding.level, finding.code) == ("n2", "error", "shared-folder")
+    assert "mount /shared" in finding.fix
