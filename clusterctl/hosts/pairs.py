@@ -20,7 +20,7 @@ NFS_PORT: Final = 2049
 _FIREWALLS: Final = "docs/onprem-network.md#firewall"
 
 # Host -> its address, and the ports that other hosts need.
-Targets = Mapping[str, tuple[str, Sequence[int]]]
+Targets = dict[str, tuple[str, Sequence[int]]]
 # Runs a command on a host. Arguments: host, command. Returns its standard output.
 RunOnHost = Callable[[str, Sequence[str]], str]
 
@@ -31,7 +31,7 @@ def targets_of(spec: ClusterSpec, inventory: Inventory, hosts: Collection[str]) 
     """
     by_ssh = spec.scheduler_needs.starts_by_ssh
     folder = inventory.shared_folder
-    found: dict[str, tuple[str, Sequence[int]]] = {}
+    found: Targets = {}
     for host in inventory.hosts:
         if host.name in hosts:
             exports = host.is_controller and folder.kind == "nfs"

@@ -85,12 +85,12 @@ def owner(lab: Lab, state: Path, home: Path, environ: Mapping[str, str]) -> Clus
     real.mkdir(mode=0o700, exist_ok=True)
     become = f"setpriv --reuid {os.getuid()} --regid {os.getgid()} --init-groups --"
     run = f'{shlex.join(["mount", "--bind", str(ssh), str(real)])}; exec {become} {SCRIPT} "$@"'
-    names = dict.fromkeys([*_PASSED, *environ])
+    passed = dict.fromkeys([*_PASSED, *environ])
     program = home / "clusterctl"
     program.write_text(
         _OWNER.format(
             root=" ".join(as_root()),
-            variables=" ".join(f'${{{name}+"{name}=${name}"}}' for name in names),
+            variables=" ".join(f'${{{name}+"{name}=${name}"}}' for name in passed),
             run=shlex.quote(run),
         )
     )
