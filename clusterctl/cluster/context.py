@@ -55,7 +55,7 @@ class ClusterContext(PhaseRunner):
             spec=spec,
             workspace=workspace,
             provider=provider or provider_of(spec.provider, replace(prompts, reporter=reporter)),
-            connections=Connections(workspace.ssh_config),
+            connections=Connections(workspace.ssh_config, fans_out=True),
             reporter=reporter,
             wait_s=wait_s,
             verb=verb,

@@ -106,7 +106,7 @@ def find_only_copies(
         return OnlyCopies(unknown=(exc.cause,))
     if inventory.traits.adopts_hosts and inventory.controller.name in gone:
         return NOTHING
-    with Connections(workspace.ssh_config) as connections:
+    with Connections(workspace.ssh_config, fans_out=True) as connections:
         shared = not keeps_storage(workspace)
         copies = search_all(inventory, workspace, connections.to, shared=shared).find()
         files = tuple(file for file in copies.files if file.job_id not in discarded)
@@ -220,7 +220,7 @@ def is_whole(workspace: Workspace) -> bool:
         names = [host.name for host in inventory_of(workspace).hosts]
     except UsageError:
         return True
-    with Connections(workspace.ssh_config) as connections:
+    with Connections(workspace.ssh_config, fans_out=True) as connections:
         _, silent = call_on_hosts(names, lambda name: connections.to(name).run(["true"]))
     return not silent
 

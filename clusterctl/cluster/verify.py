@@ -566,7 +566,7 @@ def examine_cluster(
         )
     else:
         marks = probe_requests(spec, inventory, workspace)
-        with Connections(workspace.ssh_config) as connections:
+        with Connections(workspace.ssh_config, fans_out=True) as connections:
             report = _examine(spec, inventory, connections, hosts, marks)
             report = report.and_also(drift_findings(inventory, workspace, report))
             # Local nodes are connected by a bridge of this machine.

@@ -12,6 +12,7 @@ import signal
 import stat
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -71,7 +72,7 @@ def start_conversation(
     host, argv = remote or ("localhost", words)
     with start_program(words, stdin=stdin, is_ssh=remote is not None) as process:
         talk = SshConversation(
-            host, argv, process, silence_s, is_ssh=remote is not None, is_wrapped=bool(script)
+            host, argv, silence_s, process, is_ssh=remote is not None, is_wrapped=bool(script)
         )
         if script:
             talk.send(script)
@@ -159,34 +160,30 @@ def _fd(pipe: IO[bytes] | None) -> int:
 
 
 @dataclass(slots=True)
-class SshConversation:
-    """A running program (see ``Conversation``).
+class CommandConversation(ABC):
+    """A running command (see ``Conversation``), whatever carries its streams.
 
     silence_s: seconds without a byte after which NoAnswerError is raised, if ``deadline`` is None.
     deadline: time (`time.monotonic`) after which NoAnswerError is raised.
-    is_ssh: whether the program is ssh.
-    is_wrapped: True until the program prints ``MARK``. The command's own output follows ``MARK``.
+    is_wrapped: True until the command prints ``MARK``. The command's own output follows ``MARK``.
     """
 
     host: str
     argv: Sequence[str]
-    process: subprocess.Popen[bytes]
     silence_s: float
     _: KW_ONLY
     deadline: float | None = None
-    is_ssh: bool = False
     is_wrapped: bool = False
     most_stderr: int = _STDERR_TAIL
     _noise: bytearray = field(default_factory=bytearray, init=False)
     _stderr: bytearray = field(default_factory=bytearray, init=False)
 
     def send(self, data: bytes) -> None:
-        fd = _fd(self.process.stdin)
         unsent = memoryview(data)
         try:
             while unsent:
-                self._ready({fd: select.POLLOUT})
-                unsent = unsent[os.write(fd, unsent) :]
+                self._wait(writes=True)
+                unsent = unsent[self._write(unsent) :]
         except BrokenPipeError:
             self.finish()
             raise command_error(
@@ -195,33 +192,28 @@ class SshConversation:
 
     def receive(self) -> bytes:
         while True:
-            self._ready({_fd(self.process.stdout): select.POLLIN})
+            self._wait(reads=True)
             if (data := self._read()) is not None:
                 return data
 
     def exchange(self, stdin: bytes, most: int, *, close: bool) -> bytes:
-        """Write to the program's stdin while reading its stdout. Return the stdout.
+        """Write to the command's stdin while reading its stdout. Return the stdout.
 
-        close: whether to close stdin after the last byte. The program need not read all of stdin.
-        Raises TransportError if the program prints more than ``most`` bytes.
+        close: whether to close stdin after the last byte. The command need not read all of stdin.
+        Raises TransportError if the command prints more than ``most`` bytes.
         """
         output = bytearray()
         unsent = memoryview(stdin)
-        fd = _fd(self.process.stdin)
-        stdout = _fd(self.process.stdout)
-        events = {stdout: select.POLLIN} | ({fd: select.POLLOUT} if unsent else {})
         while len(output) <= most:
-            ready = self._ready(events)
-            if fd in ready:
+            can_read, can_write = self._wait(reads=True, writes=bool(unsent))
+            if can_write:
                 try:
-                    unsent = unsent[os.write(fd, unsent) :]
+                    unsent = unsent[self._write(unsent) :]
                 except BrokenPipeError:
                     unsent = unsent[:0]
-                if not unsent:
-                    del events[fd]
-                    if close and self.process.stdin is not None:
-                        self.process.stdin.close()
-            if stdout in ready:
+                if not unsent and close:
+                    self._close_stdin()
+            if can_read:
                 if (data := self._read()) == b"":
                     return bytes(output)
                 output += data or b""
@@ -229,8 +221,7 @@ class SshConversation:
         raise TransportError(problem, code="connection-failed", where=self.host, host=self.host)
 
     def finish(self) -> None:
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        self._close_stdin()
         while self.receive():
             pass
         self.raise_unless_succeeded()
@@ -242,6 +233,7 @@ class SshConversation:
         if (rc := self.status()) != 0:
             raise command_error(self.host, self.argv, rc, self.stderr_tail())
 
+    @abstractmethod
     def status(self) -> int:
         """Wait for the command to exit, and return its exit status. Call this at the end of its
         stdout.
@@ -249,41 +241,35 @@ class SshConversation:
         Raises NoAnswerError if the command does not exit in time, UnreachableError if the
         connection broke.
         """
-        poll = select.poll()
-        poll.register(_fd(self.process.stderr), select.POLLIN)
-        started = time.monotonic()
-        while self.process.poll() is None:
-            if poll.poll(_PAUSE_MS) and not self._read_stderr():
-                break
-            if time.monotonic() > self._give_up_time(started):
-                raise self._no_answer()
-        while poll.poll(0) and self._read_stderr():
-            pass
-        try:
-            rc = max(
-                self.process.wait(max(0.0, self._give_up_time(started) - time.monotonic())),
-                ENDED_BY_SIGNAL,
-            )
-        except subprocess.TimeoutExpired as exc:
-            raise self._no_answer() from exc
-        return self._status(rc)
 
     def stderr_tail(self) -> str:
         """Return the last part of the command's stderr. The command must have exited."""
         return self._stderr.decode(errors="replace")
 
-    def _status(self, rc: int) -> int:
-        if self.is_ssh and rc == NO_CONNECTION:
-            problem = f"{self.host}: the connection broke during `{shown_command(self.argv)}`"
-            fix = "check the cluster with `clusterctl status`, then try again"
-            raise UnreachableError(problem, why=self.stderr_tail(), fix=fix, host=self.host)
-        return rc
+    @abstractmethod
+    def _wait(self, *, reads: bool = False, writes: bool = False) -> tuple[bool, bool]:
+        """Wait until stdout can be read (``reads``) or stdin be written (``writes``). Return which.
+
+        Reads stderr meanwhile. Raises NoAnswerError.
+        """
+
+    @abstractmethod
+    def _read_piece(self) -> bytes:
+        """Return a piece of stdout, which can be read; b"" at its end."""
+
+    @abstractmethod
+    def _write(self, data: memoryview) -> int:
+        """Write to stdin, which can be written. Return the number of bytes. Raises BrokenPipeError."""
+
+    @abstractmethod
+    def _close_stdin(self) -> None:
+        """Close stdin. May be called twice."""
 
     def _read(self) -> bytes | None:
         """Return a piece of the command's stdout; None while only the host's login shell has
         printed.
         """
-        data = os.read(_fd(self.process.stdout), _READ)
+        data = self._read_piece()
         if not self.is_wrapped:
             return data
         self._noise += data
@@ -307,44 +293,87 @@ class SshConversation:
             host=self.host,
         )
 
-    def _ready(self, events: dict[int, int]) -> set[int]:
-        """Wait until pipes in ``events`` (descriptor -> poll flags) are ready. Return their
-        descriptors.
-        """
+    def _keep_stderr(self, chunk: bytes) -> None:
+        """Keep the last ``most_stderr`` bytes of stderr."""
+        self._stderr += chunk
+        del self._stderr[: -self.most_stderr]
+
+    def _remaining_s(self, started: float) -> float:
+        """Return the seconds until the command is given up, if its silence began at ``started``."""
+        end = self.deadline if self.deadline is not None else started + self.silence_s
+        return max(0.0, end - time.monotonic())
+
+    def _no_answer(self) -> TransportError:
+        return no_answer_error(self.host, self.argv, self.silence_s)
+
+
+@dataclass(slots=True)
+class SshConversation(CommandConversation):
+    """A running program (see ``Conversation``). is_ssh: whether the program is ssh."""
+
+    process: subprocess.Popen[bytes]
+    _: KW_ONLY
+    is_ssh: bool = False
+
+    def status(self) -> int:
         poll = select.poll()
+        poll.register(_fd(self.process.stderr), select.POLLIN)
+        started = time.monotonic()
+        while self.process.poll() is None:
+            if poll.poll(_PAUSE_MS) and not self._read_stderr():
+                break
+            if not self._remaining_s(started):
+                raise self._no_answer()
+        while poll.poll(0) and self._read_stderr():
+            pass
+        try:
+            rc = max(self.process.wait(self._remaining_s(started)), ENDED_BY_SIGNAL)
+        except subprocess.TimeoutExpired as exc:
+            raise self._no_answer() from exc
+        return self._status(rc)
+
+    def _status(self, rc: int) -> int:
+        if self.is_ssh and rc == NO_CONNECTION:
+            problem = f"{self.host}: the connection broke during `{shown_command(self.argv)}`"
+            fix = "check the cluster with `clusterctl status`, then try again"
+            raise UnreachableError(problem, why=self.stderr_tail(), fix=fix, host=self.host)
+        return rc
+
+    def _wait(self, *, reads: bool = False, writes: bool = False) -> tuple[bool, bool]:
+        poll = select.poll()
+        stdin = _fd(self.process.stdin) if writes else None
+        stdout = _fd(self.process.stdout) if reads else None
         stderr = _fd(self.process.stderr)
-        for fd, event in events.items():
-            poll.register(fd, event)
+        if stdin is not None:
+            poll.register(stdin, select.POLLOUT)
+        if stdout is not None:
+            poll.register(stdout, select.POLLIN)
         poll.register(stderr, select.POLLIN)
         started = time.monotonic()
         while True:
-            ready = {
-                fd
-                for fd, _ in poll.poll(
-                    max(0.0, self._give_up_time(started) - time.monotonic()) * 1000
-                )
-            }
+            ready = {fd for fd, _ in poll.poll(self._remaining_s(started) * 1000)}
             if not ready:
                 raise self._no_answer()
             if stderr in ready and not self._read_stderr():
                 poll.unregister(stderr)
-            if ready := ready & set(events):
-                return ready
+            if ready - {stderr}:
+                return stdout in ready, stdin in ready
+
+    def _read_piece(self) -> bytes:
+        return os.read(_fd(self.process.stdout), _READ)
+
+    def _write(self, data: memoryview) -> int:
+        return os.write(_fd(self.process.stdin), data)
+
+    def _close_stdin(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     def _read_stderr(self) -> bool:
-        """Read more of stderr, and keep only the last ``most_stderr`` bytes. Return False at end of
-        file.
-        """
+        """Read more of stderr. Return False at end of file."""
         chunk = os.read(_fd(self.process.stderr), _READ)
-        self._stderr += chunk
-        del self._stderr[: -self.most_stderr]
+        self._keep_stderr(chunk)
         return bool(chunk)
-
-    def _give_up_time(self, started: float) -> float:
-        return self.deadline if self.deadline is not None else started + self.silence_s
-
-    def _no_answer(self) -> TransportError:
-        return no_answer_error(self.host, self.argv, self.silence_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,31 +110,13 @@ def _host_error(
 ) -> TransportError:
     """Return the error for a host that clusterctl has configured. reason: ssh's messages."""
     if _CHANGED in stderr:
-        problem = f"the host key of {host} has changed"
-        fix = (
-            "if you reinstalled or replaced the host, run `clusterctl up`; "
-            "otherwise another machine may be answering in its place"
-        )
-        return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
+        return changed_key_error(host, config, reason)
     if "Host key verification failed" in stderr:
-        problem = f"the host key of {host} is not known"
-        fix = (
-            "run `clusterctl up`, which records the hosts' keys; clusterctl trusts no key on "
-            "first use"
-        )
-        return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
+        return unknown_key_error(host, config, reason)
     # ssh also names keys of the user's that it can't read, and goes on with the others.
     is_users_login = user is None and Workspace(config.parent).adopts_hosts
     if not is_users_login and (damaged := _NO_KEY.search(stderr)):
-        return KeyRefusedError(
-            f"the SSH key for {host} can't be read",
-            code="ssh-key-damaged",
-            where=damaged["file"],
-            why=damaged["why"],
-            fix="restore the file from a backup; without it, `clusterctl down --discard` "
-            "removes the cluster",
-            host=host,
-        )
+        return damaged_key_error(host, damaged["file"], damaged["why"])
     if is_users_login and re.search(_REFUSED, stderr):
         login = entry_of(host, config).get("User", "you")
         problem = f"{host} refuses the SSH login of {login}"
@@ -145,31 +127,73 @@ def _host_error(
         )
         return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
     if re.search(_REFUSED, stderr):
-        problem = f"{host} does not accept the cluster's SSH key" + (
-            f" for user {user}" if user else ""
-        )
-        fix = (
-            "run `clusterctl up` again, which installs the key; if it is refused again, `sudo "
-            "journalctl -u 'ssh*'` on the host says why, such as AllowUsers or FIPS mode"
-        )
-        return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
+        return refused_key_error(host, config, user, reason)
     mistake = find_mistake(stderr)
     if mistake is not None and mistake.where != str(config):
         mistake.host = host
         return mistake
     if "Can't open user config file" in stderr or mistake is not None:
-        return TransportError(
-            f"the SSH configuration has no valid entry for {host}",
-            code="ssh-config-incomplete",
-            where=str(config),
-            why=reason,
-            fix="run `clusterctl up`, which writes the SSH configuration",
-            host=host,
-        )
+        return incomplete_config_error(host, config, reason)
     proxy = proxy_of(host, config)
     if proxy.jump or proxy.is_gcloud:
         return _tunnel_error(host, config, reason, proxy)
     return unreachable_error(host, config, _PROBLEM, reason)
+
+
+def changed_key_error(host: str, config: Path, why: str) -> HostKeyError:
+    """Return the error for a host that clusterctl has configured, and that shows another key."""
+    fix = (
+        "if you reinstalled or replaced the host, run `clusterctl up`; "
+        "otherwise another machine may be answering in its place"
+    )
+    problem = f"the host key of {host} has changed"
+    return HostKeyError(problem, where=str(config), why=why, fix=fix, host=host)
+
+
+def unknown_key_error(host: str, config: Path, why: str = "") -> HostKeyError:
+    """Return the error for a host whose key is not in the known_hosts of the cluster."""
+    fix = (
+        "run `clusterctl up`, which records the hosts' keys; clusterctl trusts no key on first use"
+    )
+    problem = f"the host key of {host} is not known"
+    return HostKeyError(problem, where=str(config), why=why, fix=fix, host=host)
+
+
+def damaged_key_error(host: str, file: str, why: str) -> KeyRefusedError:
+    """Return the error for a private key of the cluster that can't be read."""
+    return KeyRefusedError(
+        f"the SSH key for {host} can't be read",
+        code="ssh-key-damaged",
+        where=file,
+        why=why,
+        fix="restore the file from a backup; without it, `clusterctl down --discard` removes the "
+        "cluster",
+        host=host,
+    )
+
+
+def refused_key_error(host: str, config: Path, user: str | None, why: str) -> KeyRefusedError:
+    """Return the error for a host that does not admit the cluster's key. user: default, the admin."""
+    problem = f"{host} does not accept the cluster's SSH key" + (
+        f" for user {user}" if user else ""
+    )
+    fix = (
+        "run `clusterctl up` again, which installs the key; if it is refused again, `sudo "
+        "journalctl -u 'ssh*'` on the host says why, such as AllowUsers or FIPS mode"
+    )
+    return KeyRefusedError(problem, where=str(config), why=why, fix=fix, host=host)
+
+
+def incomplete_config_error(host: str, config: Path, why: str = "") -> TransportError:
+    """Return the error for a host that the `ssh_config` of the cluster does not have."""
+    return TransportError(
+        f"the SSH configuration has no valid entry for {host}",
+        code="ssh-config-incomplete",
+        where=str(config),
+        why=why,
+        fix="run `clusterctl up`, which writes the SSH configuration",
+        host=host,
+    )
 
 
 def find_mistake(stderr: str) -> TransportError | None:

@@ -37,6 +37,7 @@ from clusterctl.transport.login import HERE, LOGIN_HOST, count_call, here_words,
 from clusterctl.transport.master import Master, end_connection, may_ask, open_master
 from clusterctl.transport.openssh import (
     NO_CONNECTION,
+    CommandConversation,
     OpenSSH,
     SshConversation,
     prepare_pipes,
@@ -106,7 +107,7 @@ class CommandTransport(ABC):
     @contextmanager
     def _conversation(
         self, argv: Sequence[str], silence_s: float, *, reads: bool = True
-    ) -> Iterator[SshConversation]:
+    ) -> Iterator[CommandConversation]:
         line, script, _ = self._wrapped(argv, reads=reads)
         with self._talk(argv, line, silence_s) as talk:
             talk.send(script)
@@ -136,7 +137,7 @@ class CommandTransport(ABC):
     @abstractmethod
     def _talk(
         self, argv: Sequence[str], line: str, silence_s: float
-    ) -> AbstractContextManager[SshConversation]:
+    ) -> AbstractContextManager[CommandConversation]:
         """Run ``line``, made of ``argv`` by ``wrap_command``, in a login shell of the host."""
 
 
@@ -164,7 +165,7 @@ class SSHTransport(CommandTransport):
     _refused: tuple[TransportError | None, float] = field(default=(None, 0.0), init=False)
     _unreachable: tuple[TransportError | None, float] = field(default=(None, 0.0), init=False)
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
-    _begun: dict[tuple[str, ...], tuple[ExitStack, SshConversation]] = field(
+    _begun: dict[tuple[str, ...], tuple[ExitStack, CommandConversation]] = field(
         default_factory=dict, init=False
     )
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -207,7 +208,7 @@ class SSHTransport(CommandTransport):
     ) -> Iterator[Conversation]:
         stack, talk = self._begun.pop(tuple(argv), (ExitStack(), None))
         with stack:
-            if talk is not None and talk.process.poll() is None:
+            if isinstance(talk, SshConversation) and talk.process.poll() is None:
                 talk.silence_s = silence_s or self.silence_s
                 yield talk
                 return
@@ -245,7 +246,7 @@ class SSHTransport(CommandTransport):
             self._running.add(process)
             try:
                 yield _Command(
-                    self.host, argv, process, silence_s, is_wrapped=True, ssh=self, master=master
+                    self.host, argv, silence_s, process, is_wrapped=True, ssh=self, master=master
                 )
             finally:
                 self._running.discard(process)
@@ -273,7 +274,7 @@ class SSHTransport(CommandTransport):
                 self._master.watch.close()
                 self._master = None
             if self._master is None:
-                self.connect_jump()
+                connect_jump(self.host, self.config, self.jump_to)
                 try:
                     self._master = self._open()
                 except TransportError as exc:
@@ -281,28 +282,6 @@ class SSHTransport(CommandTransport):
                     self._unreachable = (exc, time.monotonic())
                     raise
             return self._master
-
-    def connect_jump(self) -> None:
-        """Open the connection to the jump host, if the host is behind one.
-
-        ssh itself would not tell why the jump host can't be reached. Raises TransportError: the
-        jump host's error, as an error of the host.
-        """
-        jump = proxy_of(self.host, self.config).jump
-        if jump is None:
-            return
-        transport = self.jump_to(jump) if self.jump_to else SSHTransport(jump, self.config)
-        try:
-            if isinstance(transport, SSHTransport):
-                transport.connect()
-        except TransportError as exc:
-            behind = copy.copy(exc)
-            behind.what = (
-                f"{self.host}: its SSH connection goes through {jump}, which can't be reached"
-            )
-            behind.host = self.host
-            behind.jump_host = jump
-            raise behind from exc
 
     def _open(self, *, start: bool = True, asks: bool = False) -> Master | None:
         return open_master(
@@ -315,6 +294,27 @@ class SSHTransport(CommandTransport):
         """
         if isinstance(error, KeyRefusedError) and login_of(self.config) is not None:
             self._refused = (error, time.monotonic() + _REFUSED_S)
+
+
+def connect_jump(host: str, config: Path, jump_to: Callable[[str], Transport] | None) -> None:
+    """Open the connection to the jump host, if the host is behind one.
+
+    ssh itself would not tell why the jump host can't be reached. jump_to: see SSHTransport. Raises
+    TransportError: the jump host's error, as an error of the host.
+    """
+    jump = proxy_of(host, config).jump
+    if jump is None:
+        return
+    transport = jump_to(jump) if jump_to else SSHTransport(jump, config)
+    try:
+        if isinstance(transport, SSHTransport):
+            transport.connect()
+    except TransportError as exc:
+        behind = copy.copy(exc)
+        behind.what = f"{host}: its SSH connection goes through {jump}, which can't be reached"
+        behind.host = host
+        behind.jump_host = jump
+        raise behind from exc
 
 
 @dataclass(slots=True, kw_only=True)
@@ -381,7 +381,7 @@ class LocalTransport(CommandTransport):
         prepare_pipes(process)
         self._running.add(process)
         try:
-            yield SshConversation(self.host, argv, process, silence_s, is_wrapped=True)
+            yield SshConversation(self.host, argv, silence_s, process, is_wrapped=True)
         finally:
             self._running.discard(process)
             _close(process)
@@ -430,10 +430,12 @@ class Connections(ExitStack):
         stays: str | None = None,
         path: str | None = None,
         variables: Mapping[str, str] = MappingProxyType({}),
+        fans_out: bool = False,
     ) -> None:
         super().__init__()
         self.ssh_config = ssh_config
         self._stays = stays
+        self._fans_out = fans_out
         self._path, self._variables = (
             _attached_setting(ssh_config) if path is None else (path, variables)
         )
@@ -458,8 +460,14 @@ class Connections(ExitStack):
             user = None
         with self._lock:
             if (host, user) not in self._open:
-                transport: LocalTransport | SSHTransport
-                if (login, host) == (HERE, LOGIN_HOST):
+                transport: CommandTransport
+                if self._is_kept(host, user):
+                    from clusterctl.transport.paramiko_ssh import (  # noqa: PLC0415
+                        ParamikoTransport,
+                    )
+
+                    transport = ParamikoTransport(host, self.ssh_config, user=user, jump_to=self.to)
+                elif (login, host) == (HERE, LOGIN_HOST):
                     transport = LocalTransport(host, path=self._path, variables=self._variables)
                 else:
                     transport = SSHTransport(
@@ -478,6 +486,18 @@ class Connections(ExitStack):
                 self.callback(transport.leave)
             return self._open[host, user]
 
+    def _is_kept(self, host: str, user: str | None) -> bool:
+        """Return whether the connection is paramiko's, and ends with this command.
+
+        The connections of job users, and those that a program such as gcloud carries, are
+        OpenSSH's: later commands use them.
+        """
+        if not self._fans_out or user is not None or login_of(self.ssh_config) is not None:
+            return False
+        proxy = proxy_of(host, self.ssh_config)
+        is_carried = bool(proxy.command) and proxy.jump is None
+        return not is_carried and not Workspace(self.ssh_config.parent).adopts_hosts
+
     def prepare(self, host: str) -> None:
         """Open the connection that a plain ssh to ``host`` uses: to its jump host, or to an
         attached cluster.
@@ -487,6 +507,6 @@ class Connections(ExitStack):
         transport = self.to(host)
         if isinstance(transport, SSHTransport):
             if login_of(self.ssh_config) is None:
-                transport.connect_jump()
+                connect_jump(host, self.ssh_config, self.to)
             else:
                 transport.connect()

@@ -141,12 +141,18 @@ Reach = Callable[..., Transport]
 
 
 @pytest.fixture
-def reach() -> Iterator[Reach]:
+def transport_class() -> Callable[..., Transport]:
+    """The class of the connections of ``reach``. Tests may be parametrized by others."""
+    return SSHTransport
+
+
+@pytest.fixture
+def reach(transport_class: Callable[..., Transport]) -> Iterator[Reach]:
     """Return a function that connects to a host. The connections are closed after the test."""
     made: list[tuple[Transport, Path]] = []
 
     def make(host: str, config: Path, **settings: Any) -> Transport:
-        made.append((SSHTransport(host, config, **settings), config))
+        made.append((transport_class(host, config, **settings), config))
         return made[-1][0]
 
     yield make

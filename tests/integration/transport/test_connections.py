@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from socket import AF_UNIX
@@ -19,15 +19,16 @@ from socket import socket as connect
 
 import pytest
 
-from clusterctl.errors import HostKeyError, TransportError
+from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import LockHolder, Workspace
 from clusterctl.transport import master
-from clusterctl.transport.base import remote_argv, wrap_command
+from clusterctl.transport.base import Transport, remote_argv, wrap_command
 from clusterctl.transport.master import end_all_connections, socket_of
 from clusterctl.transport.openssh import IDLE_S, write_ssh_files
 from clusterctl.transport.ssh import Connections, SSHTransport
 from tests.support.inventories import host_of, inventory_of
+from tests.support.messages import refused
 from tests.support.processes import ends_within_a_minute, eventually
 
 KNOWN = "node ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJWsqlyNZ2zBT7lD+gy7dPtK9eE3kTvPhPFBEIgEbeJK\n"
@@ -517,3 +518,46 @@ def test_close_ends_a_begun_command_that_was_not_used(me, config, tmp_path) -> N
         node.begin(["sh", "-c", 'echo $$ >"$1.new"; mv "$1.new" "$1"; exec cat', "sh", str(note)])
         eventually(note.exists)
     assert ends_within_a_minute(int(note.read_text()))
+
+
+@contextmanager
+def frozen(sshd):
+    """Stop the processes that serve connections; the kernel still acknowledges their packets."""
+    pids = sshd.connections()
+    pids += [child for pid in pids for child in children(pid)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture
+def impatient(sshd, me, reach) -> Transport:
+    """A node whose silence ssh soon notices."""
+    return reach("node", sshd.config(alive_s=2), user=me)
+
+
+def test_frozen_host_ends_a_stream(sshd, impatient):
+    node = impatient
+    stream = node.stream(["sh", "-c", "echo begun; sleep 600"])
+    assert next(stream) == b"begun\n"
+    with frozen(sshd), refused("unreachable", UnreachableError) as caught:
+        next(stream)
+    assert caught.value.retryable
+    assert node.run(["echo", "again"]).stdout == "again\n"
+
+
+def test_frozen_host_ends_a_conversation(sshd, impatient):
+    with impatient.converse(["cat"]) as talk:
+        talk.send(b"hello")
+        assert talk.receive() == b"hello"
+        with frozen(sshd), pytest.raises(UnreachableError):
+            talk.send(bytes(64 << 20))  # more than anything on the way takes up

@@ -14,9 +14,13 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.transport.base import Transport
+from clusterctl.transport.paramiko_ssh import ParamikoTransport
+from clusterctl.transport.ssh import SSHTransport
 from tests.support.processes import ends_within_a_minute
 
 ECHO = ["sh", "-c", "while read -r line; do echo got $line; done"]
+
+BOTH = pytest.mark.parametrize("transport_class", [SSHTransport, ParamikoTransport])
 
 
 @pytest.fixture
@@ -25,6 +29,7 @@ def transport(sshd, me: str, reach) -> Transport:
     return made
 
 
+@BOTH
 def test_converse_receives_answers_while_it_sends(transport):
     with transport.converse(ECHO) as talk:
         talk.send(b"one\n")
@@ -34,6 +39,7 @@ def test_converse_receives_answers_while_it_sends(transport):
         talk.finish()
 
 
+@BOTH
 def test_converse_sends_eight_megabytes(transport, tmp_path):
     data = os.urandom(8 << 20)
     with transport.converse(["sh", "-c", 'cat >"$1"', "sh", str(tmp_path / "a b")]) as talk:
@@ -49,24 +55,28 @@ def talk_much(transport: Transport, *argv: str) -> None:
         talk.finish()
 
 
+@BOTH
 def test_converse_with_a_failing_command_has_exit_code_and_stderr(transport):
     with pytest.raises(CommandError) as caught:
         talk_much(transport, "sh", "-c", "cat >/dev/null; echo no >&2; exit 7")
     assert (caught.value.rc, caught.value.why) == (7, "no")
 
 
+@BOTH
 def test_converse_with_a_command_that_fails_before_reading_has_exit_code_and_stderr(transport):
     with pytest.raises(CommandError) as caught:
         talk_much(transport, "sh", "-c", "echo full >&2; exit 28")
     assert (caught.value.rc, caught.value.why) == (28, "full")
 
 
+@BOTH
 def test_converse_left_early_ends_the_command(transport):
     with transport.converse(["sh", "-c", "echo $$; exec cat"]) as talk:
         pid = int(talk.receive())
     assert ends_within_a_minute(pid)
 
 
+@BOTH
 def test_converse_over_a_lost_connection_is_unreachable(sshd, me, reach):
     transport = reach("node", sshd.config(), user=me)
     children = f"/proc/{sshd.process.pid}/task/{sshd.process.pid}/children"

@@ -59,6 +59,8 @@ if mode == "stubborn":
 """
 
 
+# Hosts behind a jump host are reached by OpenSSH, or by paramiko.
+BOTH = pytest.mark.parametrize("fans_out", [False, True])
 NODES = tuple(f"train-{number}" for number in range(1, 7))
 
 
@@ -274,9 +276,10 @@ def check_plain_ssh(config: Path) -> None:
     assert plain.stdout == "there\n", plain.stderr
 
 
-def test_hosts_behind_a_jump_host_share_one_tunnel(behind):
+@BOTH
+def test_hosts_behind_a_jump_host_share_one_tunnel(behind, fans_out):
     config, notes = behind()
-    with Connections(config) as connections:
+    with Connections(config, fans_out=fans_out) as connections:
         answers, failed = call_on_hosts(
             NODES, lambda name: connections.to(name).run(["echo", name]).stdout
         )
@@ -307,11 +310,12 @@ def test_jump_host_is_reached_without_a_socket_folder(behind):
     Workspace(config.parent).connections.unlink()
 
 
-def test_refused_jump_host_is_asked_once_for_all_hosts_behind_it(behind, tmp_path):
+@BOTH
+def test_refused_jump_host_is_asked_once_for_all_hosts_behind_it(behind, tmp_path, fans_out):
     message_file = tmp_path / "said.txt"
     message_file.write_text(gcloud.refusal_text("4033"))
     config, notes = behind(str(message_file))
-    with Connections(config) as connections:
+    with Connections(config, fans_out=fans_out) as connections:
         _, failed = call_on_hosts(NODES, lambda name: connections.to(name).run(["true"]))
     assert {(name, error.host, error.code) for name, error in failed.items()} == {
         (name, name, "tunnel-refused") for name in NODES
@@ -333,18 +337,20 @@ def test_ssh_behind_a_refused_jump_host_has_the_code_tunnel_refused(behind, me, 
     end_all_connections(config)
 
 
-def test_host_that_is_down_behind_a_jump_host_is_named(behind, sshd):
+@BOTH
+def test_host_that_is_down_behind_a_jump_host_is_named(behind, sshd, fans_out):
     config, _ = behind()
     head, found, rest = config.read_text().partition(f"Host {NODES[0]}\n")
     config.write_text(head + found + rest.replace(f"Port {sshd.port}\n", "Port 1\n", 1))
-    with Connections(config) as connections:
+    with Connections(config, fans_out=fans_out) as connections:
         with refused("jump-refused", TunnelError, NODES[0], host=NODES[0], has_grace=False):
             connections.to(NODES[0]).run(["true"])
         assert connections.to(NODES[1]).run(["echo", "there"]).stdout == "there\n"
     end_all_connections(config)
 
 
-def test_host_behind_a_jump_host_that_drops_packets_is_named(behind, sshd):
+@BOTH
+def test_host_behind_a_jump_host_that_drops_packets_is_named(behind, sshd, fans_out):
     config, _ = behind()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         head, found, rest = config.read_text().partition(f"Host {NODES[0]}\n")
@@ -353,20 +359,21 @@ def test_host_behind_a_jump_host_that_drops_packets_is_named(behind, sshd):
             head + found + rest.replace("ConnectTimeout 30\n", "ConnectTimeout 1\n", 1)
         )
         with (
-            Connections(config) as connections,
+            Connections(config, fans_out=fans_out) as connections,
             refused("jump-refused", TunnelError, host=NODES[0], has_grace=False),
         ):
             connections.to(NODES[0]).run(["true"])
     end_all_connections(config)
 
 
-def test_host_key_behind_a_jump_host_is_checked(behind):
+@BOTH
+def test_host_key_behind_a_jump_host_is_checked(behind, fans_out):
     config, _ = behind()
     known = config.parent / "known_hosts"
     known.write_text(
         "".join(line for line in known.read_text().splitlines(True) if NODES[0] not in line)
     )
-    with Connections(config) as connections, pytest.raises(HostKeyError):
+    with Connections(config, fans_out=fans_out) as connections, pytest.raises(HostKeyError):
         connections.to(NODES[0]).run(["true"])
     end_all_connections(config)
 

@@ -1,4 +1,4 @@
-"""Tests of the SSH transport with a real sshd."""
+"""Tests of the SSH transports, of OpenSSH and of paramiko, with a real sshd."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from clusterctl.errors import (
     UnreachableError,
 )
 from clusterctl.transport.base import Transport
+from clusterctl.transport.paramiko_ssh import ParamikoTransport
+from clusterctl.transport.ssh import SSHTransport
 from tests.support.messages import refused
 from tests.support.played.batch import HOSTILE
 from tests.support.processes import ends_within_a_minute
 
 ARGUMENTS = ["", "-n", *HOSTILE]
+pytestmark = pytest.mark.parametrize("transport_class", [SSHTransport, ParamikoTransport])
 SHOW_ARGV = "import sys, json; print(json.dumps(sys.argv[1:]))"
 
 
@@ -156,49 +159,6 @@ def test_run_connection_killed_fails_and_next_run_connects(node, sshd, tmp_path)
             node.run(["sh", "-c", 'touch -- "$1"; sleep 30', "sh", str(tmp_path / "begun")])
         killing.result()
     assert node.run(["echo", "back"]).stdout == "back\n"
-
-
-@contextlib.contextmanager
-def frozen(sshd):
-    """Stop the processes that serve connections; the kernel still acknowledges their packets."""
-    pids = sshd.connections()
-    pids += [child for pid in pids for child in children(pid)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-@pytest.fixture
-def impatient(sshd, me, reach) -> Transport:
-    """A node whose silence ssh soon notices."""
-    return reach("node", sshd.config(alive_s=2), user=me)
-
-
-def test_frozen_host_ends_a_stream(sshd, impatient):
-    node = impatient
-    stream = node.stream(["sh", "-c", "echo begun; sleep 600"])
-    assert next(stream) == b"begun\n"
-    with frozen(sshd), refused("unreachable", UnreachableError) as caught:
-        next(stream)
-    assert caught.value.retryable
-    assert node.run(["echo", "again"]).stdout == "again\n"
-
-
-def test_frozen_host_ends_a_conversation(sshd, impatient):
-    with impatient.converse(["cat"]) as talk:
-        talk.send(b"hello")
-        assert talk.receive() == b"hello"
-        with frozen(sshd), pytest.raises(UnreachableError):
-            talk.send(bytes(64 << 20))  # more than anything on the way takes up
 
 
 def test_close_ends_the_wait_of_another_thread(node, tmp_path):

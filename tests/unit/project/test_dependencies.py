@@ -60,13 +60,7 @@ def modules() -> set[str]:
     return {name[: dot.start()] for name in names for dot in re.finditer(r"\.|$", name)}
 
 
-# Nothing uses it yet. The mark is strict: with the first import, this line is to go.
-AWAITED = {"paramiko": [pytest.mark.xfail(reason="nothing imports it yet")]}
-
-
-@pytest.mark.parametrize(
-    "package", [pytest.param(name, marks=AWAITED.get(name, ())) for name in DEPENDENCIES]
-)
+@pytest.mark.parametrize("package", DEPENDENCIES)
 def test_dependency_is_used(package: str, modules: set[str]) -> None:
     if package in PROGRAMS:
         file, word = PROGRAMS[package]
