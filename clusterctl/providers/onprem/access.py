@@ -31,10 +31,12 @@ from clusterctl.transport.refusals import find_mistake
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import ErrorRule, digest, first_rule, read_table, render
 from clusterctl.util.disk import translating_write_errors
-from clusterctl.util.process import call_on_hosts, parallel_map, run, temporary_folder
+from clusterctl.util.process import call_on_hosts, parallel_map, run
 from clusterctl.util.progress import NO_LIMIT, Deadline
 
 _SSH_PORT: Final = 22
+# In a ProxyCommand.
+_TOKEN: Final = re.compile("%.")
 # ssh itself connects through a list of jump hosts.
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@,]+)@)?(?P<name>[^@:,]+)(?::(?P<port>\d+))?")
 
@@ -104,20 +106,14 @@ def as_ssh_resolves(settings: OnpremSettings) -> Resolved:
 def _as_ssh_resolves(name: str, machine: OnpremHost) -> tuple[OnpremHost, JumpHost | None]:
     if machine.is_here:
         return machine, None
-    words = ["ssh", "-G"]
+    words: list[str] = []
     if machine.address not in (None, name):
         words += ["-o", f"HostName={machine.address}"]
     if machine.port not in (None, _SSH_PORT):
         words += ["-p", str(machine.port)]
     if machine.user:
         words += ["-l", machine.user]
-    try:
-        resolved = run([*words, "--", name])
-    except OSError as exc:
-        raise no_ssh(exc) from exc
-    if error := find_mistake(resolved.stderr):
-        raise error
-    said = dict(line.partition(" ")[::2] for line in resolved.stdout.splitlines())
+    said = ssh_settings([*words, "--", name])
     if "hostname" not in said:
         # ssh says why when it connects.
         return machine, None
@@ -125,6 +121,20 @@ def _as_ssh_resolves(name: str, machine: OnpremHost) -> tuple[OnpremHost, JumpHo
     match = _JUMP.fullmatch(said.get("proxyjump", ""))
     jump = JumpHost(match["name"], match["user"], match["port"]) if match else None
     return machine.model_copy(update=found), jump
+
+
+def ssh_settings(words: Sequence[str]) -> Mapping[str, str]:
+    """Return the settings that ssh reads for this command line, by their names in small letters.
+
+    Raises TransportError for a mistake in the owner's configuration, MachineError without ssh.
+    """
+    try:
+        resolved = run(["ssh", "-G", *words])
+    except OSError as exc:
+        raise no_ssh(exc) from exc
+    if error := find_mistake(resolved.stderr):
+        raise error
+    return dict(line.partition(" ")[::2] for line in resolved.stdout.splitlines())
 
 
 def access_config(
@@ -342,37 +352,43 @@ def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
 
 def _offered_key(peer: SshHost, connections: Connections) -> OfferedKey:
     """Ask a machine for its host key without logging in."""
+    from clusterctl.transport.paramiko_ssh import offered_key  # noqa: PLC0415
+
     try:
         connections.prepare(peer.title)
     except TransportError as exc:
         raise explain_error(exc, peer) from exc
-    with temporary_folder() as folder:
-        shown = folder / "known_hosts"
-        options = ("StrictHostKeyChecking=accept-new", f'UserKnownHostsFile="{shown}"', "HashKnownHosts=no",
-                   "PreferredAuthentications=none")  # fmt: skip
-        words = (
-            "ssh",
-            "-F",
-            str(connections.ssh_config),
-            *(f"-o{option}" for option in options),
-            "--",
-            peer.title,
-            "true",
-        )
-        try:
-            stderr = run(words, timeout_s=ANSWER_S).stderr
-        except subprocess.TimeoutExpired:
-            stderr = f"ssh timed out after {ANSWER_S:g} s"
-        except OSError as exc:
-            raise no_ssh(exc) from exc
-        # The file has a single line. Its name differs from the alias if that has capitals.
-        key = next(iter(_read(shown).values()), None)
-    if key is not None:
+    try:
+        key = offered_key(*_way_to(peer.title, connections.ssh_config), limit_s=ANSWER_S)
+    except ConnectionError as exc:
+        reason = str(exc)
+    else:
         return OfferedKey(peer.title, peer.address, key)
     user = peer.user or getpass.getuser()
-    raise explain(stderr, host=peer.title, user=user, address=peer.address) or UnreachableError(
+    raise explain(reason, host=peer.title, user=user, address=peer.address) or UnreachableError(
         f"no SSH server at {peer.address}",
-        why=stderr.strip(),
+        why=reason.strip(),
         fix="check that the machine is on, that sshd runs, and that no firewall blocks the port",
         host=peer.title,
     )
+
+
+def _way_to(alias: str, ssh_config: Path) -> tuple[str, int, tuple[str, ...]]:
+    """Return the address and the port of a machine, and the words of the program that carries the
+    connection, as ssh reads them in the owner's configuration. No words: no program.
+    """
+    settings = ssh_settings(["-F", str(ssh_config), "--", alias])
+    address = settings.get("hostname", alias)
+    port = settings.get("port", str(_SSH_PORT))
+    if jumps := settings.get("proxyjump"):
+        *first, last = jumps.split(",")
+        before = ("-J", ",".join(first)) if first else ()
+        target = last if "://" in last else f"ssh://{last}"
+        words = ("ssh", "-F", str(ssh_config), *before, "-W", f"[{address}]:{port}", "--", target)
+        return address, int(port), words
+    command = settings.get("proxycommand")
+    if command is None:
+        return address, int(port), ()
+    tokens = {"%%": "%", "%h": address, "%n": alias, "%p": port, "%r": settings.get("user", "")}
+    line = _TOKEN.sub(lambda token: tokens.get(token[0], token[0]), command)
+    return address, int(port), ("sh", "-c", f"exec {line}")
